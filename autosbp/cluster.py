@@ -1,0 +1,213 @@
+"""Clusters: devices, levels of the network, and the file format and presets that describe them.
+
+A cluster is a product of levels, outermost (slowest) first: ``nodes x devices of a node``. A level's bandwidth is what
+one unit of that level (one node, one device) can send, shared by all groups of ranks that use it at the same time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autosbp.errors import InputError
+from autosbp.jsonio import Fields, check_integer, digest, read_file
+from autosbp.sbp.mesh import Axis, Mesh
+
+SCHEMA = "autosbp.cluster/1"
+MAX_DEVICES = 2**20
+_PRESETS = Path(__file__).parent / "data" / "clusters.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator or CPU rank. Rates are peaks; ``efficiency`` is the part that a large matmul reaches."""
+
+    name: str
+    kind: str  # "cpu" or "cuda"
+    memory_bytes: int
+    peak_flops: Mapping[str, float]  # FLOP/s by dtype name, such as {"float32": 19.5e12}
+    memory_bandwidth_bytes_per_s: float
+    efficiency: float = 0.5
+    op_overhead_s: float = 5e-6
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "memory_bytes": self.memory_bytes,
+            "peak_flops": dict(self.peak_flops),
+            "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
+            "efficiency": self.efficiency,
+            "op_overhead_s": self.op_overhead_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """``count`` units joined by one kind of link. ``bandwidth_bytes_per_s`` is per unit and per direction."""
+
+    name: str
+    count: int
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "count": self.count,
+            "latency_s": self.latency_s,
+            "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Identical devices on a product of levels, outermost first. Two levels at most: nodes and devices of a node."""
+
+    name: str
+    levels: tuple[Level, ...]
+    device: Device
+    source: str = ""
+
+    @property
+    def num_devices(self) -> int:
+        total = 1
+        for level in self.levels:
+            total *= level.count
+        return total
+
+    @property
+    def devices_per_node(self) -> int:
+        return self.levels[-1].count if len(self.levels) > 1 else 1
+
+    @property
+    def cluster_hash(self) -> str:
+        return digest(self.to_dict())
+
+    def mesh(self) -> Mesh:
+        """The finest mesh: each level's count factored into primes, outermost level first (DESIGN section 2)."""
+        axes = []
+        for index, level in enumerate(self.levels):
+            for position, prime in enumerate(prime_factors(level.count)):
+                axes.append(Axis(f"{level.name}{position}", prime, index))
+        return Mesh(tuple(axes), tuple(level.count for level in self.levels))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "device": self.device.to_dict(),
+            "levels": [level.to_dict() for level in self.levels],
+            "source": self.source,
+        }
+
+    @staticmethod
+    def from_dict(data: object) -> Cluster:
+        """Read the file format; raises ``InputError`` that names the field, the value and the limit."""
+        fields = Fields(data, "", ("schema", "name", "device", "levels", "source"))
+        fields.schema(SCHEMA)
+        levels = []
+        for index, entry in enumerate(fields.sequence("levels")):
+            level = Fields(entry, f"levels[{index}]", ("name", "count", "latency_s", "bandwidth_bytes_per_s"))
+            name = level.text("name")
+            if not re.fullmatch(r"[a-z][a-z_]{0,15}", name):
+                raise InputError(level.at("name"), name, "1 to 16 lower-case letters or underscores are expected")
+            levels.append(
+                Level(
+                    name,
+                    level.integer("count", low=1, high=MAX_DEVICES),
+                    level.number("latency_s", low=0.0, high=10.0),
+                    level.positive("bandwidth_bytes_per_s"),
+                )
+            )
+        if not 1 <= len(levels) <= 2:
+            raise InputError("levels", len(levels), "one level (devices) or two (nodes, devices of a node) are expected")
+        if len({level.name for level in levels}) != len(levels):
+            raise InputError("levels", [level.name for level in levels], "level names must differ")
+        cluster = Cluster(
+            fields.text("name"), tuple(levels), _device(fields.raw("device")), str(fields.raw("source", ""))
+        )
+        if cluster.num_devices > MAX_DEVICES:
+            raise InputError("levels", cluster.num_devices, f"at most {MAX_DEVICES} devices are expected")
+        return cluster
+
+
+def _device(data: object) -> Device:
+    if isinstance(data, str):
+        known = presets()["devices"]
+        if data not in known:
+            raise InputError("device", data, f"one of {', '.join(sorted(known))} or a mapping is expected")
+        data = {"name": data, **{key: value for key, value in known[data].items() if key != "source"}}
+    fields = Fields(
+        data,
+        "device",
+        (
+            "name",
+            "kind",
+            "memory_bytes",
+            "peak_flops",
+            "memory_bandwidth_bytes_per_s",
+            "efficiency",
+            "op_overhead_s",
+        ),
+    )
+    peaks = Fields(fields.mapping("peak_flops"), "device.peak_flops", ("float64", "float32", "bfloat16", "float16"))
+    if not peaks.data:
+        raise InputError("device.peak_flops", {}, "at least one dtype is expected")
+    return Device(
+        fields.text("name"),
+        fields.text("kind", choices=("cpu", "cuda")),
+        fields.integer("memory_bytes", low=1),
+        {key: peaks.positive(key) for key in sorted(peaks.data)},
+        fields.positive("memory_bandwidth_bytes_per_s"),
+        fields.number("efficiency", 0.5, low=1e-3, high=1.0),
+        fields.number("op_overhead_s", 5e-6, low=0.0, high=1.0),
+    )
+
+
+@cache
+def presets() -> dict[str, Any]:
+    """The device and cluster data file, each entry with its cited source."""
+    data: dict[str, Any] = read_file(_PRESETS)
+    return data
+
+
+def prime_factors(count: int) -> list[int]:
+    """Primes of ``count`` in ascending order; ``[]`` for 1."""
+    factors, divisor = [], 2
+    while divisor * divisor <= count:
+        while count % divisor == 0:
+            factors.append(divisor)
+            count //= divisor
+        divisor += 1
+    return factors + [count] if count > 1 else factors
+
+
+def load_cluster(spec: str) -> Cluster:
+    """A cluster from a YAML/JSON path or a preset with a node count: ``dgx-a100-80g:8``, ``local:4``, ``local:2x2``."""
+    path = Path(spec)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return Cluster.from_dict(read_file(path))
+    name, _, count = spec.partition(":")
+    known = presets()["clusters"]
+    if name not in known:
+        raise InputError("cluster", spec, f"a .yaml or .json file, or PRESET:NODES with one of {', '.join(sorted(known))}")
+    match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", count or "1")
+    if match is None:
+        raise InputError("cluster", spec, "PRESET:NODES or PRESET:NODESxDEVICES is expected, such as local:2x2")
+    cluster = Cluster.from_dict({"schema": SCHEMA, "name": spec, **known[name]})
+    counts = [int(group) for group in match.groups() if group is not None]
+    for given in counts:
+        check_integer("cluster.nodes", given, 1, MAX_DEVICES)
+    if len(counts) > len(cluster.levels):
+        raise InputError("cluster", spec, f"{name} has one level of devices")
+    if name == "local" and len(counts) == 1:
+        return replace(cluster, levels=(replace(cluster.levels[-1], count=counts[0]),))
+    levels = list(cluster.levels)
+    for index, given in enumerate(counts):
+        levels[index] = replace(levels[index], count=given)
+    return replace(cluster, levels=tuple(levels))

@@ -1,0 +1,75 @@
+"""Time of one collective from alpha and beta, per group shape (DESIGN section 7; AutoDDL section 3.1).
+
+``bytes`` is the full (gathered, reduced or exchanged) message on one device: the input of reduce-scatter and all-reduce,
+the output of all-gather, the buffer of all-to-all, the message of P2P.
+
+    all_reduce                                    2 (p-1) alpha + 2 (p-1)/p bytes beta
+    all_gather, reduce_scatter, all_to_all          (p-1) alpha +   (p-1)/p bytes beta
+    p2p                                                   alpha +           bytes beta
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from autosbp.cluster import Cluster
+from autosbp.costmodel.calibration import Calibration
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
+
+
+def alpha_count(kind: str, num_ranks: int) -> float:
+    """How many latencies one collective pays."""
+    if kind == "p2p":
+        return 1.0
+    return float((num_ranks - 1) * (2 if kind == "all_reduce" else 1))
+
+
+def beta_factor(kind: str, num_ranks: int) -> float:
+    """Bytes that one device sends, per byte of the message."""
+    if kind == "p2p":
+        return 1.0
+    return (num_ranks - 1) / num_ranks * (2 if kind == "all_reduce" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaBeta:
+    """Latency in seconds and seconds per byte of one collective over one group shape; ``measured`` tells its source."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    measured: bool
+
+
+class NetworkModel:
+    """Collective times on one cluster: fits of a calibration where the group shape was measured, else the levels.
+
+    From the levels: a group inside one node uses the inner level. Otherwise it uses the outer one, and the node's link
+    is shared among the groups that use it at once: with m of g devices of each node in a group, g/m groups share it.
+    """
+
+    def __init__(self, cluster: Cluster, calibration: Calibration | None = None) -> None:
+        self.cluster = cluster
+        self._fits = {} if calibration is None else {(fit.kind, fit.group_shape): fit for fit in calibration.collectives}
+
+    def alpha_beta(self, kind: str, group_shape: tuple[int, ...]) -> AlphaBeta:
+        fit = self._fits.get((kind, group_shape))
+        if fit is not None:
+            return AlphaBeta(fit.alpha_s, fit.beta_s_per_byte, True)
+        levels = self.cluster.levels
+        for index, count in enumerate(group_shape):
+            if count > 1:
+                inside_group = prod(group_shape[index + 1 :])
+                inside_all = prod(level.count for level in levels[index + 1 :])
+                sharing = inside_all / inside_group
+                return AlphaBeta(levels[index].latency_s, sharing / levels[index].bandwidth_bytes_per_s, False)
+        return AlphaBeta(0.0, 0.0, False)
+
+    def time_s(self, kind: str, num_bytes: float, group_shape: tuple[int, ...]) -> float:
+        """Seconds of one collective over a group of this shape; 0 for a group of one."""
+        num_ranks = prod(group_shape)
+        if num_ranks <= 1:
+            return 0.0
+        fit = self.alpha_beta(kind, group_shape)
+        return alpha_count(kind, num_ranks) * fit.alpha_s + beta_factor(kind, num_ranks) * num_bytes * fit.beta_s_per_byte

@@ -1,0 +1,83 @@
+"""Every error that autosbp raises on purpose, as one tree.
+
+    AutosbpError
+    |-- InputError            a value that the caller gave is wrong; exit 2, HTTP 422
+    |   `-- GraphError        a model graph breaks a rule of the IR
+    |-- UnsupportedError      a construct that cannot be captured or lowered; exit 2, HTTP 422
+    |-- InfeasibleError       no strategy meets the limits; exit 3, HTTP 422
+    |-- CalibrationError      a measurement failed; exit 4
+    |-- TrialError            a trial run failed; exit 4
+    `-- ServiceError          the service cannot be reached or refused; exit 5
+"""
+
+from __future__ import annotations
+
+
+class AutosbpError(Exception):
+    """Base of the tree. ``exit_code`` is what the command line returns."""
+
+    exit_code = 1
+
+
+class InputError(AutosbpError):
+    """A value from outside is wrong.
+
+    Args:
+        field: path of the value, such as ``levels[0].count``.
+        value: what was given.
+        limit: what would have been accepted, as words.
+    """
+
+    exit_code = 2
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        self.field, self.value, self.limit = field, value, limit
+        shown = repr(value)
+        if len(shown) > 200:
+            shown = shown[:197] + "..."
+        super().__init__(f"{field}: {shown} is not accepted; {limit}")
+
+
+class GraphError(InputError):
+    """A model graph is malformed: unknown op, cycle, wrong version, contradictory shape."""
+
+
+class UnsupportedError(AutosbpError):
+    """A construct that capture, a rule or the executor cannot take; says where it is and what to do."""
+
+    exit_code = 2
+
+
+class InfeasibleError(AutosbpError):
+    """No strategy satisfies the constraints.
+
+    Args:
+        constraint: name of the violated constraint, such as ``memory_limit_bytes``.
+        limit: its value.
+        needed: the least value that would do, where known.
+    """
+
+    exit_code = 3
+
+    def __init__(self, constraint: str, limit: float, needed: float | None, detail: str = "") -> None:
+        self.constraint, self.limit, self.needed = constraint, limit, needed
+        need = "" if needed is None else f"; at least {needed:.6g} is needed"
+        super().__init__(f"infeasible: {constraint} = {limit:.6g}{need}{'. ' + detail if detail else ''}")
+
+
+class CalibrationError(AutosbpError):
+    """A measurement of the cluster failed; names the measurement."""
+
+    exit_code = 4
+
+
+class TrialError(AutosbpError):
+    """A trial run failed; carries the end of the ranks' log."""
+
+    exit_code = 4
+
+
+class ServiceError(AutosbpError):
+    """The service cannot be reached, or it answered with a problem."""
+
+    exit_code = 5

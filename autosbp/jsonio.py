@@ -1,0 +1,130 @@
+"""Strict reading and canonical writing of our JSON and YAML files.
+
+A document is read field by field: each accessor raises ``InputError`` with the field's path, the value and the limit.
+``canonical`` is the one byte form that hashes are taken over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autosbp.errors import InputError
+
+MAX_INT = 2**53
+
+
+def canonical(document: object) -> bytes:
+    """The document as JSON with sorted keys, no spaces, and no NaN or infinity."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
+
+
+def digest(document: object, length: int = 16) -> str:
+    """The first ``length`` hex digits of the SHA-256 of the canonical form."""
+    return hashlib.sha256(canonical(document)).hexdigest()[:length]
+
+
+def _no_constant(name: str) -> Any:
+    raise InputError("document", name, "JSON numbers must be finite")
+
+
+def loads(text: str | bytes, what: str = "document") -> Any:
+    """Parse JSON; NaN, infinity and syntax errors are an ``InputError``."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InputError(what, str(error), "valid JSON is expected") from None
+
+
+def read_file(path: Path) -> Any:
+    """Parse a ``.json``, ``.yaml`` or ``.yml`` file."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("file", str(path), f"a readable text file is expected ({error})") from None
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InputError(str(path), str(error), "valid YAML is expected") from None
+    return loads(text, str(path))
+
+
+class Fields:
+    """One mapping of a document, with accessors that name the field when they refuse."""
+
+    def __init__(self, data: object, path: str, allowed: Iterable[str]) -> None:
+        if not isinstance(data, Mapping):
+            raise InputError(path or "document", data, "a mapping is expected")
+        self.data, self.path = data, path
+        known = set(allowed)
+        for key in data:
+            if key not in known:
+                raise InputError(self.at(str(key)), data[key], f"known fields are {', '.join(sorted(known))}")
+
+    def at(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
+
+    def has(self, key: str) -> bool:
+        return self.data.get(key) is not None
+
+    def raw(self, key: str, default: Any = ...) -> Any:
+        if key in self.data:
+            return self.data[key]
+        if default is ...:
+            raise InputError(self.at(key), None, "this field is required")
+        return default
+
+    def text(self, key: str, default: Any = ..., choices: Sequence[str] | None = None) -> str:
+        value = self.raw(key, default)
+        if not isinstance(value, str) or not value or len(value) > 4096:
+            raise InputError(self.at(key), value, "a non-empty string of at most 4096 characters is expected")
+        if choices is not None and value not in choices:
+            raise InputError(self.at(key), value, f"one of {', '.join(choices)} is expected")
+        return value
+
+    def integer(self, key: str, default: Any = ..., low: int = 0, high: int = MAX_INT) -> int:
+        return check_integer(self.at(key), self.raw(key, default), low, high)
+
+    def number(self, key: str, default: Any = ..., low: float = 0.0, high: float = math.inf) -> float:
+        value = self.raw(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise InputError(self.at(key), value, f"a number in [{low:g}, {high:g}] is expected")
+        return float(value)
+
+    def positive(self, key: str, default: Any = ...) -> float:
+        value = self.raw(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise InputError(self.at(key), value, "a positive finite number is expected")
+        return float(value)
+
+    def sequence(self, key: str, default: Any = ...) -> Sequence[Any]:
+        value = self.raw(key, default)
+        if not isinstance(value, (list, tuple)):
+            raise InputError(self.at(key), value, "a list is expected")
+        return value
+
+    def mapping(self, key: str, default: Any = ...) -> Mapping[str, Any]:
+        value = self.raw(key, default)
+        if not isinstance(value, Mapping):
+            raise InputError(self.at(key), value, "a mapping is expected")
+        return value
+
+    def schema(self, expected: str) -> None:
+        """Check the ``schema`` field, ``NAME/VERSION``."""
+        value = self.raw("schema")
+        if value != expected:
+            raise InputError(self.at("schema"), value, f"{expected!r} is the version this release reads")
+
+
+def check_integer(field: str, value: object, low: int, high: int) -> int:
+    """``value`` as an int in ``[low, high]``, or an ``InputError`` that names ``field``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InputError(field, value, f"an integer in [{low}, {high}] is expected")
+    return value

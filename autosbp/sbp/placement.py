@@ -1,0 +1,142 @@
+"""Sbp and NdSbp: how one tensor lies on the axes of a mesh (OneFlow section 3.1; DESIGN section 2).
+
+``B`` comes in two kinds, because a replicated value has two possible gradients: ``B`` is used by work that the axis
+*divides*, so each device holds a part of the gradient (gradient ``P``); ``I`` (invariant) is a B whose every device does
+the same work, so each holds the whole gradient (gradient ``B``). Forward values are the same; ``I -> B`` costs nothing
+forward and an all-reduce backward, ``B -> I`` nothing at all on the wire.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autosbp.errors import InputError
+
+if TYPE_CHECKING:
+    from autosbp.sbp.mesh import Mesh
+
+MAX_DIM = 15
+_TEXT = re.compile(r"S(\d{1,2})|B|I|P(?:sum|max|min)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Sbp:
+    """One tensor on one mesh axis. ``kind`` is S, B, I or P; ``dim`` belongs to S, ``reduction`` to P."""
+
+    kind: str
+    dim: int = -1
+    reduction: str = "sum"
+
+    def __str__(self) -> str:
+        if self.kind == "S":
+            return f"S{self.dim}"
+        return "P" + self.reduction if self.kind == "P" and self.reduction != "sum" else self.kind
+
+    @property
+    def is_split(self) -> bool:
+        return self.kind == "S"
+
+    @property
+    def is_partial(self) -> bool:
+        return self.kind == "P"
+
+    @property
+    def is_replicated(self) -> bool:
+        """Every device holds the whole value (B or I)."""
+        return self.kind in "BI"
+
+
+B = Sbp("B")
+I = Sbp("I")  # noqa: E741 - the letter that the algebra uses
+P = Sbp("P")
+
+
+def S(dim: int) -> Sbp:
+    """Split along tensor dim ``dim``."""
+    if not 0 <= dim <= MAX_DIM:
+        raise InputError("dim", dim, f"0 to {MAX_DIM} is expected")
+    return Sbp("S", dim)
+
+
+NdSbp = tuple[Sbp, ...]
+
+
+def parse_sbp(text: str) -> Sbp:
+    """``S0``, ``B``, ``I``, ``P``, ``Pmax`` or ``Pmin``."""
+    match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InputError("sbp", text, "S<dim>, B, I, P, Pmax or Pmin is expected")
+    if match.group(1) is not None:
+        return S(int(match.group(1)))
+    return Sbp("P", reduction=text[1:] or "sum") if text[0] == "P" else Sbp(text)
+
+
+def parse_nd_sbp(text: str) -> NdSbp:
+    """The inverse of ``format_nd_sbp``; one entry per mesh axis, separated by commas."""
+    return tuple(parse_sbp(part) for part in text.split(",")) if text else ()
+
+
+def format_nd_sbp(layout: NdSbp) -> str:
+    return ",".join(str(sbp) for sbp in layout)
+
+
+def gradient(sbp: Sbp) -> Sbp:
+    """Layout of the gradient: S of S, B of P and of I, P of B (DESIGN section 5)."""
+    if sbp.kind == "S":
+        return sbp
+    return P if sbp.kind == "B" else B
+
+
+def shard_counts(shape: tuple[int, ...], layout: NdSbp, mesh: Mesh) -> tuple[int, ...]:
+    """In how many parts each dim is split."""
+    counts = [1] * len(shape)
+    for axis, sbp in zip(mesh.axes, layout, strict=True):
+        if sbp.is_split:
+            counts[sbp.dim] *= axis.size
+    return tuple(counts)
+
+
+def local_shape(shape: tuple[int, ...], layout: NdSbp, mesh: Mesh) -> tuple[int, ...]:
+    """Shape of one device's part; a dim that does not divide is an ``InputError``."""
+    counts = shard_counts(shape, layout, mesh)
+    for dim, (size, count) in enumerate(zip(shape, counts, strict=True)):
+        if size % count:
+            raise InputError(f"dim {dim}", size, f"a multiple of {count} is expected to split it as {format_nd_sbp(layout)}")
+    return tuple(size // count for size, count in zip(shape, counts, strict=True))
+
+
+def shard_index(dim: int, layout: NdSbp, mesh: Mesh, coordinate: tuple[int, ...]) -> int:
+    """Which part of ``dim`` the device at ``coordinate`` holds; axes that split the same dim nest in mesh order."""
+    index = 0
+    for axis, sbp, position in zip(mesh.axes, layout, coordinate, strict=True):
+        if sbp.is_split and sbp.dim == dim:
+            index = index * axis.size + position
+    return index
+
+
+def to_torch(layout: NdSbp) -> list[Any]:
+    """The same layout as torch ``Placement`` objects; I becomes ``Replicate`` (its value is the same)."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    return [
+        Shard(sbp.dim) if sbp.is_split else Partial(sbp.reduction) if sbp.is_partial else Replicate() for sbp in layout
+    ]
+
+
+def from_torch(placements: Any) -> NdSbp:
+    """The inverse of ``to_torch``; ``Replicate`` becomes B."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    layout = []
+    for placement in placements:
+        if isinstance(placement, Shard):
+            layout.append(S(placement.dim))
+        elif isinstance(placement, Partial):
+            layout.append(Sbp("P", reduction=placement.reduce_op))
+        elif isinstance(placement, Replicate):
+            layout.append(B)
+        else:
+            raise InputError("placement", repr(placement), "Shard, Replicate or Partial is expected")
+    return tuple(layout)
