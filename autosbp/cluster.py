@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -125,12 +125,13 @@ class Cluster:
                 )
             )
         if not 1 <= len(levels) <= 2:
-            raise InputError("levels", len(levels), "one level (devices) or two (nodes, devices of a node) are expected")
+            raise InputError("levels", len(levels), "one level (devices) or two (nodes, devices) are expected")
         if len({level.name for level in levels}) != len(levels):
             raise InputError("levels", [level.name for level in levels], "level names must differ")
-        cluster = Cluster(
-            fields.text("name"), tuple(levels), _device(fields.raw("device")), str(fields.raw("source", ""))
-        )
+        source = fields.raw("source", "")
+        if not isinstance(source, str):
+            raise InputError("source", source, "a string is expected")
+        cluster = Cluster(fields.text("name"), tuple(levels), _device(fields.raw("device")), source)
         if cluster.num_devices > MAX_DEVICES:
             raise InputError("levels", cluster.num_devices, f"at most {MAX_DEVICES} devices are expected")
         return cluster
@@ -188,26 +189,35 @@ def prime_factors(count: int) -> list[int]:
 
 
 def load_cluster(spec: str) -> Cluster:
-    """A cluster from a YAML/JSON path or a preset with a node count: ``dgx-a100-80g:8``, ``local:4``, ``local:2x2``."""
+    """A cluster from a YAML/JSON path or a preset: ``dgx-a100-80g:8``, ``local:4``, ``local:2x2``, ``piz-daint``.
+
+    ``PRESET:NODES`` overrides the preset's number of nodes, ``PRESET:NODESxDEVICES`` the devices of a node too, and a
+    bare ``PRESET`` is the preset as its file has it. ``local:4`` is one level of 4 ranks. Raises ``InputError``.
+    """
     path = Path(spec)
     if path.suffix in (".yaml", ".yml", ".json"):
         return Cluster.from_dict(read_file(path))
-    name, _, count = spec.partition(":")
+    name, colon, given = spec.partition(":")
     known = presets()["clusters"]
     if name not in known:
-        raise InputError("cluster", spec, f"a .yaml or .json file, or PRESET:NODES with one of {', '.join(sorted(known))}")
-    match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", count or "1")
+        choices = ", ".join(sorted(known))
+        raise InputError("cluster", spec, f"a .yaml or .json file, or PRESET:NODES with one of {choices}")
+    data = {"schema": SCHEMA, "name": spec, **known[name]}
+    return Cluster.from_dict({**data, "levels": _counted(data["levels"], spec, given)} if colon else data)
+
+
+def _counted(levels: list[dict[str, Any]], spec: str, given: str) -> list[dict[str, Any]]:
+    """A preset's levels with the counts of ``NODES`` or ``NODESxDEVICES``."""
+    match = re.fullmatch(r"(\d{1,40})(?:x(\d{1,40}))?", given, re.ASCII)
     if match is None:
         raise InputError("cluster", spec, "PRESET:NODES or PRESET:NODESxDEVICES is expected, such as local:2x2")
-    cluster = Cluster.from_dict({"schema": SCHEMA, "name": spec, **known[name]})
-    counts = [int(group) for group in match.groups() if group is not None]
-    for given in counts:
-        check_integer("cluster.nodes", given, 1, MAX_DEVICES)
-    if len(counts) > len(cluster.levels):
-        raise InputError("cluster", spec, f"{name} has one level of devices")
-    if name == "local" and len(counts) == 1:
-        return replace(cluster, levels=(replace(cluster.levels[-1], count=counts[0]),))
-    levels = list(cluster.levels)
-    for index, given in enumerate(counts):
-        levels[index] = replace(levels[index], count=given)
-    return replace(cluster, levels=tuple(levels))
+    nodes, devices = match.groups()
+    counts = [check_integer("cluster.nodes", int(nodes), 1, MAX_DEVICES)]
+    if devices is not None:
+        counts.append(check_integer("cluster.devices_per_node", int(devices), 1, MAX_DEVICES))
+    if len(counts) > len(levels):
+        raise InputError("cluster", spec, f"PRESET:NODES is expected: {spec.partition(':')[0]} has one device a node")
+    if spec.startswith("local:") and len(counts) == 1:
+        return [{**levels[-1], "count": counts[0]}]
+    counts += [level["count"] for level in levels[len(counts) :]]
+    return [{**level, "count": count} for level, count in zip(levels, counts, strict=True)]

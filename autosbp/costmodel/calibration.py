@@ -1,7 +1,8 @@
-"""Calibration: what was measured on a cluster, as data (DESIGN section 7). Measuring itself is the package ``calibration``."""
+"""Calibration: what was measured on a cluster, as data (DESIGN section 7). The package ``calibration`` measures."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from autosbp.jsonio import Fields, check_integer, digest
 
 SCHEMA = "autosbp.calibration/1"
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
+_MAX = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,9 @@ class CollectiveFit:
     """alpha and beta of one collective over one group shape, with what they were fitted from.
 
     ``group_shape`` is units per cluster level, such as (2, 1): one device of each of two nodes. Points were taken with
-    all groups of that shape running at once, so beta includes the sharing of links.
+    all groups of that shape running at once, so beta includes the sharing of links. ``r2`` is of the plain residuals in
+    seconds; the relative errors are of ``|predicted - median| / median``. Plain least squares ("ols") may give an alpha
+    or beta below zero.
     """
 
     kind: str
@@ -97,55 +101,85 @@ class Calibration:
     def from_dict(data: object) -> Calibration:
         """Read the file format; raises ``InputError`` that names the field."""
         fields = Fields(
-            data, "", ("schema", "calibration_id", "cluster", "backend", "method", "collectives", "ops", "complete", "notes")
+            data,
+            "",
+            ("schema", "calibration_id", "cluster", "backend", "method", "collectives", "ops", "complete", "notes"),
         )
         fields.schema(SCHEMA)
         cluster = Cluster.from_dict(fields.raw("cluster"))
-        fits = tuple(
-            _fit(entry, f"collectives[{index}]", len(cluster.levels))
-            for index, entry in enumerate(fields.sequence("collectives"))
-        )
-        ops = {}
-        for key, times in fields.mapping("ops", {}).items():
-            entry = Fields({"forward_s": times[0], "backward_s": times[1]}, f"ops[{key}]", ("forward_s", "backward_s"))
-            ops[str(key)] = OpTime(entry.number("forward_s"), entry.number("backward_s"))
-        return Calibration(
+        limits = tuple(level.count for level in cluster.levels)
+        calibration = Calibration(
             cluster,
             fields.text("backend", choices=("gloo", "nccl")),
             fields.text("method"),
-            fits,
-            ops,
-            bool(fields.raw("complete", True)),
-            tuple(str(note) for note in fields.sequence("notes", ())),
+            tuple(
+                _fit(entry, f"collectives[{index}]", limits)
+                for index, entry in enumerate(fields.sequence("collectives"))
+            ),
+            {str(key): _op_time(times, f"ops[{key}]") for key, times in fields.mapping("ops", {}).items()},
+            _flag(fields.raw("complete", True)),
+            tuple(_note(note, index) for index, note in enumerate(fields.sequence("notes", ()))),
         )
+        keys = [(fit.kind, fit.group_shape) for fit in calibration.collectives]
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                raise InputError(f"collectives[{index}]", key, "one fit per kind and group shape is expected")
+        given = fields.raw("calibration_id", None)
+        if given is not None and given != calibration.calibration_id:
+            raise InputError("calibration_id", given, f"{calibration.calibration_id} is the id of these contents")
+        return calibration
 
 
-def _fit(entry: object, path: str, num_levels: int) -> CollectiveFit:
-    fields = Fields(
-        entry,
-        path,
-        (
-            "kind",
-            "group_shape",
-            "alpha_s",
-            "beta_s_per_byte",
-            "r2",
-            "median_relative_error",
-            "max_relative_error",
-            "points",
-        ),
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InputError("complete", value, "true or false is expected")
+    return value
+
+
+def _note(value: object, index: int) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"notes[{index}]", value, "a string is expected")
+    return value
+
+
+def _op_time(times: object, path: str) -> OpTime:
+    if not isinstance(times, (list, tuple)) or len(times) != 2:
+        raise InputError(path, times, "[forward_s, backward_s] is expected")
+    fields = Fields({"forward_s": times[0], "backward_s": times[1]}, path, ("forward_s", "backward_s"))
+    return OpTime(fields.number("forward_s", high=_MAX), fields.number("backward_s", high=_MAX))
+
+
+def _point(row: object, path: str) -> Point:
+    names = ("num_bytes", "median_s", "iqr_s", "num_repeats")
+    if not isinstance(row, (list, tuple)) or len(row) != len(names):
+        raise InputError(path, row, f"[{', '.join(names)}] is expected")
+    fields = Fields(dict(zip(names, row, strict=True)), path, names)
+    return Point(
+        fields.integer("num_bytes", low=1),
+        fields.positive("median_s"),
+        fields.number("iqr_s", high=_MAX),
+        fields.integer("num_repeats", low=1),
     )
-    shape = tuple(check_integer(f"{path}.group_shape", count, 1, 2**20) for count in fields.sequence("group_shape"))
-    if len(shape) != num_levels:
-        raise InputError(f"{path}.group_shape", shape, f"{num_levels} counts are expected, one per level of the cluster")
-    points = tuple(Point(int(row[0]), float(row[1]), float(row[2]), int(row[3])) for row in fields.sequence("points"))
+
+
+def _fit(entry: object, path: str, limits: tuple[int, ...]) -> CollectiveFit:
+    fields = Fields(entry, path, tuple(CollectiveFit.__dataclass_fields__))
+    counts = fields.sequence("group_shape")
+    if len(counts) != len(limits):
+        raise InputError(
+            f"{path}.group_shape", counts, f"{len(limits)} counts are expected, one per level of the cluster"
+        )
+    shape = tuple(
+        check_integer(f"{path}.group_shape[{index}]", count, 1, limits[index]) for index, count in enumerate(counts)
+    )
+    points = tuple(_point(row, f"{path}.points[{index}]") for index, row in enumerate(fields.sequence("points")))
     return CollectiveFit(
         fields.text("kind", choices=KINDS),
         shape,
-        fields.number("alpha_s"),
-        fields.number("beta_s_per_byte"),
-        fields.number("r2", low=-1e300),
-        fields.number("median_relative_error"),
-        fields.number("max_relative_error"),
+        fields.number("alpha_s", low=-_MAX, high=_MAX),
+        fields.number("beta_s_per_byte", low=-_MAX, high=_MAX),
+        fields.number("r2", low=-_MAX, high=1.0),
+        fields.number("median_relative_error", high=_MAX),
+        fields.number("max_relative_error", high=_MAX),
         points,
     )

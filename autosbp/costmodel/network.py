@@ -1,7 +1,7 @@
 """Time of one collective from alpha and beta, per group shape (DESIGN section 7; AutoDDL section 3.1).
 
-``bytes`` is the full (gathered, reduced or exchanged) message on one device: the input of reduce-scatter and all-reduce,
-the output of all-gather, the buffer of all-to-all, the message of P2P.
+``bytes`` is the full (gathered, reduced or exchanged) message on one device: the input of reduce-scatter and
+all-reduce, the output of all-gather, the buffer of all-to-all, the message of P2P.
 
     all_reduce                                    2 (p-1) alpha + 2 (p-1)/p bytes beta
     all_gather, reduce_scatter, all_to_all          (p-1) alpha +   (p-1)/p bytes beta
@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from math import prod
 
 from autosbp.cluster import Cluster
+from autosbp.costmodel.calibration import KINDS as KINDS
 from autosbp.costmodel.calibration import Calibration
-
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 
 
 def alpha_count(kind: str, num_ranks: int) -> float:
@@ -51,7 +50,9 @@ class NetworkModel:
 
     def __init__(self, cluster: Cluster, calibration: Calibration | None = None) -> None:
         self.cluster = cluster
-        self._fits = {} if calibration is None else {(fit.kind, fit.group_shape): fit for fit in calibration.collectives}
+        self._fits = (
+            {} if calibration is None else {(fit.kind, fit.group_shape): fit for fit in calibration.collectives}
+        )
 
     def alpha_beta(self, kind: str, group_shape: tuple[int, ...]) -> AlphaBeta:
         fit = self._fits.get((kind, group_shape))
@@ -67,9 +68,13 @@ class NetworkModel:
         return AlphaBeta(0.0, 0.0, False)
 
     def time_s(self, kind: str, num_bytes: float, group_shape: tuple[int, ...]) -> float:
-        """Seconds of one collective over a group of this shape; 0 for a group of one."""
+        """Seconds of one collective over a group of this shape; 0 for a group of one, and never below 0.
+
+        A plain least-squares fit may have a negative alpha, which would make small messages cost less than nothing.
+        """
         num_ranks = prod(group_shape)
         if num_ranks <= 1:
             return 0.0
         fit = self.alpha_beta(kind, group_shape)
-        return alpha_count(kind, num_ranks) * fit.alpha_s + beta_factor(kind, num_ranks) * num_bytes * fit.beta_s_per_byte
+        latency_s = alpha_count(kind, num_ranks) * fit.alpha_s
+        return max(0.0, latency_s + beta_factor(kind, num_ranks) * num_bytes * fit.beta_s_per_byte)

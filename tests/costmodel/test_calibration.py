@@ -1,0 +1,89 @@
+"""Calibration files: they round-trip, and the reader refuses what a fit cannot be."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from autosbp.cluster import load_cluster
+from autosbp.costmodel.calibration import Calibration, CollectiveFit, OpTime, Point
+from autosbp.errors import InputError
+from autosbp.jsonio import canonical, loads
+
+
+def example() -> Calibration:
+    points = (Point(1024, 1e-3, 1e-4, 10), Point(4096, 1.5e-3, 1e-4, 10))
+    fits = (
+        CollectiveFit("all_reduce", (2, 1), 2e-4, 1e-9, 0.99, 0.05, 0.1, points),
+        CollectiveFit("p2p", (2, 2), 1e-4, 2e-9, -0.5, 0.05, 0.1, points),
+    )
+    return Calibration(
+        load_cluster("local:2x2"), "gloo", "relative", fits, {"op": OpTime(1e-3, 0.0)}, False, ("a note",)
+    )
+
+
+def test_round_trip_through_json_keeps_every_field_and_the_id() -> None:
+    calibration = example()
+    again = Calibration.from_dict(loads(canonical(calibration.to_dict())))
+    assert again == calibration
+    assert again.calibration_id == calibration.calibration_id
+    assert json.dumps(again.to_dict()) == json.dumps(calibration.to_dict())
+
+
+def test_a_stated_id_is_checked() -> None:
+    document = example().to_dict() | {"calibration_id": example().calibration_id}
+    assert Calibration.from_dict(document) == example()
+    with pytest.raises(InputError, match="calibration_id"):
+        Calibration.from_dict(document | {"method": "ols"})
+
+
+def test_negative_alpha_of_plain_least_squares_round_trips() -> None:
+    document = example().to_dict() | {"method": "ols"}
+    document["collectives"][0]["alpha_s"] = -1e-4
+    assert Calibration.from_dict(document).collectives[0].alpha_s == -1e-4
+
+
+BAD: list[tuple[list[Any], Any, str]] = [
+    (["schema"], "autosbp.calibration/2", "schema"),
+    (["backend"], "mpi", "backend"),
+    (["complete"], "false", "complete"),
+    (["notes", 0], 3, "notes[0]"),
+    (["extra"], 1, "extra"),
+    (["cluster", "levels", 0, "count"], 0, "levels[0].count"),
+    (["collectives", 0, "kind"], "broadcast", "collectives[0].kind"),
+    (["collectives", 0, "group_shape"], [2], "collectives[0].group_shape"),
+    (["collectives", 0, "group_shape"], [4, 1], "collectives[0].group_shape[0]"),
+    (["collectives", 0, "alpha_s"], float("inf"), "collectives[0].alpha_s"),
+    (["collectives", 0, "beta_s_per_byte"], float("nan"), "collectives[0].beta_s_per_byte"),
+    (["collectives", 0, "r2"], 1.5, "collectives[0].r2"),
+    (["collectives", 0, "max_relative_error"], -0.1, "collectives[0].max_relative_error"),
+    (["collectives", 0, "points", 1], [1024], "collectives[0].points[1]"),
+    (["collectives", 0, "points", 0, 0], 1024.5, "collectives[0].points[0].num_bytes"),
+    (["collectives", 0, "points", 0, 1], 0.0, "collectives[0].points[0].median_s"),
+    (["collectives", 1, "points", 0, 3], 0, "collectives[1].points[0].num_repeats"),
+    (["ops", "op"], [1.0], "ops[op]"),
+    (["ops", "op"], [1.0, float("inf")], "ops[op].backward_s"),
+    (["ops", "op"], {"forward_s": 1}, "ops[op]"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "field"), BAD, ids=[".".join(map(str, path)) for path, _, _ in BAD])
+def test_reader_refuses_by_field(path: list[Any], value: Any, field: str) -> None:
+    document = copy.deepcopy(example().to_dict())
+    target: Any = document
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value
+    with pytest.raises(InputError) as caught:
+        Calibration.from_dict(document)
+    assert caught.value.field == field
+
+
+def test_two_fits_of_one_kind_and_shape_are_refused() -> None:
+    document = example().to_dict()
+    document["collectives"].append(document["collectives"][0])
+    with pytest.raises(InputError, match=r"collectives\[2\]"):
+        Calibration.from_dict(document)

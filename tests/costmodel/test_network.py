@@ -1,0 +1,68 @@
+"""The network model: formulas against numbers worked out by hand, shared links, and fits before levels."""
+
+from __future__ import annotations
+
+import pytest
+
+from autosbp.cluster import load_cluster
+from autosbp.costmodel.calibration import KINDS, Calibration, CollectiveFit, Point
+from autosbp.costmodel.network import NetworkModel, alpha_count, beta_factor
+
+DGX = load_cluster("dgx-a100-80g:2")  # 5 us and 200 GB/s a node, 2 us and 300 GB/s a device
+DAINT = load_cluster("piz-daint:8")  # 10 us and 8.5 GB/s
+
+
+@pytest.mark.parametrize(
+    ("kind", "latencies", "factor"),
+    [
+        ("all_reduce", 14, 1.75),
+        ("all_gather", 7, 0.875),
+        ("reduce_scatter", 7, 0.875),
+        ("all_to_all", 7, 0.875),
+        ("p2p", 1, 1.0),
+    ],
+)
+def test_ring_counts_of_eight_ranks(kind: str, latencies: float, factor: float) -> None:
+    assert (alpha_count(kind, 8), beta_factor(kind, 8)) == (latencies, factor)
+    # 8.5 MB at 8.5 GB/s is 1 ms
+    assert NetworkModel(DAINT).time_s(kind, 8.5e6, (8,)) == pytest.approx(latencies * 10e-6 + factor * 1e-3)
+
+
+def test_group_inside_a_node_uses_the_inner_level() -> None:
+    # 2 * 7 * 2 us + 2 * 7/8 * 300 MB / 300 GB/s
+    assert NetworkModel(DGX).time_s("all_reduce", 300e6, (1, 8)) == pytest.approx(28e-6 + 1.75e-3)
+
+
+@pytest.mark.parametrize(("devices", "sharing"), [(1, 8), (2, 4), (4, 2), (8, 1)])
+def test_groups_across_nodes_share_the_link_of_the_node(devices: int, sharing: int) -> None:
+    fit = NetworkModel(DGX).alpha_beta("all_gather", (2, devices))
+    assert fit.beta_s_per_byte == pytest.approx(sharing / 200e9)
+    assert fit.alpha_s == 5e-6 and not fit.measured
+
+
+def test_two_groups_across_nodes_take_twice_as_long_as_one_would() -> None:
+    # 1 * 5 us + 1/2 * 200 MB * 8 / 200 GB/s
+    assert NetworkModel(DGX).time_s("reduce_scatter", 200e6, (2, 1)) == pytest.approx(5e-6 + 4e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_of_one_costs_nothing(kind: str) -> None:
+    assert NetworkModel(DGX).time_s(kind, 1e9, (1, 1)) == 0.0
+
+
+def calibration(alpha_s: float) -> Calibration:
+    points = (Point(1024, 1e-3, 0.0, 10),)
+    fit = CollectiveFit("all_reduce", (2, 1), alpha_s, 1e-9, 1.0, 0.0, 0.0, points)
+    return Calibration(DGX, "nccl", "relative", (fit,))
+
+
+def test_a_measured_fit_goes_before_the_levels_and_only_for_its_kind_and_shape() -> None:
+    model = NetworkModel(DGX, calibration(1e-4))
+    assert model.alpha_beta("all_reduce", (2, 1)).measured
+    assert model.time_s("all_reduce", 1e6, (2, 1)) == pytest.approx(2e-4 + 1e-3)
+    assert not model.alpha_beta("all_gather", (2, 1)).measured
+    assert not model.alpha_beta("all_reduce", (2, 2)).measured
+
+
+def test_a_negative_fitted_alpha_never_gives_a_negative_time() -> None:
+    assert NetworkModel(DGX, calibration(-1e-4)).time_s("all_reduce", 1.0, (2, 1)) == 0.0

@@ -1,0 +1,152 @@
+"""Clusters: every preset loads, meshes have prime axes, and bad input is refused by field, value and limit."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autosbp.cluster import MAX_DEVICES, Cluster, load_cluster, presets, prime_factors
+from autosbp.errors import InputError
+
+PRESETS = sorted(presets()["clusters"])
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    level = {"name": "g", "count": 4, "latency_s": 1e-6, "bandwidth_bytes_per_s": 1e9}
+    return {
+        "schema": "autosbp.cluster/1",
+        "name": "c",
+        "device": "cpu-rank",
+        "levels": [level],
+        "source": "s",
+    } | changes
+
+
+def level(name: str = "g", **changes: Any) -> dict[str, Any]:
+    return {"name": name, "count": 4, "latency_s": 1e-6, "bandwidth_bytes_per_s": 1e9} | changes
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_loads_and_round_trips(name: str) -> None:
+    cluster = load_cluster(f"{name}:4")
+    assert cluster.source and cluster.name == f"{name}:4"
+    again = Cluster.from_dict(cluster.to_dict())
+    assert again == cluster and again.cluster_hash == cluster.cluster_hash
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_mesh_axes_are_primes_that_multiply_to_the_devices(name: str) -> None:
+    for count in (1, 6, 7, 12):
+        cluster = load_cluster(f"{name}:{count}")
+        mesh = cluster.mesh()
+        assert all(prime_factors(axis.size) == [axis.size] for axis in mesh.axes)
+        assert mesh.size == cluster.num_devices == prod(level.count for level in cluster.levels)
+        assert [axis.level for axis in mesh.axes] == sorted(axis.level for axis in mesh.axes)
+
+
+def test_every_device_and_cluster_cites_its_source() -> None:
+    data = presets()
+    assert all(entry["source"] for group in ("devices", "clusters") for entry in data[group].values())
+    assert {"cpu-rank", "p100-16g", "v100-16g", "a100-40g", "a100-80g", "h100-80g", "h200-141g"} == set(data["devices"])
+
+
+def test_preset_counts() -> None:
+    assert [level.count for level in load_cluster("local").levels] == [1, 4]
+    assert [level.count for level in load_cluster("local:4").levels] == [4]
+    assert [level.count for level in load_cluster("local:2x2").levels] == [2, 2]
+    assert [level.count for level in load_cluster("dgx-a100-80g:8").levels] == [8, 8]
+    assert [level.count for level in load_cluster("summit:64").levels] == [64, 6]
+    assert [level.count for level in load_cluster("gcp-a100-16:2x8").levels] == [2, 8]
+    assert [level.count for level in load_cluster("piz-daint:64").levels] == [64]
+
+
+def test_axis_names_of_two_nodes_of_eight() -> None:
+    axes = load_cluster("dgx-h100:2").mesh().axes
+    assert [(axis.name, axis.size) for axis in axes] == [("n0", 2), ("g0", 2), ("g1", 2), ("g2", 2)]
+
+
+def test_yaml_file_equals_its_dict(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(spec()))
+    assert load_cluster(str(path)) == Cluster.from_dict(spec())
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "limit"),
+    [
+        ("local:0", "cluster.nodes", f"[1, {MAX_DEVICES}]"),
+        ("local:2x0", "cluster.devices_per_node", f"[1, {MAX_DEVICES}]"),
+        (f"local:{2**63}", "cluster.nodes", f"[1, {MAX_DEVICES}]"),
+        (f"dgx-h100:{MAX_DEVICES}", "levels", f"at most {MAX_DEVICES} devices"),
+        ("local:", "cluster", "PRESET:NODES"),
+        ("local:-1", "cluster", "PRESET:NODES"),
+        ("local:٣", "cluster", "PRESET:NODES"),
+        ("local:2x2x2", "cluster", "PRESET:NODES"),
+        ("piz-daint:2x2", "cluster", "one device a node"),
+        ("cray:2", "cluster", "piz-daint"),
+        ("", "cluster", "piz-daint"),
+        ("no-such-file.yaml", "file", "readable"),
+    ],
+)
+def test_bad_spec_names_field_value_and_limit(given: str, field: str, limit: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_cluster(given)
+    assert caught.value.field == field
+    assert limit in caught.value.limit
+    assert repr(caught.value.value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "limit"),
+    [
+        ({"levels": [level(count=0)]}, "levels[0].count", "[1,"),
+        ({"levels": [level(count=2**63)]}, "levels[0].count", f"{MAX_DEVICES}]"),
+        ({"levels": [level(count=True)]}, "levels[0].count", "integer"),
+        ({"levels": [level(count=2.0)]}, "levels[0].count", "integer"),
+        ({"levels": [level(bandwidth_bytes_per_s=-1.0)]}, "levels[0].bandwidth_bytes_per_s", "positive finite"),
+        ({"levels": [level(bandwidth_bytes_per_s=0)]}, "levels[0].bandwidth_bytes_per_s", "positive finite"),
+        ({"levels": [level(bandwidth_bytes_per_s=float("inf"))]}, "levels[0].bandwidth_bytes_per_s", "finite"),
+        ({"levels": [level(bandwidth_bytes_per_s=float("nan"))]}, "levels[0].bandwidth_bytes_per_s", "finite"),
+        ({"levels": [level(latency_s=float("inf"))]}, "levels[0].latency_s", "[0, 10]"),
+        ({"levels": [level(latency_s=-1e-6)]}, "levels[0].latency_s", "[0, 10]"),
+        ({"levels": [level(name="G0")]}, "levels[0].name", "lower-case"),
+        ({"levels": [level(speed=1)]}, "levels[0].speed", "known fields"),
+        ({"levels": [level("n"), level("m"), level("g")]}, "levels", "one level (devices) or two"),
+        ({"levels": []}, "levels", "one level (devices) or two"),
+        ({"levels": [level("n", count=2**20), level("g")]}, "levels", f"at most {MAX_DEVICES}"),
+        ({"levels": [level(), level()]}, "levels", "must differ"),
+        ({"levels": {"g": 4}}, "levels", "list"),
+        ({"device": "tpu"}, "device", "a100-80g"),
+        ({"device": {"name": "x"}}, "device.peak_flops", "required"),
+        ({"schema": "autosbp.cluster/9"}, "schema", "autosbp.cluster/1"),
+        ({"source": 7}, "source", "string"),
+        ({"owner": "me"}, "owner", "known fields"),
+    ],
+)
+def test_bad_file_names_field_value_and_limit(changes: dict[str, Any], field: str, limit: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Cluster.from_dict(spec(**changes))
+    assert caught.value.field == field
+    assert limit in caught.value.limit
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"peak_flops": {}}, "device.peak_flops"),
+        ({"peak_flops": {"float32": float("inf")}}, "device.peak_flops.float32"),
+        ({"peak_flops": {"int8": 1.0}}, "device.peak_flops.int8"),
+        ({"memory_bytes": 0}, "device.memory_bytes"),
+        ({"kind": "tpu"}, "device.kind"),
+        ({"efficiency": 1.5}, "device.efficiency"),
+    ],
+)
+def test_bad_device_names_the_field(changes: dict[str, Any], field: str) -> None:
+    device = load_cluster("local:1").device.to_dict() | changes
+    with pytest.raises(InputError) as caught:
+        Cluster.from_dict(spec(device=device))
+    assert caught.value.field == field
