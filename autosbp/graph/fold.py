@@ -1,0 +1,140 @@
+"""Folding of repeated blocks in the graph document: a run of isomorphic blocks is written once, with its count.
+
+Blocks are found structurally: two nodes are alike when their op, attributes and shapes are, and their references point
+the same distance back, to the same outside value, or to leaves (parameters) whose names differ in one counter.
+The folded form is ``{"repeat": COUNT, "nodes": [...]}``; a number in a name that grows by D a block, K in the first, is
+written ``{i*D+K}``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from autosbp.errors import GraphError
+
+_NUMBER = re.compile(r"\d+")
+_SLOT = re.compile(r"\{i\*(\d{1,6})\+(\d{1,9})\}")
+Document = dict[str, Any]
+
+
+def fold_nodes(nodes: list[Document]) -> list[Document]:
+    """``nodes`` with their longest run of repeated blocks folded; unchanged where there is none of 2 or more."""
+    shapes = [json.dumps(_skeleton(node)) for node in nodes]
+    best: tuple[int, int, int] | None = None
+    for start, width, count in _runs(shapes):
+        template = _template(nodes, start, width, count)
+        saved = width * (count - 1)
+        if template is not None and (best is None or saved > best[1] * (best[2] - 1)):
+            best = (start, width, count)
+    if best is None:
+        return nodes
+    start, width, count = best
+    block = {"repeat": count, "nodes": _template(nodes, start, width, count)}
+    return [*nodes[:start], block, *nodes[start + width * count :]]
+
+
+def unfold_nodes(entries: Sequence[Any], max_nodes: int) -> list[Any]:
+    """The inverse of ``fold_nodes``; more than ``max_nodes`` is a ``GraphError``."""
+    nodes: list[Any] = []
+    for at, entry in enumerate(entries):
+        if isinstance(entry, dict) and "repeat" in entry:
+            count, block = entry["repeat"], entry.get("nodes")
+            if set(entry) != {"repeat", "nodes"} or not isinstance(block, list) or type(count) is not int or count < 1:
+                raise GraphError(f"nodes[{at}]", entry.get("repeat"), "repeat >= 1 with a list of nodes is expected")
+            if len(nodes) + count * len(block) > max_nodes:
+                raise GraphError("nodes", len(nodes) + count * len(block), f"at most {max_nodes} nodes are accepted")
+            for index in range(count):
+                nodes.extend(_fill(node, index) for node in block)
+        else:
+            nodes.append(entry)
+    if len(nodes) > max_nodes:
+        raise GraphError("nodes", len(nodes), f"at most {max_nodes} nodes are accepted")
+    return nodes
+
+
+def _skeleton(value: Any) -> Any:
+    """The document without names, so that alike nodes have equal skeletons."""
+    if isinstance(value, dict):
+        return {key: "" if key in ("name", "ref") else _skeleton(item) for key, item in value.items()}
+    return [_skeleton(item) for item in value] if isinstance(value, list) else value
+
+
+def _runs(shapes: list[str]) -> list[tuple[int, int, int]]:
+    """(start, width, count) of the longest run for each width that repeats; starts may slide within a run."""
+    runs = []
+    size = len(shapes)
+    anchors = {index - previous for previous, index in _neighbours(shapes)}
+    for width in sorted(anchors):
+        index = 0
+        while index + width < size:
+            length = 0
+            while index + length + width < size and shapes[index + length] == shapes[index + length + width]:
+                length += 1
+            if length >= width:
+                runs.extend((index + shift, width, 1 + (length - shift) // width) for shift in range(min(width, 64)))
+            index += length + 1
+    return sorted((run for run in runs if run[2] >= 2), key=lambda run: -run[1] * (run[2] - 1))[:256]
+
+
+def _neighbours(shapes: list[str]) -> list[tuple[int, int]]:
+    last: dict[str, int] = {}
+    pairs = []
+    for index, shape in enumerate(shapes):
+        if shape in last:
+            pairs.append((last[shape], index))
+        last[shape] = index
+    return pairs
+
+
+def _template(nodes: list[Document], start: int, width: int, count: int) -> list[Document] | None:
+    """The block with slots, or None when the blocks' names do not follow one counter."""
+    first = nodes[start : start + width]
+    second = nodes[start + width : start + 2 * width]
+    template = [_merge(one, two) for one, two in zip(first, second, strict=True)]
+    for index in range(count):
+        for offset, node in enumerate(template):
+            if node is None or _fill(node, index) != nodes[start + index * width + offset]:
+                return None
+    return [node for node in template if node is not None]
+
+
+def _merge(one: Any, two: Any, key: str = "") -> Any:
+    if isinstance(one, dict):
+        merged = {name: _merge(item, two[name], name) for name, item in one.items()}
+        return None if any(merged[name] is None and one[name] is not None for name in one) else merged
+    if isinstance(one, list):
+        items = [_merge(item, other) for item, other in zip(one, two, strict=True)]
+        return None if any(new is None and old is not None for new, old in zip(items, one, strict=True)) else items
+    if key in ("name", "ref") and one != two:
+        return _merge_names(one, two)
+    return one
+
+
+def _merge_names(one: str, two: str) -> str | None:
+    """A name with slots where the two differ, such as ``h.{i*1+0}.w`` of ``h.0.w`` and ``h.1.w``."""
+    if _NUMBER.split(one) != _NUMBER.split(two):
+        return None
+    pairs = list(zip(_NUMBER.findall(one), _NUMBER.findall(two), strict=True))
+    if any(int(high) < int(low) for low, high in pairs):
+        return None
+    numbers = iter(pairs)
+
+    def slot(match: re.Match[str]) -> str:
+        low, high = next(numbers)
+        return match.group() if low == high else f"{{i*{int(high) - int(low)}+{int(low)}}}"
+
+    return _NUMBER.sub(slot, one)
+
+
+def _fill(value: Any, index: int) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _SLOT.sub(lambda slot: str(int(slot.group(1)) * index + int(slot.group(2))), item)
+            if key in ("name", "ref") and isinstance(item, str)
+            else _fill(item, index)
+            for key, item in value.items()
+        }
+    return [_fill(item, index) for item in value] if isinstance(value, list) else value

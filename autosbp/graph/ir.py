@@ -1,0 +1,231 @@
+"""The logical graph: the single-device training forward pass, as plain data (DESIGN section 4).
+
+Nodes are in topological order; every argument is a JSON-like value, a ``Ref`` to an earlier value, a ``Sym`` (an int that
+depends on symbolic dims) or a ``DType``. Values are named by their node; a node with several outputs is referred to with
+an index. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from autosbp.graph.dims import Dim, evaluate
+from autosbp.jsonio import digest
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+    "bool": 1,
+}  # fmt: skip
+FLOATS = frozenset(("float64", "float32", "bfloat16", "float16"))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Shape (ints or dim expressions) and dtype name."""
+
+    shape: tuple[Dim, ...]
+    dtype: str
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of a bound graph, all ints."""
+        assert all(isinstance(dim, int) for dim in self.shape), self.shape
+        return self.shape  # type: ignore[return-value]
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.sizes) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in FLOATS
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value: output ``index`` of the node, parameter, input or constant called ``name``."""
+
+    name: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sym:
+    """An integer argument that depends on symbolic dims."""
+
+    expr: str
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A dtype argument."""
+
+    name: str
+
+
+Arg = Any  # None | bool | int | float | str | Ref | Sym | DType | tuple[Arg, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op. ``op`` is ``aten.NAME.OVERLOAD``."""
+
+    name: str
+    op: str
+    args: tuple[Arg, ...]
+    kwargs: Mapping[str, Arg]
+    outputs: tuple[TensorMeta, ...]
+
+    def refs(self) -> Iterator[Ref]:
+        """Every tensor argument, in order, with repeats."""
+        yield from _refs(self.args)
+        yield from _refs(tuple(self.kwargs.values()))
+
+    def map_args(self, change: Callable[[Arg], Arg]) -> Node:
+        """A copy whose leaves went through ``change``."""
+        return replace(
+            self,
+            args=tuple(map_arg(arg, change) for arg in self.args),
+            kwargs={key: map_arg(arg, change) for key, arg in self.kwargs.items()},
+        )
+
+
+def _refs(arg: Arg) -> Iterator[Ref]:
+    if isinstance(arg, Ref):
+        yield arg
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from _refs(item)
+
+
+def map_arg(arg: Arg, change: Callable[[Arg], Arg]) -> Arg:
+    """``arg`` with ``change`` applied to every leaf."""
+    if isinstance(arg, tuple):
+        return tuple(map_arg(item, change) for item in arg)
+    return change(arg)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A trained tensor. ``source`` is the checkpoint's tensor that it is a part of; ``transforms`` lead from that tensor
+    to this one: ``("slice", dim, start, stop)`` and ``("t",)``, in order."""
+
+    name: str
+    meta: TensorMeta
+    source: str
+    transforms: tuple[tuple[Any, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A batch tensor. ``high`` bounds integer inputs (exclusive), so that valid random batches can be made."""
+
+    name: str
+    meta: TensorMeta
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor known at capture; ``data`` is its bytes, row-major little-endian, compressed (see ``graph.serialize``)."""
+
+    name: str
+    meta: TensorMeta
+    data: str
+
+
+@dataclass(frozen=True)
+class LogicalGraph:
+    """See the module's docstring. ``symbols`` maps each symbolic dim to the size it was captured with."""
+
+    name: str
+    symbols: Mapping[str, int]
+    parameters: tuple[Parameter, ...]
+    inputs: tuple[Input, ...]
+    constants: tuple[Constant, ...]
+    nodes: tuple[Node, ...]
+    loss: Ref
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def metas(self) -> Mapping[str, tuple[TensorMeta, ...]]:
+        """The outputs of every named value."""
+        table: dict[str, tuple[TensorMeta, ...]] = {}
+        for leaf in (*self.parameters, *self.inputs, *self.constants):
+            table[leaf.name] = (leaf.meta,)
+        for node in self.nodes:
+            table[node.name] = node.outputs
+        return table
+
+    def meta(self, ref: Ref) -> TensorMeta:
+        return self.metas[ref.name][ref.index]
+
+    @cached_property
+    def constant_names(self) -> frozenset[str]:
+        """Values that depend on neither a parameter nor an input: the same on every rank, computed by each."""
+        known = {constant.name for constant in self.constants}
+        for node in self.nodes:
+            if all(ref.name in known for ref in node.refs()):
+                known.add(node.name)
+        return frozenset(known)
+
+    @cached_property
+    def differentiable(self) -> frozenset[str]:
+        """Values that a gradient flows into: float values that depend on a parameter."""
+        known = {parameter.name for parameter in self.parameters if parameter.meta.is_float}
+        for node in self.nodes:
+            if any(ref.name in known for ref in node.refs()) and any(meta.is_float for meta in node.outputs):
+                known.add(node.name)
+        return frozenset(known)
+
+    @cached_property
+    def graph_hash(self) -> str:
+        from autosbp.graph.serialize import to_dict
+
+        return digest({**to_dict(self, fold=False), "provenance": {}})
+
+    def bind(self, **values: int) -> LogicalGraph:
+        """The same graph with every symbol replaced by a number; needs a value for each symbol."""
+
+        def fix(arg: Arg) -> Arg:
+            return evaluate(arg.expr, values) if isinstance(arg, Sym) else arg
+
+        def fix_meta(meta: TensorMeta) -> TensorMeta:
+            return TensorMeta(tuple(evaluate(dim, values) for dim in meta.shape), meta.dtype)
+
+        return LogicalGraph(
+            self.name,
+            {},
+            self.parameters,
+            tuple(replace(leaf, meta=fix_meta(leaf.meta)) for leaf in self.inputs),
+            self.constants,
+            tuple(
+                replace(node.map_args(fix), outputs=tuple(fix_meta(meta) for meta in node.outputs)) for node in self.nodes
+            ),
+            self.loss,
+            self.provenance,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The versioned JSON document (``autosbp/data/graph.schema.json``), repeated blocks folded."""
+        from autosbp.graph.serialize import to_dict
+
+        return to_dict(self)
+
+    def summary(self) -> dict[str, Any]:
+        """Counts for people and lists."""
+        return {
+            "name": self.name,
+            "graph_hash": self.graph_hash,
+            "num_nodes": len(self.nodes),
+            "num_parameters": sum(prod(parameter.meta.sizes) for parameter in self.parameters),
+            "parameter_bytes": sum(parameter.meta.num_bytes for parameter in self.parameters),
+            "inputs": [
+                {"name": leaf.name, "shape": list(leaf.meta.shape), "dtype": leaf.meta.dtype} for leaf in self.inputs
+            ],
+            "symbols": dict(self.symbols),
+        }

@@ -1,0 +1,78 @@
+"""A logical graph as an ``fx.GraphModule``: the same numbers as the captured module, anywhere torch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autosbp.errors import GraphError
+from autosbp.graph.ir import Arg, Constant, DType, LogicalGraph, Parameter, Ref, Sym
+from autosbp.graph.serialize import decode_bytes
+
+
+def dtype_of(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def op_of(name: str) -> Any:
+    """The torch op of ``aten.NAME.OVERLOAD``; other namespaces are a ``GraphError``."""
+    parts = name.split(".")
+    if len(parts) != 3 or parts[0] != "aten":
+        raise GraphError("op", name, "aten.NAME.OVERLOAD is expected")
+    try:
+        return getattr(getattr(torch.ops.aten, parts[1]), parts[2])
+    except AttributeError:
+        raise GraphError("op", name, f"an op of torch {torch.__version__} is expected") from None
+
+
+def constant_tensor(constant: Constant) -> torch.Tensor:
+    """The values of a constant."""
+    data = bytearray(decode_bytes(constant.data, constant.meta.num_bytes))
+    return torch.frombuffer(data, dtype=dtype_of(constant.meta.dtype)).reshape(constant.meta.sizes).clone()
+
+
+def to_fx_arg(arg: Arg, values: Mapping[str, Any]) -> Any:
+    """An IR argument as an fx argument; ``values`` maps names to fx nodes (tuples for several outputs)."""
+    if isinstance(arg, Ref):
+        value = values[arg.name]
+        return value[arg.index] if isinstance(value, tuple) else value
+    if isinstance(arg, DType):
+        return dtype_of(arg.name)
+    if isinstance(arg, tuple):
+        return [to_fx_arg(item, values) for item in arg]
+    assert not isinstance(arg, Sym), "bind the graph first"
+    return arg
+
+
+def materialise(graph: LogicalGraph) -> torch.fx.GraphModule:
+    """The bound graph as a module called with (parameters, inputs) in the graph's order; it returns the loss."""
+    fx_graph = torch.fx.Graph()
+    root = torch.nn.Module()
+    values: dict[str, Any] = {}
+    for leaf in (*graph.parameters, *graph.inputs):
+        values[leaf.name] = fx_graph.placeholder(leaf.name.replace(".", "_"))
+    for constant in graph.constants:
+        attribute = constant.name.replace(".", "_")
+        root.register_buffer(attribute, constant_tensor(constant), persistent=False)
+        values[constant.name] = fx_graph.get_attr(attribute)
+    for node in graph.nodes:
+        args = tuple(to_fx_arg(arg, values) for arg in node.args)
+        kwargs = {key: to_fx_arg(arg, values) for key, arg in node.kwargs.items()}
+        result = fx_graph.call_function(op_of(node.op), args, kwargs)
+        outputs = len(node.outputs)
+        values[node.name] = result if outputs == 1 else tuple(result[index] for index in range(outputs))
+    fx_graph.output(to_fx_arg(graph.loss, values))
+    fx_graph.lint()
+    return torch.fx.GraphModule(root, fx_graph)
+
+
+def initial_parameter(parameter: Parameter, sources: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The graph's parameter cut out of the checkpoint's tensor that it is a part of."""
+    tensor = sources[parameter.source]
+    for step in parameter.transforms:
+        tensor = tensor.t() if step[0] == "t" else tensor.narrow(step[1], step[2], step[3] - step[2])
+    return tensor.contiguous()

@@ -1,0 +1,41 @@
+"""What the passes share: substituting values and making nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autosbp.graph.ir import Arg, LogicalGraph, Node, Ref, TensorMeta
+
+
+def substitute(arg: Arg, table: Mapping[Ref, Ref]) -> Arg:
+    """``arg``, a leaf, after following ``table`` to its end."""
+    while isinstance(arg, Ref) and arg in table:
+        arg = table[arg]
+    return arg
+
+
+def rebuild(graph: LogicalGraph, nodes: Sequence[Node], table: Mapping[Ref, Ref]) -> LogicalGraph:
+    """The graph with these nodes, every use of a key of ``table`` replaced by its value."""
+    changed = tuple(node.map_args(lambda arg: substitute(arg, table)) for node in nodes)
+    loss = substitute(graph.loss, table)
+    assert isinstance(loss, Ref)
+    return replace(graph, nodes=changed, loss=loss)
+
+
+def producers(graph: LogicalGraph) -> dict[str, Node]:
+    return {node.name: node for node in graph.nodes}
+
+
+def consumers(graph: LogicalGraph) -> dict[Ref, list[Node]]:
+    """Who reads each value, in order, once per reading node."""
+    table: dict[Ref, list[Node]] = {}
+    for node in graph.nodes:
+        for ref in dict.fromkeys(node.refs()):
+            table.setdefault(ref, []).append(node)
+    return table
+
+
+def simple(name: str, op: str, args: tuple[Arg, ...], shape: tuple[int | str, ...], dtype: str) -> Node:
+    """A node with one output and no keywords."""
+    return Node(name, op, args, {}, (TensorMeta(shape, dtype),))

@@ -1,0 +1,128 @@
+"""Linear layers in one form: ``linear(x, w, b)`` on the unflattened input, with one weight per projection."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autosbp.graph.ir import LogicalGraph, Node, Parameter, Ref, TensorMeta
+from autosbp.graph.passes._edit import consumers, producers, rebuild
+
+
+def view_addmm_to_linear(graph: LogicalGraph) -> LogicalGraph:
+    """``reshape(addmm(b, reshape(x), w))`` (GPT-2's Conv1D) becomes ``linear(x, w', b)`` with w' stored transposed.
+
+    The same products in the same order; only the weight's memory order differs.
+    """
+    made_by, readers = producers(graph), consumers(graph)
+    weights = {leaf.name: leaf for leaf in graph.parameters}
+    table: dict[Ref, Ref] = {}
+    parameters = dict(weights)
+    transposed: dict[str, Parameter] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        nodes.append(node)
+        match = _conv1d(graph, node, made_by, readers, weights)
+        if match is None:
+            continue
+        source, weight, bias, after = match
+        new = transposed.get(weight.name) or _transpose(weight)
+        transposed[weight.name] = new
+        args = (source, Ref(new.name)) if bias is None else (source, Ref(new.name), bias)
+        nodes.append(Node(f"{node.name}.linear", "aten.linear.default", args, {}, after.outputs))
+        table[Ref(after.name)] = Ref(f"{node.name}.linear")
+    for name, leaf in transposed.items():
+        del parameters[name]
+        parameters[leaf.name] = leaf
+    graph = rebuild(graph, nodes, table)
+    return _without_dead(replace(graph, parameters=tuple(parameters.values())))
+
+
+def _without_dead(graph: LogicalGraph) -> LogicalGraph:
+    from autosbp.graph.passes._cleanup import drop_dead
+
+    return drop_dead(graph)
+
+
+def _transpose(weight: Parameter) -> Parameter:
+    rows, cols = weight.meta.sizes
+    return Parameter(f"{weight.name}.t", TensorMeta((cols, rows), weight.meta.dtype), weight.source, (*weight.transforms, ("t",)))
+
+
+def _conv1d(
+    graph: LogicalGraph,
+    node: Node,
+    made_by: dict[str, Node],
+    readers: dict[Ref, list[Node]],
+    weights: dict[str, Parameter],
+) -> tuple[Ref, Parameter, Ref | None, Node] | None:
+    """(input, weight, bias, final reshape) when ``node`` is the addmm or mm of the pattern and nothing else reads it."""
+    if node.op == "aten.addmm.default" and not node.kwargs:
+        bias, flat, weight = node.args[:3]
+    elif node.op == "aten.mm.default":
+        bias, (flat, weight) = None, node.args[:2]
+    else:
+        return None
+    before = made_by.get(flat.name)
+    after = readers.get(Ref(node.name), [])
+    if before is None or before.op != "aten.reshape.default" or len(after) != 1 or weight.name not in weights:
+        return None
+    if after[0].op != "aten.reshape.default" or len(readers.get(weight, [])) != 1:
+        return None
+    source = before.args[0]
+    given, wanted = graph.meta(source).shape, after[0].outputs[0].shape
+    if given[:-1] != wanted[:-1] or given[-1] != weights[weight.name].meta.shape[0]:
+        return None
+    return source, weights[weight.name], bias, after[0]
+
+
+def unfuse_split_linears(graph: LogicalGraph) -> LogicalGraph:
+    """``slice(linear(x, w, b))`` along the last dim, all parts used, becomes one linear per part (fused QKV, gate/up)."""
+    readers = consumers(graph)
+    weights = {leaf.name: leaf for leaf in graph.parameters}
+    parameters = dict(weights)
+    table: dict[Ref, Ref] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        slices = readers.get(Ref(node.name), [])
+        if node.op != "aten.linear.default" or not _splits(graph, node, slices, readers, weights):
+            nodes.append(node)
+            continue
+        leaves = [ref for ref in node.args[1:] if isinstance(ref, Ref)]
+        for index, part in enumerate(slices):
+            start, stop = part.args[2], part.args[2] + part.outputs[0].shape[-1]
+            args: list[object] = [node.args[0]]
+            for ref in leaves:
+                piece = _slice(weights[ref.name], index, start, stop)
+                parameters[piece.name] = piece
+                args.append(Ref(piece.name))
+            name = f"{node.name}.{index}"
+            nodes.append(Node(name, node.op, tuple(args), {}, part.outputs))
+            table[Ref(part.name)] = Ref(name)
+        for ref in leaves:
+            del parameters[ref.name]
+    kept = [node for node in nodes if Ref(node.name) not in table]
+    return replace(rebuild(graph, kept, table), parameters=tuple(parameters.values()))
+
+
+def _splits(
+    graph: LogicalGraph,
+    node: Node,
+    slices: list[Node],
+    readers: dict[Ref, list[Node]],
+    weights: dict[str, Parameter],
+) -> bool:
+    if len(slices) < 2 or any(ref.name not in weights or len(readers[ref]) != 1 for ref in node.refs() if ref != node.args[0]):
+        return False
+    last = len(node.outputs[0].shape) - 1
+    covered = 0
+    for part in slices:
+        if part.op != "aten.slice.Tensor" or part.args[1] % (last + 1) != last or part.args[4] != 1 or part.args[2] != covered:
+            return False
+        covered += part.outputs[0].shape[last]  # type: ignore[operator]
+    return covered == node.outputs[0].shape[last]
+
+
+def _slice(leaf: Parameter, index: int, start: int, stop: int) -> Parameter:
+    sizes = leaf.meta.sizes
+    meta = TensorMeta((stop - start, *sizes[1:]), leaf.meta.dtype)
+    return Parameter(f"{leaf.name}.{index}", meta, leaf.source, (*leaf.transforms, ("slice", 0, start, stop)))

@@ -1,0 +1,95 @@
+"""All shape ops in three canonical forms: reshape with the whole output shape, permute, expand; casts as ``to.dtype``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Ref, Sym, TensorMeta
+
+_RESHAPES = frozenset(
+    f"aten.{name}"
+    for name in (
+        "view.default _unsafe_view.default reshape.default flatten.using_ints unflatten.int squeeze.dim squeeze.dims "
+        "squeeze.default unsqueeze.default view_as.default"
+    ).split()
+)
+_CASTS = frozenset(
+    f"aten.{name}"
+    for name in "to.dtype to.dtype_layout _to_copy.default to.device type_as.default to.other float.default".split()
+)
+
+
+def canonical_views(graph: LogicalGraph) -> LogicalGraph:
+    """Rewrite every view-like op; split and chunk become slices."""
+    nodes: list[Node] = []
+    pieces: dict[Ref, Ref] = {}
+    for node in graph.nodes:
+        node = node.map_args(lambda arg: pieces.get(arg, arg) if isinstance(arg, Ref) else arg)
+        if node.op in ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default"):
+            nodes.extend(_slices(graph, node, pieces))
+        else:
+            nodes.append(_canonical(node, _shape_of(graph, node)))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _shape_of(graph: LogicalGraph, node: Node) -> int:
+    source = next(node.refs(), None)
+    return 0 if source is None or source.name not in graph.metas else len(graph.meta(source).shape)
+
+
+def _sizes(meta: TensorMeta) -> tuple[Arg, ...]:
+    return tuple(dim if isinstance(dim, int) else Sym(dim) for dim in meta.shape)
+
+
+def _canonical(node: Node, ndim: int) -> Node:
+    source = node.args[0] if node.args else None
+    if node.op in _RESHAPES:
+        return replace(node, op="aten.reshape.default", args=(source, _sizes(node.outputs[0])), kwargs={})
+    if node.op in ("aten.expand.default", "aten.expand_as.default", "aten.broadcast_to.default"):
+        return replace(node, op="aten.expand.default", args=(source, _sizes(node.outputs[0])), kwargs={})
+    if node.op in _CASTS:
+        return replace(node, op="aten.to.dtype", args=(source, DType(node.outputs[0].dtype)), kwargs={})
+    if node.op in ("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.numpy_T.default"):
+        return replace(node, op="aten.permute.default", args=(source, _order(node, ndim)), kwargs={})
+    if node.op == "aten.slice.Tensor":
+        return _clamped(node)
+    if node.op == "aten.pad.default" and (len(node.args) < 3 or node.args[2] == "constant"):
+        value = node.args[3] if len(node.args) > 3 and node.args[3] is not None else 0
+        return replace(node, op="aten.constant_pad_nd.default", args=(source, node.args[1], value), kwargs={})
+    return node
+
+
+def _order(node: Node, ndim: int) -> tuple[int, ...]:
+    order = list(range(ndim))
+    if node.op == "aten.permute.default":
+        return tuple(dim % ndim for dim in node.args[1])
+    if node.op == "aten.transpose.int":
+        one, two = node.args[1] % ndim, node.args[2] % ndim
+        order[one], order[two] = order[two], order[one]
+        return tuple(order)
+    return tuple(reversed(order))
+
+
+def _clamped(node: Node) -> Node:
+    """A slice with its defaults written out and an end that is None where it is beyond any size."""
+    args = [*node.args, *(None, 0, None, None, 1)[len(node.args) :]]
+    args[1] = 0 if args[1] is None else args[1]
+    args[2] = 0 if args[2] is None else args[2]
+    args[3] = None if isinstance(args[3], int) and args[3] >= 2**62 else args[3]
+    return replace(node, args=tuple(args))
+
+
+def _slices(graph: LogicalGraph, node: Node, pieces: dict[Ref, Ref]) -> list[Node]:
+    source = node.args[0]
+    ndim = len(node.outputs[0].shape)
+    dim = (node.args[2] if len(node.args) > 2 else 0) % ndim
+    start = 0
+    nodes = []
+    for index, meta in enumerate(node.outputs):
+        size = meta.shape[dim]
+        assert isinstance(size, int), "a split along the batch is not canonical"
+        name = f"{node.name}.{index}"
+        nodes.append(Node(name, "aten.slice.Tensor", (source, dim, start, start + size, 1), {}, (meta,)))
+        pieces[Ref(node.name, index)] = Ref(name)
+        start += size
+    return nodes

@@ -1,0 +1,101 @@
+"""The op rules: one line per op family, as data. The functions that few ops need beyond notation are in ``_rules``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autosbp.errors import GraphError
+from autosbp.graph.ir import LogicalGraph, Node
+from autosbp.sbp import _special as special
+from autosbp.sbp.sharding import AxisOption, Rule, Sharding, axis_options, notation, tensor_inputs
+
+_POINTWISE = (
+    "gelu.default relu.default silu.default tanh.default sigmoid.default exp.default log.default rsqrt.default "
+    "sqrt.default pow.Tensor_Scalar cos.default sin.default abs.default reciprocal.default erf.default "
+    "eq.Scalar ne.Scalar lt.Scalar gt.Scalar le.Scalar ge.Scalar eq.Tensor ne.Tensor lt.Tensor gt.Tensor le.Tensor "
+    "ge.Tensor logical_not.default logical_and.default logical_or.default bitwise_and.Tensor bitwise_or.Tensor "
+    "bitwise_not.default __and__.Tensor __or__.Tensor clamp.default clamp_min.default minimum.default maximum.default "
+    "hardtanh.default leaky_relu.default elu.default softplus.default add.Scalar sub.Scalar rsub.Scalar "
+    "pow.Tensor_Tensor"
+).split()
+
+RULES: Mapping[str, Rule] = {
+    # matrix products
+    "aten.linear.default": notation("b... k, n k, +[n] -> b... n", linear="0; 1", flops=2),
+    "aten.mm.default": notation("m k, k n -> m n", linear="0; 1", flops=2),
+    "aten.bmm.default": notation("b m k, b k n -> b m n", linear="0; 1", flops=2),
+    "aten.addmm.default": notation("+[n], m k, k n -> m n", linear="1; 2", flops=2),
+    "aten.matmul.default": special.matmul,
+    # convolution and pooling
+    "aten.conv2d.default": special.conv2d,
+    "aten.max_pool2d.default": special.pooling,
+    "aten.avg_pool2d.default": special.pooling,
+    "aten.adaptive_avg_pool2d.default": special.pooling,
+    # attention, normalisation, softmax, embedding, losses
+    "aten.scaled_dot_product_attention.default": special.attention,
+    "aten.layer_norm.default": special.layer_norm,
+    "aten.softmax.int": special.softmax,
+    "aten.log_softmax.int": special.log_softmax,
+    "aten.embedding.default": notation("v d, b... -> b... d", whole="v", linear="0", split_impl="v"),
+    "aten.gather.default": special.gather,
+    # shapes
+    "aten.reshape.default": special.reshape,
+    "aten.permute.default": special.permute,
+    "aten.expand.default": special.expand,
+    "aten.slice.Tensor": special.slice_tensor,
+    "aten.cat.default": special.cat,
+    "aten.constant_pad_nd.default": special.pad,
+    # reductions
+    "aten.sum.dim_IntList": special.sum_dims,
+    "aten.sum.default": special.sum_dims,
+    # element-wise
+    "aten.add.Tensor": special.pointwise("0 1"),
+    "aten.sub.Tensor": special.pointwise("0 1"),
+    "aten.mul.Tensor": special.pointwise("0; 1"),
+    "aten.div.Tensor": special.pointwise("0"),
+    "aten.mul.Scalar": special.pointwise("0"),
+    "aten.div.Scalar": special.pointwise("0"),
+    "aten.neg.default": special.pointwise("0"),
+    "aten.to.dtype": special.to_dtype,
+    "aten.where.self": special.pointwise("1 2"),
+    "aten.masked_fill.Scalar": special.masked_fill,
+    "aten.dropout.default": special.dropout,
+    **{f"aten.{name}": special.pointwise("") for name in _POINTWISE},
+}
+
+CONSTANT_OPS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "arange.default arange.start arange.start_step full.default ones.default zeros.default eye.default "
+        "scalar_tensor.default cumsum.default tril.default triu.default outer.default"
+    ).split()
+)
+"""Ops that may stand in the constant part of a graph only: computed by every rank, never split."""
+
+
+def sharding_of(graph: LogicalGraph, node: Node) -> Sharding:
+    """The node's factors in a bound graph; an unknown op or a contradictory shape is a ``GraphError``."""
+    rule = RULES.get(node.op)
+    if rule is None:
+        raise GraphError(f"{node.name}.op", node.op, "an op with a sharding rule is expected (autosbp.sbp.rules)")
+    return rule(node, tensor_inputs(graph, node))
+
+
+def node_options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
+    """Every legal layout of the node on one mesh axis."""
+    ins = tuple(ref.name in graph.differentiable and graph.meta(ref).is_float for ref in node.refs())
+    outs = tuple(node.name in graph.differentiable and meta.is_float for meta in node.outputs)
+    return axis_options(sharding_of(graph, node), ins, outs)
+
+
+def check_graph(graph: LogicalGraph) -> None:
+    """Check every op and shape of a graph, bound at the sizes it was captured with; raises ``GraphError``."""
+    bound = graph.bind(**graph.symbols)
+    for node in bound.nodes:
+        if node.op in CONSTANT_OPS:
+            if node.name not in bound.constant_names:
+                raise GraphError(f"{node.name}.op", node.op, "this op may not depend on parameters or inputs")
+        else:
+            sharding_of(bound, node)
+    if bound.loss.name not in bound.differentiable:
+        raise GraphError("loss", bound.loss.name, "the loss must depend on a parameter")

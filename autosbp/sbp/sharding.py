@@ -1,0 +1,192 @@
+"""Sharding rules in factor notation, and the signatures that follow from them (DESIGN section 5).
+
+A rule names the factors of one op: ``b... k, n k, +[n] -> b... n`` is a linear layer. Terms are the op's tensor arguments
+in order; ``[...]`` may be absent; ``+`` marks an operand that is added to the result; ``b...`` stands for any number of
+leading dims. Giving a mesh axis to a factor splits every tensor that holds it; tensors without it are B; an output
+without it is P. Factors listed as whole may not be split. Inputs in which the op is linear may be P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from autosbp.errors import GraphError
+from autosbp.graph.ir import LogicalGraph, Node, Ref, TensorMeta
+from autosbp.sbp.placement import B, I, P, S, Sbp
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One loop index of an op: its size, and the dim of each tensor input and output that it runs over (-1: none)."""
+
+    name: str
+    size: int
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """An op's factors at concrete shapes.
+
+    ``additive`` are inputs added to the result; ``linear`` the sets of inputs that may be P together; ``flops`` counts
+    the forward pass of the whole op; ``free`` ops move no data; ``random`` ops need a seed per shard; ``split_impl`` is
+    the factor that a split implementation serves, with ``split_reduces`` telling whether its output is P.
+    """
+
+    factors: tuple[Factor, ...]
+    additive: frozenset[int] = frozenset()
+    linear: tuple[frozenset[int], ...] = ()
+    flops: float = 0.0
+    free: bool = False
+    random: bool = False
+    split_impl: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisOption:
+    """One op's layouts on one mesh axis. ``factor`` is the factor split (or ``B``, ``I``, ``P``); ``divides`` tells
+    whether the axis divides the work, ``size`` the extent that the axis must divide (0: any)."""
+
+    factor: str
+    ins: tuple[Sbp, ...]
+    outs: tuple[Sbp, ...]
+    divides: bool
+    size: int = 0
+
+
+Rule = Callable[[Node, Sequence[TensorMeta]], Sharding]
+
+
+def tensor_inputs(graph: LogicalGraph, node: Node) -> list[TensorMeta]:
+    """Metas of the tensor arguments, in the order of ``node.refs()``."""
+    return [graph.meta(ref) for ref in node.refs()]
+
+
+def axis_options(
+    sharding: Sharding, differentiable_ins: tuple[bool, ...], differentiable_outs: tuple[bool, ...]
+) -> tuple[AxisOption, ...]:
+    """Every legal layout of an op on one mesh axis, each once (OneFlow Table 1 for a matmul).
+
+    A tensor that no gradient flows through has one kind of replication, written B.
+    """
+    return _axis_options(sharding, differentiable_ins, differentiable_outs)
+
+
+@lru_cache(maxsize=4096)
+def _axis_options(
+    sharding: Sharding, diff_ins: tuple[bool, ...], diff_outs: tuple[bool, ...]
+) -> tuple[AxisOption, ...]:
+    options: dict[tuple[tuple[Sbp, ...], tuple[Sbp, ...]], AxisOption] = {}
+
+    def add(factor: str, ins: list[Sbp], outs: list[Sbp], divides: bool, size: int = 0) -> None:
+        fixed_ins = tuple(B if sbp == I and not diff else sbp for sbp, diff in zip(ins, diff_ins, strict=True))
+        fixed_outs = tuple(B if sbp == I and not diff else sbp for sbp, diff in zip(outs, diff_outs, strict=True))
+        options.setdefault((fixed_ins, fixed_outs), AxisOption(factor, fixed_ins, fixed_outs, divides, size))
+
+    for factor in sharding.factors:
+        if factor.whole and factor.name != sharding.split_impl:
+            continue
+        contracted = any(dim < 0 for dim in factor.outs)
+        ins = [
+            S(dim) if dim >= 0 else P if contracted and index in sharding.additive else B
+            for index, dim in enumerate(factor.ins)
+        ]
+        outs = [S(dim) if dim >= 0 else P for dim in factor.outs]
+        if any(sbp.is_split for sbp in ins):
+            add(factor.name, ins, outs, True, factor.size)
+    num_ins, num_outs = len(diff_ins), len(diff_outs)
+    add("B", [B] * num_ins, [B] * num_outs, False)
+    add("I", [I] * num_ins, [I] * num_outs, False)
+    for inputs in sharding.linear:
+        if max(inputs) < num_ins:
+            partial = [P if index in inputs or index in sharding.additive else B for index in range(num_ins)]
+            add("P", partial, [P] * num_outs, False)
+    return tuple(options.values())
+
+
+def notation(text: str, *, linear: str = "", whole: str = "", flops: float = 0.0, split_impl: str = "") -> Rule:
+    """A rule from factor notation. ``linear`` is sets of inputs, such as ``"0; 1"``; ``flops`` per point of all factors."""
+    left, right = (side.strip() for side in text.split("->"))
+    terms = [term.strip() for term in left.split(",")]
+    out_terms = [term.split() for term in right.split(",")]
+    whole_names = set(whole.split())
+    sets = tuple(frozenset(int(index) for index in part.split()) for part in linear.split(";") if part.strip())
+
+    def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+        present: list[tuple[list[str], bool]] = []
+        for position, term in enumerate(terms):
+            arg = node.args[position] if position < len(node.args) else None
+            if isinstance(arg, Ref):
+                present.append((term.strip("+[]").split(), term.startswith("+")))
+            elif "[" not in term:
+                raise GraphError(f"{node.name}.args[{position}]", arg, f"{node.op} needs a tensor here")
+        if len(present) != len(metas):
+            raise GraphError(f"{node.name}.args", len(metas), f"{node.op} takes {len(present)} tensors here")
+        table = FactorTable(node, len(metas), len(out_terms))
+        for index, ((names, _), meta) in enumerate(zip(present, metas, strict=True)):
+            table.hold(index, _spread(node, names, meta), meta, output=False)
+        for index, (names, meta) in enumerate(zip(out_terms, node.outputs, strict=True)):
+            table.hold(index, _spread(node, names, meta), meta, output=True)
+        factors = table.factors(whole_names)
+        return Sharding(
+            factors,
+            frozenset(index for index, (_, added) in enumerate(present) if added),
+            sets,
+            flops * prod(factor.size for factor in factors),
+            split_impl=split_impl,
+        )
+
+    return rule
+
+
+def _spread(node: Node, names: list[str], meta: TensorMeta) -> list[str]:
+    """``b... k`` as one name per dim of the tensor."""
+    spread: list[str] = []
+    for name in names:
+        if name.endswith("..."):
+            extra = len(meta.shape) - len(names) + 1
+            spread.extend(f"{name[:-3]}{index}" for index in range(extra))
+        else:
+            spread.append(name)
+    if len(spread) != len(meta.shape):
+        raise GraphError(f"{node.name}.shape", list(meta.shape), f"{node.op} expects dims ({' '.join(names)})")
+    return spread
+
+
+class FactorTable:
+    """Collects which dim of which tensor each factor is, checking that sizes agree. ``1`` names a dim of size one."""
+
+    def __init__(self, node: Node, num_ins: int, num_outs: int) -> None:
+        self.node, self.num_ins, self.num_outs = node, num_ins, num_outs
+        self.sizes: dict[str, int] = {}
+        self.ins: dict[str, list[int]] = {}
+        self.outs: dict[str, list[int]] = {}
+
+    def hold(self, index: int, names: Sequence[str], meta: TensorMeta, *, output: bool) -> None:
+        for dim, (name, size) in enumerate(zip(names, meta.sizes, strict=True)):
+            if name == "1":
+                if size != 1:
+                    raise GraphError(f"{self.node.name}.shape", list(meta.sizes), f"dim {dim} must have size 1")
+                continue
+            self.set(name, size, index, dim, output=output)
+
+    def set(self, name: str, size: int, index: int, dim: int, *, output: bool) -> None:
+        known = self.sizes.setdefault(name, size)
+        if known != size:
+            where = f"{self.node.name}.{'outputs' if output else 'inputs'}[{index}].shape[{dim}]"
+            raise GraphError(where, size, f"{known} is expected by {self.node.op}")
+        self.ins.setdefault(name, [-1] * self.num_ins)
+        self.outs.setdefault(name, [-1] * self.num_outs)
+        (self.outs if output else self.ins)[name][index] = dim
+
+    def factors(self, whole: set[str]) -> tuple[Factor, ...]:
+        return tuple(
+            Factor(name, size, tuple(self.ins[name]), tuple(self.outs[name]), name in whole or name.rstrip("0123456789") in whole)
+            for name, size in self.sizes.items()
+            if size > 1 or name in whole
+        )
