@@ -1,0 +1,87 @@
+"""Ops run from their keys, and only ops that a key may name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from autosbp.costmodel.op_bench import run_op
+from autosbp.errors import InputError
+from autosbp.jsonio import canonical
+
+
+def key(op: str, *args: Any, **kwargs: Any) -> str:
+    return canonical({"op": op, "args": list(args), "kwargs": kwargs}).decode()
+
+
+def tensor(*shape: int, d: str = "float32", **more: Any) -> dict[str, Any]:
+    return {"t": list(shape), "d": d, **more}
+
+
+def test_linear_runs_forward_and_backward_repeatedly() -> None:
+    text = key("aten.linear.default", tensor(4, 8, g=True), tensor(16, 8, g=True), None)
+    forward, backward = run_op(text)
+    for _ in range(2):
+        output, gradients = forward(), backward()
+    assert isinstance(output, torch.Tensor) and output.shape == (4, 16)
+    assert isinstance(gradients, tuple) and [item.shape for item in gradients] == [(4, 8), (16, 8)]
+
+
+def test_same_key_gives_the_same_values() -> None:
+    text = key("aten.mul.Tensor", tensor(8), 2.0)
+    first, second = run_op(text)[0](), run_op(text)[0]()
+    assert isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        key("aten.embedding.default", tensor(10, 4, g=True), tensor(3, d="int64", hi=10)),
+        key("aten.cat.default", [tensor(2, 3, g=True), tensor(2, 3)], 1),
+        key("aten.split.Tensor", tensor(4, 4, g=True), 2, 0),
+        key("aten._to_copy.default", tensor(4), dtype={"dtype": "bfloat16"}),
+        key("aten.sum.dim_IntList", tensor(4, 4, d="float64", g=True), [0], True),
+        key("aten.where.self", tensor(4, d="bool"), tensor(4), tensor(4, g=True)),
+        key("aten.topk.default", tensor(8, g=True), 2),
+        key("aten.mul.Tensor", tensor(0, 4, g=True), tensor(4)),
+        key("aten.scaled_dot_product_attention.default", *[tensor(1, 2, 4, 8, g=True)] * 3, is_causal=True),
+    ],
+    ids=lambda text: text.split('"op":"')[1].split('"')[0],
+)
+def test_generic_ops_run(text: str) -> None:
+    forward, backward = run_op(text)
+    forward()
+    backward()
+
+
+def test_backward_without_gradients_does_nothing() -> None:
+    assert run_op(key("aten.relu.default", tensor(4)))[1]() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("{", "valid JSON"),
+        ("[]", "mapping"),
+        (key("os.system.default", "true"), "namespace of aten, autosbp"),
+        (key("aten.linear"), "NAMESPACE.NAME.OVERLOAD"),
+        (key("aten.no_such_op.default"), "this torch has"),
+        (key("aten.__init__.__globals__"), "this torch has"),
+        (key("aten.add.no_such_overload", tensor(1), tensor(1)), "this torch has"),
+        (key("autosbp.no_such_op.default"), "this torch has"),
+        (key("aten.from_file.default", "some-file", True, 4), "no files"),
+        (key("aten.save.default", tensor(1), "some-file"), "no files"),
+        (key("aten.mm.default", tensor(2, 3), tensor(2, 3)), "arguments that the op takes"),
+        (key("aten.mm.default", tensor(2, 3)), "arguments that the op takes"),
+        (key("aten.relu.default", tensor(-1)), "at least 0"),
+        (key("aten.relu.default", tensor(2**50)), "fits in memory"),
+        (key("aten.relu.default", tensor(1, d="float128")), "float32"),
+        (key("aten.relu.default", tensor(1, d="int64", g=True)), "only floating-point"),
+        (key("aten.relu.default", tensor(1, device="cuda")), "known fields"),
+    ],
+)
+def test_a_bad_key_is_an_input_error(text: str, part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        run_op(text)
