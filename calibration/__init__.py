@@ -1,0 +1,88 @@
+"""Measures a cluster: real collectives and ops over torch.distributed, fitted to the cost model's alpha and beta.
+
+    from autosbp.cluster import load_cluster
+    from calibration import calibrate
+    calibration = calibrate(load_cluster("local:2x2"))
+
+``read_results`` and ``assemble`` make a calibration of the lines that a failed or foreign run left behind;
+``import_nccl_log`` reads the output of nccl-tests. Nothing here imports torch in the caller's process.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from autosbp.cluster import Cluster
+from autosbp.costmodel.calibration import Calibration
+from autosbp.errors import InputError
+from calibration._fit import METHODS, fit_collective
+from calibration._launch import Progress, launch
+from calibration._request import DEFAULT_SIZES, Request
+from calibration._results import assemble, read_results
+
+__all__ = [
+    "METHODS",
+    "Progress",
+    "Request",
+    "assemble",
+    "calibrate",
+    "fit_collective",
+    "read_results",
+]
+
+
+def calibrate(
+    cluster: Cluster,
+    *,
+    backend: str | None = None,
+    sizes: Sequence[int] | None = None,
+    repeats: int = 10,
+    op_keys: Sequence[str] = (),
+    method: str = "relative",
+    timeout_s: float = 600.0,
+    progress: Callable[[Progress], None] | None = None,
+    workdir: Path | None = None,
+    point_s: float = 0.25,
+    op_s: float = 0.25,
+) -> Calibration:
+    """Measure every collective over every group shape of ``cluster`` with one rank per device on this machine.
+
+    Args:
+        backend: ``gloo`` or ``nccl``; by default what the cluster's device kind uses.
+        sizes: message sizes in bytes, at least three; 1 KB to 16 MB in steps of 4 by default. A size is rounded up to a
+            whole number of float32 per rank.
+        repeats: most repeats per size; fewer (three at least) where ``point_s`` seconds do not hold as many.
+        op_keys: ops to time with all ranks running at once, as ``autosbp.costmodel.op_bench`` reads them; ``op_s``
+            seconds for each of forward and backward.
+        method: ``relative`` or ``ols``, see ``calibration._fit``.
+        timeout_s: limit of the whole run.
+        progress: called from this thread as each measurement starts.
+        workdir: where request, results and log are kept. By default a temporary folder, removed after success.
+
+    Raises:
+        InputError: an argument is out of range.
+        CalibrationError: a rank failed, the time ran out or a fit is impossible; names the measurement, and what was
+            measured until then stays in ``results.jsonl``.
+    """
+    if method not in METHODS:
+        raise InputError("method", method, f"one of {', '.join(METHODS)} is expected")
+    request = Request(
+        cluster,
+        backend or ("nccl" if cluster.device.kind == "cuda" else "gloo"),
+        tuple(DEFAULT_SIZES if sizes is None else sizes),
+        repeats,
+        point_s,
+        tuple(op_keys),
+        op_s,
+        timeout_s,
+    )
+    if workdir is not None:
+        workdir.mkdir(parents=True, exist_ok=True)
+        return assemble(request, launch(request, workdir, progress), method)
+    folder = Path(tempfile.mkdtemp(prefix="autosbp-calibration-"))
+    calibration = assemble(request, launch(request, folder, progress), method)
+    shutil.rmtree(folder)
+    return calibration

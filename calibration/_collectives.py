@@ -1,0 +1,76 @@
+"""The collectives that are measured, under one name each, and the few calls that keep ranks together.
+
+``torch.distributed`` 2.13 renamed ``all_gather_into_tensor`` and ``reduce_scatter_tensor`` and deprecated the old
+names; this is the one file that knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_ELEMENT_BYTES = 4  # float32
+
+
+def message_bytes(num_bytes: int, num_ranks: int) -> int:
+    """The least size of at least ``num_bytes`` that every rank of the group holds an equal whole part of."""
+    unit = _ELEMENT_BYTES * num_ranks
+    return -(-num_bytes // unit) * unit
+
+
+def prepare(kind: str, num_bytes: int, ranks: list[int], group: Any, device: torch.device) -> Callable[[], None]:
+    """A call that runs one collective of ``num_bytes``, the full message as ``autosbp.costmodel.network`` counts it.
+
+    ``p2p`` is a shift around the ring of the group: an exchange in a group of two.
+    """
+    full = torch.zeros(num_bytes // _ELEMENT_BYTES, device=device)
+    part = torch.zeros(full.numel() // len(ranks), device=device)
+    other = torch.empty_like(full)
+    position = ranks.index(dist.get_rank())
+    after, before = ranks[(position + 1) % len(ranks)], ranks[position - 1]
+
+    def p2p() -> None:
+        send = dist.P2POp(dist.isend, full, after, group)
+        receive = dist.P2POp(dist.irecv, other, before, group)
+        for work in dist.batch_isend_irecv([send, receive]):
+            work.wait()
+
+    runs: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(full, group=group),
+        "all_gather": lambda: _all_gather(full, part, group=group),
+        "reduce_scatter": lambda: _reduce_scatter(part, full, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(other, full, group=group),
+        "p2p": p2p,
+    }
+    chosen = runs[kind]
+
+    def run() -> None:
+        chosen()
+
+    return run
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Return when everything queued on the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def largest(value: float, device: torch.device) -> float:
+    """The largest of the ranks' values; also a barrier of all ranks."""
+    tensor = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return float(tensor.item())
+
+
+def gather_series(series: list[float], device: torch.device) -> list[list[float]]:
+    """Every rank's series, by rank; all have the same length."""
+    mine = torch.tensor(series, dtype=torch.float64, device=device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    return [tensor.tolist() for tensor in everyone]

@@ -1,0 +1,196 @@
+"""Reads the text output of nccl-tests (``all_reduce_perf`` and the like): https://github.com/NVIDIA/nccl-tests.
+
+A row is ``size count type redop [root]``, then ``time algbw busbw #wrong`` out of place and again in place; older
+releases have no ``root`` and an ``error`` column. ``size`` is the full message as the cost model counts it. Launchers may
+tag lines, also in the middle of a row, and break rows over lines; a run may end early.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from autosbp.cluster import Cluster
+from autosbp.costmodel.calibration import CollectiveFit, Point
+from autosbp.costmodel.network import beta_factor
+from autosbp.errors import CalibrationError, InputError
+from calibration._fit import fit_collective
+
+_TOOLS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "sendrecv": "p2p",
+}
+_TAG = re.compile(r"\[\d+(?:,\d+)*\](?:<std\w+>:?)?")
+_SIDE = 4  # time algbw busbw #wrong
+_RATIO_TOLERANCE = 0.02
+_MIN_ALGBW = 1.0  # GB/s: below it the printed digits are too few to tell the number of ranks
+
+
+@dataclass(frozen=True, slots=True)
+class NcclLog:
+    """Points of one collective; medians are nccl-tests' means, without a spread.
+
+    ``bus_factor`` is busbw / algbw where it is known, which tells the number of ranks; ``num_skipped`` counts the pieces
+    of rows whose message size was lost between other lines.
+    """
+
+    kind: str
+    out_of_place: tuple[Point, ...]
+    in_place: tuple[Point, ...]
+    bus_factor: float | None
+    num_skipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    line: int
+    size: int
+    values: tuple[str, ...]  # two sides of four columns
+
+
+def read_nccl_log(path: Path, kind: str | None = None) -> NcclLog:
+    """Parse one run. ``kind`` is needed where neither the text nor the file's name tells the collective.
+
+    Raises ``CalibrationError`` for a truncated run, wrong results or no rows of a size above 0, and ``InputError`` for a
+    file that cannot be read and an unknown kind.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("path", str(path), f"a readable nccl-tests log is expected ({error})") from None
+    kind = _kind(kind, text, path)
+    counts_wrong = "error" not in (_columns(text) or ())
+    rows, num_skipped = _rows(text, path.name)
+    if re.search(r"Out of bounds values\s*:\s*\d+\s+FAILED", text):
+        raise CalibrationError(f"{path.name}: nccl-tests reports values out of bounds")
+    ended = "# Avg bus bandwidth" in text or "# Out of bounds values" in text
+    if re.search(r"# nThread|# Collective test starting", text) and not ended:
+        raise CalibrationError(f"{path.name}: truncated: the run has a beginning but no summary at its end")
+    iterations = re.search(r"(?<!warmup )iters: (\d+)", text)
+    repeats = max(int(iterations[1]), 1) if iterations else 1
+    sides: tuple[list[Point], list[Point]] = ([], [])
+    for row in rows:
+        for side, values in zip(sides, (row.values[:_SIDE], row.values[_SIDE:]), strict=True):
+            if counts_wrong and values[3] not in ("0", "N/A"):
+                raise CalibrationError(f"{path.name} line {row.line}: {values[3]} wrong values at {row.size} bytes")
+            if row.size > 0:
+                side.append(Point(row.size, _microseconds(values[0], path.name, row) * 1e-6, 0.0, repeats))
+    if not sides[0]:
+        raise CalibrationError(f"{path.name}: truncated or empty: no rows of a message size above 0")
+    return NcclLog(kind, tuple(sides[0]), tuple(sides[1]), _bus_factor(rows), num_skipped)
+
+
+def import_nccl_log(
+    path: Path,
+    cluster: Cluster,
+    group_shape: tuple[int, ...],
+    *,
+    kind: str | None = None,
+    in_place: bool = False,
+    method: str = "relative",
+) -> CollectiveFit:
+    """The fit of one nccl-tests run over groups of ``group_shape`` of ``cluster``, to put in a ``Calibration``.
+
+    nccl-tests runs one group at a time: links that several groups would share are measured unshared. Raises
+    ``InputError`` when the shape is not one of the cluster's or contradicts the log's bus bandwidth, and
+    ``CalibrationError`` as ``read_nccl_log`` and ``fit_collective`` do.
+    """
+    limits = tuple(level.count for level in cluster.levels)
+    fits_in = len(group_shape) == len(limits) and all(
+        1 <= count <= limit for count, limit in zip(group_shape, limits, strict=True)
+    )
+    if not fits_in or prod(group_shape) < 2:
+        raise InputError("group_shape", group_shape, f"counts within {limits}, of two ranks or more, are expected")
+    log = read_nccl_log(path, kind)
+    expected = beta_factor(log.kind, prod(group_shape))
+    if log.bus_factor is not None and abs(log.bus_factor / expected - 1) > _RATIO_TOLERANCE:
+        raise InputError(
+            "group_shape",
+            group_shape,
+            f"the log's busbw / algbw is {log.bus_factor:.3f}, but {expected:.3f} for {prod(group_shape)} ranks",
+        )
+    return fit_collective(log.kind, group_shape, log.in_place if in_place else log.out_of_place, method)
+
+
+def _kind(given: str | None, text: str, path: Path) -> str:
+    if given is not None:
+        if given not in _TOOLS.values():
+            raise InputError("kind", given, f"one of {', '.join(_TOOLS.values())} is expected")
+        return given
+    named = re.search(r"\b(\w+?)_perf\b", text)
+    for candidate in (named[1] if named else "", path.name):
+        for tool, kind in _TOOLS.items():
+            if tool in candidate:
+                return kind
+    raise InputError("kind", None, f"the log does not tell its collective; give one of {', '.join(_TOOLS.values())}")
+
+
+def _columns(text: str) -> list[str] | None:
+    """The names of the columns, where a header line gives them."""
+    match = re.search(r"^.*#\s+(size\s+count\s+type\b.*)$", text, re.MULTILINE)
+    return _TAG.sub(" ", match[1]).split() if match else None
+
+
+def _rows(text: str, name: str) -> tuple[list[_Row], int]:
+    """All rows, joined where they were broken over lines, and the number of pieces without a message size."""
+    columns = _columns(text)
+    width = len(columns) if columns else None
+    rows: list[_Row] = []
+    begun: list[str] = []
+    num_skipped = 0
+    for number, tokens in _data_lines(text):
+        starts = len(tokens) > 2 and tokens[2].isalpha()
+        if starts and begun or not starts and not begun and len(tokens) != 2 * _SIDE:
+            raise CalibrationError(f"{name} line {number}: truncated: a row is not complete")
+        if not starts and not begun:
+            num_skipped += 1
+            continue
+        begun += tokens
+        full = width or _head_width(begun) + 2 * _SIDE
+        if len(begun) > full:
+            raise CalibrationError(f"{name} line {number}: a row of {len(begun)} columns; {full} are expected")
+        if len(begun) == full:
+            rows.append(_Row(number, int(begun[0]), tuple(begun[-2 * _SIDE :])))
+            begun = []
+    if begun:
+        raise CalibrationError(f"{name}: truncated: the last row is not complete")
+    return rows, num_skipped
+
+
+def _data_lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Lines of figures without tags: they begin with a number, and letters are only in the type and operation."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        tokens = _TAG.sub(" ", line).split()
+        if tokens and _is_number(tokens[0]) and all(_is_number(token) for token in tokens[4:]):
+            yield number, tokens
+
+
+def _head_width(tokens: list[str]) -> int:
+    """Columns before the first time, of a log without a header; collectives have ``-1`` as their root."""
+    return 3 + (len(tokens) > 3 and tokens[3].isalpha()) + (len(tokens) > 4 and tokens[4] == "-1")
+
+
+def _is_number(token: str) -> bool:
+    return (
+        token == "N/A" or re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|inf", token, re.IGNORECASE) is not None
+    )
+
+
+def _microseconds(token: str, name: str, row: _Row) -> float:
+    value = math.nan if token == "N/A" else float(token)
+    if not 0 < value < math.inf:
+        raise CalibrationError(f"{name} line {row.line}: a time of {token} us at {row.size} bytes is not positive")
+    return value
+
+
+def _bus_factor(rows: list[_Row]) -> float | None:
+    rates = [(float(row.values[1]), float(row.values[2])) for row in rows if "N/A" not in row.values[1:3]]
+    algbw, busbw = max(rates, default=(0.0, 0.0))
+    return busbw / algbw if algbw >= _MIN_ALGBW else None

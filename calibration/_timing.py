@@ -1,0 +1,55 @@
+"""Time-boxed sampling of a call that all ranks make together, and the summary of the samples."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from statistics import quantiles
+
+from autosbp.costmodel.calibration import Point
+
+MIN_REPEATS = 3
+_MAX_BATCH = 1000
+
+
+def sample(
+    run: Callable[[], object],
+    *,
+    together: Callable[[float], float],
+    repeats: int,
+    box_s: float,
+    batch_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Seconds of one ``run``, once per repeat, on this rank; every rank makes the same number of calls.
+
+    ``together`` waits for all ranks and returns the largest of their values. After two warm-up calls each repeat starts
+    with it and averages a batch of calls back to back that takes about ``batch_s``, so that neither the exit of the
+    barrier nor a slice of the scheduler is taken for the call. As many repeats are made, from ``MIN_REPEATS`` to
+    ``repeats``, as fit in ``box_s``.
+    """
+
+    def timed(batch: int) -> float:
+        together(0.0)
+        start = clock()
+        for _ in range(batch):
+            run()
+        return (clock() - start) / batch
+
+    timed(1)
+    once = max(together(timed(1)), 1e-9)
+    batch = min(max(math.ceil(batch_s / once), 1), _MAX_BATCH)
+    count = min(max(int(box_s / (once * batch)), MIN_REPEATS), max(repeats, MIN_REPEATS))
+    return [timed(batch) for _ in range(count)]
+
+
+def slowest_rank_times(by_rank: Sequence[Sequence[float]], groups: Sequence[Sequence[int]]) -> list[float]:
+    """For every group and repeat, the time of the group's slowest rank."""
+    return [max(times) for ranks in groups for times in zip(*(by_rank[rank] for rank in ranks), strict=True)]
+
+
+def summary(num_bytes: int, times: Sequence[float]) -> Point:
+    """Median and interquartile range of at least two times, in seconds."""
+    first, median, third = quantiles(times, n=4, method="inclusive")
+    return Point(num_bytes, median, third - first, len(times))
