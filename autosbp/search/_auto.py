@@ -1,0 +1,27 @@
+"""The searcher for those who do not want to choose."""
+
+from __future__ import annotations
+
+from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
+from autosbp.search._coordinate_descent import coordinate_descent
+from autosbp.search._elimination import plan_problem
+from autosbp.search._exact import exact
+from autosbp.search._exhaustive import exhaustive
+from autosbp.search._pruning import canonical
+from autosbp.search._validate import check_options, validate
+
+TINY = 10_000
+
+
+def auto(problem: SearchProblem, options: SearchOptions) -> SearchResult:
+    """``exhaustive`` for tiny spaces, else ``exact``, else ``coordinate_descent`` where elimination tables explode.
+
+    ``searcher`` in the result names the one that ran. Errors and guarantees are that one's.
+    """
+    validate(problem)
+    check_options(problem, options)
+    if problem.num_assignments <= TINY:
+        return exhaustive(problem, options)
+    if plan_problem(canonical(problem).problem).is_exact:
+        return exact(problem, options)
+    return coordinate_descent(problem, options)

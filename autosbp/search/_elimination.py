@@ -1,0 +1,81 @@
+"""Variable elimination with min-plus products: the optimum of a problem without its memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from autosbp.search._base import Costs, SearchProblem
+from autosbp.search._order import MAX_TABLE_ENTRIES, Program, plan_elimination
+from autosbp.search._tables import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """``bound_s`` is the optimum, without ``fixed_s``; a lower bound of it where the program is not exact."""
+
+    bound_s: float
+    assignment: tuple[int, ...]
+    distinct_products: int
+    operations: int
+
+
+def plan_problem(problem: SearchProblem, max_entries: int = MAX_TABLE_ENTRIES) -> Program:
+    """The program for ``minimise``: slots 0..n-1 are the unary costs, the next ones the edges."""
+    scopes = [(i,) for i in range(problem.num_variables)] + [(edge.u, edge.v) for edge in problem.edges]
+    return plan_elimination([len(costs) for costs in problem.unary_s], scopes, max_entries)
+
+
+def minimise(
+    problem: SearchProblem,
+    program: Program,
+    check: Callable[[], None],
+    price_s_per_byte: float = 0.0,
+    unary_s: tuple[Costs, ...] | None = None,
+) -> Solution:
+    """Least ``sum of unary_s + price * memory_bytes + edges`` over all assignments, the memory limit left out.
+
+    Args:
+        problem: its arrays are told apart by identity; equal content should be one object (``Dedupe``).
+        program: of ``plan_problem``, for a problem with the same domains and edges.
+        check: called often; may raise to abandon the work.
+        unary_s: replaces the problem's.
+
+    Returns:
+        An assignment that attains the optimum (the lowest value first where several do). ``bound_s`` is inf when every
+        assignment is forbidden.
+    """
+    tables = Tables(check)
+    priced: dict[tuple[int, int], Costs] = {}
+    slots: list[int] = []
+    for costs, use in zip(problem.unary_s if unary_s is None else unary_s, problem.memory_bytes, strict=True):
+        key = (id(costs), id(use))
+        if key not in priced:
+            priced[key] = costs + price_s_per_byte * use if price_s_per_byte else costs
+        slots.append(tables.intern(priced[key]))
+    slots.extend(tables.intern(edge.table) for edge in problem.edges)
+    slots.extend([-1] * (program.num_slots - len(slots)))
+    for step in program.steps:
+        check()
+        for group in step.groups:
+            operands = [(slots[slot], axes) for slot, axes in zip(group.slots, group.axes, strict=True)]
+            slots[group.output] = tables.eliminate(operands, group.sizes)
+    bound = sum(float(tables.arrays[slots[slot]]) for slot in program.constants)
+    assignment = _backtrack(program, [tables.arrays[table] for table in slots])
+    return Solution(bound, assignment, tables.distinct_products, tables.operations)
+
+
+def _backtrack(program: Program, tables: list[Costs]) -> tuple[int, ...]:
+    """Values in the reverse order of elimination, each the best given the values of its neighbours by then."""
+    values = [0] * len(program.steps)
+    for step in reversed(program.steps):
+        costs = np.zeros(step.groups[0].sizes[-1])
+        for group in step.groups:
+            last = len(group.scope)
+            for slot, axes in zip(group.slots, group.axes, strict=True):
+                index = tuple(slice(None) if axis == last else values[group.scope[axis]] for axis in axes)
+                costs += tables[slot][index]
+        values[step.variable] = int(np.argmin(costs))
+    return tuple(values)

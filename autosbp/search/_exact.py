@@ -1,0 +1,120 @@
+"""The searcher that proves what it returns."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, field
+
+from autosbp.errors import InfeasibleError
+from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
+from autosbp.search._coordinate_descent import cheapest_values, descend
+from autosbp.search._cpsat import MAX_ENTRIES, close_gap, num_entries
+from autosbp.search._elimination import plan_problem
+from autosbp.search._exhaustive import exhaustive
+from autosbp.search._local import Neighbourhood
+from autosbp.search._memory import least_memory, solve_dual
+from autosbp.search._pruning import Reduced, canonical, prune
+from autosbp.search._run import Run, forbidden
+
+ENUMERATE_AT_MOST = 20_000
+
+
+class _Stop(Exception):
+    """The run's limits struck inside a long computation."""
+
+
+def exact(problem: SearchProblem, options: SearchOptions) -> SearchResult:
+    """Find an optimum and prove it, or return the best found with a sound lower bound.
+
+    Variable elimination with min-plus products over hash-consed tables: a block repeated L times costs O(log L)
+    distinct products, so layers need not be tied as in AutoDDL's section 4.6. A memory limit is relaxed with a price
+    (Lagrangian bound, cutting planes over the price); the gap that remains is closed by enumeration or CP-SAT on the
+    values that reduced costs leave, when few enough are left. Where tables would grow past memory, they are split
+    (mini-buckets): the bound stays sound, the gap may stay open.
+
+    ``evaluations`` counts assignments costed. ``info`` holds ``distinct_products``, ``operations`` (min-plus
+    additions), ``duals`` (Lagrangian evaluations), ``price_s_per_byte``, ``kept_values`` and ``rounds``.
+
+    Raises:
+        InfeasibleError: no assignment is feasible (proved): ``memory_limit_bytes`` with the least memory that would
+            do, or ``cost_s`` where forbidden pairs leave nothing. Or none was met before it had to stop.
+    """
+    run = Run("exact", problem, options)
+    search = _Exact(run)
+    with contextlib.suppress(_Stop):
+        search.solve()
+    return run.result(search.info)
+
+
+@dataclass(slots=True)
+class _Exact:
+    run: Run
+    info: dict[str, float] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if self.run.should_stop():
+            raise _Stop
+
+    def solve(self) -> None:
+        run = self.run
+        whole = canonical(run.problem)
+        near = Neighbourhood.of(whole.problem)
+        first = list(run.options.start) if run.options.start is not None else cheapest_values(near)
+        descend(near, first, run)
+        if run.best is None:
+            self._require_feasible(whole)
+        reduced = prune(whole, run.cost_s)
+        program = plan_problem(reduced.problem)
+        self.info["kept_values"] = float(sum(len(values) for values in reduced.values))
+        self.info["rounds"] = float(program.rounds)
+
+        def meet(assignment: tuple[int, ...], bound_s: float) -> tuple[int, ...] | None:
+            run.raise_bound(bound_s)
+            if math.isfinite(bound_s):
+                lifted = reduced.lift(assignment)
+                run.offer(lifted)
+                if run.problem.memory_limit_bytes is not None or not program.is_exact:
+                    descend(near, list(lifted), run)
+            return None if run.best is None else reduced.lower(run.best)
+
+        dual = solve_dual(reduced.problem, program, self.check, meet)
+        self.info["distinct_products"] = float(dual.distinct_products)
+        self.info["operations"] = float(dual.operations)
+        self.info["duals"] = float(dual.evaluations)
+        self.info["price_s_per_byte"] = dual.price_s_per_byte
+        if math.isinf(dual.bound_s):
+            raise forbidden()
+        if not run.is_proved:
+            self._close(prune(reduced, run.cost_s, dual.price_s_per_byte))
+
+    def _require_feasible(self, whole: Reduced) -> None:
+        """Offer the feasible assignment of least memory, or prove that there is none."""
+        least = least_memory(whole.problem, self.check)
+        if math.isinf(least.bound_s):
+            raise forbidden()
+        limit, needed = whole.problem.memory_limit_bytes, least.bound_s + whole.problem.fixed_memory_bytes
+        if limit is not None and needed > limit:
+            raise InfeasibleError("memory_limit_bytes", limit, needed, "no assignment fits (proved)")
+        self.run.offer(least.assignment)
+
+    def _close(self, reduced: Reduced) -> None:
+        """Close the gap over the values left, which hold every assignment as good as the incumbent."""
+        run, problem = self.run, reduced.problem
+        self.info["open_values"] = float(sum(len(values) for values in reduced.values))
+        self.check()
+        if problem.num_assignments <= ENUMERATE_AT_MOST:
+            options = SearchOptions(
+                time_limit_s=max(run.remaining_s, 1e-3), progress=lambda _cost, _bound: not run.should_stop()
+            )
+            best = exhaustive(problem, options)
+            run.offer(reduced.lift(best.assignment))
+            if best.stopped == "done":
+                run.raise_bound(best.cost_s)
+        elif num_entries(problem) <= MAX_ENTRIES:
+            hint = None if run.best is None else reduced.lower(run.best)
+            closed = close_gap(problem, run.cost_s, hint, run.options.seed, run.remaining_s, run.should_stop)
+            if closed is not None:
+                run.raise_bound(closed.bound_s)
+                if closed.assignment is not None:
+                    run.offer(reduced.lift(closed.assignment))

@@ -1,0 +1,107 @@
+"""Memory limits: Lagrangian bounds, and the least memory that would do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autosbp.search._base import Costs, Edge, SearchProblem, cost_of, memory_of
+from autosbp.search._elimination import Solution, minimise, plan_problem
+from autosbp.search._order import Program
+
+MAX_CUTS = 60
+ROUNDING_RELATIVE = 1e-12  # of a bound: more than the additions behind it can lose
+CUT_RELATIVE = 1e-11
+
+
+@dataclass(frozen=True, slots=True)
+class Dual:
+    """Best ``bound_s`` found and the ``price_s_per_byte`` that gives it."""
+
+    bound_s: float
+    price_s_per_byte: float
+    distinct_products: int
+    operations: int
+    evaluations: int
+
+
+def least_memory(problem: SearchProblem, check: Callable[[], None]) -> Solution:
+    """An assignment without forbidden entries that takes the least memory; ``bound_s`` holds its bytes.
+
+    Exact (``bound_s`` is inf where all is forbidden), or a lower bound where an elimination table had to be split.
+    Edges that forbid nothing couple nothing and are left out. Exact in float64 below 2**53 bytes.
+    """
+    done: dict[int, Costs] = {}
+
+    def zeros(costs: Costs) -> Costs:
+        if id(costs) not in done:
+            done[id(costs)] = np.where(np.isinf(costs), np.inf, 0.0)
+        return done[id(costs)]
+
+    binding = tuple(Edge(e.u, e.v, zeros(e.table)) for e in problem.edges if np.isinf(e.table).any())
+    relaxed = replace(problem, unary_s=tuple(zeros(costs) for costs in problem.unary_s), edges=binding)
+    return minimise(relaxed, plan_problem(relaxed), check, price_s_per_byte=1.0)
+
+
+def solve_dual(
+    problem: SearchProblem,
+    program: Program,
+    check: Callable[[], None],
+    meet: Callable[[tuple[int, ...], float], tuple[int, ...] | None],
+) -> Dual:
+    """Maximise ``L(price) = min over x of cost(x) + price * (memory(x) - limit)``, a lower bound for any price >= 0.
+
+    L is the concave lower envelope of one line per assignment, so a cutting-plane search takes the crossing of a line
+    that rises (over the limit) and one that falls (within it), and replaces one of them by the line that is lowest
+    there, until none is lower. It ends after finitely many steps.
+
+    Args:
+        meet: called with each minimiser and the bound at its price; returns the best feasible assignment known.
+    """
+    limit = problem.memory_limit_bytes
+    spent = [0, 0, 0]
+
+    def evaluate(price: float) -> tuple[float, tuple[int, ...]]:
+        solution = minimise(problem, program, check, price)
+        spent[0] += solution.distinct_products
+        spent[1] += solution.operations
+        spent[2] += 1
+        offset = 0.0 if limit is None else price * (limit - problem.fixed_memory_bytes)
+        size = abs(problem.fixed_s) + abs(solution.bound_s) + abs(offset)
+        slack = ROUNDING_RELATIVE * size if math.isfinite(size) else 0.0
+        return problem.fixed_s + solution.bound_s - offset - slack, solution.assignment
+
+    bound, rising = evaluate(0.0)
+    best_price, best_bound = 0.0, bound
+    falling = meet(rising, bound)
+    over = 0 if limit is None else memory_of(problem, rising) - limit
+    if math.isinf(bound):
+        return Dual(bound, 0.0, *spent)
+    while limit is not None and over > 0 and falling is not None and spent[2] < MAX_CUTS:
+        rise, fall = _line(problem, rising, limit), _line(problem, falling, limit)
+        if rise[1] <= fall[1]:
+            break
+        price = (fall[0] - rise[0]) / (rise[1] - fall[1])
+        crossing = rise[0] + price * rise[1]
+        if not price > 0.0:
+            break
+        bound, lowest = evaluate(price)
+        meet(lowest, bound)
+        if bound > best_bound:
+            best_bound, best_price = bound, price
+        size = abs(rise[0]) + abs(price * rise[1]) + abs(fall[0])
+        if bound >= crossing - CUT_RELATIVE * size or lowest in (rising, falling):
+            break
+        if memory_of(problem, lowest) > limit:
+            rising = lowest
+        else:
+            falling = lowest
+    return Dual(best_bound, best_price, *spent)
+
+
+def _line(problem: SearchProblem, assignment: tuple[int, ...], limit: int) -> tuple[float, int]:
+    """Cost, and bytes over the limit: the line of L that this assignment contributes."""
+    return cost_of(problem, assignment), memory_of(problem, assignment) - limit

@@ -1,0 +1,135 @@
+"""The order in which variables are eliminated, as a straight-line program over table slots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+MAX_TABLE_ENTRIES = 1 << 25  # 256 MiB; greater tables are split, at the price of exactness
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One min-plus elimination: tables in slots ``slots``, whose dims are local axes ``axes``, into slot ``output``.
+
+    The local axes are the variables of ``scope``, then the eliminated one; ``sizes`` are their domains' sizes.
+    """
+
+    slots: tuple[int, ...]
+    axes: tuple[tuple[int, ...], ...]
+    scope: tuple[int, ...]
+    sizes: tuple[int, ...]
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The elimination of one variable. Several groups (mini-buckets) minimise separately: a lower bound."""
+
+    variable: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """``constants`` are the slots whose sum is the optimum; a lower bound unless ``is_exact`` (no table was split)."""
+
+    num_slots: int
+    steps: tuple[Step, ...]
+    constants: tuple[int, ...]
+    is_exact: bool
+    rounds: int
+
+
+def plan_elimination(
+    sizes: Sequence[int], scopes: Sequence[tuple[int, ...]], max_entries: int = MAX_TABLE_ENTRIES
+) -> Program:
+    """Order the eliminations for tables ``scopes`` over variables with domains of ``sizes``.
+
+    Each round takes, among the variables whose elimination is cheapest (min-weight rule: the product of the domains of
+    the variable and its neighbours) or which have at most one neighbour, a greatest independent set in index order. So
+    a chain of L identical blocks halves each round, every pair of blocks in the same way, and the number of distinct
+    products grows with log L.
+    """
+    planner = _Planner(sizes, scopes, max_entries)
+    rounds = 0
+    while planner.waiting:
+        rounds += 1
+        for variable in planner.next_round():
+            planner.eliminate(variable)
+    constants = tuple(slot for slot, scope in enumerate(planner.scopes) if not scope)
+    return Program(len(planner.scopes), tuple(planner.steps), constants, planner.is_exact, rounds)
+
+
+class _Planner:
+    def __init__(self, sizes: Sequence[int], scopes: Sequence[tuple[int, ...]], max_entries: int) -> None:
+        self.scopes = list(scopes)
+        self.steps: list[Step] = []
+        self.is_exact = True
+        self.waiting = dict.fromkeys(range(len(sizes)))  # ordered, so that ties go to the lowest index
+        self._sizes, self._max_entries = sizes, max_entries
+        self._slots: list[set[int]] = [set() for _ in sizes]
+        for slot, scope in enumerate(scopes):
+            for variable in scope:
+                self._slots[variable].add(slot)
+        self._near: list[set[int]] = [set() for _ in sizes]
+        self._weight = [0] * len(sizes)
+        self._refresh(range(len(sizes)))
+
+    def _refresh(self, variables: Iterable[int]) -> None:
+        for v in variables:
+            near = {other for slot in self._slots[v] for other in self.scopes[slot]}
+            near.discard(v)
+            self._near[v] = near
+            self._weight[v] = math.prod((self._sizes[n] for n in near), start=self._sizes[v])
+
+    def next_round(self) -> list[int]:
+        """Variables to eliminate now, no two of them neighbours."""
+        leaves = [v for v in self.waiting if len(self._near[v]) <= 1]
+        others = [v for v in self.waiting if len(self._near[v]) > 1]
+        if others:
+            least = min(self._weight[v] for v in others)
+            others = [v for v in others if self._weight[v] == least]
+        chosen: list[int] = []
+        blocked: set[int] = set()
+        for v in leaves + others:
+            if v not in blocked:
+                chosen.append(v)
+                blocked |= self._near[v]
+        return chosen
+
+    def eliminate(self, variable: int) -> None:
+        groups: list[Group] = []
+        for slots, scope in self._buckets(variable):
+            order = (*scope, variable)
+            local = {v: axis for axis, v in enumerate(order)}
+            axes = tuple(tuple(local[v] for v in self.scopes[slot]) for slot in slots)
+            output = len(self.scopes)
+            groups.append(Group(slots, axes, scope, tuple(self._sizes[v] for v in order), output))
+            self.scopes.append(scope)
+            for v in scope:
+                self._slots[v].add(output)
+        self.is_exact &= len(groups) == 1
+        self.steps.append(Step(variable, tuple(groups)))
+        del self.waiting[variable]
+        used, self._slots[variable] = self._slots[variable], set()
+        for slot in used:
+            for v in self.scopes[slot]:
+                self._slots[v].discard(slot)
+        self._refresh(sorted(self._near[variable]))
+
+    def _buckets(self, variable: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The variable's tables as (slots, scope of the result), split only where the result would be too large."""
+        buckets: list[tuple[list[int], set[int]]] = []
+        for slot in sorted(self._slots[variable], key=lambda s: (-len(self.scopes[s]), s)):
+            scope = set(self.scopes[slot]) - {variable}
+            for slots, union in buckets:
+                entries = math.prod(self._sizes[v] for v in union | scope)
+                if entries <= self._max_entries or scope <= union:
+                    slots.append(slot)
+                    union |= scope
+                    break
+            else:
+                buckets.append(([slot], scope))
+        return [(tuple(slots), tuple(sorted(union))) for slots, union in buckets]

@@ -1,0 +1,147 @@
+"""Hash-consed cost tables: the same operands combined in the same way are computed once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autosbp.search._base import Costs
+
+# Entries of a temporary: 512 KiB, so that the sum is still in cache when its minimum is taken.
+CHUNK_ENTRIES = 1 << 16
+MAX_TEMPORARY_ENTRIES = 1 << 23  # 64 MiB
+
+Operand = tuple[int, tuple[int, ...]]  # table id; which local axis each of its dims is
+
+
+class Tables:
+    """A store of arrays by identity, and of every min-plus elimination already done on them.
+
+    Args:
+        check: called between chunks of work; may raise to abandon it.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.arrays: list[Costs] = []
+        self.distinct_products = 0
+        self.operations = 0
+        self._ids: dict[int, int] = {}
+        self._memo: dict[tuple[Operand, ...], int] = {}
+        self._check = check
+
+    def intern(self, array: Costs) -> int:
+        """Id of an array; the same object has the same id."""
+        known = self._ids.get(id(array))
+        if known is None:
+            known = self._ids[id(array)] = len(self.arrays)
+            self.arrays.append(array)  # keeps it alive, so that its identity stays its own
+        return known
+
+    def eliminate(self, operands: Sequence[Operand], sizes: tuple[int, ...]) -> int:
+        """Id of ``min over the last local axis of the sum of the operands``, a table over the other axes in order.
+
+        ``sizes`` are the lengths of the local axes. Every axis but the last may be missing from the operands.
+        """
+        key = tuple(sorted(operands))
+        known = self._memo.get(key)
+        if known is None:
+            arrays = [aligned(self.arrays[table], axes, len(sizes)) for table, axes in key]
+            known = self._memo[key] = self.intern(min_of_sum(arrays, sizes, self._check))
+            self.distinct_products += 1
+            self.operations += int(np.prod(sizes, dtype=np.float64))
+        return known
+
+
+def aligned(array: Costs, axes: tuple[int, ...], rank: int) -> Costs:
+    """The array with its dims in the order of the axes, and dims of 1 for the axes that it lacks."""
+    shape = [1] * rank
+    for dim, axis in enumerate(axes):
+        shape[axis] = array.shape[dim]
+    order = sorted(range(len(axes)), key=axes.__getitem__)
+    return np.ascontiguousarray(array.transpose(order)).reshape(shape)
+
+
+def min_of_sum(arrays: Sequence[Costs], sizes: tuple[int, ...], check: Callable[[], None]) -> Costs:
+    """``min`` over the last dim of the sum of mutually broadcastable arrays; shape ``sizes[:-1]``.
+
+    Temporaries hold at most ``CHUNK_ENTRIES`` entries, or one line of the last dim; sums of some of the operands, made
+    once beforehand, hold at most ``MAX_TEMPORARY_ENTRIES``, or as many as the greatest operand.
+    """
+    by_shape: dict[tuple[int, ...], Costs] = {}
+    for array in arrays:
+        by_shape[array.shape] = by_shape[array.shape] + array if array.shape in by_shape else array
+    # Operands that fit inside another are added to it, and those without the last result dim to one another: then the
+    # full-size work is one addition and one minimum.
+    merged: list[Costs] = []
+    for array in sorted(by_shape.values(), key=lambda a: a.size, reverse=True):
+        host = next((k for k, big in enumerate(merged) if _fits(array, big)), None)
+        if host is None:
+            merged.append(array)
+        else:
+            merged[host] = merged[host] + array
+    outer = [array for array in merged if len(sizes) > 1 and array.shape[-2] == 1]
+    while len(outer) > 1 and np.broadcast(outer[0], outer[1]).size <= MAX_TEMPORARY_ENTRIES:
+        joined = outer[0] + outer[1]
+        merged = [array for array in merged if array is not outer[0] and array is not outer[1]] + [joined]
+        outer = [joined, *outer[2:]]
+    out = np.empty(sizes[:-1])
+    _fill(out, merged, sizes, check)
+    return out
+
+
+def _fits(small: Costs, big: Costs) -> bool:
+    return all(s in (1, b) for s, b in zip(small.shape, big.shape, strict=True))
+
+
+def _fill(out: Costs, arrays: Sequence[Costs], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
+    """Write the minima into ``out``, splitting the leading dim until the temporary is small."""
+    inner = int(np.prod(sizes[1:], dtype=np.float64))
+    if len(sizes) == 1 or sizes[0] * inner <= CHUNK_ENTRIES:
+        out[...] = _sum(arrays).min(axis=-1)
+        return
+    check()
+    if len(sizes) > 2 and inner > CHUNK_ENTRIES:
+        for i in range(sizes[0]):
+            _fill(out[i], [a[i if a.shape[0] > 1 else 0] for a in arrays], sizes[1:], check)
+        return
+    step = max(1, CHUNK_ENTRIES // inner)
+    buffer = np.empty((step, *sizes[1:])) if len(arrays) > 1 else None
+    for first in range(0, sizes[0], step):
+        last = min(first + step, sizes[0])
+        parts = [a[first:last] if a.shape[0] > 1 else a for a in arrays]
+        if buffer is None:
+            np.min(parts[0], axis=-1, out=out[first:last])
+            continue
+        total = buffer[: last - first]
+        np.add(parts[0], parts[1], out=total)
+        for part in parts[2:]:
+            total += part
+        np.min(total, axis=-1, out=out[first:last])
+
+
+def _sum(arrays: Sequence[Costs]) -> Costs:
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total
+
+
+class Dedupe:
+    """Maps arrays of equal content to one object, so that identity stands for equality afterwards."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Costs] = {}
+        self._by_digest: dict[bytes, Costs] = {}
+        self._alive: list[Costs] = []
+
+    def __call__(self, array: Costs) -> Costs:
+        """The first array seen with this content, as contiguous float64."""
+        known = self._by_id.get(id(array))
+        if known is None:
+            solid = np.ascontiguousarray(array, dtype=np.float64) + 0.0  # -0.0 becomes 0.0
+            digest = hashlib.blake2b(repr(solid.shape).encode() + solid.tobytes(), digest_size=16).digest()
+            known = self._by_id[id(array)] = self._by_digest.setdefault(digest, solid)
+            self._alive.append(array)
+        return known

@@ -1,0 +1,75 @@
+"""Checks of what a caller hands to a searcher. A mistake becomes an ``InputError`` that names the field."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from autosbp.errors import InputError
+from autosbp.search._base import SearchOptions, SearchProblem
+
+
+def validate(problem: SearchProblem) -> None:
+    """Check shapes, dtypes, indexes and values of a problem.
+
+    Arrays that occur several times (repeated blocks) are read once.
+
+    Raises:
+        InputError: an empty domain, a NaN or -inf, an array of a wrong shape, an edge that joins no two variables.
+    """
+    count = problem.num_variables
+    for field, length in (("unary_s", len(problem.unary_s)), ("memory_bytes", len(problem.memory_bytes))):
+        if length != count:
+            raise InputError(field, length, f"one array for each of the {count} names is needed")
+    if not math.isfinite(problem.fixed_s):
+        raise InputError("fixed_s", problem.fixed_s, "a finite number of seconds is needed")
+    if problem.memory_limit_bytes is not None and problem.memory_limit_bytes < 0:
+        raise InputError("memory_limit_bytes", problem.memory_limit_bytes, "it must be at least 0")
+    checked: set[int] = set()
+    for i, (costs, use) in enumerate(zip(problem.unary_s, problem.memory_bytes, strict=True)):
+        if costs.ndim != 1 or costs.size == 0:
+            raise InputError(f"unary_s[{i}]", costs.shape, "one dim with at least one value is needed")
+        if use.shape != costs.shape or not np.issubdtype(use.dtype, np.integer):
+            raise InputError(f"memory_bytes[{i}]", (use.shape, str(use.dtype)), f"integers of shape {costs.shape}")
+        _check_costs(f"unary_s[{i}]", costs, checked)
+    for k, edge in enumerate(problem.edges):
+        if not (0 <= edge.u < count and 0 <= edge.v < count) or edge.u == edge.v:
+            raise InputError(f"edges[{k}]", (edge.u, edge.v), f"two different variables in 0..{count - 1} are needed")
+        shape = (len(problem.unary_s[edge.u]), len(problem.unary_s[edge.v]))
+        if edge.table.shape != shape:
+            raise InputError(f"edges[{k}].table", edge.table.shape, f"shape {shape} is needed")
+        _check_costs(f"edges[{k}].table", edge.table, checked)
+
+
+def _check_costs(field: str, costs: np.ndarray[tuple[int, ...], np.dtype[np.float64]], checked: set[int]) -> None:
+    if id(costs) in checked:
+        return
+    checked.add(id(costs))
+    if not np.issubdtype(costs.dtype, np.floating):
+        raise InputError(field, str(costs.dtype), "floating-point seconds are needed")
+    lowest = float(np.min(costs))  # propagates NaN
+    if math.isnan(lowest) or lowest == -math.inf:
+        raise InputError(field, lowest, "seconds must be finite, or inf for what is forbidden")
+
+
+def check_options(problem: SearchProblem, options: SearchOptions) -> None:
+    """Check the options against the problem they come with.
+
+    Raises:
+        InputError: ``seed < 0``, ``time_limit_s <= 0`` or NaN, ``max_evaluations < 1``, or a ``start`` that is no
+            assignment of this problem.
+    """
+    if options.seed < 0:
+        raise InputError("seed", options.seed, "it must be at least 0")
+    if not options.time_limit_s > 0:
+        raise InputError("time_limit_s", options.time_limit_s, "it must be above 0")
+    if options.max_evaluations is not None and options.max_evaluations < 1:
+        raise InputError("max_evaluations", options.max_evaluations, "it must be at least 1, or None")
+    if options.start is None:
+        return
+    if len(options.start) != problem.num_variables:
+        raise InputError("start", len(options.start), f"{problem.num_variables} values are needed")
+    for i, (value, costs) in enumerate(zip(options.start, problem.unary_s, strict=True)):
+        if not 0 <= value < len(costs):
+            raise InputError(f"start[{i}]", value, f"a value in 0..{len(costs) - 1} is needed")

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from autosbp.search import SEARCHERS, Searcher
+from autosbp.testing.searchers import CHECKS
+
+
+@pytest.mark.parametrize("name", sorted(SEARCHERS))
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_searcher_conforms(name: str, check: Callable[[Searcher], None]) -> None:
+    check(SEARCHERS[name])
