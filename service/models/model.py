@@ -1,0 +1,22 @@
+"""Stored model graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.models._base import Base
+
+
+class ModelRow(Base):
+    """One logical graph; the id is its content's hash."""
+
+    __tablename__ = "models"
+
+    name: Mapped[str] = mapped_column(String(4096))
+    source: Mapped[str] = mapped_column(String(256))
+    graph_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    summary: Mapped[dict[str, Any]]
+    document: Mapped[dict[str, Any]] = mapped_column(deferred=True)
