@@ -1,0 +1,98 @@
+"""The contract of a job runner, and of the kinds of job that it runs.
+
+A job is a row of the table ``jobs`` and moves through these states, never back except for the one dashed arrow:
+
+    queued -> running -> succeeded | failed | cancelled
+      ^- - - - -'  an interruption of a resumable kind (the service stopped or died)
+    queued -> cancelled
+
+- **Durable**: ``submit`` adds the row in the caller's transaction, together with the resource that the job fills. Once
+  that has committed the job will run, whatever happens to the process.
+- **All or nothing**: what a job found is stored in the same transaction as its state ``succeeded``. A job that failed
+  or was cancelled has stored nothing but its ``problem``.
+- **Interruption**: a job found ``running`` at start-up was cut off. A resumable kind (one whose work has no effect but
+  its result) is queued again, and started ``max_attempts`` times at most; any other fails as ``interrupted``.
+- **Cancel** is a request: a queued job is cancelled at once; a running one is told, and killed with all its processes
+  when it has not stopped within its grace period. Once a request was accepted, the job never becomes ``succeeded``.
+- **Progress**: ``progress`` is a fraction or null, ``message`` is for people, ``figures`` are the kind's own numbers.
+  ``revision`` grows with every change of the row, so an observer that knows a revision can ask for what is newer.
+- **Errors** are problem documents (RFC 9457), the same that a request would have been answered with.
+
+Payloads, inputs and results are JSON. Every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sqlalchemy.orm import Session
+
+from service.models import JobRow
+
+Document = dict[str, Any]
+
+FINAL = ("succeeded", "failed", "cancelled")
+
+
+class TaskContext(Protocol):
+    """What a task may ask of its surroundings, in the worker process."""
+
+    def progress(self, fraction: float | None, message: str, **figures: float) -> bool:
+        """Report progress; False means that the task should stop."""
+
+    def cancelled(self) -> bool:
+        """Whether somebody asked for the job to stop."""
+
+
+Task = Callable[[Document, TaskContext], Document]
+
+
+class CancelledError(Exception):
+    """A task raises it when it stopped because it was told to."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    """One kind of job.
+
+    Args:
+        target: ``module:function`` of the ``Task``, which runs in a worker process without the database.
+        prepare: reads what the task needs from the database.
+        store: writes the task's result in the transaction that ends the job; returns the job's ``result``.
+        resumable: whether an interrupted job may simply run again.
+    """
+
+    target: str
+    prepare: Callable[[Session, JobRow], Document]
+    store: Callable[[Session, JobRow, Document], Document]
+    resumable: bool
+
+
+Kinds = Mapping[str, JobKind]
+
+
+class JobRunner(Protocol):
+    """Runs the jobs of one database; see the module's docstring for the promises."""
+
+    def start(self) -> None:
+        """Recover interrupted jobs and begin to work."""
+
+    def stop(self) -> None:
+        """End the running job as an interruption, and every process with it."""
+
+    def submit(self, session: Session, kind: str, payload: Document, resource: str | None = None) -> JobRow:
+        """Queue a job in the caller's transaction; ``ProblemError`` 429 when too many wait."""
+
+    def get(self, job_id: str) -> JobRow | None:
+        """The job's present row, detached."""
+
+    def cancel(self, job_id: str) -> JobRow | None:
+        """Request the end of a job and return its row; ``ProblemError`` 409 when it has already ended otherwise."""
+
+    def newer(self, job_id: str, revision: int) -> JobRow | None:
+        """The job's row if it has changed since ``revision``; an observer polls this."""
+
+    def alive(self) -> bool:
+        """Whether queued jobs are being worked on."""
