@@ -1,0 +1,85 @@
+"""Shared pieces of the schemas: strictness, ids, pages, problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Generic, Self, TypeVar
+
+from fastapi import Path, Query
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from autosbp.errors import InputError
+
+Item = TypeVar("Item")
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+PathId = Annotated[str, Path(pattern=ID_PATTERN, description="Id of the resource.")]
+BodyId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+QueryId = Annotated[str | None, Query(pattern=ID_PATTERN)]
+Limit = Annotated[int, Query(ge=1, le=200, description="Items per page.")]
+Cursor = Annotated[
+    str | None, Query(max_length=200, description="``next_cursor`` of the page before; newest items come first.")
+]
+
+
+def input_error(error: Mapping[str, Any]) -> InputError:
+    """One of pydantic's errors as ours; the field's path leaves out the part of the request that it is in."""
+    where = [str(part) for part in error["loc"]]
+    named = where[1:] if where[:1] in (["body"], ["query"], ["path"], ["header"]) else where
+    value = None if error["type"] == "missing" else error.get("input")
+    return InputError(".".join(named) or "body", value, error["msg"])
+
+
+class Request(BaseModel):
+    """Base of request bodies: unknown members and wrong types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @classmethod
+    def read(cls, body: object) -> Self:
+        """Validate a body; raises ``InputError``."""
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            raise input_error(error.errors()[0]) from None
+
+
+class Response(BaseModel):
+    """Base of response bodies, read from rows."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class Page(BaseModel, Generic[Item]):
+    """One page of a list, newest first."""
+
+    items: list[Item]
+    next_cursor: str | None = Field(description="Pass it as ``cursor`` for the next page; null on the last.")
+
+
+class Problem(BaseModel):
+    """Problem details (RFC 9457); some types carry extension members."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "example": {
+                "type": "urn:autosbp:problem:invalid-input",
+                "title": "A value is not accepted",
+                "status": 422,
+                "detail": "levels[0].count: 0 is not accepted; an integer in [1, 1048576] is expected",
+                "instance": "/v1/clusters",
+                "field": "levels[0].count",
+                "value": 0,
+                "limit": "an integer in [1, 1048576] is expected",
+            }
+        },
+    )
+
+    type: str = Field(description="``urn:autosbp:problem:NAME``, or ``about:blank``.")
+    title: str
+    status: int
+    detail: str
+    instance: str | None
+
+
+Document = dict[str, Any]

@@ -1,0 +1,42 @@
+"""Calibrations at the edge."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from service.schemas._base import BodyId, Document, Request, Response
+
+
+class CalibrationRequest(Request):
+    """Ask for a calibration of a cluster."""
+
+    cluster_id: BodyId
+    model_ids: list[BodyId] = Field(default=[], max_length=16, description="Models whose ops are timed too.")
+    options: Document = Field(default={}, description="Plan options that decide which local shapes are timed.")
+
+
+class Calibration(Response):
+    """A stored calibration, without its measurements."""
+
+    id: str = Field(examples=["cal-0a1b2c3d4e5f6071"])
+    cluster_id: str
+    job_id: str | None = Field(description="The job that measured it; null for a posted document.")
+    backend: str
+    complete: bool
+    num_collectives: int
+    num_ops: int
+    created_at: datetime
+
+
+class CalibrationDetail(Calibration):
+    """A stored calibration with its document."""
+
+    document: Document = Field(description="The calibration in the calibration file format.")
+
+
+EXAMPLES = {
+    "measure": {"summary": "Measure a cluster", "value": {"cluster_id": "clu-0a1b2c3d4e5f6071", "model_ids": []}},
+    "document": {"summary": "Store a calibration document", "value": {"schema": "autosbp.calibration/1"}},
+}

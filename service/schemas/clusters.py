@@ -1,0 +1,44 @@
+"""Clusters at the edge."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from service.schemas._base import Document, Request, Response
+
+
+class PresetCluster(Request):
+    """A preset with a node count."""
+
+    preset: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,63}(:[0-9x]{1,20})?$")]
+
+
+class Cluster(Response):
+    """A stored cluster."""
+
+    id: str = Field(examples=["clu-0a1b2c3d4e5f6071"])
+    name: str
+    cluster_hash: str
+    num_devices: int
+    document: Document = Field(description="The spec in the cluster file format.")
+    created_at: datetime
+
+
+EXAMPLES = {
+    "preset": {"summary": "A preset with a node count", "value": {"preset": "local:2x2"}},
+    "spec": {
+        "summary": "A spec in the cluster file format",
+        "value": {
+            "schema": "autosbp.cluster/1",
+            "name": "two-boxes",
+            "device": "local-cpu",
+            "levels": [
+                {"name": "n", "count": 2, "latency_s": 1e-4, "bandwidth_bytes_per_s": 25e6},
+                {"name": "g", "count": 2, "latency_s": 1e-5, "bandwidth_bytes_per_s": 1e9},
+            ],
+        },
+    },
+}

@@ -1,0 +1,44 @@
+"""Models at the edge."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints
+
+from service.schemas._base import Document, Request, Response
+
+
+class ZooModel(Request):
+    """A model of the zoo, by name."""
+
+    zoo: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+
+
+class HfModel(Request):
+    """A model by its Hugging Face configuration; no remote code is ever run."""
+
+    hf_config: dict[str, Any] = Field(description="The content of a config.json.")
+    seq_len: int | None = Field(None, ge=1, le=2**20, description="Sequence length; the model's own by default.")
+
+
+class Model(Response):
+    """A stored model graph, without the graph itself."""
+
+    id: str = Field(examples=["mod-0a1b2c3d4e5f6071"])
+    name: str
+    source: str = Field(description="graph, zoo:NAME or hf_config.")
+    graph_hash: str
+    summary: Document = Field(description="Counts and sizes of the graph.")
+    created_at: datetime
+
+
+EXAMPLES = {
+    "graph": {"summary": "A graph document, as autosbp capture writes it", "value": {"schema": "autosbp.graph/1"}},
+    "zoo": {"summary": "A model of the zoo", "value": {"zoo": "gpt2"}},
+    "hf_config": {
+        "summary": "A Hugging Face configuration",
+        "value": {"hf_config": {"model_type": "gpt2", "n_layer": 4}, "seq_len": 256},
+    },
+}

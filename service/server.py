@@ -1,0 +1,72 @@
+"""Running the service: ``serve`` for the command line, ``python -m service`` without it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+
+import uvicorn
+from fastapi import FastAPI
+
+from autosbp.errors import ServiceError
+from service.app import create_app
+from service.settings import Settings
+
+_log = logging.getLogger("service")
+_SHUTDOWN_S = 3
+
+
+def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app: FastAPI | None = None) -> None:
+    """Serve until SIGINT or SIGTERM. Logs go to standard error; nothing is written on standard output.
+
+    Args:
+        settings: port 0 takes a free port.
+        on_ready: called with the service's URL once it answers.
+        app: another application than ``create_app(settings)``.
+
+    Raises:
+        ServiceError: the port or the data folder is taken, or start-up failed.
+    """
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s:     %(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    listener = _listen(settings.host, settings.port)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    config = uvicorn.Config(
+        app if app is not None else create_app(settings),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+    )
+    with listener:
+        asyncio.run(_run(uvicorn.Server(config), listener, url, on_ready))
+
+
+async def _run(
+    server: uvicorn.Server, listener: socket.socket, url: str, on_ready: Callable[[str], None] | None
+) -> None:
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if server.started:
+        _log.info("autosbp is ready at %s", url)
+        if on_ready is not None:
+            on_ready(url)
+    await serving
+    if not server.started:
+        raise ServiceError("the service could not start; the log says why")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ServiceError(f"cannot listen on {host} port {port}: {error}") from None
+    return listener

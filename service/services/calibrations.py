@@ -1,0 +1,86 @@
+"""Calibrations: posted documents, and jobs that measure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, undefer
+
+from autosbp import api
+from autosbp.costmodel.calibration import Calibration
+from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow
+from service.schemas._base import Document
+from service.schemas.calibrations import CalibrationRequest
+from service.services import clusters
+from service.services._store import insert_once, page, referred, require
+from service.settings import Settings
+from service.state import State
+
+
+def create(state: State, body: Document) -> tuple[CalibrationRow, bool] | JobRow:
+    """Store a calibration document with its cluster, or queue a measurement."""
+    if "schema" in body:
+        calibration = Calibration.from_dict(body)
+        with state.database.write() as session:
+            return store(session, calibration, None)
+    request = CalibrationRequest.read(body)
+    options = api.PlanOptions.from_dict(request.options).to_dict()
+    with state.database.write() as session:
+        referred(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
+        for index, model_id in enumerate(request.model_ids):
+            referred(session, ModelRow, model_id, f"model_ids[{index}]", "model")
+        payload = {**request.model_dump(), "options": options}
+        return state.runner.submit(session, "calibrate", payload)
+
+
+def store(session: Session, calibration: Calibration, job_id: str | None) -> tuple[CalibrationRow, bool]:
+    """Insert the calibration and its cluster if they are not there."""
+    cluster, _ = clusters.store(session, calibration.cluster)
+    row = CalibrationRow(
+        id=calibration.calibration_id,
+        cluster_id=cluster.id,
+        job_id=job_id,
+        backend=calibration.backend,
+        complete=calibration.complete,
+        num_collectives=len(calibration.collectives),
+        num_ops=len(calibration.ops),
+        document=calibration.to_dict(),
+    )
+    return insert_once(session, row)
+
+
+def prepare_calibrate(settings: Settings, session: Session, job: JobRow) -> Document:
+    """Inputs of a measurement: the cluster, the models' graphs, and where to work."""
+    graphs = [session.get_one(ModelRow, model_id).document for model_id in job.payload["model_ids"]]
+    return {
+        "cluster": session.get_one(ClusterRow, job.payload["cluster_id"]).document,
+        "graphs": graphs,
+        "options": job.payload["options"],
+        "workdir": str((settings.data_dir / "calibrations" / job.id).resolve()),
+        "timeout_s": settings.calibration_timeout_s,
+    }
+
+
+def store_calibrate(session: Session, job: JobRow, found: Document) -> Document:
+    """Store the measured calibration."""
+    row, _ = store(session, Calibration.from_dict(found), job.id)
+    job.resource = f"/v1/calibrations/{row.id}"
+    return {"calibration_id": row.id}
+
+
+def get(state: State, calibration_id: str) -> CalibrationRow:
+    """One calibration with its document, or 404."""
+    with state.database.read() as session:
+        return require(session, CalibrationRow, calibration_id, "calibration", undefer(CalibrationRow.document))
+
+
+def listing(
+    state: State, cluster_id: str | None, limit: int, cursor: str | None
+) -> tuple[Sequence[CalibrationRow], str | None]:
+    """A page of calibrations."""
+    query = select(CalibrationRow)
+    if cluster_id is not None:
+        query = query.where(CalibrationRow.cluster_id == cluster_id)
+    with state.database.read() as session:
+        return page(session, query, CalibrationRow, limit, cursor)

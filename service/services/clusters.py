@@ -1,0 +1,46 @@
+"""Clusters: content-addressed specs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from autosbp.cluster import Cluster, load_cluster
+from service.models import ClusterRow
+from service.schemas._base import Document
+from service.schemas.clusters import PresetCluster
+from service.services._store import insert_once, page, require
+from service.state import State
+
+
+def create(state: State, body: Document) -> tuple[ClusterRow, bool]:
+    """Store a spec or a preset; the row, and whether it is new."""
+    cluster = load_cluster(PresetCluster.read(body).preset) if "preset" in body else Cluster.from_dict(body)
+    with state.database.write() as session:
+        return store(session, cluster)
+
+
+def store(session: Session, cluster: Cluster) -> tuple[ClusterRow, bool]:
+    """Insert the cluster if it is not there."""
+    row = ClusterRow(
+        id=f"clu-{cluster.cluster_hash}",
+        name=cluster.name,
+        cluster_hash=cluster.cluster_hash,
+        num_devices=cluster.num_devices,
+        document=cluster.to_dict(),
+    )
+    return insert_once(session, row)
+
+
+def get(state: State, cluster_id: str) -> ClusterRow:
+    """One cluster, or 404."""
+    with state.database.read() as session:
+        return require(session, ClusterRow, cluster_id, "cluster")
+
+
+def listing(state: State, limit: int, cursor: str | None) -> tuple[Sequence[ClusterRow], str | None]:
+    """A page of clusters."""
+    with state.database.read() as session:
+        return page(session, select(ClusterRow), ClusterRow, limit, cursor)

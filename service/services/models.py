@@ -1,0 +1,87 @@
+"""Models: content-addressed graphs. A document is stored at once; the zoo and HF configs are captured by a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session, undefer
+
+from autosbp import api
+from service.models import JobRow, ModelRow, SearchRow, StrategyRow
+from service.problems import conflict
+from service.schemas._base import Document
+from service.schemas.models import HfModel, ZooModel
+from service.services._store import insert_once, page, require
+from service.state import State
+
+
+def create(state: State, body: Document) -> tuple[ModelRow, bool] | JobRow:
+    """Store a graph document, or queue the capture of a model."""
+    if "zoo" in body:
+        return _capture(state, ZooModel.read(body).model_dump())
+    if "hf_config" in body:
+        return _capture(state, HfModel.read(body).model_dump())
+    graph = api.load_graph(body)
+    with state.database.write() as session:
+        return store(session, graph, "graph")
+
+
+def _capture(state: State, payload: Document) -> JobRow:
+    with state.database.write() as session:
+        return state.runner.submit(session, "capture", payload)
+
+
+def store(session: Session, model: api.LogicalGraph, source: str) -> tuple[ModelRow, bool]:
+    """Insert the graph if it is not there."""
+    row = ModelRow(
+        id=f"mod-{model.graph_hash}",
+        name=model.name,
+        source=source,
+        graph_hash=model.graph_hash,
+        summary=model.summary(),
+        document=model.to_dict(),
+    )
+    return insert_once(session, row)
+
+
+def prepare_capture(_session: Session, job: JobRow) -> Document:
+    """Inputs of a capture: what the client posted."""
+    return job.payload
+
+
+def store_capture(session: Session, job: JobRow, found: Document) -> Document:
+    """Store the captured graph."""
+    source = f"zoo:{job.payload['zoo']}" if "zoo" in job.payload else "hf_config"
+    row, _ = store(session, api.load_graph(found), source)
+    job.resource = f"/v1/models/{row.id}"
+    return {"model_id": row.id}
+
+
+def get(state: State, model_id: str) -> ModelRow:
+    """One model, or 404."""
+    with state.database.read() as session:
+        return require(session, ModelRow, model_id, "model")
+
+
+def graph(state: State, model_id: str) -> Document:
+    """One model's graph document, or 404."""
+    with state.database.read() as session:
+        return require(session, ModelRow, model_id, "model", undefer(ModelRow.document)).document
+
+
+def listing(state: State, limit: int, cursor: str | None) -> tuple[Sequence[ModelRow], str | None]:
+    """A page of models."""
+    with state.database.read() as session:
+        return page(session, select(ModelRow), ModelRow, limit, cursor)
+
+
+def delete(state: State, model_id: str) -> None:
+    """Remove a model that no search and no strategy refers to; 409 otherwise."""
+    with state.database.write() as session:
+        row = require(session, ModelRow, model_id, "model")
+        searches = session.scalar(select(func.count()).where(SearchRow.model_id == row.id))
+        strategies = session.scalar(select(func.count()).where(StrategyRow.model_id == row.id))
+        if searches or strategies:
+            raise conflict(f"{searches} searches and {strategies} strategies refer to model {model_id!r}")
+        session.delete(row)

@@ -1,0 +1,99 @@
+"""Trials: measured runs, kept beside what was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, undefer
+
+from autosbp.errors import InputError
+from service.models import JobRow, ModelRow, StrategyRow, TrialRow
+from service.schemas._base import Document
+from service.schemas.trials import TrialRequest
+from service.services._store import new_id, page, referred, require
+from service.settings import Settings
+from service.state import State
+
+_PREDICTED = ("step_time_s", "comm_bytes_per_device", "memory_bytes_per_device")
+_LOG_NAME = "log.txt"
+
+
+def create(state: State, request: TrialRequest) -> JobRow:
+    """Store a trial and queue its job."""
+    with state.database.write() as session:
+        strategy = referred(session, StrategyRow, request.strategy_id, "strategy_id", "strategy")
+        subject = strategy.plan if request.baseline is None else _baseline(strategy.plan, request.baseline)
+        trial_id = new_id("tri")
+        job = state.runner.submit(session, "trial", {"trial_id": trial_id}, f"/v1/trials/{trial_id}")
+        row = TrialRow(
+            id=trial_id,
+            strategy_id=strategy.id,
+            job_id=job.id,
+            baseline=request.baseline,
+            options={"steps": request.steps, "warmup": request.warmup, "seed": request.seed},
+            predicted={key: subject[key] for key in _PREDICTED},
+        )
+        session.add(row)
+        return job
+
+
+def _baseline(plan: Document, name: str) -> Document:
+    baselines: dict[str, Document] = plan["baselines"]
+    runnable = sorted(key for key, value in baselines.items() if value["feasible"])
+    if name not in runnable:
+        raise InputError("baseline", name, f"a feasible baseline of the strategy is expected: {', '.join(runnable)}")
+    return baselines[name]
+
+
+def prepare(settings: Settings, session: Session, job: JobRow) -> Document:
+    """Inputs of a trial: plan, graph, and where to work."""
+    trial = session.get_one(TrialRow, job.payload["trial_id"])
+    strategy = session.get_one(StrategyRow, trial.strategy_id)
+    return {
+        "plan": strategy.plan,
+        "baseline": trial.baseline,
+        "graph": session.get_one(ModelRow, strategy.model_id).document,
+        "options": trial.options,
+        "workdir": str(folder(settings, trial.id)),
+        "log": str(folder(settings, trial.id) / _LOG_NAME),
+        "timeout_s": settings.trial_timeout_s,
+    }
+
+
+def store(session: Session, job: JobRow, found: Document) -> Document:
+    """Store what the trial measured."""
+    trial = session.get_one(TrialRow, job.payload["trial_id"])
+    measured_s = float(found["step_time_s"]["median"])
+    trial.result, trial.measured_step_time_s = found, measured_s
+    trial.relative_error = (measured_s - trial.predicted["step_time_s"]) / measured_s
+    return {"trial_id": trial.id}
+
+
+def folder(settings: Settings, trial_id: str) -> Path:
+    """The trial's own folder in the data folder."""
+    return (settings.data_dir / "trials" / trial_id).resolve()
+
+
+def log_file(state: State, trial_id: str) -> Path | None:
+    """The trial's log, or None before the first line."""
+    path = folder(state.settings, get(state, trial_id).id) / _LOG_NAME
+    return path if path.is_file() else None
+
+
+def get(state: State, trial_id: str) -> TrialRow:
+    """One trial with its result, or 404."""
+    with state.database.read() as session:
+        return require(session, TrialRow, trial_id, "trial", undefer(TrialRow.result))
+
+
+def listing(
+    state: State, strategy_id: str | None, limit: int, cursor: str | None
+) -> tuple[Sequence[TrialRow], str | None]:
+    """A page of trials."""
+    query = select(TrialRow)
+    if strategy_id is not None:
+        query = query.where(TrialRow.strategy_id == strategy_id)
+    with state.database.read() as session:
+        return page(session, query, TrialRow, limit, cursor)
