@@ -20,16 +20,20 @@ from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import InputError
 from calibration._fit import METHODS, fit_collective
 from calibration._launch import Progress, launch
+from calibration._nccl_tests import NcclLog, import_nccl_log, read_nccl_log
 from calibration._request import DEFAULT_SIZES, Request
 from calibration._results import assemble, read_results
 
 __all__ = [
     "METHODS",
+    "NcclLog",
     "Progress",
     "Request",
     "assemble",
     "calibrate",
     "fit_collective",
+    "import_nccl_log",
+    "read_nccl_log",
     "read_results",
 ]
 

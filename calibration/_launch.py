@@ -20,7 +20,7 @@ from calibration._results import Results, read_results
 
 _POLL_S = 0.1
 _GRACE_S = 15.0
-_LOG_TAIL_BYTES = 4000
+_LOG_TAIL_BYTES = 8000
 MAX_LOCAL_RANKS = 64
 
 

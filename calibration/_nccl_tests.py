@@ -1,8 +1,8 @@
 """Reads the text output of nccl-tests (``all_reduce_perf`` and the like): https://github.com/NVIDIA/nccl-tests.
 
 A row is ``size count type redop [root]``, then ``time algbw busbw #wrong`` out of place and again in place; older
-releases have no ``root`` and an ``error`` column. ``size`` is the full message as the cost model counts it. Launchers may
-tag lines, also in the middle of a row, and break rows over lines; a run may end early.
+releases have no ``root`` and an ``error`` column. ``size`` is the full message as the cost model counts it. Launchers
+may tag lines, also in the middle of a row, and break rows over lines; a run may end early.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _TOOLS = {
     "alltoall": "all_to_all",
     "sendrecv": "p2p",
 }
-_TAG = re.compile(r"\[\d+(?:,\d+)*\](?:<std\w+>:?)?")
+_TAG = re.compile(r"\[\d+(?:,\d+)*\](?:<std\w+>:?)?|^\s*\d+:\s")  # mpirun --tag-output, srun --label
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|inf|N/A", re.IGNORECASE)
 _SIDE = 4  # time algbw busbw #wrong
 _RATIO_TOLERANCE = 0.02
 _MIN_ALGBW = 1.0  # GB/s: below it the printed digits are too few to tell the number of ranks
@@ -37,8 +38,8 @@ _MIN_ALGBW = 1.0  # GB/s: below it the printed digits are too few to tell the nu
 class NcclLog:
     """Points of one collective; medians are nccl-tests' means, without a spread.
 
-    ``bus_factor`` is busbw / algbw where it is known, which tells the number of ranks; ``num_skipped`` counts the pieces
-    of rows whose message size was lost between other lines.
+    ``bus_factor`` is busbw / algbw where it is known, which tells the number of ranks; ``num_skipped`` counts the
+    pieces of rows whose message size was lost between other lines.
     """
 
     kind: str
@@ -58,8 +59,8 @@ class _Row:
 def read_nccl_log(path: Path, kind: str | None = None) -> NcclLog:
     """Parse one run. ``kind`` is needed where neither the text nor the file's name tells the collective.
 
-    Raises ``CalibrationError`` for a truncated run, wrong results or no rows of a size above 0, and ``InputError`` for a
-    file that cannot be read and an unknown kind.
+    Raises ``CalibrationError`` for a truncated run, wrong results or no rows of a size above 0, and ``InputError`` for
+    a file that cannot be read and an unknown kind.
     """
     try:
         text = path.read_text()
@@ -146,7 +147,7 @@ def _rows(text: str, name: str) -> tuple[list[_Row], int]:
     begun: list[str] = []
     num_skipped = 0
     for number, tokens in _data_lines(text):
-        starts = len(tokens) > 2 and tokens[2].isalpha()
+        starts = not all(map(_is_number, tokens))
         if starts and begun or not starts and not begun and len(tokens) != 2 * _SIDE:
             raise CalibrationError(f"{name} line {number}: truncated: a row is not complete")
         if not starts and not begun:
@@ -165,10 +166,11 @@ def _rows(text: str, name: str) -> tuple[list[_Row], int]:
 
 
 def _data_lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Lines of figures without tags: they begin with a number, and letters are only in the type and operation."""
+    """Lines without tags that are a row's beginning (``size count type``) or only figures."""
     for number, line in enumerate(text.splitlines(), start=1):
         tokens = _TAG.sub(" ", line).split()
-        if tokens and _is_number(tokens[0]) and all(_is_number(token) for token in tokens[4:]):
+        begins = len(tokens) > 2 and tokens[0].isdigit() and tokens[1].isdigit() and all(map(_is_number, tokens[5:]))
+        if tokens and (begins or all(map(_is_number, tokens))):
             yield number, tokens
 
 
@@ -177,16 +179,14 @@ def _head_width(tokens: list[str]) -> int:
     return 3 + (len(tokens) > 3 and tokens[3].isalpha()) + (len(tokens) > 4 and tokens[4] == "-1")
 
 
-def _is_number(token: str) -> bool:
-    return (
-        token == "N/A" or re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|inf", token, re.IGNORECASE) is not None
-    )
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None
 
 
-def _microseconds(token: str, name: str, row: _Row) -> float:
-    value = math.nan if token == "N/A" else float(token)
+def _microseconds(text: str, name: str, row: _Row) -> float:
+    value = math.nan if text == "N/A" else float(text)
     if not 0 < value < math.inf:
-        raise CalibrationError(f"{name} line {row.line}: a time of {token} us at {row.size} bytes is not positive")
+        raise CalibrationError(f"{name} line {row.line}: a time of {text} us at {row.size} bytes is not positive")
     return value
 
 

@@ -56,6 +56,14 @@ def test_generic_ops_run(text: str) -> None:
     backward()
 
 
+def test_an_op_of_our_own_namespace_runs() -> None:
+    library = torch.library.Library("autosbp", "FRAGMENT")
+    library.define("bench_double(Tensor x) -> Tensor")
+    library.impl("bench_double", lambda x: x * 2, "CompositeImplicitAutograd")
+    output = run_op(key("autosbp.bench_double.default", tensor(3, g=True)))[1]()
+    assert isinstance(output, tuple) and torch.equal(output[0], torch.full((3,), 2.0))
+
+
 def test_backward_without_gradients_does_nothing() -> None:
     assert run_op(key("aten.relu.default", tensor(4)))[1]() is None
 

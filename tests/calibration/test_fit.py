@@ -1,0 +1,95 @@
+"""Fits: known alpha and beta come back, outliers do not decide, and unusable points are refused by name."""
+
+from __future__ import annotations
+
+import math
+import random
+from math import prod
+
+import pytest
+
+from autosbp.costmodel.calibration import KINDS, Point
+from autosbp.costmodel.network import alpha_count, beta_factor
+from autosbp.errors import CalibrationError, InputError
+from calibration import fit_collective
+from calibration._fit import BETA_FLOOR_S_PER_BYTE
+
+SIZES = [2**power for power in range(10, 25, 2)]
+ALPHA_S, BETA_S_PER_BYTE = 4e-4, 2e-9
+
+
+def points(kind: str, shape: tuple[int, ...], noise: float = 0.0, seed: int = 0) -> list[Point]:
+    source, ranks = random.Random(seed), prod(shape)
+    exact = [alpha_count(kind, ranks) * ALPHA_S + beta_factor(kind, ranks) * size * BETA_S_PER_BYTE for size in SIZES]
+    return [
+        Point(size, time * math.exp(noise * source.gauss(0, 1)), 0.0, 10)
+        for size, time in zip(SIZES, exact, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("method", ["relative", "ols"])
+@pytest.mark.parametrize("shape", [(2, 1), (2, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_exact_points_give_their_alpha_and_beta(kind: str, shape: tuple[int, ...], method: str) -> None:
+    fit = fit_collective(kind, shape, points(kind, shape), method)
+    assert fit.alpha_s == pytest.approx(ALPHA_S, rel=1e-6)
+    assert fit.beta_s_per_byte == pytest.approx(BETA_S_PER_BYTE, rel=1e-6)
+    assert fit.r2 == pytest.approx(1.0)
+    assert fit.max_relative_error < 1e-6
+
+
+def test_noise_of_ten_per_cent_moves_the_fit_by_less_than_twenty() -> None:
+    for seed in range(20):
+        fit = fit_collective("all_reduce", (4,), points("all_reduce", (4,), 0.1, seed))
+        assert fit.alpha_s == pytest.approx(ALPHA_S, rel=0.2)
+        assert fit.beta_s_per_byte == pytest.approx(BETA_S_PER_BYTE, rel=0.25)
+
+
+def test_one_point_off_by_thirty_times_hardly_moves_the_fit() -> None:
+    for index in range(len(SIZES)):
+        data = points("all_gather", (4,), 0.02)
+        data[index] = Point(SIZES[index], data[index].median_s * 30, 0.0, 10)
+        fit = fit_collective("all_gather", (4,), data)
+        assert fit.alpha_s == pytest.approx(ALPHA_S, rel=0.3)
+        assert fit.beta_s_per_byte == pytest.approx(BETA_S_PER_BYTE, rel=0.3)
+
+
+def test_plain_least_squares_gives_a_negative_alpha_where_the_default_does_not() -> None:
+    data = points("all_reduce", (4,))
+    data[-1] = Point(SIZES[-1], data[-1].median_s * 3, 0.0, 10)  # the largest message leaves the caches
+    ols, relative = (fit_collective("all_reduce", (4,), data, method) for method in ("ols", "relative"))
+    assert ols.alpha_s < 0 and ols.r2 > 0.97
+    assert relative.alpha_s == pytest.approx(ALPHA_S, rel=0.1)
+    assert relative.median_relative_error < 0.1 * ols.median_relative_error
+
+
+def test_alpha_is_held_at_zero_where_even_relative_residuals_would_want_less() -> None:
+    data = [Point(size, 1e-12 * size**1.5, 0.0, 10) for size in SIZES]
+    fit = fit_collective("p2p", (2,), data)
+    assert fit.alpha_s >= 0 and fit.beta_s_per_byte > 0
+
+
+def test_times_that_fall_with_size_give_the_least_beta_and_their_mean_as_latency() -> None:
+    data = [Point(size, 1e-3 - 1e-11 * size, 0.0, 10) for size in SIZES]
+    fit = fit_collective("p2p", (2,), data)
+    assert fit.beta_s_per_byte == pytest.approx(BETA_FLOOR_S_PER_BYTE)
+    assert fit.alpha_s == pytest.approx(1e-3, rel=0.1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1e-3])
+def test_a_time_that_is_no_time_names_the_measurement(bad: float) -> None:
+    data = [*points("all_to_all", (2, 2))[:5], Point(4096, bad, 0.0, 10)]
+    with pytest.raises(CalibrationError, match="all_to_all over 2x2, 4096 bytes"):
+        fit_collective("all_to_all", (2, 2), data)
+
+
+def test_too_few_points_or_sizes_name_the_measurement() -> None:
+    with pytest.raises(CalibrationError, match="p2p over 2x1: 2 points are too few"):
+        fit_collective("p2p", (2, 1), points("p2p", (2, 1))[:2])
+    with pytest.raises(CalibrationError, match="of two sizes"):
+        fit_collective("p2p", (2, 1), [Point(1024, 1e-3, 0.0, 1)] * 3)
+
+
+def test_unknown_method_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="relative, ols"):
+        fit_collective("p2p", (2,), points("p2p", (2,)), "lasso")

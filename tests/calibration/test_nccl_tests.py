@@ -1,0 +1,132 @@
+"""nccl-tests output of old and new releases, tagged or broken by launchers, cut short or wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autosbp.cluster import load_cluster
+from autosbp.errors import CalibrationError, InputError
+from calibration import import_nccl_log, read_nccl_log
+
+DATA = Path(__file__).parent / "data"
+NEW = DATA / "new_all_reduce_8gpu.txt"
+DGX = load_cluster("dgx-h100:2")
+BEGIN = "# nThread 1 nGpus 8 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1\n"
+END = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 92.1\n"
+
+
+def write(folder: Path, text: str, name: str = "all_reduce.txt") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_new_layout() -> None:
+    log = read_nccl_log(NEW)
+    assert log.kind == "all_reduce" and len(log.out_of_place) == len(log.in_place) == 11
+    assert (log.out_of_place[0].num_bytes, log.out_of_place[0].median_s) == (32768, pytest.approx(18.66e-6))
+    assert (log.in_place[5].num_bytes, log.in_place[5].median_s) == (1 << 20, pytest.approx(27.49e-6))
+    assert log.bus_factor == pytest.approx(1.75, rel=1e-3)
+
+
+def test_old_layout_without_root_and_with_error_column() -> None:
+    log = read_nccl_log(DATA / "old_all_reduce_256gpu.txt")
+    assert [point.num_bytes for point in log.out_of_place] == [2**power for power in range(25, 31)]
+    assert log.out_of_place[0].median_s == pytest.approx(1464.2e-6)
+    assert log.in_place[-1].median_s == pytest.approx(29411e-6)
+
+
+def test_rows_of_size_zero_are_skipped() -> None:
+    log = read_nccl_log(DATA / "new_reduce_scatter_2node.txt")
+    assert log.kind == "reduce_scatter"
+    assert [point.num_bytes for point in log.out_of_place] == [128, 256]
+
+
+def test_tags_in_the_middle_of_rows_and_a_row_without_its_size() -> None:
+    log = read_nccl_log(DATA / "tagged_all_reduce.txt")
+    assert log.num_skipped == 1
+    assert [point.num_bytes for point in log.out_of_place] == [2**power for power in range(20, 27)]
+    assert log.out_of_place[0].median_s == pytest.approx(1626.5e-6)
+    assert log.in_place[1].median_s == pytest.approx(416.7e-6)
+
+
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[0] ", "0: "])
+def test_every_line_tagged_reads_as_untagged(tmp_path: Path, tag: str) -> None:
+    lines = "".join(f"{tag}{line}\n" for line in NEW.read_text().splitlines())
+    assert read_nccl_log(write(tmp_path, lines)) == read_nccl_log(NEW)
+
+
+def test_rows_broken_over_lines_are_joined(tmp_path: Path) -> None:
+    text = NEW.read_text().replace("      -1  ", "      -1\n")
+    assert read_nccl_log(write(tmp_path, text)) == read_nccl_log(NEW)
+
+
+def test_other_lines_of_a_log_are_passed_over(tmp_path: Path) -> None:
+    noise = (
+        "host:1:1 [0] NCCL INFO Connected all rings\n8 GPUs found\n# Rank 0 on h device 0 [0000:07:00] NVIDIA H100\n"
+    )
+    assert read_nccl_log(write(tmp_path, noise + NEW.read_text() + noise)) == read_nccl_log(NEW)
+
+
+def test_complete_run_gives_its_iterations_and_tool_name(tmp_path: Path) -> None:
+    text = "# Collective test starting: all_reduce_perf\n" + BEGIN + NEW.read_text() + END
+    log = read_nccl_log(write(tmp_path, text, "run.log"))
+    assert log.kind == "all_reduce" and log.out_of_place[0].num_repeats == 20
+
+
+def test_every_cut_of_the_last_row_is_told_as_truncated(tmp_path: Path) -> None:
+    text = NEW.read_text().rstrip()
+    start = text.rindex("\n") + 1
+    for end in range(start + 12, len(text) - 1):  # at the last column nothing is missing
+        if text[start:end].strip():
+            with pytest.raises(CalibrationError, match="truncated"):
+                read_nccl_log(write(tmp_path, text[:end]))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (BEGIN + NEW.read_text(), "truncated: the run has a beginning"),
+        (BEGIN + END, "no rows"),
+        ("", "no rows"),
+        ("".join(NEW.read_text().splitlines(keepends=True)[:3]), "no rows"),
+        (NEW.read_text().replace("243.71       0", "243.71       3"), "line 13: 3 wrong values at 16777216 bytes"),
+        (NEW.read_text() + "# Out of bounds values : 4 FAILED\n", "out of bounds"),
+        (NEW.read_text().replace("   18.66", "     nan"), "a time of nan us at 32768 bytes"),
+    ],
+)
+def test_unusable_runs_say_why(tmp_path: Path, text: str, part: str) -> None:
+    with pytest.raises(CalibrationError, match=part):
+        read_nccl_log(write(tmp_path, text))
+
+
+def test_collective_is_named_by_argument_or_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, NEW.read_text(), "log.txt")
+    assert read_nccl_log(path, "all_gather").kind == "all_gather"
+    with pytest.raises(InputError, match="give one of"):
+        read_nccl_log(path)
+    with pytest.raises(InputError, match="broadcast"):
+        read_nccl_log(path, "broadcast")
+    with pytest.raises(InputError, match="readable"):
+        read_nccl_log(tmp_path / "none.txt")
+
+
+def test_import_fits_the_points_of_the_group_shape() -> None:
+    fit = import_nccl_log(NEW, DGX, (1, 8))
+    assert fit.kind == "all_reduce" and fit.group_shape == (1, 8) and len(fit.points) == 11
+    assert fit.alpha_s >= 0 and fit.beta_s_per_byte > 0 and fit.median_relative_error < 0.25
+    assert import_nccl_log(NEW, DGX, (1, 8), in_place=True).points != fit.points
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (2, 8)])
+def test_a_group_shape_that_contradicts_the_bus_bandwidth_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="busbw / algbw is 1.75"):
+        import_nccl_log(NEW, DGX, shape)
+
+
+@pytest.mark.parametrize("shape", [(8,), (4, 2), (1, 16), (1, 1), (0, 8)])
+def test_a_group_shape_outside_the_cluster_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="group_shape"):
+        import_nccl_log(NEW, DGX, shape)

@@ -1,0 +1,53 @@
+"""Sampling stays in its time box, batches short calls, and takes the slowest rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from calibration._timing import MIN_REPEATS, sample, slowest_rank_times, summary
+
+
+class Clock:
+    """A clock that only the sampled call moves."""
+
+    def __init__(self, call_s: float) -> None:
+        self.call_s, self.now, self.calls = call_s, 0.0, 0
+
+    def run(self) -> None:
+        self.now += self.call_s
+        self.calls += 1
+
+    def sample(self, box_s: float, batch_s: float = 0.0, repeats: int = 10) -> list[float]:
+        return sample(
+            self.run, together=lambda v: v, repeats=repeats, box_s=box_s, batch_s=batch_s, clock=lambda: self.now
+        )
+
+
+def test_all_repeats_are_made_where_they_fit() -> None:
+    clock = Clock(1e-3)
+    assert clock.sample(box_s=1.0) == pytest.approx([1e-3] * 10)
+    assert clock.calls == 12
+
+
+def test_slow_calls_are_repeated_at_least_three_times() -> None:
+    assert len(Clock(2.0).sample(box_s=0.5)) == MIN_REPEATS
+
+
+def test_a_box_that_holds_some_repeats_gets_those() -> None:
+    assert len(Clock(0.1).sample(box_s=0.55)) == 5
+
+
+def test_short_calls_are_averaged_over_a_batch() -> None:
+    clock = Clock(1e-4)
+    assert clock.sample(box_s=1.0, batch_s=2e-3) == pytest.approx([1e-4] * 10)
+    assert clock.calls in (2 + 10 * 20, 2 + 10 * 21)
+
+
+def test_slowest_rank_of_each_group_and_repeat() -> None:
+    by_rank = [[1.0, 5.0], [2.0, 2.0], [3.0, 1.0], [1.0, 4.0]]
+    assert slowest_rank_times(by_rank, [[0, 2], [1, 3]]) == [3.0, 5.0, 2.0, 4.0]
+
+
+def test_summary_is_median_and_interquartile_range() -> None:
+    point = summary(1024, [1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (point.num_bytes, point.median_s, point.iqr_s, point.num_repeats) == (1024, 3.0, 2.0, 5)
