@@ -85,6 +85,11 @@ class Cluster:
         return self.levels[-1].count if len(self.levels) > 1 else 1
 
     @property
+    def levels_key(self) -> tuple[tuple[str, int], ...]:
+        """Names and counts of the levels: what a calibration must agree on."""
+        return tuple((level.name, level.count) for level in self.levels)
+
+    @property
     def cluster_hash(self) -> str:
         return digest(self.to_dict())
 

@@ -165,6 +165,10 @@ class LogicalGraph:
         return self.metas[ref.name][ref.index]
 
     @cached_property
+    def parameter_names(self) -> frozenset[str]:
+        return frozenset(leaf.name for leaf in self.parameters)
+
+    @cached_property
     def constant_names(self) -> frozenset[str]:
         """Values that depend on neither a parameter nor an input: the same on every rank, computed by each."""
         known = {constant.name for constant in self.constants}

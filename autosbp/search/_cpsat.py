@@ -19,6 +19,19 @@ POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
+class SatLimits:
+    """``work`` is in CP-SAT's deterministic seconds, so it strikes at the same place on every machine.
+
+    ``should_stop`` is polled while CP-SAT runs.
+    """
+
+    seed: int
+    time_limit_s: float
+    work: float
+    should_stop: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     """``bound_s`` is proved over all assignments of cost <= ``upper_s``; ``assignment`` is the best one met."""
 
@@ -45,14 +58,12 @@ def close_gap(
     problem: SearchProblem,
     upper_s: float,
     hint: tuple[int, ...] | None,
-    seed: int,
-    time_limit_s: float,
-    should_stop: Callable[[], bool],
+    limits: SatLimits,
 ) -> Closed | None:
     """Minimise the cost under the memory limit, exactly but for the rounding to ``OBJECTIVE_UNITS`` steps.
 
     Costs are rounded down, so the bound is sound. Terms that alone exceed ``upper_s`` are forbidden. One worker and a
-    fixed seed: the same result as long as no limit strikes. ``should_stop`` is polled while CP-SAT runs.
+    fixed seed: the same result as long as no clock strikes.
 
     Returns:
         None when it stopped before it had any bound or when no assignment of cost <= ``upper_s`` is feasible.
@@ -100,9 +111,10 @@ def close_gap(
     model.minimize(cp_model.LinearExpr.weighted_sum(terms, weights))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed % (1 << 31)
-    solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
-    status = _solve(solver, model, should_stop)
+    solver.parameters.random_seed = limits.seed % (1 << 31)
+    solver.parameters.max_time_in_seconds = max(limits.time_limit_s, 0.01)
+    solver.parameters.max_deterministic_time = limits.work
+    status = _solve(solver, model, limits.should_stop)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
         return None
     bound = normal.base_s + max(solver.best_objective_bound, 0.0) / scale - 1e-12 * normal.size_s

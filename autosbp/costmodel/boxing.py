@@ -1,0 +1,129 @@
+"""The boxing planner: shortest paths over layouts, under the network model (DESIGN section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import floyd_warshall
+
+from autosbp.cluster import Device
+from autosbp.costmodel.network import NetworkModel
+from autosbp.errors import InputError
+from autosbp.sbp.boxing import COLLECTIVES, Step, layouts_of, message_bytes, step_between, steps_among
+from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.placement import NdSbp, Sbp, format_nd_sbp
+
+RELABEL_S = 1e-9
+"""Charged for any step, so that of two equally fast paths the shorter one is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of one step, forward and backward, communication and local copies apart."""
+
+    forward_comm_s: float
+    backward_comm_s: float
+    local_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_comm_s + self.backward_comm_s + self.local_s
+
+
+class BoxingModel:
+    """Costs of steps and cheapest paths for one mesh; tables are cached per tensor shape. Not safe across threads."""
+
+    def __init__(self, network: NetworkModel, mesh: Mesh) -> None:
+        self.network, self.mesh = network, mesh
+        self._tables: dict[tuple[tuple[int, ...], int, bool], BoxingTable] = {}
+
+    @property
+    def device(self) -> Device:
+        return self.network.cluster.device
+
+    def step_cost(self, step: Step, num_bytes: int, differentiable: bool) -> StepCost:
+        message = message_bytes(step, num_bytes, self.mesh)
+        shape = self.mesh.group_shape(step.axes)
+        copy_s = self.device.op_overhead_s + 2 * message / self.device.memory_bandwidth_bytes_per_s
+        times, local = [], RELABEL_S
+        for action in (step.forward, step.backward if differentiable else "none"):
+            times.append(self.network.time_s(action, message, shape) if action in COLLECTIVES else 0.0)
+            local += copy_s if action in ("slice", "pad", "mask") else 0.0
+        return StepCost(times[0], times[1], local)
+
+    def table(self, shape: tuple[int, ...], num_bytes: int, differentiable: bool) -> BoxingTable:
+        key = (shape, num_bytes, differentiable)
+        if key not in self._tables:
+            self._tables[key] = BoxingTable(self, *key)
+        return self._tables[key]
+
+    def plan(
+        self, src: NdSbp, dst: NdSbp, shape: tuple[int, ...], num_bytes: int, differentiable: bool = True
+    ) -> tuple[Step, ...]:
+        """The cheapest steps from ``src`` to ``dst``, forward plus backward; ``()`` when they are equal."""
+        return self.table(shape, num_bytes, differentiable).path(src, dst)
+
+
+class BoxingTable:
+    """All-pairs cheapest boxing of one tensor. ``cost_s[i, j]`` is from ``layouts[i]`` to ``layouts[j]``."""
+
+    def __init__(self, model: BoxingModel, shape: tuple[int, ...], num_bytes: int, differentiable: bool) -> None:
+        self.mesh = model.mesh
+        self.layouts = layouts_of(shape, self.mesh, differentiable)
+        self.index = {layout: at for at, layout in enumerate(self.layouts)}
+        self.states = {state: at for at, state in enumerate(sorted({s for layout in self.layouts for s in layout}, key=str))}
+        size = len(self.layouts)
+        direct: NDArray[np.float64] = np.full((size, size), np.inf)
+        costs: dict[tuple[object, ...], float] = {}
+        for source, target, step in steps_among(self.layouts, self.mesh):
+            key = (step.forward, step.backward, step.axes, message_bytes(step, num_bytes, self.mesh))
+            if key not in costs:
+                costs[key] = model.step_cost(step, num_bytes, differentiable).total_s
+            direct[source, target] = costs[key]
+        self._direct = direct
+        self._lookup: NDArray[np.int64] | None = None
+
+    @cached_property
+    def _closure(self) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+        cost, previous = floyd_warshall(self._direct, return_predecessors=True)
+        np.fill_diagonal(cost, 0.0)
+        return cost, previous
+
+    @property
+    def cost_s(self) -> NDArray[np.float64]:
+        return self._closure[0]
+
+    def ids(self, states: Sequence[Sbp], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Layout indices of many layouts at once: ``rows[i, axis]`` chooses one of ``states`` on each axis; -1 where a
+        layout is not even."""
+        if self._lookup is None:
+            self._lookup = np.full(len(self.states) ** self.mesh.ndim, -1, dtype=np.int64)
+            for layout, at in self.index.items():
+                self._lookup[self._code([self.states[state] for state in layout])] = at
+        codes = np.array([self.states.get(state, -1) for state in states], dtype=np.int64)[rows]
+        known = (codes >= 0).all(axis=1)
+        weights = len(self.states) ** np.arange(self.mesh.ndim, dtype=np.int64)
+        return np.where(known, self._lookup[np.where(known, codes @ weights, 0)], -1)
+
+    def _code(self, states: Sequence[int]) -> int:
+        return sum(state * len(self.states) ** axis for axis, state in enumerate(states))
+
+    def path(self, src: NdSbp, dst: NdSbp) -> tuple[Step, ...]:
+        for layout in (src, dst):
+            if layout not in self.index:
+                raise InputError("layout", format_nd_sbp(layout), "a layout that splits this tensor evenly is expected")
+        start, at = self.index[src], self.index[dst]
+        steps: list[Step] = []
+        while at != start:
+            before = int(self._closure[1][start, at])
+            if before < 0:
+                raise InputError("layout", f"{format_nd_sbp(src)} -> {format_nd_sbp(dst)}", "no boxing path exists")
+            step = step_between(self.layouts[before], self.layouts[at], self.mesh)
+            assert step is not None
+            steps.append(step)
+            at = before
+        return tuple(reversed(steps))

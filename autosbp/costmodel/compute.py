@@ -1,0 +1,75 @@
+"""Time of one op on one device: measured where a calibration holds its local shape, a roofline elsewhere (DESIGN section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.cluster import Device
+from autosbp.costmodel.calibration import Calibration, OpTime
+from autosbp.graph.ir import Arg, DType, Node, Ref
+from autosbp.jsonio import canonical
+
+# Backward work per forward work where both operands need a gradient: two products of the same size (Kaplan et al. 2020,
+# section 2.1); attention recomputes its scores (Dao 2023, section 3.1).
+BACKWARD_FLOPS: Mapping[str, float] = {"aten.scaled_dot_product_attention.default": 2.5}
+SIZE_ARGUMENTS: Mapping[str, int] = {"aten.reshape.default": 1, "aten.expand.default": 1}
+"""Position of the argument that must become the local output shape."""
+
+
+def op_key(
+    node: Node,
+    ins: Sequence[tuple[int, ...]],
+    out: tuple[int, ...],
+    dtypes: Sequence[str],
+    grads: Sequence[bool],
+    highs: Sequence[int | None],
+) -> str:
+    """The identity of a timed op: its arguments with local shapes, as canonical JSON (see ``costmodel.op_bench``)."""
+    position = -1
+
+    def encode(arg: Arg) -> Any:
+        nonlocal position
+        if isinstance(arg, Ref):
+            position += 1
+            tensor: dict[str, Any] = {"t": list(ins[position]), "d": dtypes[position], "g": grads[position]}
+            return {**tensor, "hi": highs[position]} if highs[position] is not None else tensor
+        if isinstance(arg, DType):
+            return {"dtype": arg.name}
+        return [encode(item) for item in arg] if isinstance(arg, tuple) else arg
+
+    args = [encode(arg) for arg in node.args]
+    if node.op in SIZE_ARGUMENTS:
+        args[SIZE_ARGUMENTS[node.op]] = list(out)
+    kwargs = {key: encode(arg) for key, arg in node.kwargs.items()}
+    return canonical({"op": node.op, "args": args, "kwargs": kwargs}).decode()
+
+
+class ComputeModel:
+    """Seconds of ops on one device."""
+
+    def __init__(self, device: Device, calibration: Calibration | None = None) -> None:
+        self.device = device
+        self.measured: Mapping[str, OpTime] = {} if calibration is None else calibration.ops
+
+    def flops_per_s(self, dtype: str) -> float:
+        """What a large matrix product reaches."""
+        peaks = self.device.peak_flops
+        peak = peaks.get(dtype) or peaks.get({"bfloat16": "float16", "float16": "bfloat16"}.get(dtype, "float32"))
+        return (peak or min(peaks.values())) * self.device.efficiency
+
+    def roofline_s(
+        self, node: Node, dtype: str, flops: NDArray[np.float64], num_bytes: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Forward and backward seconds for arrays of local FLOPs and bytes touched."""
+        device = self.device
+        forward = np.maximum(flops / self.flops_per_s(dtype), num_bytes / device.memory_bandwidth_bytes_per_s)
+        factor = BACKWARD_FLOPS.get(node.op, 2.0)
+        return forward + device.op_overhead_s, factor * forward + device.op_overhead_s
+
+    def optimizer_s(self, parameter_bytes: NDArray[np.float64], tensors_touched: float = 7.0) -> NDArray[np.float64]:
+        """One fused optimizer step: reads the parameter, gradient and two states, writes the parameter and two states."""
+        return self.device.op_overhead_s + tensors_touched * parameter_bytes / self.device.memory_bandwidth_bytes_per_s

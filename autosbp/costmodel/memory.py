@@ -1,0 +1,53 @@
+"""Bytes per device: parameters, gradients, optimizer state, and what autograd keeps for the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autosbp.graph.ir import DTYPE_BYTES, Node, TensorMeta
+
+SAVED: Mapping[str, str] = {
+    "aten.linear.default": "01",
+    "aten.mm.default": "01",
+    "aten.bmm.default": "01",
+    "aten.addmm.default": "12",
+    "aten.matmul.default": "01",
+    "aten.conv2d.default": "01",
+    "aten.max_pool2d.default": "0o",
+    "aten.layer_norm.default": "0",
+    "aten.scaled_dot_product_attention.default": "012o",
+    "aten.softmax.int": "o",
+    "aten.log_softmax.int": "o",
+    "aten.embedding.default": "1",
+    "aten.gather.default": "1",
+    "aten.gelu.default": "0",
+    "aten.silu.default": "0",
+    "aten.pow.Tensor_Scalar": "0",
+    "aten.mul.Tensor": "01",
+    "aten.div.Tensor": "1",
+    "aten.relu.default": "o",
+    "aten.tanh.default": "o",
+    "aten.sigmoid.default": "o",
+    "aten.exp.default": "o",
+    "aten.rsqrt.default": "o",
+    "aten.log.default": "0",
+    "aten.dropout.default": "o",
+    "aten.masked_fill.Scalar": "1",
+}
+"""Which tensors an op keeps for its backward: digits are inputs, ``o`` the output (torch's derivatives.yaml)."""
+
+
+def saved_inputs(node: Node) -> tuple[int, ...]:
+    return tuple(int(letter) for letter in SAVED.get(node.op, "") if letter.isdigit())
+
+
+def saves_output(node: Node) -> bool:
+    return "o" in SAVED.get(node.op, "")
+
+
+def state_bytes_per_element(meta: TensorMeta, optimizer: str) -> int:
+    """Parameter, gradient and optimizer state of one element: Adam keeps two fp32 moments, and an fp32 copy of
+    parameters that are stored shorter (Rajbhandari et al. 2020, section 3.1)."""
+    width = DTYPE_BYTES[meta.dtype]
+    states = {"adamw": 2, "sgd": 0}[optimizer] * max(4, width)
+    return 2 * width + states + (4 if width < 4 else 0)

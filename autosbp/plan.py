@@ -1,0 +1,252 @@
+"""Strategies and plans: everything that search decides, and the versioned JSON that carries it (DESIGN sections 2, 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autosbp.cluster import Cluster
+from autosbp.errors import InputError
+from autosbp.jsonio import Fields, check_integer, digest
+from autosbp.sbp.mesh import Axis, Mesh
+from autosbp.sbp.placement import NdSbp, format_nd_sbp, parse_nd_sbp
+
+SCHEMA = "autosbp.plan/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The layouts of every tensor argument and output of one op."""
+
+    ins: tuple[NdSbp, ...]
+    outs: tuple[NdSbp, ...]
+
+    def __str__(self) -> str:
+        left = " ".join(format_nd_sbp(layout) for layout in self.ins)
+        return f"{left} -> {' '.join(format_nd_sbp(layout) for layout in self.outs)}"
+
+    @staticmethod
+    def parse(text: str, field: str) -> Signature:
+        left, arrow, right = text.partition("->")
+        if not arrow:
+            raise InputError(field, text, "layouts -> layouts is expected")
+        return Signature(
+            tuple(parse_nd_sbp(part) for part in left.split()), tuple(parse_nd_sbp(part) for part in right.split())
+        )
+
+
+BoxingKey = tuple[tuple[int, ...], int, NdSbp, NdSbp]
+"""(shape, bytes, source layout, destination layout)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How one model trains on one mesh.
+
+    Args:
+        mesh: the mesh that layouts refer to; neighbouring axes that all ops use alike are already merged.
+        signatures: layouts of every op that a gradient flows through.
+        parameters: the stored layout of every parameter; B is synchronised once a step.
+        paths: for each boxing, the layouts that it goes through, both ends included.
+        global_batch, micro_batch: samples per step and per pass of the program, over all devices.
+        optimizer: ``adamw`` or ``sgd``.
+    """
+
+    mesh: Mesh
+    signatures: Mapping[str, Signature]
+    parameters: Mapping[str, NdSbp]
+    paths: Mapping[BoxingKey, tuple[NdSbp, ...]]
+    global_batch: int
+    micro_batch: int
+    optimizer: str
+
+    @property
+    def num_micro(self) -> int:
+        return self.global_batch // self.micro_batch
+
+    def to_dict(self) -> dict[str, Any]:
+        paths = [
+            {"shape": list(shape), "bytes": size, "path": [format_nd_sbp(layout) for layout in path]}
+            for (shape, size, _, _), path in self.paths.items()
+        ]
+        return {
+            "mesh": self.mesh.to_dict(),
+            "signatures": {name: str(signature) for name, signature in self.signatures.items()},
+            "parameters": {name: format_nd_sbp(layout) for name, layout in self.parameters.items()},
+            "paths": sorted(paths, key=lambda entry: (entry["shape"], entry["bytes"], entry["path"])),
+            "global_batch": self.global_batch,
+            "micro_batch": self.micro_batch,
+            "optimizer": self.optimizer,
+        }
+
+    @staticmethod
+    def from_dict(data: object, path: str = "strategy") -> Strategy:
+        fields = Fields(
+            data,
+            path,
+            ("mesh", "signatures", "parameters", "paths", "global_batch", "micro_batch", "optimizer"),
+        )
+        mesh = _mesh(fields.raw("mesh"), fields.at("mesh"))
+        signatures = {
+            str(name): Signature.parse(text, f"{path}.signatures.{name}")
+            for name, text in fields.mapping("signatures").items()
+        }
+        parameters = {str(name): parse_nd_sbp(text) for name, text in fields.mapping("parameters").items()}
+        paths: dict[BoxingKey, tuple[NdSbp, ...]] = {}
+        for at, entry in enumerate(fields.sequence("paths")):
+            item = Fields(entry, f"{path}.paths[{at}]", ("shape", "bytes", "path"))
+            route = tuple(parse_nd_sbp(text) for text in item.sequence("path"))
+            if len(route) < 2:
+                raise InputError(item.at("path"), len(route), "at least two layouts are expected")
+            paths[tuple(item.sequence("shape")), item.integer("bytes"), route[0], route[-1]] = route
+        for layout in (*parameters.values(), *(layout for route in paths.values() for layout in route)):
+            if len(layout) != mesh.ndim:
+                raise InputError(path, format_nd_sbp(layout), f"{mesh.ndim} entries are expected, one per mesh axis")
+        strategy = Strategy(
+            mesh,
+            signatures,
+            parameters,
+            paths,
+            fields.integer("global_batch", low=1),
+            fields.integer("micro_batch", low=1),
+            fields.text("optimizer", choices=("adamw", "sgd")),
+        )
+        if strategy.global_batch % strategy.micro_batch:
+            raise InputError(fields.at("micro_batch"), strategy.micro_batch, f"a divisor of {strategy.global_batch}")
+        return strategy
+
+
+def _mesh(data: object, path: str) -> Mesh:
+    fields = Fields(data, path, ("axes", "level_counts"))
+    axes = []
+    for at, entry in enumerate(fields.sequence("axes")):
+        if not isinstance(entry, (list, tuple)) or len(entry) != 3:
+            raise InputError(f"{path}.axes[{at}]", entry, "[name, size, level] is expected")
+        field = f"{path}.axes[{at}]"
+        axes.append(Axis(str(entry[0]), check_integer(field, entry[1], 2, 2**20), check_integer(field, entry[2], 0, 1)))
+    counts = tuple(check_integer(f"{path}.level_counts", count, 1, 2**20) for count in fields.sequence("level_counts"))
+    size = 1
+    for count in counts:
+        size *= count
+    for axis in axes:
+        if axis.level >= len(counts) or size % axis.size:
+            raise InputError(f"{path}.axes", axis.name, "axes whose sizes multiply to the devices of their levels")
+        size //= axis.size
+    if size != 1:
+        raise InputError(f"{path}.axes", [axis.size for axis in axes], f"axes for {counts} devices are expected")
+    return Mesh(tuple(axes), counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What the cost model predicts of one strategy, per device and training step."""
+
+    step_time_s: float
+    compute_s: float
+    exposed_comm_s: float
+    bubble_s: float
+    optimizer_s: float
+    comm_bytes_per_device: int
+    memory_bytes_per_device: int
+    memory: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "step_time_s": self.step_time_s,
+            "breakdown": {
+                "compute_s": self.compute_s,
+                "exposed_comm_s": self.exposed_comm_s,
+                "bubble_s": self.bubble_s,
+                "optimizer_s": self.optimizer_s,
+            },
+            "comm_bytes_per_device": self.comm_bytes_per_device,
+            "memory_bytes_per_device": self.memory_bytes_per_device,
+            "memory_breakdown": dict(self.memory),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A point of the space that users would otherwise choose, costed by the same model; None where it is infeasible."""
+
+    name: str
+    costs: Costs | None
+    strategy: Strategy | None
+    feasible: bool
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        costs = self.costs
+        return {
+            "step_time_s": costs.step_time_s if costs else None,
+            "comm_bytes_per_device": costs.comm_bytes_per_device if costs else None,
+            "memory_bytes_per_device": costs.memory_bytes_per_device if costs else None,
+            "feasible": self.feasible,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A strategy with its predicted costs, its baselines and where it came from. ``document`` is the whole JSON."""
+
+    document: Mapping[str, Any]
+
+    @property
+    def plan_id(self) -> str:
+        return str(self.document["plan_id"])
+
+    @property
+    def strategy(self) -> Strategy:
+        return Strategy.from_dict(self.document["strategy"])
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster.from_dict(self.document["cluster"])
+
+    def baseline_strategy(self, name: str) -> Strategy:
+        """The strategy of a feasible baseline; an ``InputError`` names those there are."""
+        entry = self.document["baseline_strategies"].get(name)
+        if entry is None:
+            known = ", ".join(self.document["baseline_strategies"]) or "none"
+            raise InputError("baseline", name, f"feasible baselines are {known}")
+        return Strategy.from_dict(entry, f"baseline_strategies.{name}")
+
+    def with_baseline(self, name: str) -> Plan:
+        """This plan with the baseline's strategy and costs in place of the winner's; for trials of baselines."""
+        strategy = self.baseline_strategy(name)
+        costs = self.document["baselines"][name]
+        document = {
+            **self.document,
+            "strategy": strategy.to_dict(),
+            "step_time_s": costs["step_time_s"],
+            "comm_bytes_per_device": costs["comm_bytes_per_device"],
+            "memory_bytes_per_device": costs["memory_bytes_per_device"],
+        }
+        return replace(self, document={**document, "plan_id": plan_id_of(document)})
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.document)
+
+    @staticmethod
+    def from_dict(data: object) -> Plan:
+        """Read a plan; raises ``InputError`` for another version, a malformed strategy or an id that does not match."""
+        if not isinstance(data, Mapping):
+            raise InputError("plan", data, "a mapping is expected")
+        if data.get("schema") != SCHEMA:
+            raise InputError("schema", data.get("schema"), f"{SCHEMA!r} is the version this release reads")
+        for key in ("plan_id", "strategy", "cluster", "baselines", "baseline_strategies", "provenance"):
+            if key not in data:
+                raise InputError(key, None, "this field is required")
+        Strategy.from_dict(data["strategy"])
+        Cluster.from_dict(data["cluster"])
+        if data["plan_id"] != plan_id_of(data):
+            raise InputError("plan_id", data["plan_id"], f"{plan_id_of(data)} is the hash of this plan")
+        return Plan(dict(data))
+
+
+def plan_id_of(document: Mapping[str, Any]) -> str:
+    """The content hash of a plan. Wall-clock times are no part of it: same input, seed and calibration, same id."""
+    content = {key: value for key, value in document.items() if key not in ("plan_id", "search_s")}
+    return "plan-" + digest(content)

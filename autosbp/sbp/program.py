@@ -1,0 +1,135 @@
+"""The skeleton of the physical program: ops and boxings in the order in which one rank runs them.
+
+The cost model charges exactly this list and the executor lowers exactly this list; that is what makes the executed
+collectives the predicted ones. Values that no gradient flows through (labels, masks, positions) are computed whole on
+every rank and cut locally where an op wants a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autosbp.errors import InputError
+from autosbp.graph.ir import LogicalGraph, Node, Ref
+from autosbp.plan import Signature, Strategy
+from autosbp.sbp.boxing import Step, is_even, step_between
+from autosbp.sbp.groups import boxing_group
+from autosbp.sbp.placement import B, I, NdSbp, format_nd_sbp
+from autosbp.sbp.rules import node_options
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Make a copy of ``ref`` in layout ``dst`` by ``steps``, for the readers in ``group``."""
+
+    ref: Ref
+    group: str
+    src: NdSbp
+    dst: NdSbp
+    steps: tuple[Step, ...]
+    differentiable: bool
+
+    @property
+    def key(self) -> tuple[Ref, str, NdSbp]:
+        return (self.ref, self.group, self.dst)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """Run a node. ``reads`` are its tensor arguments: a value, or the key of a ``Box``. ``signature`` is None for data."""
+
+    node: Node
+    reads: tuple[Ref | tuple[Ref, str, NdSbp], ...]
+    signature: Signature | None
+
+
+Item = Box | Op
+OUTPUT = "loss"
+
+
+def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
+    """Ops and boxings of one microbatch, in order; the last item boxes the loss to B on every axis.
+
+    Args:
+        graph: bound at the strategy's microbatch.
+
+    Raises:
+        InputError: when the strategy does not fit the graph, names an illegal signature or lacks a path.
+    """
+    mesh = strategy.mesh
+    made: dict[tuple[Ref, str, NdSbp], bool] = {}
+    layouts: dict[Ref, NdSbp] = {Ref(name): layout for name, layout in strategy.parameters.items()}
+    whole = (B,) * mesh.ndim
+    for leaf in (*graph.inputs, *graph.constants):
+        layouts[Ref(leaf.name)] = whole
+    for leaf in graph.parameters:
+        if Ref(leaf.name) not in layouts:
+            raise InputError(f"strategy.parameters.{leaf.name}", None, "a layout for every parameter is expected")
+    for node in graph.nodes:
+        if node.name not in graph.differentiable:
+            for index in range(len(node.outputs)):
+                layouts[Ref(node.name, index)] = whole
+            yield Op(node, tuple(node.refs()), None)
+            continue
+        signature = strategy.signatures.get(node.name)
+        refs = tuple(node.refs())
+        if signature is None or len(signature.ins) != len(refs) or len(signature.outs) != len(node.outputs):
+            raise InputError(f"strategy.signatures.{node.name}", signature, f"layouts of {len(refs)} inputs are expected")
+        check_signature(graph, node, signature, strategy)
+        reads: list[Ref | tuple[Ref, str, NdSbp]] = []
+        for position, (ref, wanted) in enumerate(zip(refs, signature.ins, strict=True)):
+            if layouts[ref] == wanted:
+                reads.append(ref)
+                continue
+            box = make_box(graph, strategy, ref, boxing_group(node, position), layouts[ref], wanted)
+            if box.key not in made:
+                made[box.key] = True
+                yield box
+            reads.append(box.key)
+        for index, layout in enumerate(signature.outs):
+            layouts[Ref(node.name, index)] = layout
+        yield Op(node, tuple(reads), signature)
+    target = (I,) * mesh.ndim
+    yield make_box(graph, strategy, graph.loss, OUTPUT, layouts[graph.loss], target)
+
+
+def make_box(
+    graph: LogicalGraph, strategy: Strategy, ref: Ref, group: str, src: NdSbp, dst: NdSbp
+) -> Box:
+    """The boxing of one value; data is cut locally, differentiable values take the strategy's path."""
+    meta = graph.meta(ref)
+    differentiable = ref.name in graph.differentiable
+    if src == dst:
+        return Box(ref, group, src, dst, (), differentiable)
+    if not differentiable:
+        if not is_even(meta.sizes, dst, strategy.mesh):
+            raise InputError("strategy", format_nd_sbp(dst), f"an even split of {ref.name} {list(meta.sizes)} is expected")
+        return Box(ref, group, src, dst, (), False)
+    route = strategy.paths.get((meta.sizes, meta.num_bytes, src, dst))
+    if route is None:
+        raise InputError("strategy.paths", f"{ref.name}: {format_nd_sbp(src)} -> {format_nd_sbp(dst)}", "a path is expected")
+    steps = []
+    for one, two in zip(route, route[1:], strict=False):
+        step = step_between(one, two, strategy.mesh)
+        if step is None or not is_even(meta.sizes, two, strategy.mesh):
+            raise InputError("strategy.paths", f"{format_nd_sbp(one)} -> {format_nd_sbp(two)}", "a primitive step is expected")
+        steps.append(step)
+    return Box(ref, group, src, dst, tuple(steps), True)
+
+
+def check_signature(graph: LogicalGraph, node: Node, signature: Signature, strategy: Strategy) -> None:
+    """Each axis must be one of the op's legal layouts, and every split even."""
+    options = {(option.ins, option.outs) for option in node_options(graph, node)}
+    field = f"strategy.signatures.{node.name}"
+    for layout in (*signature.ins, *signature.outs):
+        if len(layout) != strategy.mesh.ndim:
+            raise InputError(field, format_nd_sbp(layout), f"{strategy.mesh.ndim} entries are expected")
+    for axis in range(strategy.mesh.ndim):
+        column = tuple(layout[axis] for layout in signature.ins), tuple(layout[axis] for layout in signature.outs)
+        if column not in options:
+            raise InputError(field, str(signature), f"a legal signature of {node.op} on axis {axis} is expected")
+    metas = [graph.meta(ref) for ref in node.refs()]
+    for meta, layout in zip((*metas, *node.outputs), (*signature.ins, *signature.outs), strict=True):
+        if not is_even(meta.sizes, layout, strategy.mesh):
+            raise InputError(field, format_nd_sbp(layout), f"an even split of {list(meta.sizes)} is expected")

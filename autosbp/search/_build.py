@@ -1,0 +1,244 @@
+"""From a graph, a mesh and a cost model to a search problem (DESIGN section 8).
+
+One variable per op cluster; one per shared boxed tensor, whose values are the layouts its readers may need; one per
+parameter that several clusters read. Tables are made once per distinct class and shape, so repeated blocks share arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.costmodel.boxing import BoxingModel, BoxingTable
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.graph.ir import LogicalGraph, Node, Ref
+from autosbp.sbp.groups import boxing_group
+from autosbp.sbp.placement import NdSbp, P, Sbp
+from autosbp.search._base import Edge, SearchProblem
+from autosbp.search._clusters import OpCluster, form_clusters
+from autosbp.search._domains import Domain, UnaryCosts, make_domain
+
+Allowed = Callable[[OpCluster, int, int], bool]
+
+
+@dataclass(frozen=True)
+class BuiltProblem:
+    """A problem with what is needed to read an assignment back as layouts."""
+
+    problem: SearchProblem
+    clusters: tuple[OpCluster, ...]
+    domains: tuple[Domain, ...]
+    parameter_variables: Mapping[str, tuple[int, tuple[NdSbp, ...]]]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One external read of a value by a cluster: which node, at which argument."""
+
+    cluster: int
+    node: Node
+    position: int
+
+
+class ProblemBuilder:
+    """Builds problems for one bound graph and mesh; baselines build restricted ones with the same tables.
+
+    Args:
+        graph: bound at the microbatch size.
+        boxing: the boxing model of the mesh that layouts are chosen on.
+        compute: op times.
+        num_micro: microbatches per step.
+        optimizer: ``adamw`` or ``sgd``.
+    """
+
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        boxing: BoxingModel,
+        compute: ComputeModel,
+        *,
+        num_micro: int,
+        optimizer: str,
+        clusters: list[OpCluster] | None = None,
+    ) -> None:
+        self.graph, self.boxing, self.num_micro = graph, boxing, num_micro
+        self.clusters = form_clusters(graph) if clusters is None else clusters
+        self.unary = UnaryCosts(graph, compute, boxing, optimizer, num_micro)
+        self._home = {node.name: at for at, cluster in enumerate(self.clusters) for node in cluster.nodes}
+
+    def build(self, memory_limit_bytes: int | None, allowed: Allowed | None = None) -> BuiltProblem:
+        """The problem over all layouts, or over those that ``allowed(cluster, axis, option)`` admits."""
+        return _Assembly(self, memory_limit_bytes, allowed).run()
+
+
+class _Assembly:
+    def __init__(self, builder: ProblemBuilder, limit: int | None, allowed: Allowed | None) -> None:
+        self.builder, self.limit, self.allowed = builder, limit, allowed
+        self.graph, self.boxing = builder.graph, builder.boxing
+        self.names: list[str] = []
+        self.unary: list[NDArray[np.float64]] = []
+        self.memory: list[NDArray[np.int64]] = []
+        self.edges: list[Edge] = []
+        self._domains: dict[Hashable, Domain] = {}
+        self._costs: dict[Hashable, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
+        self._tables: dict[Hashable, NDArray[np.float64]] = {}
+
+    def run(self) -> BuiltProblem:
+        builder, graph = self.builder, self.graph
+        shared, parameter_reads = self._reads()
+        domains = []
+        for at, cluster in enumerate(builder.clusters):
+            domain = self._domain(cluster)
+            domains.append(domain)
+            own = {name for name, users in parameter_reads.items() if len(users) == 1 and users[0].cluster == at}
+            carried = {ref for ref, groups in shared.items() for label, users in groups.items()
+                       if len(users) > 1 and any(user.cluster == at for user in users)}  # fmt: skip
+            key = (cluster.key, tuple(sorted(self._own_positions(cluster, own))), self._carried(cluster, carried))
+            if key not in self._costs:
+                self._costs[key] = builder.unary.of(domain, own, carried)
+            self._variable(cluster.name, *self._costs[key])
+        for ref, groups in shared.items():
+            for label, users in groups.items():
+                self._connect(ref, label, users, domains)
+        tied = {name: users for name, users in parameter_reads.items() if len(users) > 1}
+        variables = {name: self._tied_parameter(name, users, domains) for name, users in tied.items()}
+        problem = SearchProblem(
+            tuple(self.names), tuple(self.unary), tuple(self.memory), tuple(self.edges), self.limit,
+            fixed_memory_bytes=sum(leaf.meta.num_bytes for leaf in (*graph.inputs, *graph.constants)),
+        )  # fmt: skip
+        return BuiltProblem(problem, tuple(builder.clusters), tuple(domains), variables)
+
+    def _reads(self) -> tuple[dict[Ref, dict[str, list[_Read]]], dict[str, list[_Read]]]:
+        """External reads of made values by group, and reads of parameters."""
+        home = self.builder._home
+        values: dict[Ref, dict[str, list[_Read]]] = {}
+        parameters: dict[str, list[_Read]] = {}
+        for at, cluster in enumerate(self.builder.clusters):
+            for node in cluster.nodes:
+                for position, ref in enumerate(node.refs()):
+                    if ref.name in self.graph.parameter_names:
+                        parameters.setdefault(ref.name, []).append(_Read(at, node, position))
+                    elif ref.name in home and home[ref.name] != at:
+                        values.setdefault(ref, {}).setdefault(boxing_group(node, position), []).append(_Read(at, node, position))
+        return values, parameters
+
+    def _own_positions(self, cluster: OpCluster, own: set[str]) -> list[tuple[int, int]]:
+        return [
+            (at, position)
+            for at, node in enumerate(cluster.nodes)
+            for position, ref in enumerate(node.refs())
+            if ref.name in own
+        ]
+
+    def _carried(self, cluster: OpCluster, carried: set[Ref]) -> tuple[tuple[int, int], ...]:
+        return tuple(
+            (at, position)
+            for at, node in enumerate(cluster.nodes)
+            for position, ref in enumerate(node.refs())
+            if ref in carried
+        )
+
+    def _domain(self, cluster: OpCluster) -> Domain:
+        if cluster.key not in self._domains:
+            allowed = self.allowed
+            admit = None if allowed is None else lambda axis, option: allowed(cluster, axis, option)
+            self._domains[cluster.key] = make_domain(cluster, self.boxing.mesh, admit)
+        domain = self._domains[cluster.key]
+        return Domain(cluster, domain.mesh, domain.rows)
+
+    def _variable(self, name: str, seconds: NDArray[np.float64], memory: NDArray[np.int64]) -> int:
+        self.names.append(name)
+        self.unary.append(seconds)
+        self.memory.append(memory)
+        return len(self.names) - 1
+
+    def _table(self, ref: Ref) -> BoxingTable:
+        meta = self.graph.meta(ref)
+        return self.boxing.table(meta.sizes, meta.num_bytes, True)
+
+    def _states(self, read: _Read) -> tuple[Sbp, ...]:
+        return self.builder.clusters[read.cluster].input_states(read.node.name, read.position)
+
+    def _connect(self, ref: Ref, label: str, users: list[_Read], domains: list[Domain]) -> None:
+        """Edges from the maker of ``ref`` to its readers, through one shared copy where there are several."""
+        maker = self.builder._home[ref.name]
+        made = self.builder.clusters[maker].output_states(ref)
+        table = self._table(ref)
+        if len(users) == 1:
+            self._boxing_edge(maker, domains[maker], made, users[0].cluster, domains[users[0].cluster], self._states(users[0]), table)
+            return
+        wanted = [table.ids(self._states(user), domains[user.cluster].rows) for user in users]
+        layouts = np.unique(np.concatenate(wanted))
+        split = np.array([self._local_bytes(table.layouts[at], self.graph.meta(ref).num_bytes) for at in layouts])
+        saved = any(self._keeps(user) for user in users)
+        copy_key = ("copy", id(table), layouts.tobytes(), saved)
+        if copy_key not in self._costs:
+            self._costs[copy_key] = (np.zeros(len(layouts)), np.ceil(split * saved).astype(np.int64))
+        copy = self._variable(f"{ref.name}@{label}", *self._costs[copy_key])
+        key = ("made", id(table), domains[maker].rows.tobytes(), made, layouts.tobytes())
+        if key not in self._tables:
+            self._tables[key] = self._scaled(table)[table.ids(made, domains[maker].rows)][:, layouts]
+        self.edges.append(Edge(maker, copy, self._tables[key]))
+        for user, ids in zip(users, wanted, strict=True):
+            key = ("equal", layouts.tobytes(), ids.tobytes())
+            if key not in self._tables:
+                self._tables[key] = np.where(layouts[:, None] == ids[None, :], 0.0, np.inf)
+            self.edges.append(Edge(copy, user.cluster, self._tables[key]))
+
+    def _keeps(self, user: _Read) -> bool:
+        from autosbp.costmodel.memory import saved_inputs
+
+        return user.position in saved_inputs(user.node)
+
+    def _local_bytes(self, layout: NdSbp, num_bytes: int) -> float:
+        for axis, sbp in zip(self.boxing.mesh.axes, layout, strict=True):
+            if sbp.is_split:
+                num_bytes //= axis.size
+        return float(num_bytes)
+
+    def _scaled(self, table: BoxingTable) -> NDArray[np.float64]:
+        key = ("scaled", id(table))
+        if key not in self._tables:
+            self._tables[key] = table.cost_s * self.builder.num_micro
+        return self._tables[key]
+
+    def _boxing_edge(
+        self,
+        maker: int,
+        maker_domain: Domain,
+        made: tuple[Sbp, ...],
+        reader: int,
+        reader_domain: Domain,
+        wanted: tuple[Sbp, ...],
+        table: BoxingTable,
+    ) -> None:
+        key = (id(table), maker_domain.rows.tobytes(), made, reader_domain.rows.tobytes(), wanted)
+        if key not in self._tables:
+            ids = table.ids(made, maker_domain.rows), table.ids(wanted, reader_domain.rows)
+            self._tables[key] = np.ascontiguousarray(self._scaled(table)[ids[0]][:, ids[1]])
+        self.edges.append(Edge(maker, reader, self._tables[key]))
+
+    def _tied_parameter(self, name: str, users: list[_Read], domains: list[Domain]) -> tuple[int, tuple[NdSbp, ...]]:
+        """A variable for the stored layout of a parameter that several clusters read."""
+        table = self._table(Ref(name))
+        states = [state for state in table.states if state != P]
+        rows = np.stack(np.meshgrid(*[np.arange(len(states))] * self.boxing.mesh.ndim, indexing="ij"), -1)
+        rows = rows.reshape(-1, self.boxing.mesh.ndim)
+        ids = table.ids(states, rows)
+        rows, ids = rows[ids >= 0], ids[ids >= 0]
+        key = ("tied", id(table))
+        if key not in self._costs:
+            seconds, memory = self.builder.unary.parameter(rows, states, self.graph.meta(Ref(name)))
+            self._costs[key] = (seconds, np.ceil(memory).astype(np.int64))
+        variable = self._variable(name, *self._costs[key])
+        for user in users:
+            domain = domains[user.cluster]
+            wanted = table.ids(self._states(user), domain.rows)
+            edge_key = ("tied", id(table), domain.rows.tobytes(), wanted.tobytes())
+            if edge_key not in self._tables:
+                self._tables[edge_key] = np.ascontiguousarray(self._scaled(table)[ids][:, wanted])
+            self.edges.append(Edge(variable, user.cluster, self._tables[edge_key]))
+        return variable, tuple(table.layouts[at] for at in ids)

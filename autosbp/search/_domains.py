@@ -1,0 +1,225 @@
+"""Domains and unary costs of op clusters, as arrays over every combination of axis options (vectorised)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel, op_key
+from autosbp.costmodel.memory import saved_inputs, saves_output, state_bytes_per_element
+from autosbp.costmodel.split_ops import internal_collectives
+from autosbp.graph.ir import LogicalGraph, Node, Ref, TensorMeta
+from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
+from autosbp.sbp.rules import sharding_of
+from autosbp.search._clusters import OpCluster
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """All values of one cluster class on one mesh. ``rows[i, axis]`` is the option that value i gives the axis."""
+
+    cluster: OpCluster
+    mesh: Mesh
+    rows: Rows
+
+    def layout(self, value: int, states: Sequence[Sbp]) -> NdSbp:
+        """The layout that ``value`` gives a tensor whose per-option states are these."""
+        return tuple(states[option] for option in self.rows[value])
+
+    def split_product(self, splits: Sequence[bool]) -> Floats:
+        """Per value, the product of the sizes of the axes whose option splits."""
+        sizes = np.array([axis.size for axis in self.mesh.axes], dtype=np.float64)
+        return np.where(np.array(splits, dtype=bool)[self.rows], sizes, 1.0).prod(axis=1)
+
+
+def make_domain(cluster: OpCluster, mesh: Mesh, allowed: Callable[[int, int], bool] | None = None) -> Domain:
+    """Every combination of options in which all splits are even; ``allowed(axis, option)`` restricts it (baselines)."""
+    choices = [
+        [option for option in range(len(cluster.options)) if allowed is None or allowed(axis, option)]
+        for axis in range(mesh.ndim)
+    ]
+    rows = np.array(list(product(*choices)), dtype=np.int64).reshape(prod(map(len, choices)), mesh.ndim)
+    keep = np.ones(len(rows), dtype=bool)
+    sizes = np.array([axis.size for axis in mesh.axes], dtype=np.int64)
+    for option, extent in enumerate(cluster.sizes):
+        if extent:
+            parts = np.where(rows == option, sizes, 1).prod(axis=1)
+            keep &= extent % parts == 0
+    return Domain(cluster, mesh, rows[keep])
+
+
+class UnaryCosts:
+    """Seconds and bytes of each value of a domain: compute, internal collectives, parameters, activations."""
+
+    def __init__(
+        self, graph: LogicalGraph, compute: ComputeModel, boxing: BoxingModel, optimizer: str, num_micro: int
+    ) -> None:
+        self.graph, self.compute, self.boxing = graph, compute, boxing
+        self.optimizer, self.num_micro = optimizer, num_micro
+        self.highs = {leaf.name: leaf.high for leaf in graph.inputs}
+
+    def of(self, domain: Domain, own: set[str], shared_reads: set[Ref]) -> tuple[Floats, NDArray[np.int64]]:
+        """(seconds per step, bytes) per value. ``own`` are parameters that only this cluster reads; ``shared_reads``
+        are boxed tensors whose memory another variable carries."""
+        seconds = np.zeros(len(domain.rows))
+        memory = np.zeros(len(domain.rows))
+        saved: set[tuple[Ref, tuple[Sbp, ...]]] = set()
+        for at, node in enumerate(domain.cluster.nodes):
+            seconds += self.num_micro * self._compute_s(domain, node, at)
+            seconds += self.num_micro * self._internal_s(domain, node, at)
+            for ref, states in self._saved(domain.cluster, node, at, own, shared_reads):
+                if (ref, states) not in saved:
+                    saved.add((ref, states))
+                    memory += self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
+            for position, ref in enumerate(node.refs()):
+                if ref.name in own:
+                    states = domain.cluster.input_states(node.name, position)
+                    time, use = self.parameter(domain.rows, states, self.graph.meta(ref))
+                    seconds += time
+                    memory += use
+            if node.name == self.graph.loss.name:
+                seconds += self.num_micro * self._loss_s(domain)
+        return seconds, np.ceil(memory).astype(np.int64)
+
+    def parameter(self, rows: Rows, states: Sequence[Sbp], meta: TensorMeta) -> tuple[Floats, Floats]:
+        """A parameter used in ``states``: its gradient synchronisation and optimizer step once a step, its boxing from
+        the stored layout every microbatch, and its bytes."""
+        mesh, network = self.boxing.mesh, self.boxing.network
+        sizes = np.array([axis.size for axis in mesh.axes], dtype=np.float64)
+        split = np.array([sbp.is_split for sbp in states])[rows]
+        local = meta.num_bytes / np.where(split, sizes, 1.0).prod(axis=1)
+        reduced = np.array([sbp == B for sbp in states])[rows]
+        seconds = self.compute.optimizer_s(local)
+        masks = reduced @ (1 << np.arange(mesh.ndim))
+        for mask in np.unique(masks):
+            axes = [axis for axis in range(mesh.ndim) if int(mask) >> axis & 1]
+            shape = mesh.group_shape(axes)
+            chosen = masks == mask
+            # Affine in the bytes: two evaluations give the line.
+            base = network.time_s("all_reduce", 0.0, shape)
+            slope = network.time_s("all_reduce", 1.0, shape) - base
+            seconds = seconds + np.where(chosen, base + slope * local, 0.0)
+        stored = [I if sbp == P else sbp for sbp in states]
+        if stored != list(states):
+            table = self.boxing.table(meta.sizes, meta.num_bytes, True)
+            seconds = seconds + self.num_micro * table.cost_s[table.ids(stored, rows), table.ids(states, rows)]
+        elements = local / (meta.num_bytes / prod(meta.sizes))
+        return seconds, elements * state_bytes_per_element(meta, self.optimizer)
+
+    def _compute_s(self, domain: Domain, node: Node, at: int) -> Floats:
+        sharding = sharding_of(self.graph, node)
+        if sharding.free:
+            return np.zeros(len(domain.rows))
+        cluster = domain.cluster
+        work = domain.split_product([option[at].divides for option in cluster.options])
+        touched = np.zeros(len(domain.rows))
+        for position, ref in enumerate(node.refs()):
+            states = cluster.input_states(node.name, position)
+            touched += self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
+        for index, meta in enumerate(node.outputs):
+            states = cluster.output_states(Ref(node.name, index))
+            touched += meta.num_bytes / domain.split_product([sbp.is_split for sbp in states])
+        forward, backward = self.compute.roofline_s(node, node.outputs[0].dtype, sharding.flops / work, touched)
+        total = forward + backward
+        if self.compute.measured:
+            keys = self.op_keys(domain, node, at)
+            times = [self.compute.measured.get(key) for key in keys]
+            known = np.array([time is not None for time in times])
+            values = np.array([0.0 if time is None else time.forward_s + time.backward_s for time in times])
+            total = np.where(known, values, total)
+        return total
+
+    def op_keys(self, domain: Domain, node: Node, at: int) -> list[str]:
+        """The timed op of each value (``costmodel.compute.op_key``); ``""`` where a split implementation runs instead."""
+        cluster, graph = domain.cluster, self.graph
+        refs = list(node.refs())
+        metas = [graph.meta(ref) for ref in refs]
+        in_parts = [
+            [[sbp.dim if sbp.is_split else -1 for sbp in cluster.input_states(node.name, position)]]
+            for position in range(len(refs))
+        ]
+        out_states = cluster.output_states(Ref(node.name))
+        sharding = sharding_of(graph, node)
+        dtypes = [meta.dtype for meta in metas]
+        grads = [ref.name in graph.differentiable and meta.is_float for ref, meta in zip(refs, metas, strict=True)]
+        highs = [_high(graph, ref) for ref in refs]
+        sizes = [axis.size for axis in domain.mesh.axes]
+        cache: dict[tuple[object, ...], str] = {}
+        keys = []
+        for row in domain.rows:
+            ins = tuple(
+                _local(meta.sizes, [in_parts[position][0][option] for option in row], sizes)
+                for position, meta in enumerate(metas)
+            )
+            out = _local(
+                node.outputs[0].sizes, [out_states[option].dim if out_states[option].is_split else -1 for option in row], sizes
+            )
+            split = any(cluster.options[option][at].factor == sharding.split_impl for option in row) and sharding.split_impl
+            if (ins, out, split) not in cache:
+                bounds = [None if high is None else min(high, ins[0][0]) if "embedding" in node.op else high for high in highs]
+                cache[ins, out, split] = "" if split else op_key(node, ins, out, dtypes, grads, bounds)
+            keys.append(cache[ins, out, split])
+        return keys
+
+    def _internal_s(self, domain: Domain, node: Node, at: int) -> Floats:
+        sharding = sharding_of(self.graph, node)
+        splits = [bool(sharding.split_impl) and option[at].factor == sharding.split_impl for option in domain.cluster.options]
+        seconds = np.zeros(len(domain.rows))
+        if not any(splits):
+            return seconds
+        mesh, network = domain.mesh, self.boxing.network
+        states = domain.cluster.output_states(Ref(node.name))
+        for value in np.nonzero(np.array(splits)[domain.rows].any(axis=1))[0]:
+            axes = tuple(axis for axis, option in enumerate(domain.rows[value]) if splits[option])
+            layout = domain.layout(int(value), states)
+            for call in internal_collectives(self.graph, node, layout, axes, mesh):
+                seconds[value] += network.time_s(call.kind, call.num_bytes, mesh.group_shape(axes))
+        return seconds
+
+    def _saved(
+        self, cluster: OpCluster, node: Node, at: int, own: set[str], shared: set[Ref]
+    ) -> list[tuple[Ref, tuple[Sbp, ...]]]:
+        refs = list(node.refs())
+        kept = [
+            (refs[position], cluster.input_states(node.name, position))
+            for position in saved_inputs(node)
+            if position < len(refs)
+            and refs[position].name not in self.graph.parameter_names
+            and refs[position] not in shared
+            and refs[position].name in self.graph.differentiable
+        ]
+        if saves_output(node):
+            kept.append((Ref(node.name), cluster.output_states(Ref(node.name))))
+        return kept
+
+    def _loss_s(self, domain: Domain) -> Floats:
+        meta = self.graph.meta(self.graph.loss)
+        table = self.boxing.table(meta.sizes, meta.num_bytes, True)
+        states = domain.cluster.output_states(self.graph.loss)
+        target = [I] * len(states)
+        return table.cost_s[table.ids(states, domain.rows), table.ids(target, domain.rows)]
+
+
+def _local(shape: tuple[int, ...], dims: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    local = list(shape)
+    for dim, size in zip(dims, sizes, strict=True):
+        if dim >= 0:
+            local[dim] //= size
+    return tuple(local)
+
+
+def _high(graph: LogicalGraph, ref: Ref) -> int | None:
+    """An exclusive bound of an integer tensor, for timing ops that index with it."""
+    if graph.meta(ref).is_float or graph.meta(ref).dtype == "bool":
+        return None
+    return max((leaf.high for leaf in graph.inputs if leaf.high is not None), default=1)
