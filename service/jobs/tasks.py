@@ -68,7 +68,7 @@ def trial(inputs: Document, context: TaskContext) -> Document:
     graph = api.load_graph(inputs["graph"])
     plan = api.Plan.from_dict(inputs["plan"])
     if inputs["baseline"] is not None:
-        plan = api.baseline_plan(plan, inputs["baseline"])
+        plan = plan.with_baseline(inputs["baseline"])
     context.progress(None, "starting ranks")
     workdir = _folder(inputs["workdir"])
     result = api.run_trial(

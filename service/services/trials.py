@@ -40,11 +40,12 @@ def create(state: State, request: TrialRequest) -> JobRow:
 
 
 def _baseline(plan: Document, name: str) -> Document:
-    baselines: dict[str, Document] = plan["baselines"]
-    runnable = sorted(key for key, value in baselines.items() if value["feasible"])
+    runnable = plan["baseline_strategies"]
     if name not in runnable:
-        raise InputError("baseline", name, f"a feasible baseline of the strategy is expected: {', '.join(runnable)}")
-    return baselines[name]
+        known = ", ".join(sorted(runnable)) or "there is none"
+        raise InputError("baseline", name, f"a feasible baseline of the strategy is expected: {known}")
+    costs: Document = plan["baselines"][name]
+    return costs
 
 
 def prepare(settings: Settings, session: Session, job: JobRow) -> Document:

@@ -1,0 +1,64 @@
+"""Tasks for the tests of the runner; each runs in the worker process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from autosbp.errors import InfeasibleError
+from service.jobs import tasks
+from service.jobs._base import JobKind, TaskContext
+
+
+def echo(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    context.progress(0.5, "half", best_s=1.5, bound_s=float("-inf"))
+    return inputs
+
+
+def hold(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    """Wait for the file ``gate``; stops when told to."""
+    context.progress(None, "holding")
+    while not Path(inputs["gate"]).exists():
+        if context.cancelled():
+            return {"stopped": True}
+        time.sleep(0.02)
+    return inputs
+
+
+def stubborn(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    """Start a process in a session of its own, write its pid, and never stop."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    Path(inputs["pid"]).write_text(str(child.pid))
+    while True:
+        time.sleep(1)
+
+
+def die(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    os._exit(7)
+
+
+def infeasible(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    raise InfeasibleError("memory_limit_bytes", 10.0, 20.0)
+
+
+def surprise(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    raise RuntimeError("a secret of the inside")
+
+
+def no_json(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    return {"value": float("nan")}
+
+
+def held_search(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    """A real search behind the gate of ``hold``."""
+    hold({"gate": os.environ["TEST_GATE"]}, context)
+    return tasks.search(inputs, context)
+
+
+def kind(name: str, resumable: bool = True) -> JobKind:
+    """A kind whose input is the job's payload and whose result is what the task returned."""
+    return JobKind(f"tests.service.tasks:{name}", lambda _, job: job.payload, lambda _, __, found: found, resumable)

@@ -1,0 +1,277 @@
+"""The local runner keeps the promises of ``service.jobs._base``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from autosbp.errors import ServiceError
+from service.db import Database
+from service.jobs._base import JobKind
+from service.jobs._local import LocalRunner
+from service.models import JobRow
+from service.problems import ProblemError
+from tests.service.tasks import kind
+
+NAMES = ("echo", "hold", "stubborn", "die", "infeasible", "surprise", "no_json")
+
+
+def fail_to_store(_session: Any, job: JobRow, _found: Any) -> dict[str, Any]:
+    job.resource = "/half/stored"
+    raise RuntimeError("the disk is full")
+
+
+KINDS = {
+    **{name: kind(name) for name in NAMES},
+    "once": kind("hold", resumable=False),
+    "unstorable": JobKind("tests.service.tasks:echo", lambda _, job: job.payload, fail_to_store, True),
+    "unknown_task": kind("nothing_of_that_name"),
+}
+
+
+class Bench:
+    """A runner on a database of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.database = Database(f"sqlite:///{folder / 'test.db'}")
+        self.database.upgrade()
+        self.runner = self.make()
+
+    def make(self) -> LocalRunner:
+        return LocalRunner(self.database, KINDS, self.folder, max_queued=4, max_attempts=2, cancel_grace_s=0.5)
+
+    def submit(self, kind: str, **payload: Any) -> str:
+        with self.database.write() as session:
+            return self.runner.submit(session, kind, payload).id
+
+    def job(self, job_id: str) -> JobRow:
+        row = self.runner.get(job_id)
+        assert row is not None
+        return row
+
+    def wait(self, job_id: str, *states: str) -> JobRow:
+        deadline_s = time.monotonic() + 30
+        while (row := self.job(job_id)).state not in states:
+            assert time.monotonic() < deadline_s, (row.state, row.message)
+            time.sleep(0.02)
+        return row
+
+    def hold(self, kind: str = "hold") -> str:
+        """Start a job that runs until the gate opens."""
+        job_id = self.submit(kind, gate=str(self.folder / "gate"))
+        deadline_s = time.monotonic() + 30
+        while self.job(job_id).message != "holding":
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        return job_id
+
+    def open(self) -> None:
+        (self.folder / "gate").touch()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    bench.runner.start()
+    yield bench
+    bench.runner.stop()
+    bench.database.close()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_job_goes_from_queued_to_succeeded_with_progress_on_the_way(bench: Bench) -> None:
+    seen = []
+
+    @event.listens_for(bench.database.engine, "before_cursor_execute")
+    def note(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if statement.startswith("UPDATE jobs"):
+            seen.append(parameters)
+
+    job = bench.wait(bench.submit("echo", a=[1, "é"]), "succeeded")
+    assert job.result == {"a": [1, "é"]}
+    assert (job.progress, job.attempts, job.problem) == (1.0, 1, None)
+    assert job.started_at and job.finished_at and job.created_at <= job.started_at <= job.finished_at
+    assert any("half" in parameters for parameters in seen)
+    assert any('{"best_s":1.5,"bound_s":null}' in parameters for parameters in seen)
+
+
+def test_jobs_run_one_at_a_time_in_the_order_in_which_they_came(bench: Bench) -> None:
+    first = bench.hold()
+    rest = [bench.submit("echo", n=n) for n in range(3)]
+    assert [bench.job(job).state for job in rest] == ["queued"] * 3
+    bench.open()
+    done = [bench.wait(job, "succeeded") for job in (first, *rest)]
+    assert done == sorted(done, key=lambda job: str(job.started_at))
+
+
+def test_a_job_that_was_not_committed_never_runs(bench: Bench) -> None:
+    with pytest.raises(ZeroDivisionError), bench.database.write() as session:
+        job_id = bench.runner.submit(session, "echo", {}).id
+        raise ZeroDivisionError
+    assert bench.runner.get(job_id) is None
+
+
+def test_too_many_waiting_jobs_are_refused(bench: Bench) -> None:
+    bench.hold()
+    for _ in range(4):
+        bench.submit("echo")
+    with pytest.raises(ProblemError) as caught:
+        bench.submit("echo")
+    assert caught.value.status == 429
+    assert caught.value.problem["limit"] == 4
+
+
+def test_cancelling_a_queued_job_ends_it_at_once_and_it_never_runs(bench: Bench) -> None:
+    bench.hold()
+    job_id = bench.submit("echo")
+    cancelled = bench.runner.cancel(job_id)
+    assert cancelled is not None and cancelled.state == "cancelled"
+    bench.open()
+    last = bench.wait(bench.submit("echo"), "succeeded")
+    assert last.finished_at is not None
+    assert bench.job(job_id).started_at is None
+
+
+def test_cancelling_a_running_job_stops_it_and_drops_what_it_found(bench: Bench) -> None:
+    job_id = bench.hold()
+    requested = bench.runner.cancel(job_id)
+    assert requested is not None and requested.cancel_requested
+    job = bench.wait(job_id, "cancelled", "succeeded", "failed")
+    assert (job.state, job.result, job.problem) == ("cancelled", None, None)
+
+
+def test_cancelling_twice_changes_nothing_and_cancelling_a_finished_job_is_a_conflict(bench: Bench) -> None:
+    job_id = bench.hold()
+    bench.runner.cancel(job_id)
+    bench.wait(job_id, "cancelled")
+    again = bench.runner.cancel(job_id)
+    assert again is not None and again.state == "cancelled"
+    done = bench.wait(bench.submit("echo"), "succeeded")
+    with pytest.raises(ProblemError) as caught:
+        bench.runner.cancel(done.id)
+    assert caught.value.status == 409
+    assert bench.runner.cancel("job-none") is None
+
+
+def test_a_job_that_does_not_stop_is_killed_with_the_processes_that_it_started(bench: Bench) -> None:
+    pid_file = bench.folder / "pid"
+    job_id = bench.submit("stubborn", pid=str(pid_file))
+    deadline_s = time.monotonic() + 30
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    pid = int(pid_file.read_text())
+    assert is_running(pid)
+    bench.runner.cancel(job_id)
+    bench.wait(job_id, "cancelled")
+    assert not is_running(pid)
+    bench.wait(bench.submit("echo"), "succeeded")
+
+
+def test_a_failure_carries_the_problem_of_its_error(bench: Bench) -> None:
+    job = bench.wait(bench.submit("infeasible"), "failed")
+    assert job.problem == {
+        "type": "urn:autosbp:problem:infeasible",
+        "title": "No strategy meets the limits",
+        "status": 422,
+        "detail": "infeasible: memory_limit_bytes = 10; at least 20 is needed",
+        "instance": f"/v1/jobs/{job.id}",
+        "constraint": "memory_limit_bytes",
+        "limit": 10.0,
+        "needed": 20.0,
+    }
+
+
+@pytest.mark.parametrize("name", ["surprise", "no_json", "unstorable", "unknown_task"])
+def test_an_unexpected_failure_is_an_opaque_problem_that_stores_nothing(bench: Bench, name: str) -> None:
+    job = bench.wait(bench.submit(name), "failed")
+    assert job.problem is not None and job.problem["status"] == 500
+    assert "secret" not in str(job.problem)
+    assert (job.result, job.resource) == (None, None)
+    bench.wait(bench.submit("echo"), "succeeded")
+
+
+def test_a_job_of_an_unknown_kind_fails_and_says_so(bench: Bench) -> None:
+    job = bench.wait(bench.submit("embroider"), "failed")
+    assert job.problem is not None and "embroider" in job.problem["detail"]
+
+
+def test_the_death_of_the_worker_fails_the_job_and_the_next_one_gets_a_new_worker(bench: Bench) -> None:
+    job = bench.wait(bench.submit("die"), "failed")
+    assert job.problem is not None and "status 7" in job.problem["detail"]
+    bench.wait(bench.submit("echo"), "succeeded")
+
+
+def test_a_stop_queues_a_resumable_job_again_and_the_next_start_finishes_it(bench: Bench) -> None:
+    job_id = bench.hold()
+    bench.runner.stop()
+    stopped = bench.job(job_id)
+    assert (stopped.state, stopped.message) == ("queued", "queued again: interrupted by a shutdown")
+    bench.open()
+    bench.runner = bench.make()
+    bench.runner.start()
+    assert bench.wait(job_id, "succeeded").attempts == 2
+
+
+def test_a_stop_fails_a_job_that_must_not_be_repeated(bench: Bench) -> None:
+    job_id = bench.hold("once")
+    bench.runner.stop()
+    job = bench.job(job_id)
+    assert job.problem is not None
+    assert (job.state, job.problem["detail"]) == ("failed", "interrupted by a shutdown")
+
+
+@pytest.mark.parametrize(
+    ("kind", "attempts", "cancel", "state", "detail"),
+    [
+        ("echo", 1, False, "succeeded", None),
+        ("echo", 2, False, "failed", "interrupted by a restart; started 2 of 2 times"),
+        ("once", 1, False, "failed", "interrupted by a restart"),
+        ("echo", 1, True, "cancelled", None),
+    ],
+)
+def test_a_start_recovers_the_job_that_was_running(
+    bench: Bench, kind: str, attempts: int, cancel: bool, state: str, detail: str | None
+) -> None:
+    bench.runner.stop()
+    with bench.database.write() as session:
+        row = JobRow(id="job-cut", kind=kind, payload={}, state="running", attempts=attempts, cancel_requested=cancel)
+        session.add(row)
+    bench.runner = bench.make()
+    bench.runner.start()
+    job = bench.wait("job-cut", "succeeded", "failed", "cancelled")
+    assert (job.state, job.problem and job.problem["detail"]) == (state, detail)
+
+
+def test_two_runners_never_share_a_folder(bench: Bench) -> None:
+    with pytest.raises(ServiceError, match="another service is using"):
+        bench.make().start()
+
+
+def test_an_observer_gets_only_what_is_newer(bench: Bench) -> None:
+    job = bench.wait(bench.submit("echo"), "succeeded")
+    assert bench.runner.newer(job.id, job.revision) is None
+    newer = bench.runner.newer(job.id, job.revision - 1)
+    assert newer is not None and newer.revision == job.revision
+
+
+def test_the_worker_ends_when_its_runner_stops(bench: Bench) -> None:
+    bench.wait(bench.submit("echo"), "succeeded")
+    assert bench.runner._worker is not None
+    pid = bench.runner._worker.pid
+    assert is_running(pid) and pid != os.getpid()
+    bench.runner.stop()
+    assert not is_running(pid)
