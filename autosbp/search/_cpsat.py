@@ -13,14 +13,14 @@ from ortools.sat.python import cp_model
 
 from autosbp.search._base import Costs, SearchProblem
 
-MAX_ENTRIES = 150_000  # booleans of the model: values, and pairs of values that an edge couples
+MAX_ENTRIES = 50_000  # booleans of the model: values, and pairs of values that an edge couples
 OBJECTIVE_UNITS = 2.0**46  # integer steps that the spread of costs is cut into; exact in float64
 POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class SatLimits:
-    """``work`` is in CP-SAT's deterministic seconds, so it strikes at the same place on every machine.
+    """``work`` is in CP-SAT's deterministic seconds, which end at the same place on every machine.
 
     ``should_stop`` is polled while CP-SAT runs.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +32,7 @@ def minimise(
     problem: SearchProblem,
     program: Program,
     check: Callable[[], None],
-    price_s_per_byte: float = 0.0,
-    unary_s: tuple[Costs, ...] | None = None,
+    prices_s_per_byte: Sequence[float] = (),
 ) -> Solution:
     """Least ``sum of unary_s + price * memory_bytes + edges`` over all assignments, the memory limit left out.
 
@@ -41,19 +40,20 @@ def minimise(
         problem: its arrays are told apart by identity; equal content should be one object (``Dedupe``).
         program: of ``plan_problem``, for a problem with the same domains and edges.
         check: called often; may raise to abandon the work.
-        unary_s: replaces the problem's.
+        prices_s_per_byte: one per variable; all 0 when empty.
 
     Returns:
         An assignment that attains the optimum (the lowest value first where several do). ``bound_s`` is inf when every
         assignment is forbidden.
     """
     tables = Tables(check)
-    priced: dict[tuple[int, int], Costs] = {}
+    priced: dict[tuple[int, int, float], Costs] = {}
     slots: list[int] = []
-    for costs, use in zip(problem.unary_s if unary_s is None else unary_s, problem.memory_bytes, strict=True):
-        key = (id(costs), id(use))
+    prices = prices_s_per_byte or [0.0] * problem.num_variables
+    for costs, use, price in zip(problem.unary_s, problem.memory_bytes, prices, strict=True):
+        key = (id(costs), id(use), price)
         if key not in priced:
-            priced[key] = costs + price_s_per_byte * use if price_s_per_byte else costs
+            priced[key] = costs + price * use if price else costs
         slots.append(tables.intern(priced[key]))
     slots.extend(tables.intern(edge.table) for edge in problem.edges)
     slots.extend([-1] * (program.num_slots - len(slots)))

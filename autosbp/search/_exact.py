@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from dataclasses import dataclass, field
 
 from autosbp.errors import InfeasibleError
 from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
 from autosbp.search._coordinate_descent import cheapest_values, descend
-from autosbp.search._cpsat import MAX_ENTRIES, close_gap, num_entries
+from autosbp.search._cpsat import MAX_ENTRIES, SatLimits, close_gap, num_entries
 from autosbp.search._elimination import plan_problem
 from autosbp.search._exhaustive import exhaustive
 from autosbp.search._local import Neighbourhood
-from autosbp.search._memory import least_memory, solve_dual
+from autosbp.search._memory import least_memory, mix_prices, quick_bound, solve_dual, splice
 from autosbp.search._pruning import Reduced, canonical, prune
 from autosbp.search._run import Run, forbidden
 
 ENUMERATE_AT_MOST = 20_000
+SPLIT_TABLE_ENTRIES = 1 << 20  # once tables must be split, exactness is gone, and a quick bound is worth more
+SAT_WORK_PER_S = 0.05  # CP-SAT's deterministic seconds for each second of the time limit; about half of it is spent
+SPLICE_LAST = 4
 
 
 class _Stop(Exception):
@@ -65,20 +69,32 @@ class _Exact:
         if run.best is None:
             self._require_feasible(whole)
         reduced = prune(whole, run.cost_s)
-        program = plan_problem(reduced.problem)
         self.info["kept_values"] = float(sum(len(values) for values in reduced.values))
-        self.info["rounds"] = float(program.rounds)
+        run.raise_bound(quick_bound(reduced.problem, self.check))
+        price = self._relax(reduced, near)
+        if not run.is_proved:
+            self._close(prune(reduced, run.cost_s, price))
+
+    def _relax(self, reduced: Reduced, near: Neighbourhood) -> float:
+        """Raise the bound by the relaxation, offer what is met on the way, and return the best price of memory."""
+        run, problem = self.run, reduced.problem
+        program = plan_problem(problem)
+        if not program.is_exact:
+            program = plan_problem(problem, SPLIT_TABLE_ENTRIES)
+        met: list[tuple[int, ...]] = []
 
         def meet(assignment: tuple[int, ...], bound_s: float) -> tuple[int, ...] | None:
             run.raise_bound(bound_s)
-            if math.isfinite(bound_s):
+            if bound_s < math.inf:
+                met.append(assignment)
                 lifted = reduced.lift(assignment)
                 run.offer(lifted)
-                if run.problem.memory_limit_bytes is not None or not program.is_exact:
+                if problem.memory_limit_bytes is not None or not program.is_exact:
                     descend(near, list(lifted), run)
             return None if run.best is None else reduced.lower(run.best)
 
-        dual = solve_dual(reduced.problem, program, self.check, meet)
+        dual = solve_dual(problem, program, self.check, meet)
+        self.info["rounds"] = float(program.rounds)
         self.info["distinct_products"] = float(dual.distinct_products)
         self.info["operations"] = float(dual.operations)
         self.info["duals"] = float(dual.evaluations)
@@ -86,7 +102,14 @@ class _Exact:
         if math.isinf(dual.bound_s):
             raise forbidden()
         if not run.is_proved:
-            self._close(prune(reduced, run.cost_s, dual.price_s_per_byte))
+            around_limit = met[-SPLICE_LAST:]
+            mix_prices(problem, program, self.check, dual.price_s_per_byte, meet)
+            for before, behind in itertools.permutations(around_limit, 2):
+                self.check()
+                spliced = splice(problem, before, behind)
+                if spliced is not None:
+                    meet(spliced, -math.inf)
+        return dual.price_s_per_byte
 
     def _require_feasible(self, whole: Reduced) -> None:
         """Offer the feasible assignment of least memory, or prove that there is none."""
@@ -113,7 +136,10 @@ class _Exact:
                 run.raise_bound(best.cost_s)
         elif num_entries(problem) <= MAX_ENTRIES:
             hint = None if run.best is None else reduced.lower(run.best)
-            closed = close_gap(problem, run.cost_s, hint, run.options.seed, run.remaining_s, run.should_stop)
+            work = SAT_WORK_PER_S * run.options.time_limit_s
+            closed = close_gap(
+                problem, run.cost_s, hint, SatLimits(run.options.seed, run.remaining_s, work, run.should_stop)
+            )
             if closed is not None:
                 run.raise_bound(closed.bound_s)
                 if closed.assignment is not None:

@@ -15,6 +15,7 @@ from autosbp.search._order import Program
 MAX_CUTS = 60
 ROUNDING_RELATIVE = 1e-12  # of a bound: more than the additions behind it can lose
 CUT_RELATIVE = 1e-11
+PRICE_SPLITS = (1e-4, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,19 @@ def least_memory(problem: SearchProblem, check: Callable[[], None]) -> Solution:
 
     binding = tuple(Edge(e.u, e.v, zeros(e.table)) for e in problem.edges if np.isinf(e.table).any())
     relaxed = replace(problem, unary_s=tuple(zeros(costs) for costs in problem.unary_s), edges=binding)
-    return minimise(relaxed, plan_problem(relaxed), check, price_s_per_byte=1.0)
+    return minimise(relaxed, plan_problem(relaxed), check, [1.0] * problem.num_variables)
+
+
+def quick_bound(problem: SearchProblem, check: Callable[[], None]) -> float:
+    """A lower bound in seconds from the minima of single tables: what is known when time is up early."""
+    program = plan_problem(problem, max_entries=1)
+    return _sum_below(problem.fixed_s, minimise(problem, program, check).bound_s)
+
+
+def _sum_below(*parts: float) -> float:
+    """The sum, less what rounding may have added to it."""
+    total = math.fsum(parts) if all(map(math.isfinite, parts)) else math.inf
+    return total - ROUNDING_RELATIVE * sum(map(abs, parts)) if math.isfinite(total) else total
 
 
 def solve_dual(
@@ -65,14 +78,12 @@ def solve_dual(
     spent = [0, 0, 0]
 
     def evaluate(price: float) -> tuple[float, tuple[int, ...]]:
-        solution = minimise(problem, program, check, price)
+        solution = minimise(problem, program, check, [price] * problem.num_variables)
         spent[0] += solution.distinct_products
         spent[1] += solution.operations
         spent[2] += 1
         offset = 0.0 if limit is None else price * (limit - problem.fixed_memory_bytes)
-        size = abs(problem.fixed_s) + abs(solution.bound_s) + abs(offset)
-        slack = ROUNDING_RELATIVE * size if math.isfinite(size) else 0.0
-        return problem.fixed_s + solution.bound_s - offset - slack, solution.assignment
+        return _sum_below(problem.fixed_s, solution.bound_s, -offset), solution.assignment
 
     bound, rising = evaluate(0.0)
     best_price, best_bound = 0.0, bound
@@ -100,6 +111,60 @@ def solve_dual(
         else:
             falling = lowest
     return Dual(best_bound, best_price, *spent)
+
+
+def mix_prices(
+    problem: SearchProblem,
+    program: Program,
+    check: Callable[[], None],
+    price_s_per_byte: float,
+    meet: Callable[[tuple[int, ...], float], tuple[int, ...] | None],
+) -> None:
+    """Meet assignments between the one just over the limit and the one just within it.
+
+    At the best price, all copies of a repeated block turn from a fast layout to a lean one together, so the minimisers
+    of the relaxation lie far on either side of the limit. A greater price on the first variables than on the others
+    breaks that symmetry: blocks before the break turn lean, those behind it stay fast. A bisection over the break finds
+    the first place where the whole fits, once for a small and once for a large difference of prices: the large one
+    outweighs the cost of the seam between the two kinds of blocks.
+    """
+    limit = problem.memory_limit_bytes
+    if limit is None or price_s_per_byte <= 0.0:
+        return
+    count = problem.num_variables
+    for split in PRICE_SPLITS:
+        lean, fast = price_s_per_byte * (1.0 + split), price_s_per_byte * (1.0 - split)
+        fits, exceeds = count, 0
+        while fits - exceeds > 1:
+            middle = (fits + exceeds) // 2
+            solution = minimise(problem, program, check, [lean] * middle + [fast] * (count - middle))
+            meet(solution.assignment, -math.inf)
+            if memory_of(problem, solution.assignment) <= limit:
+                fits = middle
+            else:
+                exceeds = middle
+
+
+def splice(problem: SearchProblem, before: tuple[int, ...], behind: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The cheapest assignment that fits among ``before[:t] + behind[t:]`` over all t; None where none fits."""
+    count = problem.num_variables
+    costs = np.zeros(count + 1)  # by t
+    memory = np.full(count + 1, problem.fixed_memory_bytes, dtype=np.int64)
+    for i, (own, use) in enumerate(zip(problem.unary_s, problem.memory_bytes, strict=True)):
+        costs[: i + 1] += own[behind[i]]
+        costs[i + 1 :] += own[before[i]]
+        memory[: i + 1] += use[behind[i]]
+        memory[i + 1 :] += use[before[i]]
+    for edge in problem.edges:
+        u, v = sorted((edge.u, edge.v))
+        table = edge.table if edge.u < edge.v else edge.table.T
+        costs[: u + 1] += table[behind[u], behind[v]]
+        costs[u + 1 : v + 1] += table[before[u], behind[v]]
+        costs[v + 1 :] += table[before[u], before[v]]
+    if problem.memory_limit_bytes is not None:
+        costs[memory > problem.memory_limit_bytes] = np.inf
+    best = int(costs.argmin())
+    return (*before[:best], *behind[best:]) if np.isfinite(costs[best]) else None
 
 
 def _line(problem: SearchProblem, assignment: tuple[int, ...], limit: int) -> tuple[float, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_auto_runs_what_fits() -> None:
         ("fixed_s", {"fixed_s": math.inf}),
     ],
 )
-def test_a_malformed_problem_is_refused_by_field(field: str, change: dict[str, object]) -> None:
+def test_a_malformed_problem_is_refused_by_field(field: str, change: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:
         validate(dataclasses.replace(chain(2, 2), **change))
     assert caught.value.field == field

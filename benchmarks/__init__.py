@@ -1,0 +1,1 @@
+"""Measurements that the README quotes, each ``python -m benchmarks.NAME [--json]``."""
