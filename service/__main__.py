@@ -13,3 +13,5 @@ if __name__ == "__main__":
     except AutosbpError as error:
         logging.getLogger("service").error("%s", error)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

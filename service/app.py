@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 import autosbp
+from autosbp.errors import ServiceError
 from service import handlers
 from service.db import Database
 from service.jobs._base import Kinds
@@ -59,7 +61,7 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
         settings.max_attempts,
         settings.cancel_grace_s,
     )
-    app.state.service = State(settings, database, runner)
+    app.state.service, app.state.failure = State(settings, database, runner), None
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     handlers.install(app)
     for module in _ROUTERS:
@@ -71,10 +73,13 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: State = app.state.service
-    await run_in_threadpool(state.database.upgrade)
-    await run_in_threadpool(state.runner.start)
     try:
+        await run_in_threadpool(state.database.upgrade)
+        await run_in_threadpool(state.runner.start)
         yield
+    except (ServiceError, SQLAlchemyError) as error:
+        app.state.failure = error
+        raise
     finally:
         await run_in_threadpool(state.runner.stop)
         await run_in_threadpool(state.database.close)

@@ -47,7 +47,7 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError("body", ascii(error.object[error.start]), "strings must hold whole characters") from None
-    if "\\u0000" in text:
+    if "\\u0000" in text.replace("\\\\", ""):  # an escaped backslash before "u0000" is no NUL
         raise InputError("body", "\\u0000", "strings must not hold NUL characters")
 
 

@@ -16,6 +16,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.orm import Session, sessionmaker
 
 from autosbp.errors import InputError
@@ -30,11 +31,14 @@ class Database:
     def __init__(self, url: str) -> None:
         try:
             parsed = make_url(url)
-        except ValueError as error:
+        except (ArgumentError, ValueError) as error:
             raise InputError("database_url", url, f"a SQLAlchemy URL is expected ({error})") from None
         if parsed.get_backend_name() == "sqlite" and parsed.database:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        self.engine = create_engine(parsed, json_serializer=_dump, pool_pre_ping=True)
+        try:
+            self.engine = create_engine(parsed, json_serializer=_dump, pool_pre_ping=True)
+        except (NoSuchModuleError, ModuleNotFoundError) as error:
+            raise InputError("database_url", parsed.drivername, f"an installed driver is expected ({error})") from None
         if self.engine.dialect.name == "sqlite":
             _configure_sqlite(self.engine)
         self.reading = sessionmaker(self.engine, expire_on_commit=False)

@@ -7,6 +7,8 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
+from threading import Event
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -35,14 +37,28 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listener.getsockname()[1]}"
-    config = uvicorn.Config(
-        app if app is not None else create_app(settings),
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=_SHUTDOWN_S,
-    )
-    with listener:
-        asyncio.run(_run(uvicorn.Server(config), listener, url, on_ready))
+    app = app if app is not None else create_app(settings)
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
+    server = _Server(config, app.state.service.closing)
+    try:
+        with listener:
+            asyncio.run(_run(server, listener, url, on_ready))
+    except SystemExit:
+        reason = app.state.failure or "the log says why"
+        raise ServiceError(f"the service could not start: {reason}") from None
+
+
+class _Server(uvicorn.Server):
+    """Tells streams to end as soon as a signal asks for the end of the service."""
+
+    def __init__(self, config: uvicorn.Config, closing: Event) -> None:
+        super().__init__(config)
+        self._closing = closing
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle SIGINT or SIGTERM."""
+        self._closing.set()
+        super().handle_exit(sig, frame)
 
 
 async def _run(
@@ -56,8 +72,6 @@ async def _run(
         if on_ready is not None:
             on_ready(url)
     await serving
-    if not server.started:
-        raise ServiceError("the service could not start; the log says why")
 
 
 def _listen(host: str, port: int) -> socket.socket:

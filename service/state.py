@@ -1,8 +1,9 @@
-"""What requests share: settings, database and job runner."""
+"""What requests share: settings, database, job runner, and whether the service is closing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Event
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
@@ -19,6 +20,9 @@ class State:
     settings: Settings
     database: Database
     runner: JobRunner
+    closing: Event = field(
+        default_factory=Event
+    )  # set before connections are closed, so that streams end by themselves
 
 
 def _state(request: Request) -> State:

@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from sqlalchemy.orm import Session
+if TYPE_CHECKING:  # the worker process reads this module and needs no database
+    from sqlalchemy.orm import Session
 
-from service.models import JobRow
+    from service.models import JobRow
 
 Document = dict[str, Any]
 

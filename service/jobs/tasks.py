@@ -53,6 +53,7 @@ def calibrate(inputs: Document, context: TaskContext) -> Document:
         progress=lambda step: _follow(step, context),
         workdir=_folder(inputs["workdir"]),
         timeout_s=inputs["timeout_s"],
+        **inputs["effort"],
     )
     _stop_if_cancelled(context)
     return found.to_dict()

@@ -15,6 +15,8 @@ class CalibrationRequest(Request):
     cluster_id: BodyId
     model_ids: list[BodyId] = Field(default=[], max_length=16, description="Models whose ops are timed too.")
     options: Document = Field(default={}, description="Plan options that decide which local shapes are timed.")
+    point_s: float = Field(default=0.25, gt=0, le=60, description="Seconds spent on one size of one collective.")
+    op_s: float = Field(default=0.25, gt=0, le=60, description="Seconds spent on one direction of one op.")
 
 
 class Calibration(Response):

@@ -57,6 +57,7 @@ def prepare_calibrate(settings: Settings, session: Session, job: JobRow) -> Docu
         "cluster": session.get_one(ClusterRow, job.payload["cluster_id"]).document,
         "graphs": graphs,
         "options": job.payload["options"],
+        "effort": {"point_s": job.payload["point_s"], "op_s": job.payload["op_s"]},
         "workdir": str((settings.data_dir / "calibrations" / job.id).resolve()),
         "timeout_s": settings.calibration_timeout_s,
     }

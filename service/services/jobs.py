@@ -48,9 +48,9 @@ def listing(
 
 
 async def changes(state: State, job_id: str, revision: int) -> AsyncIterator[JobRow | None]:
-    """Every observed change after ``revision`` until the job ends; None now and then, to keep the connection alive."""
+    """Every observed change after ``revision`` until the job or the service ends; None now and then, as a heartbeat."""
     polls = 0
-    while True:
+    while not state.closing.is_set():
         row = await run_in_threadpool(state.runner.newer, job_id, revision)
         if row is not None:
             yield row

@@ -11,6 +11,7 @@ from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
 
 CLUSTER = "local:2x2"
+ZOO = "mlp"
 OPTIONS = {"global_batch": 8, "time_limit_s": 5.0}
 
 

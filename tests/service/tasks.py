@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from autosbp.errors import InfeasibleError
-from service.jobs import tasks
 from service.jobs._base import JobKind, TaskContext
 
 
@@ -55,6 +54,8 @@ def no_json(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
 
 def held_search(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
     """A real search behind the gate of ``hold``."""
+    from service.jobs import tasks
+
     hold({"gate": os.environ["TEST_GATE"]}, context)
     return tasks.search(inputs, context)
 

@@ -1,0 +1,66 @@
+"""The migrations build what the models describe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import IntegrityError
+
+from autosbp.errors import InputError
+from service.db import Database, _alembic
+from service.models import Base, SearchRow
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(f"sqlite:///{tmp_path / 'new' / 'folder' / 'test.db'}")
+    yield database
+    database.close()
+
+
+def test_models_and_migrations_agree(database: Database) -> None:
+    database.upgrade()
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_upgrading_twice_changes_nothing_and_downgrading_leaves_nothing(database: Database) -> None:
+    assert not database.is_current()
+    database.upgrade()
+    database.upgrade()
+    assert database.is_current()
+    with database.engine.begin() as connection:
+        command.downgrade(_alembic(connection), "base")
+    with database.engine.connect() as connection:
+        assert inspect(connection).get_table_names() == ["alembic_version"]
+    assert not database.is_current()
+
+
+def test_sqlite_runs_in_wal_mode_with_foreign_keys(database: Database) -> None:
+    database.upgrade()
+    with database.read() as session:
+        assert session.scalar(text("PRAGMA journal_mode")) == "wal"
+        assert session.scalar(text("PRAGMA foreign_keys")) == 1
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.add(SearchRow(id="sea-1", model_id="none", cluster_id="none", job_id="none", options={}))
+
+
+def test_a_writing_session_that_fails_leaves_nothing(database: Database) -> None:
+    database.upgrade()
+    with pytest.raises(ZeroDivisionError), database.write() as session:
+        session.execute(text("INSERT INTO alembic_version VALUES ('x')"))
+        raise ZeroDivisionError
+    assert database.is_current()
+
+
+@pytest.mark.parametrize("url", ["not a url", "abacus://x", "sqlite+abacus:///x.db", "postgresql://h:port/x"])
+def test_a_bad_database_url_is_an_input_error(url: str) -> None:
+    with pytest.raises(InputError, match="database_url"):
+        Database(url)

@@ -1,0 +1,101 @@
+"""/v1/models"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.service import documents
+
+
+def test_a_graph_is_stored_under_its_hash_and_read_back(client: TestClient) -> None:
+    answer = client.post("/v1/models", json=documents.graph())
+    body = answer.json()
+    assert answer.status_code == 201
+    assert (body["id"], body["name"], body["source"]) == (f"mod-{body['graph_hash']}", "mlp", "graph")
+    assert body["summary"]["num_parameters"] == 16 * 32 + 32 + 32 * 16 + 16
+    assert client.get(answer.headers["location"]).json() == body
+    assert client.get(f"{answer.headers['location']}/graph").json()["name"] == "mlp"
+    assert client.post("/v1/models", json=client.get(f"/v1/models/{body['id']}/graph").json()).status_code == 200
+
+
+def test_the_same_graph_again_is_200_with_the_same_id(client: TestClient) -> None:
+    first = client.post("/v1/models", json=documents.graph())
+    again = client.post("/v1/models", json=documents.graph())
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json() == again.json()
+    assert len(client.get("/v1/models").json()["items"]) == 1
+
+
+def test_equal_posts_at_once_make_one_model(client: TestClient) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: client.post("/v1/models", json=documents.graph()), range(16)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 15 + [201]
+    assert len(client.get("/v1/models").json()["items"]) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {**documents.graph(), "schema": "autosbp.graph/9"},
+        {**documents.graph(), "surprise": 1},
+        {**documents.graph(), "nodes": []},
+        {**documents.graph(), "nodes": 7},
+        {**documents.graph(), "loss": {"ref": "nothing"}},
+        {**documents.graph(), "parameters": [{"name": "w"}]},
+        {"zoo": "../secrets"},
+        {"zoo": 7},
+        {"zoo": "gpt2", "seq_len": 9},
+        {"hf_config": "gpt2"},
+        {"hf_config": {"model_type": "gpt2"}, "seq_len": 0},
+        {"hf_config": {"model_type": "gpt2"}, "seq_len": 1.5},
+        {"hf_config": {"model_type": "gpt2"}, "auto_map": {}},
+    ],
+)
+def test_a_bad_model_is_422_and_stores_nothing(shared: TestClient, body: dict[str, Any]) -> None:
+    before = shared.get("/v1/models").json(), shared.get("/v1/jobs").json()
+    answer = shared.post("/v1/models", json=body)
+    assert answer.status_code == 422, answer.text
+    assert {"field", "value", "limit"} <= answer.json().keys()
+    assert before == (shared.get("/v1/models").json(), shared.get("/v1/jobs").json())
+
+
+def test_a_model_of_the_zoo_is_captured_by_a_job(shared: TestClient) -> None:
+    answer = shared.post("/v1/models", json={"zoo": documents.ZOO})
+    assert answer.status_code == 202
+    assert answer.headers["location"] == f"/v1/jobs/{answer.json()['id']}"
+    job = documents.wait(shared, answer.json()["id"])
+    assert job["state"] == "succeeded", job
+    model = shared.get(job["resource"]).json()
+    assert (model["id"], model["source"]) == (job["result"]["model_id"], f"zoo:{documents.ZOO}")
+
+
+def test_an_unknown_model_type_fails_its_job_with_the_field(shared: TestClient) -> None:
+    answer = shared.post("/v1/models", json={"hf_config": {"model_type": "abacus"}})
+    assert answer.status_code == 202
+    job = documents.wait(shared, answer.json()["id"])
+    assert job["state"] == "failed"
+    assert job["problem"]["field"] == "config.model_type"
+
+
+def test_a_hugging_face_configuration_is_captured_by_a_job(shared: TestClient) -> None:
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_positions": 32}
+    answer = shared.post("/v1/models", json={"hf_config": config, "seq_len": 16})
+    job = documents.wait(shared, answer.json()["id"])
+    assert job["state"] == "succeeded", job
+    assert shared.get(job["resource"]).json()["source"] == "hf_config"
+
+
+def test_a_model_is_deleted_unless_a_search_refers_to_it(shared: TestClient, ids: dict[str, Any]) -> None:
+    lonely = shared.post("/v1/models", json={**documents.graph(), "name": "lonely"}).json()["id"]
+    assert shared.delete(f"/v1/models/{lonely}").status_code == 204
+    assert shared.get(f"/v1/models/{lonely}").status_code == 404
+    search = {"model_id": ids["model_id"], "cluster_id": ids["cluster_id"], "options": documents.OPTIONS}
+    assert shared.post("/v1/searches", json=search).status_code == 202
+    answer = shared.delete(f"/v1/models/{ids['model_id']}")
+    assert answer.status_code == 409
+    assert answer.json()["type"] == "urn:autosbp:problem:conflict"
+    assert shared.get(f"/v1/models/{ids['model_id']}").status_code == 200

@@ -1,0 +1,68 @@
+"""The documentation at /openapi.json, and the health routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import autosbp
+from service.state import State
+
+
+@pytest.fixture
+def document(shared: TestClient) -> dict[str, Any]:
+    answer: dict[str, Any] = shared.get("/openapi.json").json()
+    return answer
+
+
+def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [(path, method, one) for path, item in document["paths"].items() for method, one in item.items()]
+
+
+def test_every_route_has_one_tag_a_summary_and_a_description(document: dict[str, Any]) -> None:
+    known = {tag["name"] for tag in document["tags"]}
+    assert len(operations(document)) >= 22
+    for path, method, operation in operations(document):
+        assert len(operation["tags"]) == 1 and set(operation["tags"]) <= known, (path, method)
+        assert operation["summary"] and operation["description"], (path, method)
+
+
+def test_every_error_of_a_route_is_documented_as_a_problem(document: dict[str, Any]) -> None:
+    problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    for path, method, operation in operations(document):
+        errors = {status: answer for status, answer in operation["responses"].items() if int(status) >= 400}
+        if path.startswith("/v1/"):
+            assert {"422", "500"} <= errors.keys(), (path, method)
+        if "{" in path:
+            assert "404" in errors, (path, method)
+        for answer in errors.values():
+            assert answer["content"] == {"application/problem+json": problem}, (path, method)
+
+
+def test_every_reference_resolves(document: dict[str, Any]) -> None:
+    def references(value: Any) -> list[str]:
+        if isinstance(value, dict):
+            own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+            return own + [found for item in value.values() for found in references(item)]
+        return [found for item in value for found in references(item)] if isinstance(value, list) else []
+
+    for reference in references(document):
+        target: Any = document
+        for part in reference.removeprefix("#/").split("/"):
+            target = target[part]
+
+
+def test_health_tells_the_version(shared: TestClient) -> None:
+    assert shared.get("/healthz").json() == {"status": "ok", "version": autosbp.__version__}
+
+
+def test_the_service_is_ready_until_its_runner_has_stopped(client: TestClient) -> None:
+    assert client.get("/readyz").json() == {"status": "ok"}
+    state: State = client.app.state.service  # type: ignore[attr-defined]
+    state.runner.stop()
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+    assert answer.json()["detail"] == "no job is being worked on"
+    assert client.get("/healthz").status_code == 200

@@ -1,0 +1,113 @@
+"""/v1/searches and the strategies that they find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from autosbp.plan import Plan
+from tests.service import documents
+
+
+def search(client: TestClient, ids: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Run a search to its end; the job."""
+    answer = client.post("/v1/searches", json={**ids, "options": {**documents.OPTIONS, **options}})
+    assert answer.status_code == 202, answer.text
+    return documents.wait(client, answer.json()["id"])
+
+
+def test_a_search_is_answered_by_a_strategy_with_provenance_and_baselines(
+    shared: TestClient, ids: dict[str, Any]
+) -> None:
+    answer = shared.post("/v1/searches", json={**ids, "options": documents.OPTIONS})
+    assert (answer.status_code, answer.headers["location"]) == (202, f"/v1/jobs/{answer.json()['id']}")
+    asked = shared.get(answer.json()["resource"]).json()
+    assert {key: asked[key] for key in ids} == ids
+    assert asked["options"]["global_batch"] == 8
+
+    job = documents.wait(shared, answer.json()["id"])
+    assert job["state"] == "succeeded", job
+    found = shared.get(job["resource"]).json()
+    assert found["strategy_id"] == job["result"]["strategy_id"]
+    assert found["job"]["state"] == "succeeded"
+
+    plan = shared.get(f"/v1/strategies/{found['strategy_id']}").json()
+    assert Plan.from_dict(plan).plan_id == found["strategy_id"]
+    assert plan["provenance"] and plan["baselines"]
+    assert plan["step_time_s"] <= min(entry["step_time_s"] for entry in plan["baselines"].values() if entry["feasible"])
+
+
+def test_a_strategy_has_its_id_as_etag_and_is_not_sent_twice(shared: TestClient, ids: dict[str, Any]) -> None:
+    path = f"/v1/strategies/{search(shared, ids)['result']['strategy_id']}"
+    answer = shared.get(path)
+    assert answer.headers["etag"] == f'"{answer.json()["plan_id"]}"'
+    again = shared.get(path, headers={"if-none-match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert shared.get(path, headers={"if-none-match": '"other"'}).status_code == 200
+
+
+def test_the_same_search_again_finds_the_same_strategy(shared: TestClient, ids: dict[str, Any]) -> None:
+    first, second = search(shared, ids), search(shared, ids)
+    assert first["resource"] != second["resource"]
+    assert first["result"]["strategy_id"] == second["result"]["strategy_id"]
+
+
+def test_strategies_and_searches_are_listed_by_model_and_cluster(shared: TestClient, ids: dict[str, Any]) -> None:
+    found = search(shared, ids)["result"]
+    for kind, key in (("strategies", "strategy_id"), ("searches", "search_id")):
+        for query in ({}, {"model_id": ids["model_id"]}, {"cluster_id": ids["cluster_id"]}):
+            items = shared.get(f"/v1/{kind}", params=query).json()["items"]
+            assert found[key] in [item["id"] for item in items]
+        for query in ({"model_id": "mod-none"}, {"cluster_id": "clu-none"}):
+            assert shared.get(f"/v1/{kind}", params=query).json()["items"] == []
+    item = shared.get("/v1/strategies", params={"limit": 1}).json()["items"][0]
+    assert "plan" not in item and item["step_time_s"] > 0
+
+
+def test_a_search_that_no_strategy_meets_fails_with_the_constraint(shared: TestClient, ids: dict[str, Any]) -> None:
+    job = search(shared, ids, memory_limit_bytes=1)
+    assert job["state"] == "failed"
+    assert job["problem"]["type"] == "urn:autosbp:problem:infeasible"
+    assert job["problem"]["constraint"]
+    assert job["problem"]["limit"] == 1
+    assert shared.get(job["resource"]).json()["strategy_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"model_id": "mod-none"}, "model_id"),
+        ({"cluster_id": "clu-none"}, "cluster_id"),
+        ({"calibration_id": "cal-none"}, "calibration_id"),
+        ({"model_id": 3}, "model_id"),
+        ({"model_id": "no id"}, "model_id"),
+        ({"surprise": 3}, "surprise"),
+        ({"options": {"global_batch": 0}}, None),
+        ({"options": {"global_batch": True}}, None),
+        ({"options": {"searcher": "psychic"}}, None),
+        ({"options": {"surprise": 1}}, None),
+        ({"options": {"seed": "x"}}, None),
+        ({"options": {"memory_limit_bytes": -1}}, None),
+        ({"options": {"time_limit_s": 1e9}}, "options.time_limit_s"),
+        ({"options": []}, "options"),
+    ],
+)
+def test_a_bad_search_is_422_and_stores_nothing(
+    shared: TestClient, ids: dict[str, Any], changes: dict[str, Any], field: str | None
+) -> None:
+    before = shared.get("/v1/searches").json(), shared.get("/v1/jobs").json()
+    answer = shared.post("/v1/searches", json={**ids, **changes})
+    assert answer.status_code == 422, answer.text
+    problem = answer.json()
+    assert {"field", "value", "limit"} <= problem.keys()
+    if field is not None:
+        assert problem["field"] == field
+    assert before == (shared.get("/v1/searches").json(), shared.get("/v1/jobs").json())
+
+
+def test_a_calibration_of_another_cluster_is_refused(shared: TestClient, ids: dict[str, Any]) -> None:
+    other = shared.post("/v1/clusters", json={"preset": "local:2"}).json()["id"]
+    answer = shared.post("/v1/searches", json={**ids, "cluster_id": other})
+    assert (answer.status_code, answer.json()["field"]) == (422, "calibration_id")

@@ -1,0 +1,91 @@
+"""/v1/trials"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.service import documents
+
+
+@pytest.fixture(scope="module")
+def plan(shared: TestClient) -> dict[str, Any]:
+    """A strategy of the perceptron on two ranks of this machine."""
+    asked = {
+        "model_id": shared.post("/v1/models", json=documents.graph()).json()["id"],
+        "cluster_id": shared.post("/v1/clusters", json={"preset": "local:2"}).json()["id"],
+        "options": documents.OPTIONS,
+    }
+    job = documents.wait(shared, shared.post("/v1/searches", json=asked).json()["id"])
+    assert job["state"] == "succeeded", job
+    document: dict[str, Any] = shared.get(f"/v1/strategies/{job['result']['strategy_id']}").json()
+    return document
+
+
+def run(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
+    """Run a trial to its end; the trial."""
+    answer = client.post("/v1/trials", json={**body, "steps": 3, "warmup": 1})
+    assert (answer.status_code, answer.headers["location"]) == (202, f"/v1/jobs/{answer.json()['id']}")
+    resource = answer.json()["resource"]
+    before = client.get(resource).json()
+    assert (before["measured_step_time_s"], before["result"]) == (None, None)
+    job = documents.wait(client, answer.json()["id"])
+    assert job["state"] == "succeeded", (job, client.get(f"{resource}/logs").text)
+    trial: dict[str, Any] = client.get(resource).json()
+    assert trial["id"] == job["result"]["trial_id"]
+    return trial
+
+
+def test_a_trial_sets_what_was_measured_beside_what_was_predicted(shared: TestClient, plan: dict[str, Any]) -> None:
+    trial = run(shared, {"strategy_id": plan["plan_id"]})
+    assert trial["predicted"]["step_time_s"] == plan["step_time_s"]
+    measured_s = trial["result"]["step_time_s"]["median"]
+    assert trial["measured_step_time_s"] == measured_s > 0
+    assert trial["relative_error"] == pytest.approx((measured_s - plan["step_time_s"]) / measured_s)
+    assert trial["result"]["losses"]
+    log = shared.get(f"/v1/trials/{trial['id']}/logs")
+    assert (log.status_code, log.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert log.text.strip()
+    listed = shared.get("/v1/trials", params={"strategy_id": plan["plan_id"]}).json()["items"]
+    assert listed[-1] == {key: value for key, value in trial.items() if key != "result"}
+    assert shared.get("/v1/trials", params={"strategy_id": "plan-none"}).json()["items"] == []
+
+
+def test_a_baseline_of_a_strategy_is_tried_with_its_own_prediction(shared: TestClient, plan: dict[str, Any]) -> None:
+    name = sorted(plan["baseline_strategies"])[0]
+    trial = run(shared, {"strategy_id": plan["plan_id"], "baseline": name})
+    assert trial["baseline"] == name
+    assert trial["predicted"]["step_time_s"] == plan["baselines"][name]["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"strategy_id": "plan-none"}, "strategy_id"),
+        ({"strategy_id": None}, "strategy_id"),
+        ({"baseline": "nonsense"}, "baseline"),
+        ({"baseline": "No Name"}, "baseline"),
+        ({"steps": 0}, "steps"),
+        ({"steps": "3"}, "steps"),
+        ({"warmup": -1}, "warmup"),
+        ({"seed": 2**31}, "seed"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_bad_trial_is_422_and_stores_nothing(
+    shared: TestClient, plan: dict[str, Any], changes: dict[str, Any], field: str
+) -> None:
+    before = shared.get("/v1/trials").json(), shared.get("/v1/jobs").json()
+    answer = shared.post("/v1/trials", json={"strategy_id": plan["plan_id"], **changes})
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+    assert before == (shared.get("/v1/trials").json(), shared.get("/v1/jobs").json())
+
+
+def test_the_log_of_a_trial_that_has_not_begun_is_empty(shared: TestClient, plan: dict[str, Any]) -> None:
+    job = shared.post("/v1/trials", json={"strategy_id": plan["plan_id"]}).json()
+    assert shared.get(f"{job['resource']}/logs").status_code == 200
+    shared.post(f"/v1/jobs/{job['id']}:cancel")
+    assert documents.wait(shared, job["id"])["state"] == "cancelled"
+    assert shared.get(job["resource"]).json()["result"] is None

@@ -1,0 +1,166 @@
+"""The client against the real service on loopback, and against services that misbehave."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from autosbp.client import Client, Job, error_of
+from autosbp.cluster import load_cluster
+from autosbp.errors import (
+    AutosbpError,
+    CalibrationError,
+    InfeasibleError,
+    InputError,
+    ServiceError,
+    TrialError,
+    UnsupportedError,
+)
+from service.problems import problem_of
+from tests.service import documents
+from tests.service.server import Server
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with Server(tmp_path_factory.mktemp("service")) as server:
+        yield server.url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as client:
+        yield client
+
+
+def test_a_model_a_cluster_and_a_calibration_become_a_strategy(client: Client) -> None:
+    model = client.post_model(documents.graph())
+    cluster = client.post_cluster("local:2x2")
+    assert cluster == client.post_cluster(load_cluster("local:2x2")) == client.post_cluster(documents.cluster())
+    calibration = client.post_calibration(documents.calibration())
+    assert client.get_calibration(calibration) == documents.calibration()
+
+    seen: list[Job] = []
+    job = client.search(model, cluster, calibration, documents.OPTIONS)
+    done = client.wait(job, timeout_s=60, on_progress=seen.append)
+    assert (done.state, done.is_final, seen[-1]) == ("succeeded", True, done)
+    strategy = client.get_strategy(done.result["strategy_id"])
+    assert strategy["provenance"] and strategy["baselines"]
+    listed = list(client.strategies(model_id=model, cluster_id=cluster))
+    assert [entry["id"] for entry in listed] == [strategy["plan_id"]]
+    assert list(client.strategies(model_id="mod-none")) == []
+
+
+def test_a_model_of_the_zoo_is_waited_for(client: Client) -> None:
+    assert client.post_model(zoo=documents.ZOO).startswith("mod-")
+
+
+def test_errors_come_back_as_the_library_raises_them(client: Client) -> None:
+    with pytest.raises(InputError) as refused:
+        client.post_cluster({**documents.cluster(), "levels": []})
+    assert refused.value.field == "levels"
+    model, cluster = client.post_model(documents.graph()), client.post_cluster("local:2x2")
+    job = client.search(model, cluster, options={**documents.OPTIONS, "memory_limit_bytes": 1})
+    with pytest.raises(InfeasibleError) as infeasible:
+        client.wait(job)
+    assert infeasible.value.limit == 1
+    with pytest.raises(InputError) as unknown:
+        client.trial("plan-none")
+    assert unknown.value.field == "strategy_id"
+    with pytest.raises(ServiceError, match="404"):
+        client.get_trial("tri-none")
+    with pytest.raises(ServiceError, match="there is no job"):
+        client.cancel("job-none")
+
+
+def test_a_calibration_can_be_cancelled(client: Client) -> None:
+    job = client.calibrate(client.post_cluster("local:2"))
+    client.cancel(job.id)
+    with pytest.raises(ServiceError, match="was cancelled"):
+        client.wait(job, timeout_s=60)
+
+
+def test_exactly_one_form_of_model_is_given(client: Client) -> None:
+    with pytest.raises(InputError, match="exactly one"):
+        client.post_model()
+    with pytest.raises(InputError, match="exactly one"):
+        client.post_model(documents.graph(), zoo="gpt2")
+
+
+def test_a_number_that_json_cannot_hold_is_an_input_error(client: Client) -> None:
+    with pytest.raises(InputError, match="finite"):
+        client.post_cluster({"name": float("nan")})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError("a.b", 3, "a string is expected"),
+        InfeasibleError("memory_limit_bytes", 1.0, 2.0),
+        UnsupportedError("op x"),
+        CalibrationError("rank 1"),
+        TrialError("rank 2"),
+    ],
+)
+def test_every_error_survives_the_way_through_a_problem(error: AutosbpError) -> None:
+    back = error_of(problem_of(error))
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1]:1"])
+def test_a_service_that_is_not_there_is_a_service_error(url: str) -> None:
+    with Client(url) as client, pytest.raises(ServiceError, match="cannot be reached"):
+        client.post_cluster("local:2")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://x", "http://x:y"])
+def test_a_bad_address_is_an_error_of_the_tree(url: str) -> None:
+    with pytest.raises(AutosbpError), Client(url) as client:
+        client.post_cluster("local:2")
+
+
+def answering(answer: Callable[[httpx.Request], httpx.Response]) -> Client:
+    return Client("http://test", transport=httpx.MockTransport(answer))
+
+
+@pytest.mark.parametrize("text", ["<html>", "[]", "", "3"])
+@pytest.mark.parametrize("status", [200, 502])
+def test_an_answer_that_is_no_json_object_is_a_service_error(text: str, status: int) -> None:
+    with answering(lambda _: httpx.Response(status, text=text)) as client, pytest.raises(ServiceError):
+        client.post_cluster("local:2")
+
+
+def job(state: str) -> dict[str, Any]:
+    names = ("resource", "progress", "problem", "result")
+    return {"id": "job-1", "kind": "search", "state": state, "message": "", "figures": {}, **dict.fromkeys(names)}
+
+
+def test_a_job_that_takes_too_long_is_a_service_error() -> None:
+    with (
+        answering(lambda _: httpx.Response(200, json=job("running"))) as client,
+        pytest.raises(ServiceError, match="still running after 0.2 s"),
+    ):
+        client.wait(client.get_job("job-1"), timeout_s=0.2)
+
+
+def test_waiting_outlasts_a_short_silence_of_the_service() -> None:
+    answers = iter([None, None, job("running"), None, job("succeeded")])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if (document := next(answers)) is None:
+            raise httpx.ConnectError("refused", request=request)
+        return httpx.Response(200, json=document)
+
+    with answering(answer) as client:
+        assert client.wait(Job.from_dict(job("queued"))).state == "succeeded"
+
+
+def test_the_client_needs_neither_the_service_nor_torch() -> None:
+    check = "import sys, autosbp.client; assert not {'torch', 'service', 'fastapi'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", check], check=True)
