@@ -1,0 +1,74 @@
+"""The library's front door: load or capture a graph, plan, run a trial. Importing it does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autosbp.cluster import Cluster, load_cluster
+from autosbp.costmodel.calibration import Calibration
+from autosbp.graph.ir import LogicalGraph
+from autosbp.graph.serialize import from_dict
+from autosbp.plan import Plan
+from autosbp.sbp.rules import check_graph
+from autosbp.search.op_keys import op_keys
+from autosbp.search.planner import PlanOptions, make_plan
+
+__all__ = [
+    "Calibration",
+    "Cluster",
+    "LogicalGraph",
+    "Plan",
+    "PlanOptions",
+    "capture",
+    "capture_hf_config",
+    "load_cluster",
+    "load_graph",
+    "make_plan",
+    "op_keys",
+    "run_trial",
+]
+
+
+def load_graph(document: object) -> LogicalGraph:
+    """Read a graph document and check every op and shape; raises ``GraphError`` naming field, value and limit."""
+    graph = from_dict(document)
+    check_graph(graph)
+    return graph
+
+
+def capture(model: str, **options: Any) -> LogicalGraph:
+    """The graph of a MODEL: a ``.json`` graph, ``zoo:NAME``, ``hf:config.json``, ``onnx:FILE`` or
+    ``package.module:factory``. ``seq_len=`` applies to Hugging Face configs."""
+    from autosbp.graph.sources import load_model
+
+    return load_model(model, **options)
+
+
+def capture_hf_config(config: Mapping[str, Any], seq_len: int | None = None) -> LogicalGraph:
+    """Capture the model of a Hugging Face config (needs the extra ``hf``)."""
+    from autosbp.graph.huggingface import capture_hf_config as run
+
+    return run(config, seq_len)
+
+
+def run_trial(
+    plan: Plan,
+    graph: LogicalGraph,
+    *,
+    steps: int = 20,
+    warmup: int = 3,
+    seed: int = 0,
+    timeout_s: float = 600.0,
+    workdir: Path,
+    log: Callable[[str], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> dict[str, Any]:
+    """Train under the plan's strategy on this machine and report what was measured; raises ``TrialError``."""
+    from autosbp.executor.trial import run_trial as run
+
+    return run(
+        plan, graph, steps=steps, warmup=warmup, seed=seed, timeout_s=timeout_s, workdir=workdir, log=log,
+        cancelled=cancelled,
+    )  # fmt: skip

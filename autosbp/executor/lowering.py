@@ -1,0 +1,156 @@
+"""``lower``: from a logical graph and a strategy to what one rank runs, as a printable ``fx.GraphModule`` (DESIGN section 9).
+
+The program takes (parameters in their stored layouts, whole batch tensors) in the graph's order and returns the loss.
+It holds local ops with local sizes and explicit communication, in the order of ``sbp.program``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autosbp.costmodel.compute import SIZE_ARGUMENTS
+from autosbp.costmodel.split_ops import split_axes_of
+from autosbp.errors import InputError
+from autosbp.executor import ops
+from autosbp.graph.ir import LogicalGraph, Ref
+from autosbp.graph.materialise import constant_tensor, op_of, to_fx_arg
+from autosbp.plan import Strategy
+from autosbp.sbp.boxing import Step
+from autosbp.sbp.placement import NdSbp, local_shape, shard_index
+from autosbp.sbp.program import OUTPUT, Box, Op, program_items
+from autosbp.sbp.rules import sharding_of
+
+ReadKey = Ref | tuple[Ref, str, NdSbp]
+
+
+def lower(graph: LogicalGraph, strategy: Strategy, rank: int) -> torch.fx.GraphModule:
+    """The physical program of ``rank``.
+
+    Args:
+        graph: bound at the strategy's microbatch.
+        strategy: layouts, stored parameters and boxing paths.
+        rank: 0 to the mesh's size - 1.
+
+    Raises:
+        InputError: when the strategy does not fit the graph, or there is no such rank.
+    """
+    if not 0 <= rank < strategy.mesh.size:
+        raise InputError("rank", rank, f"0 to {strategy.mesh.size - 1} is expected")
+    return _Lowering(graph, strategy, rank).run()
+
+
+class _Lowering:
+    def __init__(self, graph: LogicalGraph, strategy: Strategy, rank: int) -> None:
+        self.graph, self.strategy = graph, strategy
+        self.coordinate = strategy.mesh.coordinate(rank)
+        self.fx = torch.fx.Graph()
+        self.root = torch.nn.Module()
+        self.values: dict[ReadKey, Any] = {}
+
+    def run(self) -> torch.fx.GraphModule:
+        for leaf in (*self.graph.parameters, *self.graph.inputs):
+            self.values[Ref(leaf.name)] = self.fx.placeholder(leaf.name.replace(".", "_"))
+        for constant in self.graph.constants:
+            attribute = constant.name.replace(".", "_")
+            self.root.register_buffer(attribute, constant_tensor(constant), persistent=False)
+            self.values[Ref(constant.name)] = self.fx.get_attr(attribute)
+        for index, item in enumerate(program_items(self.graph, self.strategy)):
+            if isinstance(item, Box):
+                self.values[item.key] = self._box(item)
+                last = item
+            else:
+                self._op(item, index)
+        assert last.group == OUTPUT
+        self.fx.output(self.values[last.key])
+        self.fx.lint()
+        return torch.fx.GraphModule(self.root, self.fx, class_name="PhysicalProgram")
+
+    def _box(self, box: Box) -> Any:
+        value = self.values[box.ref]
+        if not box.differentiable:
+            return self._cut(value, box)
+        for step in box.steps:
+            value = self.fx.call_function(*_call(step, value))
+        return value
+
+    def _cut(self, value: Any, box: Box) -> Any:
+        """Data is whole on every rank: a part is a local slice, a partial one is zero on all but the first rank."""
+        shape = self.graph.meta(box.ref).sizes
+        local = local_shape(shape, box.dst, self.strategy.mesh)
+        for dim, (whole, part) in enumerate(zip(shape, local, strict=True)):
+            if whole != part:
+                start = part * shard_index(dim, box.dst, self.strategy.mesh, self.coordinate)
+                value = self.fx.call_function(torch.narrow, (value, dim, start, part))
+        if any(sbp.is_partial and place for sbp, place in zip(box.dst, self.coordinate, strict=True)):
+            value = self.fx.call_function(torch.zeros_like, (value,))
+        return value
+
+    def _op(self, item: Op, index: int) -> None:
+        node = item.node
+        reads = iter([self.values[read] for read in item.reads])
+        args = [self._argument(arg, reads) for arg in node.args]
+        kwargs = {key: self._argument(arg, reads) for key, arg in node.kwargs.items()}
+        target = op_of(node.op)
+        if item.signature is not None:
+            if node.op in SIZE_ARGUMENTS:
+                args[SIZE_ARGUMENTS[node.op]] = list(
+                    local_shape(node.outputs[0].sizes, item.signature.outs[0], self.strategy.mesh)
+                )
+            if sharding_of(self.graph, node).random:
+                self.fx.call_function(ops.seed, (index, self._shard(item.signature.outs[0])))
+            target, args = self._split_implementation(item, target, args)
+        result = self.fx.call_function(target, tuple(args), kwargs)
+        count = len(node.outputs)
+        for at in range(count):
+            self.values[Ref(node.name, at)] = result if count == 1 else result[at]
+
+    def _argument(self, arg: Any, reads: Any) -> Any:
+        if isinstance(arg, Ref):
+            return next(reads)
+        if isinstance(arg, tuple):
+            return [self._argument(item, reads) for item in arg]
+        return to_fx_arg(arg, {})
+
+    def _shard(self, layout: NdSbp) -> int:
+        """A number that replicas share and other shards do not."""
+        place = 0
+        for axis, sbp, at in zip(self.strategy.mesh.axes, layout, self.coordinate, strict=True):
+            place = place * axis.size + (at if sbp.is_split else 0)
+        return place
+
+    def _split_implementation(self, item: Op, target: Any, args: list[Any]) -> tuple[Any, list[Any]]:
+        """The program that replaces an op whose whole dim is split."""
+        signature = item.signature
+        assert signature is not None
+        axes = split_axes_of(item.node, signature.ins, signature.outs[0])
+        if not axes:
+            return target, args
+        mesh, name = self.strategy.mesh, item.node.op
+        if name == "aten.log_softmax.int":
+            return ops.log_softmax_split, [args[0], args[1], axes]
+        dim = 0 if name == "aten.embedding.default" else item.node.args[1] % len(item.node.outputs[0].shape)
+        whole = self.graph.meta(next(item.node.refs())).sizes
+        part = local_shape(whole, signature.ins[0], mesh)[dim]
+        start = part * shard_index(dim, signature.ins[0], mesh, self.coordinate)
+        if name == "aten.embedding.default":
+            return ops.embedding_range, [args[0], args[1], start]
+        return ops.gather_range, [args[0], dim, args[2], start]
+
+
+def _call(step: Step, value: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call of one primitive step."""
+    common: dict[str, Any] = {"axes": step.axes, "backward": step.backward}
+    if step.forward == "all_gather":
+        return ops.all_gather, (value,), {**common, "src_dim": step.src_dim}
+    if step.forward == "reduce_scatter":
+        return ops.reduce_scatter, (value,), {**common, "dst_dim": step.dst_dim}
+    if step.forward == "all_to_all":
+        return ops.all_to_all, (value,), {**common, "src_dim": step.src_dim, "dst_dim": step.dst_dim}
+    if step.forward == "slice":
+        return ops.slice_shard, (value,), {**common, "dst_dim": step.dst_dim}
+    if step.forward == "pad":
+        return ops.pad_shard, (value,), {**common, "src_dim": step.src_dim}
+    target = {"all_reduce": ops.all_reduce, "mask": ops.mask, "none": ops.relabel, "p2p": ops.permute_ranks}[step.forward]
+    return target, (value,), common

@@ -1,0 +1,180 @@
+"""The explicit communication of a physical program: one function per primitive step, each with its derived backward.
+
+Every function takes the mesh axes of its group and the name of its backward action (the table in ``sbp.boxing``), so a
+printed program shows what is sent, where and when.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autosbp.executor import _dist
+from autosbp.executor.runtime import Runtime, current
+
+
+def all_gather(x: torch.Tensor, axes: tuple[int, ...], src_dim: int, backward: str) -> torch.Tensor:
+    """S(src_dim) -> B or I."""
+    return _run(x, axes, "all_gather", backward, src_dim, -1)
+
+
+def reduce_scatter(x: torch.Tensor, axes: tuple[int, ...], dst_dim: int, backward: str) -> torch.Tensor:
+    """P -> S(dst_dim)."""
+    return _run(x, axes, "reduce_scatter", backward, -1, dst_dim)
+
+
+def all_reduce(x: torch.Tensor, axes: tuple[int, ...], backward: str) -> torch.Tensor:
+    """P -> B or I."""
+    return _run(x, axes, "all_reduce", backward, -1, -1)
+
+
+def all_to_all(x: torch.Tensor, axes: tuple[int, ...], src_dim: int, dst_dim: int, backward: str) -> torch.Tensor:
+    """S(src_dim) -> S(dst_dim)."""
+    return _run(x, axes, "all_to_all", backward, src_dim, dst_dim)
+
+
+def slice_shard(x: torch.Tensor, axes: tuple[int, ...], dst_dim: int, backward: str) -> torch.Tensor:
+    """B or I -> S(dst_dim): keep this rank's part."""
+    return _run(x, axes, "slice", backward, -1, dst_dim)
+
+
+def pad_shard(x: torch.Tensor, axes: tuple[int, ...], src_dim: int, backward: str) -> torch.Tensor:
+    """S(src_dim) -> P: zeros around this rank's part."""
+    return _run(x, axes, "pad", backward, src_dim, -1)
+
+
+def mask(x: torch.Tensor, axes: tuple[int, ...], backward: str) -> torch.Tensor:
+    """B or I -> P: the value on the first rank, zeros elsewhere."""
+    return _run(x, axes, "mask", backward, -1, -1)
+
+
+def relabel(x: torch.Tensor, axes: tuple[int, ...], backward: str) -> torch.Tensor:
+    """I -> B (its backward sums the parts of the gradient) or B -> I."""
+    return _run(x, axes, "none", backward, -1, -1)
+
+
+def permute_ranks(x: torch.Tensor, axes: tuple[int, int], backward: str) -> torch.Tensor:
+    """Exchange the layouts of two axes of equal size: the rank at (i, j) swaps with the one at (j, i)."""
+    return _run(x, axes, "p2p", backward, -1, -1)
+
+
+def embedding_range(weight: torch.Tensor, ids: torch.Tensor, start: int) -> torch.Tensor:
+    """Rows of a table of which this rank holds ``start`` onwards; rows of other ranks are zero (output P)."""
+    local = ids - start
+    outside = (local < 0) | (local >= weight.shape[0])
+    rows = torch.nn.functional.embedding(local.masked_fill(outside, 0), weight)
+    return rows.masked_fill(outside.unsqueeze(-1), 0)
+
+
+def gather_range(x: torch.Tensor, dim: int, index: torch.Tensor, start: int) -> torch.Tensor:
+    """``gather`` along a dim of which this rank holds ``start`` onwards; values of other ranks are zero (output P)."""
+    local = index - start
+    outside = (local < 0) | (local >= x.shape[dim])
+    return torch.gather(x, dim, local.masked_fill(outside, 0)).masked_fill(outside, 0)
+
+
+def log_softmax_split(x: torch.Tensor, dim: int, axes: tuple[int, ...]) -> torch.Tensor:
+    """Log-softmax over a dim split on ``axes``: local maxima and sums are reduced (OneFlow section 6.3.1)."""
+    out: torch.Tensor = _LogSoftmaxSplit.apply(x, dim, axes, current())  # type: ignore[no-untyped-call]
+    return out
+
+
+def seed(node: int, shard: int) -> None:
+    """Before a random op: the same numbers on replicas, others on other shards and in other steps."""
+    torch.manual_seed(((current().step * 1_000_003 + node) * 1_000_003 + shard) % 2**63)
+
+
+def _run(x: torch.Tensor, axes: tuple[int, ...], forward: str, backward: str, src_dim: int, dst_dim: int) -> torch.Tensor:
+    out: torch.Tensor = _Step.apply(x, tuple(axes), forward, backward, src_dim, dst_dim, current())  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        axes: tuple[int, ...],
+        forward: str,
+        backward: str,
+        src_dim: int,
+        dst_dim: int,
+        runtime: Runtime,
+    ) -> torch.Tensor:
+        ctx.axes, ctx.action, ctx.dims, ctx.runtime = axes, backward, (dst_dim, src_dim), runtime
+        return _act(x, axes, forward, src_dim, dst_dim, runtime)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        # The gradient travels the step in reverse: what was the destination dim is now the source dim.
+        grad = _act(grads[0], ctx.axes, ctx.action, *ctx.dims, ctx.runtime)
+        return grad, None, None, None, None, None, None
+
+
+def _act(
+    x: torch.Tensor, axes: tuple[int, ...], action: str, src_dim: int, dst_dim: int, runtime: Runtime
+) -> torch.Tensor:
+    """Run one action from S(src_dim) (or -1) to S(dst_dim) (or -1)."""
+    if action == "none":
+        return x.view_as(x)
+    size, place = runtime.mesh.group_size(axes), runtime.position(axes)
+    if action == "mask":
+        return x.clone() if place == 0 else torch.zeros_like(x)
+    if action == "slice":
+        return x.chunk(size, dst_dim)[place].contiguous()
+    if action == "pad":
+        shape = list(x.shape)
+        shape[src_dim] *= size
+        out = x.new_zeros(shape)
+        out.narrow(src_dim, place * x.shape[src_dim], x.shape[src_dim]).copy_(x)
+        return out
+    if action == "p2p":
+        return _permute(x, axes, runtime)
+    group, ranks = runtime.group(axes)
+    if action == "all_gather":
+        out = _dist.all_gather(x, src_dim, size, group)
+        runtime.record(action, out, ranks)
+        return out
+    runtime.record(action, x, ranks)
+    if action == "reduce_scatter":
+        return _dist.reduce_scatter(x, dst_dim, size, group)
+    if action == "all_to_all":
+        return _dist.all_to_all(x, dst_dim, src_dim, size, group)
+    assert action == "all_reduce", action
+    return _dist.all_reduce(x, group)
+
+
+def _permute(x: torch.Tensor, axes: tuple[int, ...], runtime: Runtime) -> torch.Tensor:
+    place = list(runtime.coordinate)
+    place[axes[0]], place[axes[1]] = place[axes[1]], place[axes[0]]
+    partner = runtime.mesh.rank(place)
+    if partner == runtime.rank:
+        return x.clone()
+    runtime.record("p2p", x, sorted((runtime.rank, partner)))
+    return _dist.exchange(x, partner)
+
+
+class _LogSoftmaxSplit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, axes: tuple[int, ...], runtime: Runtime) -> torch.Tensor:
+        group, ranks = runtime.group(axes)
+        top = x.amax(dim, keepdim=True)
+        runtime.record("all_reduce", top, ranks)
+        top = _dist.all_reduce(top, group, dist.ReduceOp.MAX)
+        shifted = x - top
+        total = shifted.exp().sum(dim, keepdim=True)
+        runtime.record("all_reduce", total, ranks)
+        out = shifted - _dist.all_reduce(total, group).log()
+        ctx.save_for_backward(out)
+        ctx.dim, ctx.group, ctx.ranks, ctx.runtime = dim, group, ranks, runtime
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (out,) = ctx.saved_tensors
+        total = grads[0].sum(ctx.dim, keepdim=True)
+        ctx.runtime.record("all_reduce", total, ctx.ranks)
+        total = _dist.all_reduce(total, ctx.group)
+        return grads[0] - out.exp() * total, None, None, None

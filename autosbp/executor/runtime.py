@@ -1,0 +1,81 @@
+"""What a rank's program runs on: its place in the mesh, its process groups, and the record of collectives it issued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autosbp.sbp.mesh import Mesh
+
+_active: list[Runtime] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """One collective that this rank took part in: message n in bytes and the ranks of the group, in order."""
+
+    kind: str
+    num_bytes: int
+    ranks: tuple[int, ...]
+
+
+@dataclass
+class Runtime:
+    """One rank. Groups are made collectively: every rank must make the same ones in the same order (``make_groups``)."""
+
+    mesh: Mesh
+    rank: int
+    device: torch.device
+    issued: list[Issued] = field(default_factory=list)
+    step: int = 0
+    _groups: dict[tuple[int, ...], tuple[Any, list[int]]] = field(default_factory=dict)
+
+    @property
+    def coordinate(self) -> tuple[int, ...]:
+        return self.mesh.coordinate(self.rank)
+
+    def make_groups(self, axes_sets: list[tuple[int, ...]]) -> None:
+        """Create the process groups over these sets of axes; call with the same list on every rank."""
+        for axes in sorted(set(axes_sets)):
+            if axes in self._groups:
+                continue
+            for ranks in self.mesh.all_groups(axes):
+                group = dist.new_group(ranks)
+                if self.rank in ranks:
+                    self._groups[axes] = (group, ranks)
+
+    def group(self, axes: tuple[int, ...]) -> tuple[Any, list[int]]:
+        """This rank's group over ``axes`` and its ranks in order."""
+        return self._groups[axes]
+
+    def position(self, axes: tuple[int, ...]) -> int:
+        """This rank's place in its group over ``axes``."""
+        place = 0
+        for axis in axes:
+            place = place * self.mesh.axes[axis].size + self.coordinate[axis]
+        return place
+
+    def record(self, kind: str, tensor: torch.Tensor, ranks: list[int]) -> None:
+        """Note a collective whose message n is ``tensor``."""
+        self.issued.append(Issued(kind, tensor.numel() * tensor.element_size(), tuple(ranks)))
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within, programs of this thread run on this runtime."""
+        _active.append(self)
+        try:
+            yield
+        finally:
+            _active.pop()
+
+
+def current() -> Runtime:
+    """The runtime that programs run on now."""
+    if not _active:
+        raise RuntimeError("a lowered program runs inside `with runtime.active():`")
+    return _active[-1]

@@ -1,0 +1,136 @@
+"""Training under a strategy: microbatches, gradient synchronisation, optimizer. Reads like a plain training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autosbp.costmodel.evaluate import Collective, collectives, synchronised_axes
+from autosbp.executor.lowering import lower
+from autosbp.executor.parameters import shard
+from autosbp.executor.runtime import Issued, Runtime
+from autosbp.graph.ir import LogicalGraph
+from autosbp.plan import Strategy
+from autosbp.sbp.mesh import Mesh
+
+
+class Trainer:
+    """One rank of a training run.
+
+    Args:
+        graph: with its batch symbolic.
+        strategy: its mesh has as many devices as the process group has ranks.
+        parameters: whole initial parameters by name; this rank keeps its shards.
+        learning_rate: of AdamW or SGD, as the strategy says.
+    """
+
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        strategy: Strategy,
+        parameters: Mapping[str, torch.Tensor],
+        *,
+        device: torch.device,
+        learning_rate: float = 1e-3,
+    ) -> None:
+        self.graph = graph.bind(**{symbol: strategy.micro_batch for symbol in graph.symbols})
+        self.strategy = strategy
+        self.runtime = Runtime(strategy.mesh, dist.get_rank(), device)
+        self.charged = collectives(self.graph, strategy)
+        self.runtime.make_groups([call.axes for call in self.charged])
+        self.program = lower(self.graph, strategy, self.runtime.rank).to(device)
+        self.locals = {
+            leaf.name: shard(
+                parameters[leaf.name], strategy.parameters[leaf.name], strategy.mesh, self.runtime.coordinate
+            )
+            .to(device)
+            .requires_grad_(leaf.meta.is_float)
+            for leaf in self.graph.parameters
+        }
+        self.optimizer = make_optimizer(strategy.optimizer, list(self.locals.values()), learning_rate)
+
+    def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Loss of the global batch, gradients of every parameter synchronised; the mean over microbatches."""
+        count, size = self.strategy.num_micro, self.strategy.micro_batch
+        total = torch.zeros((), dtype=torch.float64)
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.runtime.active():
+            for at in range(count):
+                inputs = [batch[leaf.name][at * size : (at + 1) * size] for leaf in self.graph.inputs]
+                loss = self.program(*self.locals.values(), *inputs)
+                (loss / count).backward()
+                total += loss.detach().double().cpu() / count
+            self._synchronise()
+        return total
+
+    def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """One training step; returns the loss before it."""
+        loss = self.forward_backward(batch)
+        self.optimizer.step()
+        self.runtime.step += 1
+        return loss
+
+    def _synchronise(self) -> None:
+        """All-reduce the gradients of B parameters, in the graph's order; all are in flight at once."""
+        pending = []
+        for name, local in self.locals.items():
+            axes = synchronised_axes(self.strategy.parameters[name])
+            if axes:
+                if local.grad is None:
+                    local.grad = torch.zeros_like(local)
+                group, ranks = self.runtime.group(axes)
+                self.runtime.record("all_reduce", local.grad, ranks)
+                pending.append(dist.all_reduce(local.grad, group=group, async_op=True))
+        for work in pending:
+            work.wait()
+
+    def issued(self) -> list[Issued]:
+        """Collectives since the last call, in order."""
+        done, self.runtime.issued = self.runtime.issued, []
+        return done
+
+    def expected(self) -> list[Issued]:
+        """What the cost model charged for one step, as this rank takes part in it."""
+        return expected_issues(self.charged, self.strategy.mesh, self.runtime.rank)
+
+
+def expected_issues(charged: list[Collective], mesh: Mesh, rank: int) -> list[Issued]:
+    """The charged collectives as one rank sees them; a rank that a permutation leaves in place sends nothing."""
+    issues = []
+    for call in charged:
+        if call.kind == "p2p":
+            place = list(mesh.coordinate(rank))
+            one, two = call.axes
+            place[one], place[two] = place[two], place[one]
+            partner = mesh.rank(place)
+            if partner != rank:
+                issues.append(Issued("p2p", call.num_bytes, tuple(sorted((rank, partner)))))
+        else:
+            issues.append(Issued(call.kind, call.num_bytes, tuple(mesh.group_ranks(call.axes, rank))))
+    return issues
+
+
+def make_optimizer(name: str, parameters: list[torch.Tensor], learning_rate: float) -> Any:
+    """AdamW or SGD over plain tensors."""
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.01)
+    return torch.optim.SGD(parameters, lr=learning_rate)
+
+
+def random_batch(graph: LogicalGraph, global_batch: int, seed: int) -> dict[str, torch.Tensor]:
+    """A valid whole batch, the same on every rank."""
+    from autosbp.graph.materialise import dtype_of
+
+    generator = torch.Generator().manual_seed(seed)
+    bound = graph.bind(**{symbol: global_batch for symbol in graph.symbols})
+    batch = {}
+    for leaf in bound.inputs:
+        dtype = dtype_of(leaf.meta.dtype)
+        if leaf.meta.is_float:
+            batch[leaf.name] = torch.randn(leaf.meta.sizes, generator=generator, dtype=torch.float64).to(dtype)
+        else:
+            batch[leaf.name] = torch.randint(0, leaf.high or 2, leaf.meta.sizes, generator=generator, dtype=dtype)
+    return batch

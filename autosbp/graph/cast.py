@@ -1,0 +1,34 @@
+"""The same graph in another float type, constants and casts included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autosbp.graph.ir import Arg, Constant, DType, LogicalGraph, TensorMeta
+
+
+def cast_floats(graph: LogicalGraph, old: str, new: str) -> LogicalGraph:
+    """Every tensor of dtype ``old`` becomes ``new``; used to check numerics in float64."""
+    from autosbp.graph.capture import make_constant
+    from autosbp.graph.materialise import constant_tensor, dtype_of
+
+    def meta(value: TensorMeta) -> TensorMeta:
+        return TensorMeta(value.shape, new if value.dtype == old else value.dtype)
+
+    def arg(value: Arg) -> Arg:
+        return DType(new) if isinstance(value, DType) and value.name == old else value
+
+    def constant(value: Constant) -> Constant:
+        if value.meta.dtype != old:
+            return value
+        return make_constant(value.name, constant_tensor(value).to(dtype_of(new)))
+
+    return replace(
+        graph,
+        parameters=tuple(replace(leaf, meta=meta(leaf.meta)) for leaf in graph.parameters),
+        inputs=tuple(replace(leaf, meta=meta(leaf.meta)) for leaf in graph.inputs),
+        constants=tuple(constant(leaf) for leaf in graph.constants),
+        nodes=tuple(
+            replace(node.map_args(arg), outputs=tuple(meta(output) for output in node.outputs)) for node in graph.nodes
+        ),
+    )

@@ -1,0 +1,44 @@
+"""Which ops a calibration should time for a model on a cluster: every distinct local shape that a plan may choose."""
+
+from __future__ import annotations
+
+from autosbp.cluster import Cluster
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.network import NetworkModel
+from autosbp.graph.ir import LogicalGraph
+from autosbp.sbp.rules import sharding_of
+from autosbp.search._clusters import form_clusters
+from autosbp.search._domains import UnaryCosts, make_domain
+from autosbp.search._views import mesh_views
+from autosbp.search.planner import PlanOptions
+
+MAX_KEYS = 2000
+
+
+def op_keys(graph: LogicalGraph, cluster: Cluster, options: PlanOptions) -> list[str]:
+    """Keys of the ops to time (``costmodel.compute.op_key``), heaviest first, at most ``MAX_KEYS``.
+
+    Those of the microbatch asked for, or of the whole global batch where none is.
+    """
+    batch = options.micro_batch or options.global_batch or 8 * cluster.num_devices
+    bound = graph.bind(**{symbol: batch for symbol in graph.symbols})
+    weights: dict[str, float] = {}
+    network, compute = NetworkModel(cluster), ComputeModel(cluster.device)
+    seen = set()
+    for view in mesh_views(cluster.mesh()):
+        unary = UnaryCosts(bound, compute, BoxingModel(network, view), options.optimizer, 1)
+        for op_cluster in form_clusters(bound):
+            if (view, op_cluster.key) in seen:
+                continue
+            seen.add((view, op_cluster.key))
+            domain = make_domain(op_cluster, view)
+            for at, node in enumerate(op_cluster.nodes):
+                sharding = sharding_of(bound, node)
+                if sharding.free:
+                    continue
+                size = sharding.flops + sum(meta.num_bytes for meta in node.outputs)
+                for key in unary.op_keys(domain, node, at):
+                    weights[key] = max(weights.get(key, 0.0), size)
+    weights.pop("", None)
+    return sorted(weights, key=lambda key: (-weights[key], key))[:MAX_KEYS]

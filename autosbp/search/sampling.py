@@ -1,0 +1,62 @@
+"""Diverse strategies of a problem, for tests and for validating predictions: optima of the problem under random costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autosbp.cluster import Cluster
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.network import NetworkModel
+from autosbp.graph.ir import LogicalGraph
+from autosbp.plan import Strategy
+from autosbp.search import SEARCHERS, SearchOptions
+from autosbp.search._build import ProblemBuilder
+from autosbp.search._strategy import strategy_of
+
+
+def sample_strategies(
+    graph: LogicalGraph,
+    cluster: Cluster,
+    count: int,
+    *,
+    global_batch: int,
+    micro_batch: int,
+    seed: int = 0,
+    optimizer: str = "adamw",
+    weights: Sequence[float] = (0.0, 0.3, 1.0),
+) -> list[Strategy]:
+    """``count`` different executable strategies, from wild to near the optimum.
+
+    Each minimises the true costs times a weight plus random unary costs; weight 0 ignores the true costs. Deterministic
+    under ``seed``.
+    """
+    mesh = cluster.mesh()
+    boxing = BoxingModel(NetworkModel(cluster), mesh)
+    bound = graph.bind(**{symbol: micro_batch for symbol in graph.symbols})
+    builder = ProblemBuilder(
+        bound, boxing, ComputeModel(cluster.device), num_micro=global_batch // micro_batch, optimizer=optimizer
+    )
+    built = builder.build(None)
+    rng = np.random.default_rng(seed)
+    found: dict[str, Strategy] = {}
+    for attempt in range(20 * count):
+        if len(found) == count:
+            break
+        weight = weights[attempt % len(weights)]
+        scale = float(np.mean([costs.mean() for costs in built.problem.unary_s]))
+        unary = tuple(weight * costs + scale * rng.random(len(costs)) for costs in built.problem.unary_s)
+        edges = tuple(
+            replace(edge, table=np.multiply(edge.table, weight, out=edge.table.copy(), where=np.isfinite(edge.table)))
+            for edge in built.problem.edges
+        )
+        problem = replace(built.problem, unary_s=unary, edges=edges)
+        assignment = SEARCHERS["exact"](problem, SearchOptions(seed=seed, time_limit_s=30.0)).assignment
+        strategy = strategy_of(
+            built, assignment, bound, boxing, global_batch=global_batch, micro_batch=micro_batch, optimizer=optimizer
+        )
+        found.setdefault(str(strategy.to_dict()), strategy)
+    return list(found.values())

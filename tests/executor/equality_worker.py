@@ -1,0 +1,115 @@
+"""Rank script: for each strategy, loss, gradients, parameters and collectives against a single device's."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from autosbp.executor.parameters import combine, full_parameters
+from autosbp.executor.reference import Reference
+from autosbp.executor.training import Trainer, random_batch
+from autosbp.graph.cast import cast_floats
+from autosbp.graph.ir import LogicalGraph
+from autosbp.graph.serialize import from_dict
+from autosbp.plan import Strategy
+from autosbp.sbp.placement import B, I
+
+
+def compare(graph: LogicalGraph, strategy: Strategy, steps: int) -> dict[str, object]:
+    parameters = full_parameters(graph, seed=1)
+    batch = random_batch(graph, strategy.global_batch, seed=2)
+    for name in batch:  # some labels are ignored, unevenly over the batch
+        if name == "labels" and batch[name].dim() == 2:
+            batch[name][0, : batch[name].shape[1] // 2] = -100
+    reference = Reference(
+        graph,
+        parameters,
+        global_batch=strategy.global_batch,
+        micro_batch=strategy.micro_batch,
+        optimizer=strategy.optimizer,
+    )
+    trainer = Trainer(graph, strategy, parameters, device=torch.device("cpu"))
+    wanted, got = reference.forward_backward(batch), trainer.forward_backward(batch)
+    issued = trainer.issued()
+    report: dict[str, object] = {
+        "loss": float(abs(got - wanted) / abs(wanted)),
+        "collectives_match": issued == trainer.expected(),
+        "num_collectives": len(issued),
+        "kinds": sorted({call.kind for call in issued}),
+    }
+    if issued != trainer.expected():
+        report["issued"] = [str(call) for call in issued[:60]]
+        report["expected"] = [str(call) for call in trainer.expected()[:60]]
+    report["gradient"] = gradient_error(graph, strategy, trainer, reference, batch)
+    drift = 0.0
+    reference.optimizer.step()
+    trainer.optimizer.step()
+    for _ in range(steps):
+        wanted, got = reference.step(batch), trainer.step(batch)
+        drift = max(drift, float(abs(got - wanted) / abs(wanted)))
+    report["loss_after_steps"] = drift
+    return report
+
+
+def gradient_error(
+    graph: LogicalGraph, strategy: Strategy, trainer: Trainer, reference: Reference, batch: dict[str, torch.Tensor]
+) -> float:
+    """The largest error of a gradient relative to that parameter's largest; a gradient that is zero by mathematics
+    (GPT-2's key bias: softmax does not see it) is compared to the largest of all."""
+    exact = Reference(
+        cast_floats(graph, "float32", "float64"),
+        {name: value.detach().double() for name, value in full_parameters(graph, seed=1).items()},
+        global_batch=strategy.global_batch,
+        micro_batch=strategy.micro_batch,
+    )
+    exact.forward_backward(batch)
+    sizes = {name: float(value.grad.abs().max()) for name, value in exact.parameters.items()}
+    largest = max(sizes.values())
+    worst = 0.0
+    for name, layout in strategy.parameters.items():
+        grads = [torch.empty_like(trainer.locals[name]) for _ in range(dist.get_world_size())]
+        dist.all_gather(grads, trainer.locals[name].grad.contiguous())
+        synced = tuple(I if sbp == B else sbp for sbp in layout)
+        shape = tuple(reference.parameters[name].shape)
+        whole = combine(grads, synced, strategy.mesh, shape)
+        scale = sizes[name] if sizes[name] > 1e-12 * largest else largest
+        worst = max(worst, float((whole - reference.parameters[name].grad).abs().max()) / scale)
+    return worst
+
+
+def main() -> None:
+    request = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    results = []
+    for case in request["cases"]:
+        graph = cast_floats(from_dict(case["graph"]), "float32", request["dtype"])
+        for entry in case["strategies"]:
+            strategy = Strategy.from_dict(rescale(entry, request["dtype"]))
+            report = compare(graph, strategy, steps=2)
+            gathered: list[dict[str, object]] = [{} for _ in range(dist.get_world_size())]
+            dist.all_gather_object(gathered, report)
+            results.append({"model": case["model"], "label": entry.get("label", ""), "ranks": gathered})
+    if int(os.environ["RANK"]) == 0:
+        Path(sys.argv[2]).write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def rescale(entry: dict[str, object], dtype: str) -> dict[str, object]:
+    """Paths are keyed by bytes; in float64 every float tensor is twice as large."""
+    strategy = json.loads(json.dumps(entry["strategy"]))
+    if dtype == "float64":
+        for path in strategy["paths"]:
+            path["bytes"] *= 2
+    return strategy
+
+
+if __name__ == "__main__":
+    main()
