@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from autosbp.errors import InfeasibleError
 from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
 from autosbp.search._coordinate_descent import cheapest_values, descend
-from autosbp.search._cpsat import MAX_ENTRIES, SatLimits, close_gap, num_entries
 from autosbp.search._elimination import plan_problem
 from autosbp.search._exhaustive import exhaustive
 from autosbp.search._local import Neighbourhood
@@ -20,7 +19,7 @@ from autosbp.search._run import Run, forbidden
 
 ENUMERATE_AT_MOST = 20_000
 SPLIT_TABLE_ENTRIES = 1 << 20  # once tables must be split, exactness is gone, and a quick bound is worth more
-SAT_WORK_PER_S = 0.05  # CP-SAT's deterministic seconds for each second of the time limit; about half of it is spent
+SAT_WORK_PER_S = 0.25  # CP-SAT's deterministic seconds, which last longer than real ones, per second of the limit
 SPLICE_LAST = 4
 
 
@@ -123,6 +122,9 @@ class _Exact:
 
     def _close(self, reduced: Reduced) -> None:
         """Close the gap over the values left, which hold every assignment as good as the incumbent."""
+        # Importing CP-SAT takes longer than most searches, and few come to here.
+        from autosbp.search._cpsat import MAX_ENTRIES, SatLimits, close_gap, num_entries
+
         run, problem = self.run, reduced.problem
         self.info["open_values"] = float(sum(len(values) for values in reduced.values))
         self.check()

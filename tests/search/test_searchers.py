@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -143,3 +145,9 @@ def test_heuristics_say_that_finding_nothing_is_no_proof(name: str) -> None:
     edges = tuple(Edge(u, v, np.where(np.eye(2, dtype=bool), math.inf, 0.0)) for u, v in ((0, 1), (1, 2), (0, 2)))
     with pytest.raises(InfeasibleError, match="not a proof"):
         search(dataclasses.replace(chain(3, 2), edges=edges), name, SearchOptions(max_evaluations=100))
+
+
+def test_importing_the_searchers_loads_neither_torch_nor_cp_sat() -> None:
+    code = "import sys, autosbp.search; print([m for m in ('torch', 'ortools', 'pandas') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
