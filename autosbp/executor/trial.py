@@ -1,0 +1,96 @@
+"""``run_trial``: a measured run of a plan on this machine's ranks. Does not import torch in the caller's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autosbp.errors import InputError, TrialError
+from autosbp.graph.ir import LogicalGraph
+from autosbp.jsonio import canonical, check_integer, loads
+from autosbp.plan import Plan
+from autosbp.sbp.program import program_items
+from autosbp.torchrun import MAX_LOCAL_RANKS, run_ranks
+
+
+def run_trial(
+    plan: Plan,
+    graph: LogicalGraph,
+    *,
+    steps: int = 20,
+    warmup: int = 3,
+    seed: int = 0,
+    timeout_s: float = 600.0,
+    workdir: Path,
+    log: Callable[[str], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> dict[str, Any]:
+    """Train under the plan's strategy with one rank per device, all on this machine, and measure.
+
+    Args:
+        plan: of ``graph``; checked by its hash.
+        steps: timed steps after ``warmup``; 20 or more for numbers that are quoted.
+        workdir: gets ``request.json``, ``result.json`` and ``ranks.log``.
+        log: called with each line that the ranks print.
+        cancelled: asked ten times a second; True ends the run.
+
+    Returns:
+        step time (median and IQR in seconds), memory, losses, the difference to single-device training, the collectives
+        that rank 0 issued, and whether every rank issued exactly those that the plan charged.
+
+    Raises:
+        InputError: the plan is of another graph, or needs more ranks than a machine may have.
+        TrialError: a rank failed, the time ran out, or the run was cancelled; with the end of the log.
+    """
+    check_integer("steps", steps, 1, 100_000)
+    check_integer("warmup", warmup, 1, 10_000)
+    check_integer("seed", seed, 0, 2**53)
+    if plan.document["provenance"]["graph_hash"] != graph.graph_hash:
+        raise InputError("graph", graph.graph_hash, f"the plan's graph {plan.document['provenance']['graph_hash']}")
+    strategy = plan.strategy
+    if strategy.mesh.size > MAX_LOCAL_RANKS:
+        raise InputError("cluster", strategy.mesh.size, f"at most {MAX_LOCAL_RANKS} ranks can start on one machine")
+    list(program_items(graph.bind(**{symbol: strategy.micro_batch for symbol in graph.symbols}), strategy))
+    workdir.mkdir(parents=True, exist_ok=True)
+    result_path = workdir / "result.json"
+    result_path.unlink(missing_ok=True)
+    request = {"plan": plan.to_dict(), "graph": graph.to_dict(), "steps": steps, "warmup": warmup, "seed": seed}
+    (workdir / "request.json").write_bytes(canonical(request))
+    tail = _Tail(workdir / "ranks.log", log)
+
+    def follow() -> bool:
+        tail.read()
+        return not (cancelled is not None and cancelled())
+
+    outcome = run_ranks(
+        "autosbp.executor.worker",
+        [str(workdir / "request.json"), str(result_path)],
+        strategy.mesh.size,
+        workdir / "ranks.log",
+        timeout_s=timeout_s,
+        poll=follow,
+    )
+    tail.read()
+    if outcome.reason:
+        raise TrialError(f"trial of {plan.plan_id}: {outcome.reason}\nend of the ranks' log:\n{outcome.log_tail}")
+    result: dict[str, Any] = loads(result_path.read_text(), "trial result")
+    return result
+
+
+class _Tail:
+    """Passes on the lines that a growing file gains."""
+
+    def __init__(self, path: Path, log: Callable[[str], None] | None) -> None:
+        self.path, self.log, self.at, self.rest = path, log, 0, b""
+
+    def read(self) -> None:
+        if self.log is None or not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.at)
+            data = file.read()
+        self.at += len(data)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            self.log(line.decode(errors="replace"))

@@ -1,0 +1,122 @@
+"""The rank script of a trial: train under the plan's strategy and measure. Started by torchrun, reads top to bottom.
+
+    python -m autosbp.executor.worker REQUEST.json RESULT.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autosbp.executor.measure import SavedBytes, quartiles, state_bytes
+from autosbp.executor.parameters import full_parameters
+from autosbp.executor.reference import Reference
+from autosbp.executor.training import Trainer, random_batch
+from autosbp.graph.serialize import from_dict
+from autosbp.plan import Plan
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+REFERENCE_STEPS = 3
+
+
+def main() -> None:
+    request = json.loads(Path(sys.argv[1]).read_text())
+    plan, graph = Plan.from_dict(request["plan"]), from_dict(request["graph"])
+    rank = int(os.environ["RANK"])
+    cuda = plan.cluster.device.kind == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=COLLECTIVE_TIMEOUT)
+    strategy = plan.strategy
+    parameters = full_parameters(graph, request["seed"])
+    batch = random_batch(graph, strategy.global_batch, request["seed"])
+    on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+    trainer = Trainer(graph, strategy, parameters, device=device)
+    say(rank, f"lowered: {len(trainer.charged)} collectives charged a step")
+
+    # One step is watched, not timed: what it issued, and what it kept for the backward pass.
+    with SavedBytes(set(map(id, trainer.locals.values()))) as saved:
+        losses = [float(trainer.step(on_device))]
+    issued, expected = trainer.issued(), trainer.expected()
+    for _ in range(request["warmup"] - 1):
+        losses.append(float(trainer.step(on_device)))
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+
+    times = []
+    for at in range(request["steps"]):
+        dist.barrier()
+        started = time.perf_counter()
+        losses.append(float(trainer.step(on_device)))
+        if cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+        if at % 5 == 0:
+            say(rank, f"step {at}: {times[-1] * 1e3:.1f} ms, loss {losses[-1]:.6f}")
+    trainer.issued()
+
+    mine: dict[str, Any] = {
+        "times_s": times,
+        "collectives_match": issued == expected,
+        "memory_bytes": state_bytes(trainer) + saved.bytes,
+        "saved_bytes": saved.bytes,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "collectives": [[call.kind, call.num_bytes, list(call.ranks)] for call in issued],
+    }
+    everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    if rank == 0:
+        reference = Reference(
+            graph, parameters, global_batch=strategy.global_batch, micro_batch=strategy.micro_batch, optimizer=strategy.optimizer
+        )
+        wanted = [float(reference.step(batch)) for _ in range(min(REFERENCE_STEPS, len(losses)))]
+        Path(sys.argv[2]).write_text(json.dumps(report(plan, everyone, losses, wanted), allow_nan=False))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def report(plan: Plan, everyone: list[dict[str, Any]], losses: list[float], wanted: list[float]) -> dict[str, Any]:
+    """The trial's result: a step takes as long as its slowest rank."""
+    times = [max(rank["times_s"][at] for rank in everyone) for at in range(len(everyone[0]["times_s"]))]
+    low, median, high = quartiles(times)
+    difference = max(abs(got - want) / max(abs(want), 1e-12) for got, want in zip(losses, wanted, strict=False))
+    predicted = plan.document
+    return {
+        "plan_id": plan.plan_id,
+        "num_ranks": len(everyone),
+        "step_time_s": {"median": median, "iqr": high - low, "min": min(times), "max": max(times), "steps": len(times)},
+        "predicted_step_time_s": predicted["step_time_s"],
+        "memory_bytes": max(rank["memory_bytes"] for rank in everyone),
+        "predicted_memory_bytes": predicted["memory_bytes_per_device"],
+        "saved_bytes": max(rank["saved_bytes"] for rank in everyone),
+        "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in everyone),
+        "comm_bytes_per_device": predicted["comm_bytes_per_device"],
+        "losses": losses,
+        "reference_losses": wanted,
+        "loss_difference": difference,
+        "collectives_match": all(rank["collectives_match"] for rank in everyone),
+        "collectives": everyone[0]["collectives"],
+        "times_s": times,
+        "torch": torch.__version__,
+    }
+
+
+def say(rank: int, text: str) -> None:
+    """One line of the trial's log, from rank 0."""
+    if rank == 0:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
