@@ -257,12 +257,17 @@ def error_of(problem: Mapping[str, Any]) -> AutosbpError:
     if name == "invalid-input":
         return InputError(str(problem.get("field")), problem.get("value"), str(problem.get("limit")))
     if name == "infeasible":
-        limit, needed = problem.get("limit"), problem.get("needed")
-        least = None if needed is None else float(needed)
-        return InfeasibleError(str(problem.get("constraint")), float("inf") if limit is None else float(limit), least)
+        return _infeasible(problem, detail)
     if name in _BY_DETAIL:
         return _BY_DETAIL[name](detail)
     return ServiceError(f"{problem.get('title')} ({problem.get('status')}): {detail}")
+
+
+def _infeasible(problem: Mapping[str, Any], detail: str) -> InfeasibleError:
+    constraint, limit, needed = str(problem.get("constraint")), problem.get("limit"), problem.get("needed")
+    bound, least = float("inf") if limit is None else float(limit), None if needed is None else float(needed)
+    plain = str(InfeasibleError(constraint, bound, least))
+    return InfeasibleError(constraint, bound, least, detail.removeprefix(plain).removeprefix(". "))
 
 
 def _document(response: httpx.Response) -> Document:

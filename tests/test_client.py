@@ -102,6 +102,7 @@ def test_a_number_that_json_cannot_hold_is_an_input_error(client: Client) -> Non
     [
         InputError("a.b", 3, "a string is expected"),
         InfeasibleError("memory_limit_bytes", 1.0, 2.0),
+        InfeasibleError("memory_limit_bytes", 1.0, None, "no assignment fits (proved)"),
         UnsupportedError("op x"),
         CalibrationError("rank 1"),
         TrialError("rank 2"),

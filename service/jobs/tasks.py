@@ -35,7 +35,7 @@ def search(inputs: Document, context: TaskContext) -> Document:
         cluster,
         Calibration.from_dict(calibration) if calibration is not None else None,
         api.PlanOptions.from_dict(inputs["options"]),
-        progress=lambda best_s, bound_s: context.progress(None, "searching", best_s=best_s, lower_bound_s=bound_s),
+        progress=lambda stage, best_s: context.progress(None, stage, best_step_time_s=best_s),
     )
     _stop_if_cancelled(context)
     return plan.to_dict()

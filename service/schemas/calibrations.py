@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from service.schemas._base import BodyId, Document, Request, Response
+from service.schemas.options import PlanOptions
 
 
 class CalibrationRequest(Request):
@@ -14,7 +15,7 @@ class CalibrationRequest(Request):
 
     cluster_id: BodyId
     model_ids: list[BodyId] = Field(default=[], max_length=16, description="Models whose ops are timed too.")
-    options: Document = Field(default={}, description="Plan options that decide which local shapes are timed.")
+    options: PlanOptions = Field(default=PlanOptions(), description="They decide which local shapes are timed.")
     point_s: float = Field(default=0.25, gt=0, le=60, description="Seconds spent on one size of one collective.")
     op_s: float = Field(default=0.25, gt=0, le=60, description="Seconds spent on one direction of one op.")
 

@@ -23,7 +23,7 @@ class Job(Response):
     )
     progress: float | None = Field(description="Fraction done, where known.")
     message: str
-    figures: Document = Field(description="Numbers about the progress, such as best_s and lower_bound_s of a search.")
+    figures: Document = Field(description="Numbers about the progress, such as best_step_time_s of a search.")
     problem: Problem | None = Field(description="Why the job failed.")
     result: Document | None = Field(description="Ids of what the job stored.", examples=[{"strategy_id": "plan-1"}])
     cancel_requested: bool

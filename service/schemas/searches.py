@@ -8,6 +8,7 @@ from pydantic import Field
 
 from service.schemas._base import BodyId, Document, Request, Response
 from service.schemas.jobs import Job
+from service.schemas.options import PlanOptions
 
 
 class SearchRequest(Request):
@@ -16,11 +17,7 @@ class SearchRequest(Request):
     model_id: BodyId
     cluster_id: BodyId
     calibration_id: BodyId | None = None
-    options: Document = Field(
-        default={},
-        description="global_batch, micro_batch, searcher, seed, time_limit_s, optimizer, memory_limit_bytes.",
-        examples=[{"global_batch": 64, "searcher": "auto", "seed": 0, "time_limit_s": 60.0}],
-    )
+    options: PlanOptions = PlanOptions()
 
 
 class Search(Response):

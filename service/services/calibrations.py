@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session, undefer
 
-from autosbp import api
 from autosbp.costmodel.calibration import Calibration
 from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow
 from service.schemas._base import Document
@@ -25,7 +24,7 @@ def create(state: State, body: Document) -> tuple[CalibrationRow, bool] | JobRow
         with state.database.write() as session:
             return store(session, calibration, None)
     request = CalibrationRequest.read(body)
-    options = api.PlanOptions.from_dict(request.options).to_dict()
+    options = request.options.checked().to_dict()
     with state.database.write() as session:
         referred(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
         for index, model_id in enumerate(request.model_ids):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autosbp import api
 from autosbp.errors import InputError
 from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, SearchRow
 from service.schemas._base import Document
@@ -19,7 +18,7 @@ from service.state import State
 
 def create(state: State, request: SearchRequest) -> JobRow:
     """Store a search and queue its job."""
-    options = api.PlanOptions.from_dict(request.options)
+    options = request.options.checked()
     longest_s = state.settings.max_time_limit_s
     if options.time_limit_s > longest_s:
         raise InputError("options.time_limit_s", options.time_limit_s, f"at most {longest_s:g} s is allowed here")

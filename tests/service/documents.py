@@ -16,7 +16,7 @@ OPTIONS = {"global_batch": 8, "time_limit_s": 5.0}
 
 
 def graph() -> dict[str, Any]:
-    """A two-layer perceptron with a mean squared error."""
+    """A two-layer perceptron with a cross-entropy."""
     document: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "mlp.json").read_text())
     return document
 

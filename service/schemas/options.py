@@ -1,0 +1,33 @@
+"""Plan options at the edge. The limits of their values are the library's own; the types are checked here."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field
+
+from autosbp import api
+from autosbp.errors import InputError
+from service.schemas._base import Request
+
+
+class PlanOptions(Request):
+    """What a plan is asked for; every member has a default."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"global_batch": 64, "searcher": "auto", "seed": 0, "time_limit_s": 60.0}}
+    )
+
+    global_batch: int | None = Field(default=None, description="Samples per step; by default the planner chooses.")
+    micro_batch: int | None = Field(default=None, description="Samples per pass; by default the planner chooses.")
+    searcher: str = Field(default="auto", max_length=64)
+    seed: int = 0
+    time_limit_s: float = Field(default=60.0, description="Wall time after which the best so far is the answer.")
+    optimizer: str = Field(default="adamw", max_length=64)
+    memory_limit_bytes: int | None = Field(default=None, description="Per device; by default the device's memory.")
+
+    def checked(self) -> api.PlanOptions:
+        """The library's options; raises ``InputError`` with the path of the member in the request."""
+        try:
+            return api.PlanOptions.from_dict(self.model_dump())
+        except InputError as error:
+            field = f"options.{error.field.removeprefix('options.')}"
+            raise InputError(field, error.value, error.limit) from None
