@@ -37,8 +37,9 @@ class StepCost:
 class BoxingModel:
     """Costs of steps and cheapest paths for one mesh; tables are cached per tensor shape. Not safe across threads."""
 
-    def __init__(self, network: NetworkModel, mesh: Mesh) -> None:
+    def __init__(self, network: NetworkModel, mesh: Mesh, copy_bytes_per_s: float | None = None) -> None:
         self.network, self.mesh = network, mesh
+        self.copy_bytes_per_s = copy_bytes_per_s or network.cluster.device.memory_bandwidth_bytes_per_s
         self._tables: dict[tuple[tuple[int, ...], int, bool], BoxingTable] = {}
 
     @property
@@ -48,11 +49,12 @@ class BoxingModel:
     def step_cost(self, step: Step, num_bytes: int, differentiable: bool) -> StepCost:
         message = message_bytes(step, num_bytes, self.mesh)
         shape = self.mesh.group_shape(step.axes)
-        copy_s = self.device.op_overhead_s + 2 * message / self.device.memory_bandwidth_bytes_per_s
+        copy_s = self.device.op_overhead_s + 2 * message / self.copy_bytes_per_s
         times, local = [], RELABEL_S
-        for action in (step.forward, step.backward if differentiable else "none"):
+        dims = (step.src_dim, step.dst_dim)
+        for action, (src_dim, dst_dim) in ((step.forward, dims), (step.backward if differentiable else "none", dims[::-1])):
             times.append(self.network.time_s(action, message, shape) if action in COLLECTIVES else 0.0)
-            local += copy_s if action in ("slice", "pad", "mask") else 0.0
+            local += copy_s * _num_copies(action, src_dim, dst_dim)
         return StepCost(times[0], times[1], local)
 
     def table(self, shape: tuple[int, ...], num_bytes: int, differentiable: bool) -> BoxingTable:
@@ -68,6 +70,17 @@ class BoxingModel:
         return self.table(shape, num_bytes, differentiable).path(src, dst)
 
 
+def _num_copies(action: str, src_dim: int, dst_dim: int) -> int:
+    """Local copies of the message: collectives work on dim 0, so another dim is gathered or cut by a copy."""
+    if action in ("slice", "pad", "mask", "all_reduce"):
+        return 1
+    if action == "all_gather":
+        return int(src_dim != 0)
+    if action == "reduce_scatter":
+        return int(dst_dim != 0)
+    return int(src_dim != 0) + int(dst_dim != 0) if action == "all_to_all" else 0
+
+
 class BoxingTable:
     """All-pairs cheapest boxing of one tensor. ``cost_s[i, j]`` is from ``layouts[i]`` to ``layouts[j]``."""
 
@@ -80,7 +93,8 @@ class BoxingTable:
         direct: NDArray[np.float64] = np.full((size, size), np.inf)
         costs: dict[tuple[object, ...], float] = {}
         for source, target, step in steps_among(self.layouts, self.mesh):
-            key = (step.forward, step.backward, step.axes, message_bytes(step, num_bytes, self.mesh))
+            message = message_bytes(step, num_bytes, self.mesh)
+            key = (step.forward, step.backward, step.axes, step.src_dim == 0, step.dst_dim == 0, message)
             if key not in costs:
                 costs[key] = model.step_cost(step, num_bytes, differentiable).total_s
             direct[source, target] = costs[key]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from autosbp.cluster import Device
 from autosbp.costmodel.calibration import Calibration, OpTime
+from autosbp.costmodel.op_work import op_work
 from autosbp.graph.ir import Arg, DType, Node, Ref
 from autosbp.jsonio import canonical
 
@@ -49,27 +50,64 @@ def op_key(
 
 
 class ComputeModel:
-    """Seconds of ops on one device."""
+    """Seconds of ops on one device.
+
+    With a calibration that timed ops, an op whose local shape was timed takes that time; any other takes its roofline
+    time multiplied by what the timed shapes of the same op (else of all ops of its kind) took relative to theirs.
+    """
 
     def __init__(self, device: Device, calibration: Calibration | None = None) -> None:
         self.device = device
         self.measured: Mapping[str, OpTime] = {} if calibration is None else calibration.ops
+        self._forward: dict[str, float] = {}
+        self._backward: dict[str, float] = {}
+        self._learn()
+
+    def _learn(self) -> None:
+        """Medians of measured over roofline time, per op and per kind of op (with or without products)."""
+        ratios: dict[str, list[tuple[float, float]]] = {}
+        for key, time in self.measured.items():
+            work = op_work(key)
+            if work is None:
+                continue
+            forward, backward = self._roofline(work.op, work.dtype, np.array([work.flops]), np.array([work.num_bytes]))
+            pair = (time.forward_s / float(forward[0]), time.backward_s / float(backward[0]))
+            for name in (work.op, "products" if work.flops else "others"):
+                ratios.setdefault(name, []).append(pair)
+        for name, pairs in ratios.items():
+            self._forward[name] = float(np.median([forward for forward, _ in pairs]))
+            # Ops whose inputs need no gradient have no backward to time.
+            self._backward[name] = float(np.median([backward for _, backward in pairs if backward > 0] or [0.0]))
+
+    @property
+    def copy_bytes_per_s(self) -> float:
+        """Bytes that a plain local copy moves per second, with all ranks busy."""
+        return self.device.memory_bandwidth_bytes_per_s / self._forward.get("aten.add.Tensor", self._forward.get("others", 1.0))
 
     def flops_per_s(self, dtype: str) -> float:
-        """What a large matrix product reaches."""
+        """What a large matrix product reaches, before any correction."""
         peaks = self.device.peak_flops
         peak = peaks.get(dtype) or peaks.get({"bfloat16": "float16", "float16": "bfloat16"}.get(dtype, "float32"))
         return (peak or min(peaks.values())) * self.device.efficiency
 
+    def _roofline(
+        self, op: str, dtype: str, flops: NDArray[np.float64], num_bytes: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        device = self.device
+        forward = np.maximum(flops / self.flops_per_s(dtype), num_bytes / device.memory_bandwidth_bytes_per_s)
+        factor = BACKWARD_FLOPS.get(op, 2.0)
+        return forward + device.op_overhead_s, factor * forward + device.op_overhead_s
+
     def roofline_s(
         self, node: Node, dtype: str, flops: NDArray[np.float64], num_bytes: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Forward and backward seconds for arrays of local FLOPs and bytes touched."""
-        device = self.device
-        forward = np.maximum(flops / self.flops_per_s(dtype), num_bytes / device.memory_bandwidth_bytes_per_s)
-        factor = BACKWARD_FLOPS.get(node.op, 2.0)
-        return forward + device.op_overhead_s, factor * forward + device.op_overhead_s
+        """Forward and backward seconds for arrays of local FLOPs and bytes touched, corrected by what was measured."""
+        forward, backward = self._roofline(node.op, dtype, flops, num_bytes)
+        kind = "products" if np.any(flops > 0) else "others"
+        slower = self._forward.get(node.op, self._forward.get(kind, 1.0))
+        slower_back = self._backward.get(node.op, self._backward.get(kind, 1.0))
+        return forward * slower, backward * slower_back
 
     def optimizer_s(self, parameter_bytes: NDArray[np.float64], tensors_touched: float = 7.0) -> NDArray[np.float64]:
         """One fused optimizer step: reads the parameter, gradient and two states, writes the parameter and two states."""
-        return self.device.op_overhead_s + tensors_touched * parameter_bytes / self.device.memory_bandwidth_bytes_per_s
+        return self.device.op_overhead_s + tensors_touched * parameter_bytes / self.copy_bytes_per_s

@@ -162,7 +162,7 @@ class _Planner:
 
     def _boxing_model(self, view: Mesh) -> BoxingModel:
         if view not in self._boxing:
-            self._boxing[view] = BoxingModel(self.network, view)
+            self._boxing[view] = BoxingModel(self.network, view, self.compute.copy_bytes_per_s)
         return self._boxing[view]
 
     def _solve(
