@@ -80,11 +80,11 @@ def capture(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = export(
-                module, (), inputs, dynamic_shapes={key: {0: batch} for key in inputs}, strict=False
-            )
+            program = export(module, (), inputs, dynamic_shapes={key: {0: batch} for key in inputs}, strict=False)
     except Exception as error:
-        raise UnsupportedError(f"torch.export cannot capture {name}: {type(error).__name__}: {str(error)[:2000]}") from error
+        raise UnsupportedError(
+            f"torch.export cannot capture {name}: {type(error).__name__}: {str(error)[:2000]}"
+        ) from error
     graph = _Importer(module, program, dict(input_high or {})).run(name, dict(provenance or {}))
     return canonicalise(graph)
 
@@ -116,7 +116,9 @@ class _Importer:
         parameters: dict[str, Parameter] = {}
         inputs: list[Input] = []
         constants: list[Constant] = []
-        shared = {id(param): name for name, param in reversed(list(self.module.named_parameters(remove_duplicate=False)))}
+        shared = {
+            id(param): name for name, param in reversed(list(self.module.named_parameters(remove_duplicate=False)))
+        }
         named = dict(self.module.named_parameters(remove_duplicate=False))
         placeholders = {node.name: node for node in self.program.graph.nodes if node.op == "placeholder"}
         for spec in self.program.graph_signature.input_specs:

@@ -208,7 +208,8 @@ class LogicalGraph:
             tuple(replace(leaf, meta=fix_meta(leaf.meta)) for leaf in self.inputs),
             self.constants,
             tuple(
-                replace(node.map_args(fix), outputs=tuple(fix_meta(meta) for meta in node.outputs)) for node in self.nodes
+                replace(node.map_args(fix), outputs=tuple(fix_meta(meta) for meta in node.outputs))
+                for node in self.nodes
             ),
             self.loss,
             self.provenance,

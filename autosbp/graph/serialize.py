@@ -214,7 +214,9 @@ class _Reader:
             if "ref" in arg and set(arg) <= {"ref", "out"}:
                 name, index = arg["ref"], arg.get("out", 0)
                 if name not in self.metas:
-                    raise GraphError(path, name, "an earlier node, parameter, input or constant is expected (no cycles)")
+                    raise GraphError(
+                        path, name, "an earlier node, parameter, input or constant is expected (no cycles)"
+                    )
                 if not isinstance(index, int) or not 0 <= index < len(self.metas[name]):
                     raise GraphError(path, arg, f"{name} has {len(self.metas[name])} outputs")
                 return Ref(name, index)

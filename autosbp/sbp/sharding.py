@@ -186,7 +186,13 @@ class FactorTable:
 
     def factors(self, whole: set[str]) -> tuple[Factor, ...]:
         return tuple(
-            Factor(name, size, tuple(self.ins[name]), tuple(self.outs[name]), name in whole or name.rstrip("0123456789") in whole)
+            Factor(
+                name,
+                size,
+                tuple(self.ins[name]),
+                tuple(self.outs[name]),
+                name in whole or name.rstrip("0123456789") in whole,
+            )
             for name, size in self.sizes.items()
             if size > 1 or name in whole
         )

@@ -9,7 +9,8 @@ from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.graph.passes._edit import rebuild
 
 _ALIASES = frozenset(
-    f"aten.{name}" for name in ("contiguous.default", "clone.default", "alias.default", "detach_.default", "lift_fresh_copy.default")
+    f"aten.{name}"
+    for name in ("contiguous.default", "clone.default", "alias.default", "detach_.default", "lift_fresh_copy.default")
 )
 _RANDOM = frozenset(("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default"))
 
@@ -84,5 +85,3 @@ def rename(graph: LogicalGraph) -> LogicalGraph:
 
 def _renamed(node: Node, names: Mapping[str, str]) -> Node:
     return node.map_args(lambda arg: Ref(names.get(arg.name, arg.name), arg.index) if isinstance(arg, Ref) else arg)
-
-

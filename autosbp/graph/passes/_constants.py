@@ -35,7 +35,12 @@ def fold_constants(graph: LogicalGraph) -> LogicalGraph:
         one, two = small[node.name], large[node.name]
         if one.shape == two.shape and torch.equal(one, two):
             constant = _store(node.name, one)
-        elif one.dim() and one.shape[1:] == two.shape[1:] and bool((two == one[:1]).all()) and bool((one == one[:1]).all()):
+        elif (
+            one.dim()
+            and one.shape[1:] == two.shape[1:]
+            and bool((two == one[:1]).all())
+            and bool((one == one[:1]).all())
+        ):
             constant = _store(f"{node.name}.row", one[:1].contiguous())
             sizes = tuple(dim if isinstance(dim, int) else Sym(dim) for dim in node.outputs[0].shape)
             expands[node.name] = Node(
@@ -48,7 +53,9 @@ def fold_constants(graph: LogicalGraph) -> LogicalGraph:
     nodes = tuple(
         expands.get(node.name, node) for node in graph.nodes if node.name not in folded or node.name in expands
     )
-    nodes = tuple(node for node in nodes if node.name not in expands or node.name in folded or node is not expands[node.name])
+    nodes = tuple(
+        node for node in nodes if node.name not in expands or node.name in folded or node is not expands[node.name]
+    )
     return replace(graph, nodes=nodes, constants=(*graph.constants, *folded.values()))
 
 

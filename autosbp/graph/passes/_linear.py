@@ -45,7 +45,9 @@ def _without_dead(graph: LogicalGraph) -> LogicalGraph:
 
 def _transpose(weight: Parameter) -> Parameter:
     rows, cols = weight.meta.sizes
-    return Parameter(f"{weight.name}.t", TensorMeta((cols, rows), weight.meta.dtype), weight.source, (*weight.transforms, ("t",)))
+    return Parameter(
+        f"{weight.name}.t", TensorMeta((cols, rows), weight.meta.dtype), weight.source, (*weight.transforms, ("t",))
+    )
 
 
 def _conv1d(
@@ -111,12 +113,19 @@ def _splits(
     readers: dict[Ref, list[Node]],
     weights: dict[str, Parameter],
 ) -> bool:
-    if len(slices) < 2 or any(ref.name not in weights or len(readers[ref]) != 1 for ref in node.refs() if ref != node.args[0]):
+    if len(slices) < 2 or any(
+        ref.name not in weights or len(readers[ref]) != 1 for ref in node.refs() if ref != node.args[0]
+    ):
         return False
     last = len(node.outputs[0].shape) - 1
     covered = 0
     for part in slices:
-        if part.op != "aten.slice.Tensor" or part.args[1] % (last + 1) != last or part.args[4] != 1 or part.args[2] != covered:
+        if (
+            part.op != "aten.slice.Tensor"
+            or part.args[1] % (last + 1) != last
+            or part.args[4] != 1
+            or part.args[2] != covered
+        ):
             return False
         covered += part.outputs[0].shape[last]  # type: ignore[operator]
     return covered == node.outputs[0].shape[last]

@@ -58,7 +58,9 @@ def explicit_cross_entropy(graph: LogicalGraph) -> LogicalGraph:
         logits, labels, *rest = node.args
         weight, reduction, ignore, smoothing = (*rest, *(None, 1, -100, 0.0)[len(rest) :])
         if weight is not None or smoothing != 0.0 or reduction == 0 or graph.meta(labels).is_float:
-            raise UnsupportedError(f"{node.name}: cross-entropy with class weights, smoothing, soft labels or no reduction")
+            raise UnsupportedError(
+                f"{node.name}: cross-entropy with class weights, smoothing, soft labels or no reduction"
+            )
         logits, labels = _unflattened(graph, made_by, logits, labels)
         if len(graph.meta(logits).shape) != len(graph.meta(labels).shape) + 1:
             raise UnsupportedError(f"{node.name}: cross-entropy is expected with the classes in the last dim")
@@ -91,7 +93,9 @@ def _cross_entropy(graph: LogicalGraph, node: Node, logits: Ref, labels: Ref, ig
         simple(f"{name}.index", "aten.reshape.default", (Ref(f"{name}.safe"), sizes), one, ids.dtype),
         simple(f"{name}.picked", "aten.gather.default", (Ref(f"{name}.logp"), last, Ref(f"{name}.index")), one, dtype),
         simple(f"{name}.flat", "aten.reshape.default", (Ref(f"{name}.picked"), flat), lead, dtype),
-        simple(f"{name}.kept", "aten.masked_fill.Scalar", (Ref(f"{name}.flat"), Ref(f"{name}.ignored"), 0), lead, dtype),
+        simple(
+            f"{name}.kept", "aten.masked_fill.Scalar", (Ref(f"{name}.flat"), Ref(f"{name}.ignored"), 0), lead, dtype
+        ),
         simple(f"{name}.sum", "aten.sum.default", (Ref(f"{name}.kept"),), (), dtype),
     ]
     if not mean:

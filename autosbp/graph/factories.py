@@ -1,0 +1,86 @@
+"""``package.module:factory``: a user's own torch model, named as Python names things.
+
+The factory is called without arguments. It returns ``(module, example_inputs)``, or an object with these two as
+attributes and, where integer inputs are bounded, ``input_high``. Its parameters stay on the meta device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosbp.errors import AutosbpError, InputError
+from autosbp.graph.capture import capture, meta_parameters
+from autosbp.graph.ir import LogicalGraph
+
+_RETURNS = "the factory returns (module, example_inputs), or an object with these attributes"
+
+
+def capture_factory(model: str) -> LogicalGraph:
+    """Import the module, call the factory and capture what it returns; see the module's docstring."""
+    with _working_directory_importable():
+        factory = _find(model)
+        try:
+            with meta_parameters():
+                returned = factory()
+        except AutosbpError:
+            raise
+        except Exception as error:
+            raise InputError("model", model, f"the factory raised {type(error).__name__}: {error}") from error
+    module, inputs, high = _unpack(model, returned)
+    return capture(module.train(), inputs, name=model.partition(":")[2], input_high=high, provenance={"source": model})
+
+
+@contextmanager
+def _working_directory_importable() -> Iterator[None]:
+    """``python -m`` finds modules in the working directory; a console script would not."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+def _find(model: str) -> Callable[[], Any]:
+    path, _, name = model.partition(":")
+    try:
+        factory = reduce(getattr, name.split("."), importlib.import_module(path))
+    except Exception as error:
+        raise InputError(
+            "model", model, f"an importable factory is expected ({type(error).__name__}: {error})"
+        ) from error
+    if not callable(factory):
+        raise InputError("model", model, f"{name} is a {type(factory).__name__}; a callable is expected")
+    return factory
+
+
+def _unpack(
+    model: str, returned: object
+) -> tuple[torch.nn.Module, Mapping[str, torch.Tensor], Mapping[str, int] | None]:
+    if isinstance(returned, tuple) and len(returned) == 2:
+        module, inputs, high = *returned, None
+    else:
+        module, inputs = getattr(returned, "module", None), getattr(returned, "example_inputs", None)
+        high = getattr(returned, "input_high", None)
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(model, type(returned).__name__, f"{_RETURNS}; module must be a torch.nn.Module")
+    if not isinstance(inputs, Mapping) or not inputs:
+        raise InputError(f"{model}.example_inputs", inputs, f"{_RETURNS}; example_inputs must be a mapping of tensors")
+    for name, tensor in inputs.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+            found = type(tensor).__name__
+            raise InputError(f"{model}.example_inputs", f"{name}: {found}", "a tensor with a batch dim is expected")
+    sizes = {name: tensor.shape[0] for name, tensor in inputs.items()}
+    if len(set(sizes.values())) > 1 or min(sizes.values()) < 2:
+        raise InputError(
+            f"{model}.example_inputs", sizes, "the same batch size, at least 2, is expected in dim 0 of each"
+        )
+    return module, inputs, high
