@@ -56,8 +56,10 @@ def test_a_model_a_cluster_and_a_calibration_become_a_strategy(client: Client) -
     assert list(client.strategies(model_id="mod-none")) == []
 
 
-def test_a_model_of_the_zoo_is_waited_for(client: Client) -> None:
+def test_a_model_is_posted_as_a_name_of_the_zoo_or_as_a_configuration(client: Client) -> None:
     assert client.post_model(zoo=documents.ZOO).startswith("mod-")
+    with pytest.raises(InputError, match="model_type"):
+        client.post_model(hf_config={"model_type": "abacus"})
 
 
 def test_errors_come_back_as_the_library_raises_them(client: Client) -> None:

@@ -14,13 +14,9 @@ from service.jobs._base import CancelledError, Document, TaskContext
 
 
 def capture(inputs: Document, context: TaskContext) -> Document:
-    """Capture a model of the zoo or of a Hugging Face configuration as a graph document."""
-    if "zoo" in inputs:
-        context.progress(None, f"capturing zoo:{inputs['zoo']}")
-        graph = api.capture(f"zoo:{inputs['zoo']}")
-    else:
-        context.progress(None, "capturing a Hugging Face configuration")
-        graph = api.capture_hf_config(inputs["hf_config"], inputs["seq_len"])
+    """Capture the model of a Hugging Face configuration as a graph document."""
+    context.progress(None, "capturing a Hugging Face configuration")
+    graph = api.capture_hf_config(inputs["hf_config"], inputs["seq_len"])
     _stop_if_cancelled(context)
     return graph.to_dict()
 

@@ -19,7 +19,7 @@ routes = router("models")
 
 @routes.post(
     "",
-    summary="Store a model graph, or capture one from the zoo or from a Hugging Face configuration",
+    summary="Store a model: a graph, a model of the zoo, or a Hugging Face configuration",
     status_code=201,
     response_model=Model | Job,
     responses={**accepted(), 200: {"model": Model, "description": "It was already stored."}, **problems(413, 429)},
@@ -27,7 +27,7 @@ routes = router("models")
 def create(
     state: StateDep, response: Response, body: Annotated[JsonBody, Body(openapi_examples=EXAMPLES)]
 ) -> Model | Job:
-    """A graph document answers 201 (200 if it is known); the other two forms answer 202 with a job."""
+    """A graph document or a model of the zoo answers 201 (200 if it is known), a configuration 202 with a job."""
     outcome = models.create(state, body)
     if isinstance(outcome, JobRow):
         return queued(response, outcome)

@@ -12,6 +12,7 @@ from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow
 from service.schemas._base import Document
 from service.schemas.calibrations import CalibrationRequest
 from service.services import clusters
+from service.services._documents import read
 from service.services._store import insert_once, page, referred, require
 from service.settings import Settings
 from service.state import State
@@ -20,7 +21,7 @@ from service.state import State
 def create(state: State, body: Document) -> tuple[CalibrationRow, bool] | JobRow:
     """Store a calibration document with its cluster, or queue a measurement."""
     if "schema" in body:
-        calibration = Calibration.from_dict(body)
+        calibration = read("calibration", Calibration.from_dict, body)
         with state.database.write() as session:
             return store(session, calibration, None)
     request = CalibrationRequest.read(body)

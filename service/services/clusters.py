@@ -11,13 +11,17 @@ from autosbp.cluster import Cluster, load_cluster
 from service.models import ClusterRow
 from service.schemas._base import Document
 from service.schemas.clusters import PresetCluster
+from service.services._documents import read
 from service.services._store import insert_once, page, require
 from service.state import State
 
 
 def create(state: State, body: Document) -> tuple[ClusterRow, bool]:
     """Store a spec or a preset; the row, and whether it is new."""
-    cluster = load_cluster(PresetCluster.read(body).preset) if "preset" in body else Cluster.from_dict(body)
+    if "preset" in body:
+        cluster = read("preset", load_cluster, PresetCluster.read(body).preset)
+    else:
+        cluster = read("cluster", Cluster.from_dict, body)
     with state.database.write() as session:
         return store(session, cluster)
 

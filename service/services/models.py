@@ -1,4 +1,4 @@
-"""Models: content-addressed graphs. A document is stored at once; the zoo and HF configs are captured by a job."""
+"""Models: content-addressed graphs. Documents and the zoo are stored at once; a job captures HF configurations."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from service.models import JobRow, ModelRow, SearchRow, StrategyRow
 from service.problems import conflict
 from service.schemas._base import Document
 from service.schemas.models import HfModel, ZooModel
+from service.services._documents import read
 from service.services._store import insert_once, page, require
 from service.state import State
 
 
 def create(state: State, body: Document) -> tuple[ModelRow, bool] | JobRow:
-    """Store a graph document, or queue the capture of a model."""
-    if "zoo" in body:
-        return _capture(state, ZooModel.read(body).model_dump())
+    """Store a graph document or a model of the zoo, or queue the capture of a configuration."""
     if "hf_config" in body:
-        return _capture(state, HfModel.read(body).model_dump())
-    graph = api.load_graph(body)
+        payload = HfModel.read(body).model_dump()
+        with state.database.write() as session:
+            return state.runner.submit(session, "capture", payload)
+    if "zoo" in body:
+        source = f"zoo:{ZooModel.read(body).zoo}"
+        model = api.capture(source)
+    else:
+        source, model = "graph", read("graph", api.load_graph, body)
     with state.database.write() as session:
-        return store(session, graph, "graph")
-
-
-def _capture(state: State, payload: Document) -> JobRow:
-    with state.database.write() as session:
-        return state.runner.submit(session, "capture", payload)
+        return store(session, model, source)
 
 
 def store(session: Session, model: api.LogicalGraph, source: str) -> tuple[ModelRow, bool]:
@@ -52,8 +52,7 @@ def prepare_capture(_session: Session, job: JobRow) -> Document:
 
 def store_capture(session: Session, job: JobRow, found: Document) -> Document:
     """Store the captured graph."""
-    source = f"zoo:{job.payload['zoo']}" if "zoo" in job.payload else "hf_config"
-    row, _ = store(session, api.load_graph(found), source)
+    row, _ = store(session, api.load_graph(found), "hf_config")
     job.resource = f"/v1/models/{row.id}"
     return {"model_id": row.id}
 

@@ -27,7 +27,7 @@ def held(settings: Settings, tmp_path: Path) -> Iterator[TestClient]:
 
 
 def submit(client: TestClient) -> str:
-    job_id: str = client.post("/v1/models", json={"zoo": "gpt2"}).json()["id"]
+    job_id: str = client.post("/v1/models", json={"hf_config": {"model_type": "gpt2"}}).json()["id"]
     return job_id
 
 

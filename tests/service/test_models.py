@@ -45,8 +45,10 @@ def test_equal_posts_at_once_make_one_model(client: TestClient) -> None:
         {**documents.graph(), "nodes": []},
         {**documents.graph(), "nodes": 7},
         {**documents.graph(), "loss": {"ref": "nothing"}},
+        {**documents.graph(), "nodes": [{**documents.graph()["nodes"][0], "args": [{"a": [[]]}]}]},
         {**documents.graph(), "parameters": [{"name": "w"}]},
         {"zoo": "../secrets"},
+        {"zoo": "no-such-model"},
         {"zoo": 7},
         {"zoo": "gpt2", "seq_len": 9},
         {"hf_config": "gpt2"},
@@ -63,30 +65,22 @@ def test_a_bad_model_is_422_and_stores_nothing(shared: TestClient, body: dict[st
     assert before == (shared.get("/v1/models").json(), shared.get("/v1/jobs").json())
 
 
-def test_a_model_of_the_zoo_is_captured_by_a_job(shared: TestClient) -> None:
+def test_a_model_of_the_zoo_is_stored_at_once(shared: TestClient) -> None:
     answer = shared.post("/v1/models", json={"zoo": documents.ZOO})
-    assert answer.status_code == 202
-    assert answer.headers["location"] == f"/v1/jobs/{answer.json()['id']}"
-    job = documents.wait(shared, answer.json()["id"])
-    assert job["state"] == "succeeded", job
-    model = shared.get(job["resource"]).json()
-    assert (model["id"], model["source"]) == (job["result"]["model_id"], f"zoo:{documents.ZOO}")
-
-
-def test_an_unknown_model_type_fails_its_job_with_the_field(shared: TestClient) -> None:
-    answer = shared.post("/v1/models", json={"hf_config": {"model_type": "abacus"}})
-    assert answer.status_code == 202
-    job = documents.wait(shared, answer.json()["id"])
-    assert job["state"] == "failed"
-    assert job["problem"]["field"] == "config.model_type"
+    assert (answer.status_code, answer.json()["source"]) == (201, f"zoo:{documents.ZOO}")
+    assert shared.post("/v1/models", json={"zoo": documents.ZOO}).status_code == 200
 
 
 def test_a_hugging_face_configuration_is_captured_by_a_job(shared: TestClient) -> None:
+    wrong = shared.post("/v1/models", json={"hf_config": {"model_type": "abacus"}})
     config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_positions": 32}
     answer = shared.post("/v1/models", json={"hf_config": config, "seq_len": 16})
+    assert (answer.status_code, answer.headers["location"]) == (202, f"/v1/jobs/{answer.json()['id']}")
     job = documents.wait(shared, answer.json()["id"])
     assert job["state"] == "succeeded", job
     assert shared.get(job["resource"]).json()["source"] == "hf_config"
+    failed = documents.wait(shared, wrong.json()["id"])
+    assert (failed["state"], failed["problem"]["field"]) == ("failed", "config.model_type")
 
 
 def test_a_model_is_deleted_unless_a_search_refers_to_it(shared: TestClient, ids: dict[str, Any]) -> None:

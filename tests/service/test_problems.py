@@ -138,8 +138,8 @@ def test_a_full_queue_is_429_with_retry_after(settings: Settings) -> None:
     with running(settings.model_copy(update={"max_queued_jobs": 1})) as client:
         state: State = client.app.state.service  # type: ignore[attr-defined]
         state.runner.stop()
-        assert client.post("/v1/models", json={"zoo": "gpt2"}).status_code == 202
-        answer = client.post("/v1/models", json={"zoo": "gpt2"})
+        assert client.post("/v1/models", json={"hf_config": {"model_type": "gpt2"}}).status_code == 202
+        answer = client.post("/v1/models", json={"hf_config": {"model_type": "gpt2"}})
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "10")
         assert answer.json()["type"] == "urn:autosbp:problem:queue-full"
         assert len(client.get("/v1/jobs").json()["items"]) == 1
