@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, select
 
 from autosbp.errors import ServiceError
 from service.db import Database
@@ -39,7 +40,7 @@ class Bench:
     """A runner on a database of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._gates = folder, 0
         self.database = Database(f"sqlite:///{folder / 'test.db'}")
         self.database.upgrade()
         self.runner = self.make()
@@ -65,7 +66,8 @@ class Bench:
 
     def hold(self, kind: str = "hold") -> str:
         """Start a job that runs until the gate opens."""
-        job_id = self.submit(kind, gate=str(self.folder / "gate"))
+        self._gates += 1
+        job_id = self.submit(kind, gate=str(self._gate))
         deadline_s = time.monotonic() + 30
         while self.job(job_id).message != "holding":
             assert time.monotonic() < deadline_s
@@ -73,16 +75,49 @@ class Bench:
         return job_id
 
     def open(self) -> None:
-        (self.folder / "gate").touch()
+        """Let the held job finish."""
+        self._gate.touch()
+
+    def drain(self) -> None:
+        """Wait until no job is left."""
+        self.open()
+        with self.database.read() as session:
+            left = session.scalars(select(JobRow.id).where(JobRow.state.in_(("queued", "running")))).all()
+        for job_id in left:
+            self.wait(job_id, "succeeded", "failed", "cancelled")
+
+    @property
+    def _gate(self) -> Path:
+        return self.folder / f"gate-{self._gates}"
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
+@contextmanager
+def started(folder: Path) -> Iterator[Bench]:
+    bench = Bench(folder)
     bench.runner.start()
     yield bench
     bench.runner.stop()
     bench.database.close()
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with started(tmp_path_factory.mktemp("runner")) as bench:
+        yield bench
+
+
+@pytest.fixture
+def bench(warm: Bench) -> Iterator[Bench]:
+    """A runner without jobs, whose worker is warm."""
+    yield warm
+    warm.drain()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Bench]:
+    """A runner that the test may stop."""
+    with started(tmp_path) as bench:
+        yield bench
 
 
 def is_running(pid: int) -> bool:
@@ -93,14 +128,15 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_job_goes_from_queued_to_succeeded_with_progress_on_the_way(bench: Bench) -> None:
-    seen = []
+    seen: list[Any] = []
 
-    @event.listens_for(bench.database.engine, "before_cursor_execute")
     def note(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         if statement.startswith("UPDATE jobs"):
             seen.append(parameters)
 
+    event.listen(bench.database.engine, "before_cursor_execute", note)
     job = bench.wait(bench.submit("echo", a=[1, "é"]), "succeeded")
+    event.remove(bench.database.engine, "before_cursor_execute", note)
     assert job.result == {"a": [1, "é"]}
     assert (job.progress, job.attempts, job.problem) == (1.0, 1, None)
     assert job.started_at and job.finished_at and job.created_at <= job.started_at <= job.finished_at
@@ -215,21 +251,21 @@ def test_the_death_of_the_worker_fails_the_job_and_the_next_one_gets_a_new_worke
     bench.wait(bench.submit("echo"), "succeeded")
 
 
-def test_a_stop_queues_a_resumable_job_again_and_the_next_start_finishes_it(bench: Bench) -> None:
-    job_id = bench.hold()
-    bench.runner.stop()
-    stopped = bench.job(job_id)
+def test_a_stop_queues_a_resumable_job_again_and_the_next_start_finishes_it(fresh: Bench) -> None:
+    job_id = fresh.hold()
+    fresh.runner.stop()
+    stopped = fresh.job(job_id)
     assert (stopped.state, stopped.message) == ("queued", "queued again: interrupted by a shutdown")
-    bench.open()
-    bench.runner = bench.make()
-    bench.runner.start()
-    assert bench.wait(job_id, "succeeded").attempts == 2
+    fresh.open()
+    fresh.runner = fresh.make()
+    fresh.runner.start()
+    assert fresh.wait(job_id, "succeeded").attempts == 2
 
 
-def test_a_stop_fails_a_job_that_must_not_be_repeated(bench: Bench) -> None:
-    job_id = bench.hold("once")
-    bench.runner.stop()
-    job = bench.job(job_id)
+def test_a_stop_fails_a_job_that_must_not_be_repeated(fresh: Bench) -> None:
+    job_id = fresh.hold("once")
+    fresh.runner.stop()
+    job = fresh.job(job_id)
     assert job.problem is not None
     assert (job.state, job.problem["detail"]) == ("failed", "interrupted by a shutdown")
 
@@ -244,15 +280,15 @@ def test_a_stop_fails_a_job_that_must_not_be_repeated(bench: Bench) -> None:
     ],
 )
 def test_a_start_recovers_the_job_that_was_running(
-    bench: Bench, kind: str, attempts: int, cancel: bool, state: str, detail: str | None
+    fresh: Bench, kind: str, attempts: int, cancel: bool, state: str, detail: str | None
 ) -> None:
-    bench.runner.stop()
-    with bench.database.write() as session:
+    fresh.runner.stop()
+    with fresh.database.write() as session:
         row = JobRow(id="job-cut", kind=kind, payload={}, state="running", attempts=attempts, cancel_requested=cancel)
         session.add(row)
-    bench.runner = bench.make()
-    bench.runner.start()
-    job = bench.wait("job-cut", "succeeded", "failed", "cancelled")
+    fresh.runner = fresh.make()
+    fresh.runner.start()
+    job = fresh.wait("job-cut", "succeeded", "failed", "cancelled")
     assert (job.state, job.problem and job.problem["detail"]) == (state, detail)
 
 
@@ -268,10 +304,10 @@ def test_an_observer_gets_only_what_is_newer(bench: Bench) -> None:
     assert newer is not None and newer.revision == job.revision
 
 
-def test_the_worker_ends_when_its_runner_stops(bench: Bench) -> None:
-    bench.wait(bench.submit("echo"), "succeeded")
-    assert bench.runner._worker is not None
-    pid = bench.runner._worker.pid
+def test_the_worker_ends_when_its_runner_stops(fresh: Bench) -> None:
+    fresh.wait(fresh.submit("echo"), "succeeded")
+    assert fresh.runner._worker is not None
+    pid = fresh.runner._worker.pid
     assert is_running(pid) and pid != os.getpid()
-    bench.runner.stop()
+    fresh.runner.stop()
     assert not is_running(pid)
