@@ -6,6 +6,7 @@ captured in the memory of its code. Buffers keep their values, because they beco
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
 import warnings
@@ -36,7 +37,7 @@ def meta_parameters() -> Iterator[None]:
             param = torch.nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
         original(module, name, param)
 
-    torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+    torch.nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
@@ -74,13 +75,14 @@ def capture(
     Raises:
         UnsupportedError: for data-dependent shapes, mutation, control flow or ops that cannot be imported.
     """
-    inputs = {key: tensor.to("meta") for key, tensor in example_inputs.items()}
-    module = module.to("meta") if not _has_buffers(module) else module
+    inputs = {key: tensor.detach().to("meta") for key, tensor in example_inputs.items()}
     batch = Dim(BATCH, min=2)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = export(module, (), inputs, dynamic_shapes={key: {0: batch} for key in inputs}, strict=False)
+            program = export(
+                _on_meta(module), (), inputs, dynamic_shapes={key: {0: batch} for key in inputs}, strict=False
+            )
     except Exception as error:
         raise UnsupportedError(
             f"torch.export cannot capture {name}: {type(error).__name__}: {str(error)[:2000]}"
@@ -89,8 +91,16 @@ def capture(
     return canonicalise(graph)
 
 
-def _has_buffers(module: torch.nn.Module) -> bool:
-    return next(module.buffers(), None) is not None
+def _on_meta(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy with every parameter, buffer and tensor attribute on the meta device; no value is copied."""
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
+            if isinstance(tensor, torch.nn.Parameter):
+                memo[id(tensor)] = torch.nn.Parameter(tensor.detach().to("meta"), requires_grad=tensor.requires_grad)
+            elif isinstance(tensor, torch.Tensor):
+                memo[id(tensor)] = tensor.detach().to("meta")
+    return copy.deepcopy(module, memo)
 
 
 class _Importer:
@@ -145,8 +155,9 @@ class _Importer:
         return tuple(parameters.values()), tuple(inputs), tuple(constants)
 
     def _constant(self, target: str) -> torch.Tensor:
-        tensor = dict(self.module.named_buffers()).get(target)
-        if tensor is None:
+        try:
+            tensor: torch.Tensor = operator.attrgetter(target)(self.module)
+        except AttributeError:
             tensor = self.program.constants[target]
         if tensor.device.type == "meta":
             raise UnsupportedError(f"buffer {target} is on the meta device; its values are needed as constants")

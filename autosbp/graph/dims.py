@@ -1,4 +1,4 @@
-"""Symbolic dims: a dim is an int or a sum of products of ints and symbols, such as ``batch``, ``32*batch`` or ``batch+1``."""
+"""Symbolic dims: an int, or a sum of products of ints and symbols such as ``batch``, ``32*batch`` or ``batch+1``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from autosbp.errors import GraphError, InputError
 
 Dim = int | str
 MAX_DIM_SIZE = 2**40
+MAX_DIM_TEXT = 256
 _TERM = re.compile(r"[a-z][a-z0-9_]{0,31}|\d{1,13}")
 
 
@@ -16,6 +17,8 @@ def symbols_of(dim: Dim) -> set[str]:
     """The symbols in ``dim``; a malformed expression is a ``GraphError``."""
     if isinstance(dim, int):
         return set()
+    if len(dim) > MAX_DIM_TEXT:
+        raise GraphError("dim", dim, f"at most {MAX_DIM_TEXT} characters are accepted")
     found = set()
     for term in dim.replace(" ", "").split("+"):
         for factor in term.split("*"):

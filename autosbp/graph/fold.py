@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from autosbp.errors import GraphError
 
+MAX_WIDTHS = 64
 _NUMBER = re.compile(r"\d+")
 _SLOT = re.compile(r"\{i\*(\d{1,6})\+(\d{1,9})\}")
 Document = dict[str, Any]
@@ -23,17 +25,11 @@ Document = dict[str, Any]
 def fold_nodes(nodes: list[Document]) -> list[Document]:
     """``nodes`` with their longest run of repeated blocks folded; unchanged where there is none of 2 or more."""
     shapes = [json.dumps(_skeleton(node)) for node in nodes]
-    best: tuple[int, int, int] | None = None
     for start, width, count in _runs(shapes):
         template = _template(nodes, start, width, count)
-        saved = width * (count - 1)
-        if template is not None and (best is None or saved > best[1] * (best[2] - 1)):
-            best = (start, width, count)
-    if best is None:
-        return nodes
-    start, width, count = best
-    block = {"repeat": count, "nodes": _template(nodes, start, width, count)}
-    return [*nodes[:start], block, *nodes[start + width * count :]]
+        if template is not None:
+            return [*nodes[:start], {"repeat": count, "nodes": template}, *nodes[start + width * count :]]
+    return nodes
 
 
 def unfold_nodes(entries: Sequence[Any], max_nodes: int) -> list[Any]:
@@ -42,8 +38,8 @@ def unfold_nodes(entries: Sequence[Any], max_nodes: int) -> list[Any]:
     for at, entry in enumerate(entries):
         if isinstance(entry, dict) and "repeat" in entry:
             count, block = entry["repeat"], entry.get("nodes")
-            if set(entry) != {"repeat", "nodes"} or not isinstance(block, list) or type(count) is not int or count < 1:
-                raise GraphError(f"nodes[{at}]", entry.get("repeat"), "repeat >= 1 with a list of nodes is expected")
+            if not isinstance(block, list) or not block or len(entry) > 2 or type(count) is not int or count < 1:
+                raise GraphError(f"nodes[{at}]", count, "repeat >= 1 with a list of at least one node is expected")
             if len(nodes) + count * len(block) > max_nodes:
                 raise GraphError("nodes", len(nodes) + count * len(block), f"at most {max_nodes} nodes are accepted")
             for index in range(count):
@@ -63,11 +59,14 @@ def _skeleton(value: Any) -> Any:
 
 
 def _runs(shapes: list[str]) -> list[tuple[int, int, int]]:
-    """(start, width, count) of the longest run for each width that repeats; starts may slide within a run."""
-    runs = []
+    """(start, width, count) of runs of alike nodes, those that fold most first; starts may slide within a run.
+
+    Widths tried are the commonest distances between a node and the one before that is like it.
+    """
+    runs: list[tuple[int, int, int]] = []
     size = len(shapes)
-    anchors = {index - previous for previous, index in _neighbours(shapes)}
-    for width in sorted(anchors):
+    distances = Counter(index - previous for previous, index in _neighbours(shapes))
+    for width in sorted(width for width, _ in distances.most_common(MAX_WIDTHS)):
         index = 0
         while index + width < size:
             length = 0

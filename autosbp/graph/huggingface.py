@@ -16,7 +16,8 @@ def capture_hf_config(config: Mapping[str, Any], seq_len: int | None = None, nam
     """Capture the causal language model that ``config`` describes, its loss included.
 
     Args:
-        config: the content of a ``config.json``; ``model_type`` decides the class, ``torch_dtype`` / ``dtype`` the dtype.
+        config: the content of a ``config.json``; ``model_type`` decides the class, ``dtype`` (or ``torch_dtype``) the
+            dtype.
         seq_len: tokens per sequence; by default the config's maximum, at most 1024.
         name: the graph's name; by default the model type.
 
@@ -33,7 +34,7 @@ def capture_hf_config(config: Mapping[str, Any], seq_len: int | None = None, nam
         raise UnsupportedError("capturing a Hugging Face model needs the extra: pip install 'autosbp[hf]'") from error
     from autosbp.graph.capture import build_on_meta, capture
 
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     fields = {key: value for key, value in config.items() if key not in ("auto_map", "transformers_version")}
     model_type = fields.pop("model_type", None)
     if not isinstance(model_type, str):
@@ -63,7 +64,10 @@ def capture_hf_config(config: Mapping[str, Any], seq_len: int | None = None, nam
         raise InputError("config.dtype", dtype_name, "float32, float64, bfloat16 or float16 is expected")
     vocabulary = int(getattr(hf_config, "vocab_size", 0))
     try:
-        module = build_on_meta(lambda: AutoModelForCausalLM.from_config(hf_config, dtype=dtype), dtype)
+        module = build_on_meta(
+            lambda: AutoModelForCausalLM.from_config(hf_config, dtype=dtype),  # type: ignore[no-untyped-call]
+            dtype,
+        )
     except ValueError as error:
         raise InputError(
             "config.model_type", model_type, f"a causal language model is expected ({str(error)[:200]})"

@@ -1,8 +1,8 @@
 """The logical graph: the single-device training forward pass, as plain data (DESIGN section 4).
 
-Nodes are in topological order; every argument is a JSON-like value, a ``Ref`` to an earlier value, a ``Sym`` (an int that
-depends on symbolic dims) or a ``DType``. Values are named by their node; a node with several outputs is referred to with
-an index. Nothing here needs torch.
+Nodes are in topological order; every argument is a JSON-like value, a ``Ref`` to an earlier value, a ``Sym`` (an int
+that depends on symbolic dims) or a ``DType``. Values are named by their node; a node with several outputs is referred
+to with an index. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ class TensorMeta:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The shape of a bound graph, all ints."""
-        assert all(isinstance(dim, int) for dim in self.shape), self.shape
-        return self.shape  # type: ignore[return-value]
+        """The shape of a bound graph, all ints; a symbolic dim is a ``TypeError``."""
+        sizes = tuple(dim for dim in self.shape if isinstance(dim, int))
+        if len(sizes) != len(self.shape):
+            raise TypeError(f"the shape {self.shape} is symbolic; bind the graph first")
+        return sizes
 
     @property
     def num_bytes(self) -> int:
@@ -111,8 +113,8 @@ def map_arg(arg: Arg, change: Callable[[Arg], Arg]) -> Arg:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A trained tensor. ``source`` is the checkpoint's tensor that it is a part of; ``transforms`` lead from that tensor
-    to this one: ``("slice", dim, start, stop)`` and ``("t",)``, in order."""
+    """A trained tensor. ``source`` is the checkpoint's tensor that it is a part of; ``transforms`` lead from that
+    tensor to this one: ``("slice", dim, start, stop)`` and ``("t",)``, in order."""
 
     name: str
     meta: TensorMeta
@@ -131,7 +133,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A tensor known at capture; ``data`` is its bytes, row-major little-endian, compressed (see ``graph.serialize``)."""
+    """A tensor known at capture; ``data`` is its bytes, row-major little-endian, compressed (``graph.serialize``)."""
 
     name: str
     meta: TensorMeta
@@ -151,11 +153,18 @@ class LogicalGraph:
     loss: Ref
     provenance: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def leaves(self) -> Iterator[Parameter | Input | Constant]:
+        """Parameters, inputs and constants, in this order."""
+        yield from self.parameters
+        yield from self.inputs
+        yield from self.constants
+
     @cached_property
     def metas(self) -> Mapping[str, tuple[TensorMeta, ...]]:
         """The outputs of every named value."""
         table: dict[str, tuple[TensorMeta, ...]] = {}
-        for leaf in (*self.parameters, *self.inputs, *self.constants):
+        for leaf in self.leaves:
             table[leaf.name] = (leaf.meta,)
         for node in self.nodes:
             table[node.name] = node.outputs

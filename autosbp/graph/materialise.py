@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,8 @@ from autosbp.graph.serialize import decode_bytes
 
 
 def dtype_of(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
+    """The torch dtype of a name of ``ir.DTYPE_BYTES``."""
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
@@ -36,7 +37,7 @@ def constant_tensor(constant: Constant) -> torch.Tensor:
 
 
 def to_fx_arg(arg: Arg, values: Mapping[str, Any]) -> Any:
-    """An IR argument as an fx argument; ``values`` maps names to fx nodes (tuples for several outputs)."""
+    """A bound graph's argument as an fx argument; ``values`` maps names to fx nodes (tuples for several outputs)."""
     if isinstance(arg, Ref):
         value = values[arg.name]
         return value[arg.index] if isinstance(value, tuple) else value
@@ -44,7 +45,8 @@ def to_fx_arg(arg: Arg, values: Mapping[str, Any]) -> Any:
         return dtype_of(arg.name)
     if isinstance(arg, tuple):
         return [to_fx_arg(item, values) for item in arg]
-    assert not isinstance(arg, Sym), "bind the graph first"
+    if isinstance(arg, Sym):
+        raise TypeError(f"the argument {arg.expr} is symbolic; bind the graph first")
     return arg
 
 
@@ -53,10 +55,11 @@ def materialise(graph: LogicalGraph) -> torch.fx.GraphModule:
     fx_graph = torch.fx.Graph()
     root = torch.nn.Module()
     values: dict[str, Any] = {}
-    for leaf in (*graph.parameters, *graph.inputs):
-        values[leaf.name] = fx_graph.placeholder(leaf.name.replace(".", "_"))
-    for constant in graph.constants:
-        attribute = constant.name.replace(".", "_")
+    names = [leaf.name for leaf in graph.parameters] + [leaf.name for leaf in graph.inputs]
+    for name in names:
+        values[name] = fx_graph.placeholder(name.replace(".", "_"))
+    for index, constant in enumerate(graph.constants):
+        attribute = f"constant_{index}"
         root.register_buffer(attribute, constant_tensor(constant), persistent=False)
         values[constant.name] = fx_graph.get_attr(attribute)
     for node in graph.nodes:
@@ -64,10 +67,14 @@ def materialise(graph: LogicalGraph) -> torch.fx.GraphModule:
         kwargs = {key: to_fx_arg(arg, values) for key, arg in node.kwargs.items()}
         result = fx_graph.call_function(op_of(node.op), args, kwargs)
         outputs = len(node.outputs)
-        values[node.name] = result if outputs == 1 else tuple(result[index] for index in range(outputs))
+        values[node.name] = result if outputs == 1 else tuple(_item(fx_graph, result, at) for at in range(outputs))
     fx_graph.output(to_fx_arg(graph.loss, values))
     fx_graph.lint()
     return torch.fx.GraphModule(root, fx_graph)
+
+
+def _item(fx_graph: torch.fx.Graph, result: torch.fx.Node, index: int) -> torch.fx.Node:
+    return fx_graph.call_function(operator.getitem, (result, index))
 
 
 def initial_parameter(parameter: Parameter, sources: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 from autosbp.errors import GraphError, InputError
@@ -34,6 +34,8 @@ SCHEMA = "autosbp.graph/1"
 MAX_NODES = 200_000
 MAX_NDIM = 12
 MAX_CONSTANT_BYTES = 64 * 2**20
+MAX_CONSTANTS_BYTES = 256 * 2**20
+MAX_DEPTH = 8
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,255}")
 
 
@@ -94,6 +96,8 @@ def from_dict(data: object) -> LogicalGraph:
         return _Reader(data).read()
     except GraphError:
         raise
+    except RecursionError:
+        raise GraphError("document", "...", "less deeply nested lists and mappings are expected") from None
     except InputError as error:
         raise GraphError(error.field, error.value, error.limit) from None
 
@@ -108,6 +112,7 @@ class _Reader:
         self.fields.schema(SCHEMA)
         self.symbols: dict[str, int] = {}
         self.metas: dict[str, tuple[TensorMeta, ...]] = {}
+        self.constant_bytes = 0
 
     def read(self) -> LogicalGraph:
         fields = self.fields
@@ -120,7 +125,7 @@ class _Reader:
         constants = tuple(self._constant(entry, index) for index, entry in enumerate(fields.sequence("constants", [])))
         entries = unfold_nodes(fields.sequence("nodes"), MAX_NODES)
         nodes = tuple(self._node(entry, index) for index, entry in enumerate(entries))
-        loss = self._arg(fields.raw("loss"), "loss", {node.name for node in nodes})
+        loss = self._arg(fields.raw("loss"), "loss")
         if not isinstance(loss, Ref):
             raise GraphError("loss", fields.raw("loss"), 'a reference such as {"ref": "loss"} is expected')
         meta = self.metas[loss.name][loss.index]
@@ -136,12 +141,17 @@ class _Reader:
         if any(symbols_of(dim) for dim in meta.shape):
             raise GraphError(f"{path}.shape", list(meta.shape), "parameters have no symbolic dims")
         self.metas[name] = (meta,)
-        transforms = tuple(tuple(step) for step in fields.sequence("transforms", ()))
-        for step in transforms:
-            sliced = len(step) == 4 and step[0] == "slice" and all(type(item) is int and item >= 0 for item in step[1:])
-            if not sliced and step != ("t",):
-                raise GraphError(f"{path}.transforms", step, '["slice", dim, start, stop] or ["t"] is expected')
+        transforms = tuple(self._transform(step, f"{path}.transforms") for step in fields.sequence("transforms", ()))
         return Parameter(name, meta, fields.text("source", name), transforms)
+
+    def _transform(self, step: object, path: str) -> tuple[Any, ...]:
+        if isinstance(step, (list, tuple)) and tuple(step) == ("t",):
+            return ("t",)
+        if isinstance(step, (list, tuple)) and len(step) == 4 and step[0] == "slice":
+            dim, start, stop = step[1:]
+            if all(type(item) is int for item in (dim, start, stop)) and 0 <= dim < MAX_NDIM and 0 <= start < stop:
+                return ("slice", dim, start, stop)
+        raise GraphError(path, step, '["slice", dim, start, stop] with start < stop, or ["t"], is expected')
 
     def _input(self, entry: object, index: int) -> Input:
         fields = Fields(entry, f"inputs[{index}]", ("name", "shape", "dtype", "high"))
@@ -155,6 +165,9 @@ class _Reader:
         name, meta = self._name(fields), self._meta(fields)
         if any(symbols_of(dim) for dim in meta.shape) or meta.num_bytes > MAX_CONSTANT_BYTES:
             raise GraphError(f"{path}.shape", list(meta.shape), f"plain sizes, at most {MAX_CONSTANT_BYTES} bytes")
+        self.constant_bytes += meta.num_bytes
+        if self.constant_bytes > MAX_CONSTANTS_BYTES:
+            raise GraphError("constants", self.constant_bytes, f"at most {MAX_CONSTANTS_BYTES} bytes in all")
         data = fields.raw("data")
         if not isinstance(data, str) or len(decode_bytes(data, meta.num_bytes, path)) != meta.num_bytes:
             raise GraphError(f"{path}.data", "...", f"base64 of zlib of exactly {meta.num_bytes} bytes is expected")
@@ -165,10 +178,8 @@ class _Reader:
         path = f"nodes[{index}]"
         fields = Fields(entry, path, ("name", "op", "args", "kwargs", "outputs"))
         name, op = self._name(fields), fields.text("op")
-        args = tuple(self._arg(arg, f"{path}.args[{at}]", None) for at, arg in enumerate(fields.sequence("args")))
-        kwargs = {
-            str(key): self._arg(arg, f"{path}.kwargs.{key}", None) for key, arg in fields.mapping("kwargs", {}).items()
-        }
+        args = tuple(self._arg(arg, f"{path}.args[{at}]") for at, arg in enumerate(fields.sequence("args")))
+        kwargs = {str(key): self._arg(arg, f"{path}.kwargs.{key}") for key, arg in fields.mapping("kwargs", {}).items()}
         outputs = tuple(
             self._meta(Fields(meta, f"{path}.outputs[{at}]", ("shape", "dtype")))
             for at, meta in enumerate(fields.sequence("outputs"))
@@ -205,33 +216,40 @@ class _Reader:
             raise GraphError(fields.at("shape"), shape, f"at most {MAX_INT} elements are accepted")
         return TensorMeta(tuple(shape), fields.text("dtype", choices=tuple(DTYPE_BYTES)))
 
-    def _arg(self, arg: object, path: str, later: set[str] | None, depth: int = 0) -> Arg:
-        if depth > 8:
-            raise GraphError(path, "...", "at most 8 nested lists are accepted")
+    def _arg(self, arg: object, path: str, depth: int = 0) -> Arg:
+        if depth > MAX_DEPTH:
+            raise GraphError(path, "...", f"at most {MAX_DEPTH} nested lists are accepted")
         if isinstance(arg, (list, tuple)):
-            return tuple(self._arg(item, f"{path}[{at}]", later, depth + 1) for at, item in enumerate(arg))
+            return tuple(self._arg(item, f"{path}[{at}]", depth + 1) for at, item in enumerate(arg))
         if isinstance(arg, dict):
-            if "ref" in arg and set(arg) <= {"ref", "out"}:
-                name, index = arg["ref"], arg.get("out", 0)
-                if name not in self.metas:
-                    raise GraphError(
-                        path, name, "an earlier node, parameter, input or constant is expected (no cycles)"
-                    )
-                if not isinstance(index, int) or not 0 <= index < len(self.metas[name]):
-                    raise GraphError(path, arg, f"{name} has {len(self.metas[name])} outputs")
-                return Ref(name, index)
-            if set(arg) == {"sym"} and isinstance(arg["sym"], str):
-                if not symbols_of(arg["sym"]) <= set(self.symbols):
-                    raise GraphError(path, arg, f"symbols declared are {', '.join(self.symbols) or 'none'}")
-                return Sym(arg["sym"])
-            if set(arg) == {"dtype"} and arg["dtype"] in DTYPE_BYTES:
-                return DType(arg["dtype"])
-            raise GraphError(path, arg, '{"ref": name}, {"sym": expression} or {"dtype": name} is expected')
-        if arg is None or isinstance(arg, (bool, float, str)):
+            return self._special(arg, path)
+        if arg is None or isinstance(arg, (bool, str)) or (isinstance(arg, float) and isfinite(arg)):
             return arg
         if isinstance(arg, int) and -(2**63) <= arg < 2**63:
             return arg
-        raise GraphError(path, arg, "null, a boolean, a number, a string, a list or a reference is expected")
+        raise GraphError(path, arg, "null, a boolean, a finite number, a string, a list or a reference is expected")
+
+    def _special(self, arg: dict[Any, Any], path: str) -> Ref | Sym | DType:
+        """A reference, a symbolic integer or a dtype."""
+        keys = set(arg)
+        if "ref" in keys and keys <= {"ref", "out"}:
+            return self._ref(arg["ref"], arg.get("out", 0), path)
+        if keys == {"sym"} and isinstance(arg["sym"], str):
+            if not symbols_of(arg["sym"]) <= set(self.symbols):
+                raise GraphError(path, arg["sym"], f"symbols declared are {', '.join(self.symbols) or 'none'}")
+            return Sym(arg["sym"])
+        if keys == {"dtype"}:
+            if not isinstance(arg["dtype"], str) or arg["dtype"] not in DTYPE_BYTES:
+                raise GraphError(path, arg["dtype"], f"one of {', '.join(DTYPE_BYTES)} is expected")
+            return DType(arg["dtype"])
+        raise GraphError(path, arg, '{"ref": name}, {"sym": expression} or {"dtype": name} is expected')
+
+    def _ref(self, name: object, index: object, path: str) -> Ref:
+        if not isinstance(name, str) or name not in self.metas:
+            raise GraphError(path, name, "an earlier node, parameter, input or constant is expected (no cycles)")
+        if type(index) is not int or not 0 <= index < len(self.metas[name]):
+            raise GraphError(path, index, f"an output of {name}, which has {len(self.metas[name])}, is expected")
+        return Ref(name, index)
 
 
 def encode_bytes(data: bytes) -> str:

@@ -6,16 +6,17 @@ from collections.abc import Callable
 
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.passes._cleanup import drop_dead, drop_no_ops, rename
-from autosbp.graph.passes._constants import fold_constants
+from autosbp.graph.passes._constants import fold_constants, share_constants
 from autosbp.graph.passes._fuse import fuse_gelu
 from autosbp.graph.passes._linear import unfuse_split_linears, view_addmm_to_linear
-from autosbp.graph.passes._losses import explicit_means, explicit_cross_entropy
+from autosbp.graph.passes._losses import explicit_cross_entropy, explicit_means
 from autosbp.graph.passes._views import canonical_views
 
 PASSES: tuple[Callable[[LogicalGraph], LogicalGraph], ...] = (
     drop_dead,
     canonical_views,
     drop_no_ops,
+    share_constants,
     fold_constants,
     drop_dead,
     view_addmm_to_linear,

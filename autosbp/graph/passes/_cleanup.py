@@ -12,6 +12,9 @@ _ALIASES = frozenset(
     f"aten.{name}"
     for name in ("contiguous.default", "clone.default", "alias.default", "detach_.default", "lift_fresh_copy.default")
 )
+_SAME_SHAPE = frozenset(
+    f"aten.{name}" for name in ("to.dtype", "reshape.default", "expand.default", "adaptive_avg_pool2d.default")
+)
 _RANDOM = frozenset(("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default"))
 
 
@@ -32,7 +35,7 @@ def drop_dead(graph: LogicalGraph) -> LogicalGraph:
 
 
 def drop_no_ops(graph: LogicalGraph) -> LogicalGraph:
-    """Remove ops that return their input: copies, full slices, casts to the same dtype, dropout of 0, equal reshapes."""
+    """Remove ops that return their input: copies, full slices, casts to the same dtype, dropout of 0, equal shapes."""
     table: dict[Ref, Ref] = {}
     kept = []
     for node in graph.nodes:
@@ -56,7 +59,7 @@ def _is_no_op(graph: LogicalGraph, node: Node, source: Ref) -> bool:
         start = node.args[2] if len(node.args) > 2 else None
         step = node.args[4] if len(node.args) > 4 else 1
         return same and start in (None, 0) and step == 1
-    if node.op in ("aten.to.dtype", "aten.reshape.default", "aten.expand.default"):
+    if node.op in _SAME_SHAPE:
         return same
     if node.op == "aten.permute.default":
         return tuple(node.args[1]) == tuple(range(len(node.args[1])))
@@ -69,7 +72,7 @@ def rename(graph: LogicalGraph) -> LogicalGraph:
     """Name nodes by op and order (``linear_0``), so that equal graphs have equal documents."""
     counts: dict[str, int] = {}
     table: dict[str, str] = {}
-    taken = {leaf.name for leaf in (*graph.parameters, *graph.inputs, *graph.constants)}
+    taken = {leaf.name for leaf in graph.leaves}
     nodes = []
     for node in graph.nodes:
         short = node.op.split(".")[1].strip("_")

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from autosbp.graph.ir import Constant, LogicalGraph, Node, Ref, Sym
-from autosbp.graph.passes._edit import consumers
+from autosbp.graph.passes._edit import consumers, rebuild, substitute
 
+_ATTENTION = "aten.scaled_dot_product_attention.default"
 MAX_FOLDED_TEXT = 16_384
 MAX_EVALUATED_ELEMENTS = 2**27
 
@@ -27,36 +28,47 @@ def fold_constants(graph: LogicalGraph) -> LogicalGraph:
     large = _evaluate(graph, 3, frontier)
     graph = _causal_masks(graph, {name: value for name, value in small.items() if name in large})
     frontier = _frontier(graph)
-    folded: dict[str, Constant] = {}
-    expands: dict[str, Node] = {}
+    constants: list[Constant] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
-        if node.name not in frontier or node.name not in small or node.name not in large:
+        constant = None
+        if node.name in frontier and node.name in small and node.name in large:
+            constant = _folded(node, small[node.name], large[node.name])
+        if constant is None:
+            nodes.append(node)
             continue
-        one, two = small[node.name], large[node.name]
-        if one.shape == two.shape and torch.equal(one, two):
-            constant = _store(node.name, one)
-        elif (
-            one.dim()
-            and one.shape[1:] == two.shape[1:]
-            and bool((two == one[:1]).all())
-            and bool((one == one[:1]).all())
-        ):
-            constant = _store(f"{node.name}.row", one[:1].contiguous())
+        constants.append(constant)
+        if constant.name != node.name:
             sizes = tuple(dim if isinstance(dim, int) else Sym(dim) for dim in node.outputs[0].shape)
-            expands[node.name] = Node(
-                node.name, "aten.expand.default", (Ref(f"{node.name}.row"), sizes), {}, node.outputs
-            )
-        else:
-            continue
-        if constant is not None:
-            folded[node.name] = constant
-    nodes = tuple(
-        expands.get(node.name, node) for node in graph.nodes if node.name not in folded or node.name in expands
-    )
-    nodes = tuple(
-        node for node in nodes if node.name not in expands or node.name in folded or node is not expands[node.name]
-    )
-    return replace(graph, nodes=nodes, constants=(*graph.constants, *folded.values()))
+            nodes.append(Node(node.name, "aten.expand.default", (Ref(constant.name), sizes), {}, node.outputs))
+    return replace(graph, nodes=tuple(nodes), constants=(*graph.constants, *constants))
+
+
+def _folded(node: Node, one: torch.Tensor, two: torch.Tensor) -> Constant | None:
+    """The value at batch sizes 2 and 3 as a constant: whole, or one row (called ``NAME.row``) of a value that is the
+    same along the batch; None where it depends on the batch otherwise, or does not compress."""
+    if one.shape == two.shape:
+        return _store(node.name, one) if torch.equal(one, two) else None
+    if one.shape[1:] == two.shape[1:] and bool((two == one[:1]).all()) and bool((one == one[:1]).all()):
+        return _store(f"{node.name}.row", one[:1].contiguous())
+    return None
+
+
+def share_constants(graph: LogicalGraph) -> LogicalGraph:
+    """Constant nodes with the same op and arguments become one, such as each layer's view of the rotary angles."""
+    first: dict[object, Ref] = {}
+    table: dict[Ref, Ref] = {}
+    nodes = []
+    for node in graph.nodes:
+        if node.name in graph.constant_names and "dropout" not in node.op and len(node.outputs) == 1:
+            changed = node.map_args(lambda arg: substitute(arg, table))
+            key = (node.op, repr(changed.args), repr(changed.kwargs))
+            if key in first:
+                table[Ref(node.name)] = first[key]
+                continue
+            first[key] = Ref(node.name)
+        nodes.append(node)
+    return rebuild(graph, nodes, table)
 
 
 def _frontier(graph: LogicalGraph) -> set[str]:
@@ -75,7 +87,7 @@ def _evaluate(graph: LogicalGraph, batch: int, frontier: set[str]) -> dict[str, 
     """Values of the frontier at this batch size, leaving out what is too large to compute here."""
     from autosbp.graph.materialise import constant_tensor, op_of, to_fx_arg
 
-    bound = graph.bind(**{symbol: batch for symbol in graph.symbols})
+    bound = graph.bind(**dict.fromkeys(graph.symbols, batch))
     values: dict[str, Any] = {constant.name: constant_tensor(constant) for constant in graph.constants}
     for node in bound.nodes:
         if node.name not in graph.constant_names or any(ref.name not in values for ref in node.refs()):
@@ -102,11 +114,17 @@ def _causal_masks(graph: LogicalGraph, values: dict[str, torch.Tensor]) -> Logic
     changed: dict[str, Node] = {}
     for name in causal:
         for node in readers.get(Ref(name), ()):
-            if node.op == "aten.scaled_dot_product_attention.default" and node.args[3] == Ref(name):
+            if node.op == _ATTENTION and len(node.args) > 3 and node.args[3] == Ref(name) and _square(graph, node):
                 args = [*node.args, *(None, None, None, None, 0.0, False)[len(node.args) :]]
                 args[3], args[5] = None, True
                 changed[node.name] = replace(node, args=tuple(args))
     return replace(graph, nodes=tuple(changed.get(node.name, node) for node in graph.nodes))
+
+
+def _square(graph: LogicalGraph, node: Node) -> bool:
+    """As many queries as keys, as in the mask: neither is broadcast."""
+    query, key, mask = (graph.meta(ref).shape[-2:] for ref in (node.args[0], node.args[1], node.args[3]))
+    return query[0] == key[0] == mask[0] == mask[1]
 
 
 def _is_causal(mask: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from autosbp.graph.ir import Arg, LogicalGraph, Node, Ref, TensorMeta
 
@@ -18,9 +19,7 @@ def substitute(arg: Arg, table: Mapping[Ref, Ref]) -> Arg:
 def rebuild(graph: LogicalGraph, nodes: Sequence[Node], table: Mapping[Ref, Ref]) -> LogicalGraph:
     """The graph with these nodes, every use of a key of ``table`` replaced by its value."""
     changed = tuple(node.map_args(lambda arg: substitute(arg, table)) for node in nodes)
-    loss = substitute(graph.loss, table)
-    assert isinstance(loss, Ref)
-    return replace(graph, nodes=changed, loss=loss)
+    return replace(graph, nodes=changed, loss=cast(Ref, substitute(graph.loss, table)))
 
 
 def producers(graph: LogicalGraph) -> dict[str, Node]:

@@ -9,7 +9,7 @@ _SCALE = 0.7978845608028654  # sqrt(2 / pi)
 
 
 def fuse_gelu(graph: LogicalGraph) -> LogicalGraph:
-    """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`` written out op by op becomes ``gelu(x, approximate="tanh")``."""
+    """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`` op by op becomes ``gelu(x, approximate="tanh")``."""
     made_by = producers(graph)
     table: dict[Ref, Ref] = {}
     nodes: list[Node] = []

@@ -57,7 +57,7 @@ def _conv1d(
     readers: dict[Ref, list[Node]],
     weights: dict[str, Parameter],
 ) -> tuple[Ref, Parameter, Ref | None, Node] | None:
-    """(input, weight, bias, final reshape) when ``node`` is the addmm or mm of the pattern and nothing else reads it."""
+    """(input, weight, bias, final reshape) when ``node`` is the pattern's addmm or mm and nothing else reads it."""
     if node.op == "aten.addmm.default" and not node.kwargs:
         bias, flat, weight = node.args[:3]
     elif node.op == "aten.mm.default":
@@ -78,7 +78,7 @@ def _conv1d(
 
 
 def unfuse_split_linears(graph: LogicalGraph) -> LogicalGraph:
-    """``slice(linear(x, w, b))`` along the last dim, all parts used, becomes one linear per part (fused QKV, gate/up)."""
+    """``slice(linear(x, w, b))`` along the last dim becomes a linear per part when all are used (fused QKV)."""
     readers = consumers(graph)
     weights = {leaf.name: leaf for leaf in graph.parameters}
     parameters = dict(weights)
@@ -86,7 +86,7 @@ def unfuse_split_linears(graph: LogicalGraph) -> LogicalGraph:
     nodes: list[Node] = []
     for node in graph.nodes:
         slices = readers.get(Ref(node.name), [])
-        if node.op != "aten.linear.default" or not _splits(graph, node, slices, readers, weights):
+        if node.op != "aten.linear.default" or not _splits(node, slices, readers, weights):
             nodes.append(node)
             continue
         leaves = [ref for ref in node.args[1:] if isinstance(ref, Ref)]
@@ -107,7 +107,6 @@ def unfuse_split_linears(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _splits(
-    graph: LogicalGraph,
     node: Node,
     slices: list[Node],
     readers: dict[Ref, list[Node]],

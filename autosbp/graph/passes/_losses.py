@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import prod
 
 from autosbp.errors import UnsupportedError
-from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Ref, TensorMeta
+from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Ref, Sym, TensorMeta
 from autosbp.graph.passes._edit import producers, rebuild, simple
 
 
@@ -25,28 +25,25 @@ def explicit_means(graph: LogicalGraph) -> LogicalGraph:
         dims = node.args[1] if node.op == "aten.mean.dim" and node.args[1] else tuple(range(len(shape)))
         keep = bool(node.args[2]) if len(node.args) > 2 else False
         sizes = [shape[dim] for dim in dims]
-        if not all(isinstance(size, int) for size in sizes):
-            nodes.extend(_mean_over_batch(node, source, dims, keep, sizes))
-            continue
-        total = Node(f"{node.name}.sum", "aten.sum.dim_IntList", (source, dims, keep), {}, node.outputs)
-        count = float(prod(size for size in sizes if isinstance(size, int)))
-        nodes += [total, replace(node, op="aten.div.Tensor", args=(Ref(total.name), count), kwargs={})]
+        total = Node(f"{node.name}.sum", "aten.sum.dim_IntList", (source, dims, keep), node.kwargs, node.outputs)
+        nodes += [total, replace(node, op="aten.div.Tensor", args=(Ref(total.name), _count(node, sizes)), kwargs={})]
     return replace(graph, nodes=tuple(nodes))
 
 
-def _mean_over_batch(node: Node, source: Ref, dims: Arg, keep: bool, sizes: list[int | str]) -> list[Node]:
-    """The count depends on the batch: it is an integer argument that binding fills in."""
-    from autosbp.graph.ir import Sym
-
-    total = Node(f"{node.name}.sum", "aten.sum.dim_IntList", (source, dims, keep), {}, node.outputs)
-    expression = "*".join(str(size) for size in sizes)
-    return [total, replace(node, op="aten.div.Tensor", args=(Ref(total.name), Sym(expression)), kwargs={})]
+def _count(node: Node, sizes: list[int | str]) -> Arg:
+    """The number of elements that are averaged; where it depends on the batch, binding fills it in."""
+    if all(isinstance(size, int) for size in sizes):
+        return float(prod(size for size in sizes if isinstance(size, int)))
+    if any("+" in str(size) for size in sizes):
+        raise UnsupportedError(f"{node.name}: a mean over a dim of size {sizes}, a sum of symbols")
+    return Sym("*".join(str(size) for size in sizes))
 
 
 def explicit_cross_entropy(graph: LogicalGraph) -> LogicalGraph:
-    """``cross_entropy_loss`` with class labels becomes log-softmax, gather, mask, sum and a division by the label count.
+    """``cross_entropy_loss`` with class labels becomes log-softmax, gather, mask, sum, division by the label count.
 
-    A flattening ``reshape`` before it is undone, so that sequence and batch stay separate dims.
+    A flattening ``reshape`` before it is undone, so that sequence and batch stay separate dims. Classes in dim 1 of
+    more than two are moved last.
     """
     nodes: list[Node] = []
     made_by = producers(graph)
@@ -56,17 +53,28 @@ def explicit_cross_entropy(graph: LogicalGraph) -> LogicalGraph:
             nodes.append(node)
             continue
         logits, labels, *rest = node.args
-        weight, reduction, ignore, smoothing = (*rest, *(None, 1, -100, 0.0)[len(rest) :])
+        defaults: tuple[Arg, ...] = (None, 1, -100, 0.0)
+        weight, reduction, ignore, smoothing = (*rest, *defaults[len(rest) :])
         if weight is not None or smoothing != 0.0 or reduction == 0 or graph.meta(labels).is_float:
             raise UnsupportedError(
                 f"{node.name}: cross-entropy with class weights, smoothing, soft labels or no reduction"
             )
-        logits, labels = _unflattened(graph, made_by, logits, labels)
         if len(graph.meta(logits).shape) != len(graph.meta(labels).shape) + 1:
-            raise UnsupportedError(f"{node.name}: cross-entropy is expected with the classes in the last dim")
-        nodes.extend(_cross_entropy(graph, node, logits, labels, int(ignore), mean=reduction == 1))
+            raise UnsupportedError(f"{node.name}: cross-entropy of one sample without a batch dim")
+        logits, labels = _unflattened(graph, made_by, logits, labels)
+        meta = graph.meta(logits)
+        if logits == node.args[0] and len(meta.shape) > 2:
+            nodes.append(_classes_last(node, logits, meta))
+            logits, meta = Ref(nodes[-1].name), nodes[-1].outputs[0]
+        nodes.extend(_cross_entropy(graph, node, logits, meta, labels, int(ignore), mean=reduction == 1))
         table[Ref(node.name)] = Ref(f"{node.name}.loss")
     return rebuild(graph, nodes, table)
+
+
+def _classes_last(node: Node, logits: Ref, meta: TensorMeta) -> Node:
+    order = (0, *range(2, len(meta.shape)), 1)
+    shape = tuple(meta.shape[dim] for dim in order)
+    return simple(f"{node.name}.last", "aten.permute.default", (logits, order), shape, meta.dtype)
 
 
 def _unflattened(graph: LogicalGraph, made_by: dict[str, Node], logits: Ref, labels: Ref) -> tuple[Ref, Ref]:
@@ -79,13 +87,15 @@ def _unflattened(graph: LogicalGraph, made_by: dict[str, Node], logits: Ref, lab
     return (before, ids) if same_classes and shape[:-1] == graph.meta(ids).shape else (logits, labels)
 
 
-def _cross_entropy(graph: LogicalGraph, node: Node, logits: Ref, labels: Ref, ignore: int, *, mean: bool) -> list[Node]:
-    meta, ids = graph.meta(logits), graph.meta(labels)
+def _cross_entropy(
+    graph: LogicalGraph, node: Node, logits: Ref, meta: TensorMeta, labels: Ref, ignore: int, *, mean: bool
+) -> list[Node]:
+    ids = graph.meta(labels)
     lead, last, dtype = ids.shape, len(ids.shape), meta.dtype
     name = node.name
     one = (*lead, 1)
-    sizes = tuple(dim if isinstance(dim, int) else _sym(dim) for dim in one)
-    flat = tuple(dim if isinstance(dim, int) else _sym(dim) for dim in lead)
+    sizes = tuple(dim if isinstance(dim, int) else Sym(dim) for dim in one)
+    flat = tuple(dim if isinstance(dim, int) else Sym(dim) for dim in lead)
     nodes = [
         simple(f"{name}.logp", "aten.log_softmax.int", (logits, last), meta.shape, dtype),
         simple(f"{name}.ignored", "aten.eq.Scalar", (labels, ignore), lead, "bool"),
@@ -108,9 +118,3 @@ def _cross_entropy(graph: LogicalGraph, node: Node, logits: Ref, labels: Ref, ig
         simple(f"{name}.count", "aten.sum.default", (Ref(f"{name}.numbers"),), (), dtype),
         simple(f"{name}.loss", "aten.div.Tensor", (Ref(f"{name}.negative"), Ref(f"{name}.count")), (), dtype),
     ]
-
-
-def _sym(dim: str) -> Arg:
-    from autosbp.graph.ir import Sym
-
-    return Sym(dim)

@@ -1,21 +1,38 @@
-"""All shape ops in three canonical forms: reshape with the whole output shape, permute, expand; casts as ``to.dtype``."""
+"""Shape ops in three canonical forms: reshape with the whole output shape, permute, expand; casts as ``to.dtype``."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from autosbp.errors import UnsupportedError
 from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Ref, Sym, TensorMeta
 
 _RESHAPES = frozenset(
     f"aten.{name}"
-    for name in (
-        "view.default _unsafe_view.default reshape.default flatten.using_ints unflatten.int squeeze.dim squeeze.dims "
-        "squeeze.default unsqueeze.default view_as.default"
-    ).split()
+    for name in [
+        "view.default",
+        "_unsafe_view.default",
+        "reshape.default",
+        "flatten.using_ints",
+        "unflatten.int",
+        "squeeze.dim",
+        "squeeze.dims",
+        "squeeze.default",
+        "unsqueeze.default",
+        "view_as.default",
+    ]
 )
 _CASTS = frozenset(
     f"aten.{name}"
-    for name in "to.dtype to.dtype_layout _to_copy.default to.device type_as.default to.other float.default".split()
+    for name in [
+        "to.dtype",
+        "to.dtype_layout",
+        "_to_copy.default",
+        "to.device",
+        "type_as.default",
+        "to.other",
+        "float.default",
+    ]
 )
 
 
@@ -26,22 +43,17 @@ def canonical_views(graph: LogicalGraph) -> LogicalGraph:
     for node in graph.nodes:
         node = node.map_args(lambda arg: pieces.get(arg, arg) if isinstance(arg, Ref) else arg)
         if node.op in ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default"):
-            nodes.extend(_slices(graph, node, pieces))
+            nodes.extend(_slices(node, pieces))
         else:
-            nodes.append(_canonical(node, _shape_of(graph, node)))
+            nodes.append(_canonical(node))
     return replace(graph, nodes=tuple(nodes))
-
-
-def _shape_of(graph: LogicalGraph, node: Node) -> int:
-    source = next(node.refs(), None)
-    return 0 if source is None or source.name not in graph.metas else len(graph.meta(source).shape)
 
 
 def _sizes(meta: TensorMeta) -> tuple[Arg, ...]:
     return tuple(dim if isinstance(dim, int) else Sym(dim) for dim in meta.shape)
 
 
-def _canonical(node: Node, ndim: int) -> Node:
+def _canonical(node: Node) -> Node:
     source = node.args[0] if node.args else None
     if node.op in _RESHAPES:
         return replace(node, op="aten.reshape.default", args=(source, _sizes(node.outputs[0])), kwargs={})
@@ -50,7 +62,7 @@ def _canonical(node: Node, ndim: int) -> Node:
     if node.op in _CASTS:
         return replace(node, op="aten.to.dtype", args=(source, DType(node.outputs[0].dtype)), kwargs={})
     if node.op in ("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.numpy_T.default"):
-        return replace(node, op="aten.permute.default", args=(source, _order(node, ndim)), kwargs={})
+        return replace(node, op="aten.permute.default", args=(source, _order(node)), kwargs={})
     if node.op == "aten.slice.Tensor":
         return _clamped(node)
     if node.op == "aten.pad.default" and (len(node.args) < 3 or node.args[2] == "constant"):
@@ -59,7 +71,8 @@ def _canonical(node: Node, ndim: int) -> Node:
     return node
 
 
-def _order(node: Node, ndim: int) -> tuple[int, ...]:
+def _order(node: Node) -> tuple[int, ...]:
+    ndim = len(node.outputs[0].shape)
     order = list(range(ndim))
     if node.op == "aten.permute.default":
         return tuple(dim % ndim for dim in node.args[1])
@@ -79,7 +92,7 @@ def _clamped(node: Node) -> Node:
     return replace(node, args=tuple(args))
 
 
-def _slices(graph: LogicalGraph, node: Node, pieces: dict[Ref, Ref]) -> list[Node]:
+def _slices(node: Node, pieces: dict[Ref, Ref]) -> list[Node]:
     source = node.args[0]
     ndim = len(node.outputs[0].shape)
     dim = (node.args[2] if len(node.args) > 2 else 0) % ndim
@@ -87,7 +100,8 @@ def _slices(graph: LogicalGraph, node: Node, pieces: dict[Ref, Ref]) -> list[Nod
     nodes = []
     for index, meta in enumerate(node.outputs):
         size = meta.shape[dim]
-        assert isinstance(size, int), "a split along the batch is not canonical"
+        if not isinstance(size, int):
+            raise UnsupportedError(f"{node.name}: {node.op} along the batch; split a dim of fixed size")
         name = f"{node.name}.{index}"
         nodes.append(Node(name, "aten.slice.Tensor", (source, dim, start, start + size, 1), {}, (meta,)))
         pieces[Ref(node.name, index)] = Ref(name)
