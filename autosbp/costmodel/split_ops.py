@@ -1,7 +1,7 @@
 """Split implementations: the collectives that happen inside an op whose normalised dim is split (DESIGN section 5).
 
-Log-softmax over a split dim reduces the local maxima, then the local sums of exponentials; its backward reduces the local
-sums of the gradient (OneFlow section 6.3.1). Embedding and gather over a split range need none: their output is P.
+Log-softmax over a split dim reduces the local maxima, then the local sums of exponentials; its backward reduces the
+local sums of the gradient (OneFlow section 6.3.1). Embedding and gather over a split range need none: they give P.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ def internal_collectives(
     for at, size in enumerate(shape):
         rows *= 1 if at == dim else size
     num_bytes = rows * DTYPE_BYTES[node.outputs[0].dtype]
-    calls = (InternalCollective("forward", "all_reduce", num_bytes), InternalCollective("forward", "all_reduce", num_bytes))
-    if node.name in graph.differentiable:
-        calls += (InternalCollective("backward", "all_reduce", num_bytes),)
-    return calls
+    phases = ("forward", "forward", *(("backward",) if node.name in graph.differentiable else ()))
+    return tuple(InternalCollective(phase, "all_reduce", num_bytes) for phase in phases)
 
 
 def split_axes_of(node: Node, ins: tuple[NdSbp, ...], out: NdSbp) -> tuple[int, ...]:

@@ -86,8 +86,11 @@ def seed(node: int, shard: int) -> None:
     torch.manual_seed(((current().step * 1_000_003 + node) * 1_000_003 + shard) % 2**63)
 
 
-def _run(x: torch.Tensor, axes: tuple[int, ...], forward: str, backward: str, src_dim: int, dst_dim: int) -> torch.Tensor:
-    out: torch.Tensor = _Step.apply(x, tuple(axes), forward, backward, src_dim, dst_dim, current())  # type: ignore[no-untyped-call]
+def _run(
+    x: torch.Tensor, axes: tuple[int, ...], forward: str, backward: str, src_dim: int, dst_dim: int
+) -> torch.Tensor:
+    apply: Any = _Step.apply
+    out: torch.Tensor = apply(x, tuple(axes), forward, backward, src_dim, dst_dim, current())
     return out
 
 
@@ -109,7 +112,8 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         # The gradient travels the step in reverse: what was the destination dim is now the source dim.
-        grad = _act(grads[0], ctx.axes, ctx.action, *ctx.dims, ctx.runtime)
+        src_dim, dst_dim = ctx.dims
+        grad = _act(grads[0], ctx.axes, ctx.action, src_dim, dst_dim, ctx.runtime)
         return grad, None, None, None, None, None, None
 
 
@@ -142,8 +146,9 @@ def _act(
         return _dist.reduce_scatter(x, dst_dim, size, group)
     if action == "all_to_all":
         return _dist.all_to_all(x, dst_dim, src_dim, size, group)
-    assert action == "all_reduce", action
-    return _dist.all_reduce(x, group)
+    if action == "all_reduce":
+        return _dist.all_reduce(x, group)
+    raise ValueError(f"{action} is no action of a boxing step")
 
 
 def _permute(x: torch.Tensor, axes: tuple[int, ...], runtime: Runtime) -> torch.Tensor:

@@ -81,7 +81,9 @@ def combine(parts: list[torch.Tensor], layout: NdSbp, mesh: Mesh, shape: tuple[i
     return whole
 
 
-def as_dtensors(graph: LogicalGraph, strategy: Strategy, locals_: Mapping[str, torch.Tensor], device_mesh: Any) -> dict[str, Any]:
+def as_dtensors(
+    graph: LogicalGraph, strategy: Strategy, locals_: Mapping[str, torch.Tensor], device_mesh: Any
+) -> dict[str, Any]:
     """The parameters as DTensors over ``device_mesh`` (the strategy's mesh), for ``torch.distributed.checkpoint``."""
     from torch.distributed.tensor import DTensor
 

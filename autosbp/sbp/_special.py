@@ -6,26 +6,30 @@ from collections.abc import Sequence
 from math import gcd, prod
 
 from autosbp.errors import GraphError
-from autosbp.graph.ir import Node, TensorMeta
-from autosbp.sbp.sharding import Factor, FactorTable, Rule, Sharding
+from autosbp.graph.ir import Node, Ref, TensorMeta
+from autosbp.sbp.sharding import Factor, FactorTable, Rule, Sharding, notation
 
 _FIRST = (frozenset((0,)),)
 
 
 def pointwise(linear: str) -> Rule:
-    """An element-wise op with broadcasting; ``linear`` as in ``notation``."""
-    sets = tuple(frozenset(int(index) for index in part.split()) for part in linear.split(";") if part.strip())
+    """An element-wise op with broadcasting; ``linear`` names sets of argument positions, as in ``notation``."""
+    sets = tuple(frozenset(int(position) for position in part.split()) for part in linear.split(";") if part.strip())
 
     def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
         table = _aligned(node, metas)
-        # "0 1" needs both operands as tensors: adding a number is not linear.
-        usable = tuple(inputs for inputs in sets if max(inputs) < len(metas))
-        return Sharding(table.factors(set()), linear=usable)
+        tensors = [position for position, arg in enumerate(node.args) if isinstance(arg, Ref)]
+        # All operands of a set must be tensors: adding a number is not linear, nor is a number over a tensor.
+        usable = (inputs for inputs in sets if inputs <= set(tensors))
+        return Sharding(
+            table.factors(set()),
+            linear=tuple(frozenset(tensors.index(position) for position in inputs) for inputs in usable),
+        )
 
     return rule
 
 
-def _aligned(node: Node, metas: Sequence[TensorMeta], whole_last: int = 0) -> FactorTable:
+def _aligned(node: Node, metas: Sequence[TensorMeta]) -> FactorTable:
     """Factors of a broadcast: dims aligned at the right, size-1 dims free."""
     out = node.outputs[0]
     table = FactorTable(node, len(metas), len(node.outputs))
@@ -167,9 +171,23 @@ def softmax(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
 
 
 def log_softmax(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """As softmax; the normalised dim is split by a program with two reductions (``executor.split_ops``)."""
+    """As softmax; a program with two reductions (``executor.ops``), which does not cast, splits the normalised dim."""
     dim = _dim(node, 1, len(metas[0].shape))
-    return _same_shape(node, metas, {dim}, split_impl=f"d{dim}")
+    casts = metas[0].dtype != node.outputs[0].dtype
+    return _same_shape(node, metas, {dim}, split_impl="" if casts else f"d{dim}")
+
+
+def embedding(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``v d, b... -> b... d``; the table's rows are split by masked ranges, output P.
+
+    Not so with a padding row, which has no gradient: a range does not know it. Gradients that are scaled by how often
+    an id occurs need all ids on every rank.
+    """
+    padding = node.args[2] if len(node.args) > 2 else -1
+    counted = len(node.args) > 3 and bool(node.args[3])
+    plain = padding == -1 and not counted
+    whole = "v b" if counted else "v"
+    return notation("v d, b... -> b... d", whole=whole, linear="0", split_impl="v" if plain else "")(node, metas)
 
 
 def gather(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
@@ -188,7 +206,7 @@ def gather(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
 
 
 def reshape(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """Dims are matched in groups of equal size, as in ``b s (h d) -> b s h d``; the leading dim of a group may be split."""
+    """Dims are matched in groups of equal size, as in ``b s (h d) -> b s h d``; a group's leading dim may be split."""
     source, target = metas[0].sizes, node.outputs[0].sizes
     if prod(source) != prod(target):
         raise GraphError(f"{node.name}.outputs[0].shape", list(target), f"{prod(source)} elements are expected")

@@ -1,4 +1,4 @@
-"""Boxing: the primitive steps from one layout of a tensor to another, and their derived backward steps (DESIGN section 6).
+"""Boxing: the primitive steps from one layout of a tensor to another, and their derived backward (DESIGN section 6).
 
 One step changes a set of mesh axes that share one state to one other state, or exchanges the states of two axes of
 equal size (``permute``). What the step does forward and backward follows from the two states alone:
@@ -71,9 +71,12 @@ def split_axes(layout: NdSbp, dim: int) -> list[int]:
 
 
 def step_between(src: NdSbp, dst: NdSbp, mesh: Mesh) -> Step | None:
-    """The primitive step from ``src`` to ``dst``, or None when there is none (sizes of dims are not checked)."""
+    """The primitive step from ``src`` to ``dst``, or None when there is none (sizes of dims are not checked).
+
+    Partial maxima and minima have none: a reduction adds, and zeros are no neutral element of theirs.
+    """
     changed = [axis for axis, (one, two) in enumerate(zip(src, dst, strict=True)) if one != two]
-    if not changed:
+    if not changed or any(sbp.reduction != "sum" for axis in changed for sbp in (src[axis], dst[axis])):
         return None
     before = {src[axis] for axis in changed}
     after = {dst[axis] for axis in changed}
@@ -86,8 +89,6 @@ def step_between(src: NdSbp, dst: NdSbp, mesh: Mesh) -> Step | None:
 
 def _uniform(src: NdSbp, dst: NdSbp, axes: tuple[int, ...]) -> Step | None:
     one, two = src[axes[0]], dst[axes[0]]
-    if one.reduction != two.reduction and one.is_partial and two.is_partial:
-        return None
     actions = ACTIONS.get((one.kind, two.kind))
     if actions is None:
         return None
@@ -120,8 +121,8 @@ def layouts_of(shape: tuple[int, ...], mesh: Mesh, differentiable: bool) -> tupl
 
 
 def is_even(shape: tuple[int, ...], layout: NdSbp, mesh: Mesh) -> bool:
-    """Every split divides its dim."""
-    return all(
+    """Every split is of a dim that there is, and divides it."""
+    return all(sbp.dim < len(shape) for sbp in layout) and all(
         size % prod(mesh.axes[axis].size for axis in split_axes(layout, dim)) == 0 for dim, size in enumerate(shape)
     )
 

@@ -6,23 +6,9 @@ one normalised input are one group, as are gate and up projections.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from autosbp.graph.ir import LogicalGraph, Node, Ref
-
-Use = tuple[str, int]
-"""A node's name and the position of a tensor argument in ``node.refs()``."""
+from autosbp.graph.ir import Node
 
 
 def boxing_group(node: Node, position: int) -> str:
-    """The label that equal ways of reading a tensor share: the op and the argument's position."""
+    """The label that equal ways of reading a tensor share: the op and the argument's position in ``node.refs()``."""
     return f"{node.op}#{position}"
-
-
-def uses(graph: LogicalGraph) -> Mapping[Ref, list[Use]]:
-    """Every read of every value, in graph order."""
-    table: dict[Ref, list[Use]] = {}
-    for node in graph.nodes:
-        for position, ref in enumerate(node.refs()):
-            table.setdefault(ref, []).append((node.name, position))
-    return table

@@ -28,7 +28,7 @@ class Mesh:
     level_counts: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        assert prod(axis.size for axis in self.axes) == prod(self.level_counts)
+        assert prod(axis.size for axis in self.axes) == prod(self.level_counts)  # noqa: S101 - our own invariant
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class Mesh:
         return prod(self.axes[axis].size for axis in axes)
 
     def group_shape(self, axes: Sequence[int]) -> tuple[int, ...]:
-        """Units of each level that one process group over ``axes`` spans, such as (2, 1) = 2 nodes, 1 device of each."""
+        """Units of each level that a process group over ``axes`` spans, such as (2, 1) = 2 nodes, 1 device of each."""
         shape = [1] * len(self.level_counts)
         for axis in axes:
             shape[self.axes[axis].level] *= self.axes[axis].size

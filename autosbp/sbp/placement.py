@@ -1,9 +1,9 @@
 """Sbp and NdSbp: how one tensor lies on the axes of a mesh (OneFlow section 3.1; DESIGN section 2).
 
 ``B`` comes in two kinds, because a replicated value has two possible gradients: ``B`` is used by work that the axis
-*divides*, so each device holds a part of the gradient (gradient ``P``); ``I`` (invariant) is a B whose every device does
-the same work, so each holds the whole gradient (gradient ``B``). Forward values are the same; ``I -> B`` costs nothing
-forward and an all-reduce backward, ``B -> I`` nothing at all on the wire.
+*divides*, so each device holds a part of the gradient (gradient ``P``); ``I`` (invariant) is a B whose every device
+does the same work, so each holds the whole gradient (gradient ``B``). Forward values are the same; ``I -> B`` costs
+nothing forward and an all-reduce backward, ``B -> I`` nothing at all on the wire.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from autosbp.sbp.mesh import Mesh
 
 MAX_DIM = 15
-_TEXT = re.compile(r"S(\d{1,2})|B|I|P(?:sum|max|min)?")
+_TEXT = re.compile(r"S(0|[1-9]\d?)|B|I|P(?:max|min)?")
+_REDUCTIONS = ("sum", "max", "min")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ def parse_sbp(text: str) -> Sbp:
 
 def parse_nd_sbp(text: str) -> NdSbp:
     """The inverse of ``format_nd_sbp``; one entry per mesh axis, separated by commas."""
+    if not isinstance(text, str):
+        raise InputError("layout", text, "one of S<dim>, B, I, P, Pmax, Pmin per mesh axis, separated by commas")
     return tuple(parse_sbp(part) for part in text.split(",")) if text else ()
 
 
@@ -94,6 +97,8 @@ def shard_counts(shape: tuple[int, ...], layout: NdSbp, mesh: Mesh) -> tuple[int
     counts = [1] * len(shape)
     for axis, sbp in zip(mesh.axes, layout, strict=True):
         if sbp.is_split:
+            if sbp.dim >= len(shape):
+                raise InputError("layout", format_nd_sbp(layout), f"splits of {len(shape)} dims are expected")
             counts[sbp.dim] *= axis.size
     return tuple(counts)
 
@@ -103,7 +108,8 @@ def local_shape(shape: tuple[int, ...], layout: NdSbp, mesh: Mesh) -> tuple[int,
     counts = shard_counts(shape, layout, mesh)
     for dim, (size, count) in enumerate(zip(shape, counts, strict=True)):
         if size % count:
-            raise InputError(f"dim {dim}", size, f"a multiple of {count} is expected to split it as {format_nd_sbp(layout)}")
+            limit = f"a multiple of {count} is expected to split it as {format_nd_sbp(layout)}"
+            raise InputError(f"dim {dim}", size, limit)
     return tuple(size // count for size, count in zip(shape, counts, strict=True))
 
 
@@ -126,17 +132,17 @@ def to_torch(layout: NdSbp) -> list[Any]:
 
 
 def from_torch(placements: Any) -> NdSbp:
-    """The inverse of ``to_torch``; ``Replicate`` becomes B."""
+    """The inverse of ``to_torch``; ``Replicate`` becomes B. Strided shards and other reductions have no Sbp."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     layout = []
     for placement in placements:
-        if isinstance(placement, Shard):
+        if type(placement) is Shard:
             layout.append(S(placement.dim))
-        elif isinstance(placement, Partial):
+        elif type(placement) is Partial and placement.reduce_op in _REDUCTIONS:
             layout.append(Sbp("P", reduction=placement.reduce_op))
-        elif isinstance(placement, Replicate):
+        elif type(placement) is Replicate:
             layout.append(B)
         else:
-            raise InputError("placement", repr(placement), "Shard, Replicate or Partial is expected")
+            raise InputError("placement", repr(placement), "Shard, Replicate or Partial of sum, max or min is expected")
     return tuple(layout)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autosbp.errors import InputError
-from autosbp.graph.ir import LogicalGraph, Node, Ref
+from autosbp.graph.ir import LogicalGraph, Node, Parameter, Ref
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.boxing import Step, is_even, step_between
 from autosbp.sbp.groups import boxing_group
@@ -37,7 +37,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Run a node. ``reads`` are its tensor arguments: a value, or the key of a ``Box``. ``signature`` is None for data."""
+    """Run a node. ``reads`` are its tensor arguments: a value or the key of a ``Box``. No ``signature``: data."""
 
     node: Node
     reads: tuple[Ref | tuple[Ref, str, NdSbp], ...]
@@ -61,11 +61,10 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
     made: dict[tuple[Ref, str, NdSbp], bool] = {}
     layouts: dict[Ref, NdSbp] = {Ref(name): layout for name, layout in strategy.parameters.items()}
     whole = (B,) * mesh.ndim
-    for leaf in (*graph.inputs, *graph.constants):
-        layouts[Ref(leaf.name)] = whole
-    for leaf in graph.parameters:
-        if Ref(leaf.name) not in layouts:
-            raise InputError(f"strategy.parameters.{leaf.name}", None, "a layout for every parameter is expected")
+    for name in [leaf.name for leaf in graph.inputs] + [leaf.name for leaf in graph.constants]:
+        layouts[Ref(name)] = whole
+    for parameter in graph.parameters:
+        _check_stored(parameter, strategy)
     for node in graph.nodes:
         if node.name not in graph.differentiable:
             for index in range(len(node.outputs)):
@@ -75,7 +74,8 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
         signature = strategy.signatures.get(node.name)
         refs = tuple(node.refs())
         if signature is None or len(signature.ins) != len(refs) or len(signature.outs) != len(node.outputs):
-            raise InputError(f"strategy.signatures.{node.name}", signature, f"layouts of {len(refs)} inputs are expected")
+            field = f"strategy.signatures.{node.name}"
+            raise InputError(field, signature, f"layouts of {len(refs)} inputs are expected")
         check_signature(graph, node, signature, strategy)
         reads: list[Ref | tuple[Ref, str, NdSbp]] = []
         for position, (ref, wanted) in enumerate(zip(refs, signature.ins, strict=True)):
@@ -104,18 +104,32 @@ def make_box(
         return Box(ref, group, src, dst, (), differentiable)
     if not differentiable:
         if not is_even(meta.sizes, dst, strategy.mesh):
-            raise InputError("strategy", format_nd_sbp(dst), f"an even split of {ref.name} {list(meta.sizes)} is expected")
+            limit = f"an even split of {ref.name} {list(meta.sizes)} is expected"
+            raise InputError("strategy", format_nd_sbp(dst), limit)
         return Box(ref, group, src, dst, (), False)
     route = strategy.paths.get((meta.sizes, meta.num_bytes, src, dst))
     if route is None:
-        raise InputError("strategy.paths", f"{ref.name}: {format_nd_sbp(src)} -> {format_nd_sbp(dst)}", "a path is expected")
+        wanted = f"{ref.name}: {format_nd_sbp(src)} -> {format_nd_sbp(dst)}"
+        raise InputError("strategy.paths", wanted, "a path is expected")
     steps = []
     for one, two in zip(route, route[1:], strict=False):
         step = step_between(one, two, strategy.mesh)
         if step is None or not is_even(meta.sizes, two, strategy.mesh):
-            raise InputError("strategy.paths", f"{format_nd_sbp(one)} -> {format_nd_sbp(two)}", "a primitive step is expected")
+            change = f"{format_nd_sbp(one)} -> {format_nd_sbp(two)}"
+            raise InputError("strategy.paths", change, "a primitive step is expected")
         steps.append(step)
     return Box(ref, group, src, dst, tuple(steps), True)
+
+
+def _check_stored(parameter: Parameter, strategy: Strategy) -> None:
+    """Stored parameters are whole or split: of a partial one every rank would take the whole optimizer step."""
+    layout = strategy.parameters.get(parameter.name)
+    field, sizes = f"strategy.parameters.{parameter.name}", parameter.meta.sizes
+    if layout is None or len(layout) != strategy.mesh.ndim:
+        shown = None if layout is None else format_nd_sbp(layout)
+        raise InputError(field, shown, f"a layout of {strategy.mesh.ndim} entries is expected")
+    if any(sbp.is_partial for sbp in layout) or not is_even(sizes, layout, strategy.mesh):
+        raise InputError(field, format_nd_sbp(layout), f"an even split of {list(sizes)} without P is expected")
 
 
 def check_signature(graph: LogicalGraph, node: Node, signature: Signature, strategy: Strategy) -> None:

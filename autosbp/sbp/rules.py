@@ -1,4 +1,4 @@
-"""The op rules: one line per op family, as data. The functions that few ops need beyond notation are in ``_rules``."""
+"""The op rules: one line per op family, as data. Functions that few ops need beyond notation are in ``_special``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RULES: Mapping[str, Rule] = {
     "aten.layer_norm.default": special.layer_norm,
     "aten.softmax.int": special.softmax,
     "aten.log_softmax.int": special.log_softmax,
-    "aten.embedding.default": notation("v d, b... -> b... d", whole="v", linear="0", split_impl="v"),
+    "aten.embedding.default": special.embedding,
     "aten.gather.default": special.gather,
     # shapes
     "aten.reshape.default": special.reshape,
@@ -63,6 +63,9 @@ RULES: Mapping[str, Rule] = {
     **{f"aten.{name}": special.pointwise("") for name in _POINTWISE},
 }
 
+KEYWORDS = frozenset(("alpha", "approximate", "beta", "dtype", "enable_gqa", "scale"))
+"""Keyword arguments that no rule needs to know. Rules read all others by position, where capture puts them."""
+
 CONSTANT_OPS = frozenset(
     f"aten.{name}"
     for name in (
@@ -78,6 +81,9 @@ def sharding_of(graph: LogicalGraph, node: Node) -> Sharding:
     rule = RULES.get(node.op)
     if rule is None:
         raise GraphError(f"{node.name}.op", node.op, "an op with a sharding rule is expected (autosbp.sbp.rules)")
+    for key in node.kwargs:
+        if key not in KEYWORDS:
+            raise GraphError(f"{node.name}.kwargs.{key}", key, f"only {', '.join(sorted(KEYWORDS))} may be keywords")
     return rule(node, tensor_inputs(graph, node))
 
 

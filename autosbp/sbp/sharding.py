@@ -1,14 +1,14 @@
 """Sharding rules in factor notation, and the signatures that follow from them (DESIGN section 5).
 
-A rule names the factors of one op: ``b... k, n k, +[n] -> b... n`` is a linear layer. Terms are the op's tensor arguments
-in order; ``[...]`` may be absent; ``+`` marks an operand that is added to the result; ``b...`` stands for any number of
-leading dims. Giving a mesh axis to a factor splits every tensor that holds it; tensors without it are B; an output
-without it is P. Factors listed as whole may not be split. Inputs in which the op is linear may be P.
+A rule names the factors of one op: ``b... k, n k, +[n] -> b... n`` is a linear layer. Terms are the op's tensor
+arguments in order; ``[...]`` may be absent; ``+`` marks an operand that is added to the result; ``b...`` stands for any
+number of leading dims. Giving a mesh axis to a factor splits every tensor that holds it; tensors without it are B; an
+output without it is P. Factors listed as whole may not be split. Inputs in which the op is linear may be P.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -35,7 +35,7 @@ class Sharding:
 
     ``additive`` are inputs added to the result; ``linear`` the sets of inputs that may be P together; ``flops`` counts
     the forward pass of the whole op; ``free`` ops move no data; ``random`` ops need a seed per shard; ``split_impl`` is
-    the factor that a split implementation serves, with ``split_reduces`` telling whether its output is P.
+    the whole factor that a split implementation serves, if any.
     """
 
     factors: tuple[Factor, ...]
@@ -110,7 +110,7 @@ def _axis_options(
 
 
 def notation(text: str, *, linear: str = "", whole: str = "", flops: float = 0.0, split_impl: str = "") -> Rule:
-    """A rule from factor notation. ``linear`` is sets of inputs, such as ``"0; 1"``; ``flops`` per point of all factors."""
+    """A rule from factor notation. ``linear`` is sets of inputs, such as ``"0; 1"``; ``flops`` is per point."""
     left, right = (side.strip() for side in text.split("->"))
     terms = [term.strip() for term in left.split(",")]
     out_terms = [term.split() for term in right.split(",")]
@@ -184,7 +184,7 @@ class FactorTable:
         self.outs.setdefault(name, [-1] * self.num_outs)
         (self.outs if output else self.ins)[name][index] = dim
 
-    def factors(self, whole: set[str]) -> tuple[Factor, ...]:
+    def factors(self, whole: Collection[str]) -> tuple[Factor, ...]:
         return tuple(
             Factor(
                 name,

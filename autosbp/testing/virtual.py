@@ -1,0 +1,171 @@
+"""Virtual ranks: the executor's own code on every device of a mesh, as threads of one process.
+
+    ranks = VirtualRanks(mesh)
+    parts = ranks.run(lambda runtime: ops.all_reduce(inputs[runtime.rank], (0,), "all_reduce"))
+
+Only ``torch.distributed`` itself is replaced, below ``executor._dist``: what is proved here is proved of the functions
+that real ranks run, their backward included. One ``run`` at a time per process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from autosbp.executor import _dist, ops
+from autosbp.executor.runtime import Runtime
+from autosbp.sbp.mesh import Axis, Mesh
+
+TIMEOUT_S = 60.0
+T = TypeVar("T")
+_here = threading.local()
+
+
+def plain_mesh(*sizes: int) -> Mesh:
+    """A mesh of axes of these sizes, all in one level."""
+    count = 1
+    for size in sizes:
+        count *= size
+    return Mesh(tuple(Axis(f"a{at}", size, 0) for at, size in enumerate(sizes)), (count,))
+
+
+class Group:
+    """The threads of one process group. Every member must call ``swap`` as often, in the same order."""
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+        self.barrier = threading.Barrier(len(ranks), timeout=TIMEOUT_S)
+        self._slots: list[torch.Tensor] = [torch.empty(0)] * len(ranks)
+
+    @property
+    def place(self) -> int:
+        """The caller's place in the group."""
+        return self.ranks.index(_here.runtime.rank)
+
+    def swap(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Every member's tensor, in group order."""
+        self._slots[self.place] = tensor.detach().clone()
+        self.barrier.wait()
+        found = list(self._slots)
+        self.barrier.wait()
+        return found
+
+
+@dataclass
+class VirtualRuntime(Runtime):
+    """A rank whose groups are made when they are first used."""
+
+    ranks: VirtualRanks | None = field(default=None, repr=False)
+
+    def group(self, axes: tuple[int, ...]) -> tuple[Any, list[int]]:
+        assert self.ranks is not None
+        members = self.mesh.group_ranks(axes, self.rank)
+        return self.ranks.group(tuple(members)), members
+
+
+class VirtualRanks:
+    """All ranks of ``mesh``."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._lock = threading.Lock()
+
+    def group(self, ranks: tuple[int, ...]) -> Group:
+        with self._lock:
+            return self._groups.setdefault(ranks, Group(ranks))
+
+    def run(self, work: Callable[[Runtime], T]) -> list[T]:
+        """``work`` on every rank at once; results by rank. The first rank's error is raised, after all have stopped."""
+        results: dict[int, T] = {}
+        errors: list[BaseException] = []
+
+        def member(rank: int) -> None:
+            _here.runtime = VirtualRuntime(self.mesh, rank, torch.device("cpu"), ranks=self)
+            try:
+                results[rank] = work(_here.runtime)
+            except BaseException as error:  # noqa: B036 - handed to the caller
+                errors.append(error)
+                with self._lock:
+                    for group in self._groups.values():
+                        group.barrier.abort()
+
+        threads = [threading.Thread(target=member, args=(rank,), daemon=True) for rank in range(self.mesh.size)]
+        with _virtual_distributed(self):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if errors:
+            self._groups.clear()
+            raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
+        return [results[rank] for rank in range(self.mesh.size)]
+
+
+class _Distributed:
+    """The part of ``torch.distributed`` that ``executor._dist`` calls."""
+
+    ReduceOp = dist.ReduceOp
+    isend, irecv = "isend", "irecv"
+
+    def __init__(self, ranks: VirtualRanks) -> None:
+        self._ranks = ranks
+
+    @staticmethod
+    def all_gather(out: torch.Tensor, part: torch.Tensor, group: Group) -> None:
+        out.copy_(torch.cat([piece.reshape(-1) for piece in group.swap(part)]).view_as(out))
+
+    @staticmethod
+    def reduce_scatter(part: torch.Tensor, source: torch.Tensor, group: Group) -> None:
+        total = torch.stack(group.swap(source)).sum(0)
+        part.copy_(total.chunk(len(group.ranks))[group.place])
+
+    @staticmethod
+    def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
+        stacked = torch.stack(group.swap(tensor))
+        tensor.copy_(stacked.amax(0) if op == dist.ReduceOp.MAX else stacked.sum(0))
+
+    @staticmethod
+    def all_to_all_single(out: torch.Tensor, source: torch.Tensor, group: Group) -> None:
+        size, place = len(group.ranks), group.place
+        out.copy_(torch.cat([piece.chunk(size)[place] for piece in group.swap(source)]))
+
+    @staticmethod
+    def P2POp(kind: str, tensor: torch.Tensor, peer: int) -> tuple[str, torch.Tensor, int]:  # noqa: N802
+        return kind, tensor, peer
+
+    def batch_isend_irecv(self, operations: list[tuple[str, torch.Tensor, int]]) -> list[Any]:
+        (_, sent, partner), (_, received, _) = operations
+        pair = self._ranks.group(tuple(sorted((_here.runtime.rank, partner))))
+        received.copy_(pair.swap(sent)[1 - pair.place])
+        return []
+
+
+def _virtual_distributed(ranks: VirtualRanks) -> Any:
+    """Within, the executor's communication of this process goes between threads."""
+    distributed = _Distributed(ranks)
+    return _Patches(
+        mock.patch.multiple(
+            _dist, dist=distributed, _all_gather=distributed.all_gather, _reduce_scatter=distributed.reduce_scatter
+        ),
+        mock.patch.object(ops, "current", lambda: _here.runtime),
+    )
+
+
+class _Patches:
+    def __init__(self, *patches: Any) -> None:
+        self._patches = patches
+
+    def __enter__(self) -> None:
+        for patch in self._patches:
+            patch.start()
+
+    def __exit__(self, *_: object) -> None:
+        for patch in reversed(self._patches):
+            patch.stop()

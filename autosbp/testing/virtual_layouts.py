@@ -1,0 +1,64 @@
+"""Tensors in parts: random parts of a whole in a layout, and whether parts are such a whole.
+
+The layout of a gradient is ``gradient`` of the value's: S stays S, B and P exchange, I becomes B. So combining the
+gradients of B means summing, of I taking one, and of P that all are equal.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+
+from autosbp.executor.parameters import combine, shard
+from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.placement import B, NdSbp, gradient, local_shape
+
+EXACT = 1e-10
+
+
+def gradient_layout(layout: NdSbp) -> NdSbp:
+    """The layout of the gradient of a tensor in ``layout``."""
+    return tuple(gradient(sbp) for sbp in layout)
+
+
+def random_parts(whole: torch.Tensor, layout: NdSbp, mesh: Mesh, generator: torch.Generator) -> list[torch.Tensor]:
+    """Every rank's part. Partial sums of floats are random numbers that add up to the whole; other partial values lie
+    on the first rank, as data that is cut locally does."""
+    if not whole.is_floating_point():
+        return [shard(whole, layout, mesh, mesh.coordinate(rank)) for rank in range(mesh.size)]
+    partial = [axis for axis, sbp in enumerate(layout) if sbp.is_partial]
+    local = tuple(B if sbp.is_partial else sbp for sbp in layout)
+    places = list(product(*(range(mesh.axes[axis].size) for axis in partial)))
+    terms = {place: torch.randn(whole.shape, generator=generator, dtype=whole.dtype) for place in places[1:]}
+    terms[places[0]] = whole - sum(terms.values(), torch.zeros_like(whole))
+    parts = []
+    for rank in range(mesh.size):
+        coordinate = mesh.coordinate(rank)
+        parts.append(shard(terms[tuple(coordinate[axis] for axis in partial)], local, mesh, coordinate))
+    return parts
+
+
+def assert_holds(
+    parts: list[torch.Tensor], layout: NdSbp, mesh: Mesh, whole: torch.Tensor, what: str, tolerance: float = EXACT
+) -> None:
+    """``parts`` are ``whole`` in ``layout``: replicas agree, partial sums add up, shards lie where they belong."""
+    partial = [axis for axis, sbp in enumerate(layout) if sbp.is_partial]
+    local = tuple(B if sbp.is_partial else sbp for sbp in layout)
+    shape = local_shape(tuple(whole.shape), layout, mesh)
+    for rank, part in enumerate(parts):
+        assert tuple(part.shape) == shape, f"{what}: rank {rank} has shape {tuple(part.shape)}, not {shape}"
+        assert part.dtype == whole.dtype, f"{what}: rank {rank} has dtype {part.dtype}, not {whole.dtype}"
+    for rank in range(mesh.size):
+        value = parts[rank]
+        if partial:
+            value = torch.stack([parts[member] for member in mesh.group_ranks(partial, rank)]).sum(0).to(whole.dtype)
+        _assert_close(value, shard(whole, local, mesh, mesh.coordinate(rank)), f"{what}, rank {rank}", tolerance)
+    _assert_close(combine(parts, layout, mesh, tuple(whole.shape)), whole, what, tolerance)
+
+
+def _assert_close(value: torch.Tensor, wanted: torch.Tensor, what: str, tolerance: float) -> None:
+    error = (value.double() - wanted.double()).abs()
+    assert bool((error <= tolerance * (1 + wanted.double().abs())).all()), (
+        f"{what}: differs by {float(error.max()):.3g}"
+    )

@@ -1,0 +1,132 @@
+"""Whether an op's layout is right: the lowered op on virtual ranks against the whole op, forward and backward.
+
+``check_option`` proves one ``AxisOption`` of a sharding rule on one axis; ``check_layouts`` proves one signature on any
+mesh. Random numbers come from a fixed seed. Both raise ``AssertionError`` that says which tensor is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autosbp.executor.lowering import _Lowering
+from autosbp.executor.runtime import Runtime
+from autosbp.graph.ir import LogicalGraph, Node, Ref, TensorMeta
+from autosbp.graph.materialise import dtype_of, op_of, to_fx_arg
+from autosbp.plan import Signature, Strategy
+from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.program import Op
+from autosbp.sbp.sharding import AxisOption, tensor_inputs
+from autosbp.testing.virtual import VirtualRanks, plain_mesh
+from autosbp.testing.virtual_layouts import EXACT, assert_holds, gradient_layout, random_parts
+
+POSITIVE = frozenset(
+    f"aten.{name}"
+    for name in (
+        "log.default",
+        "sqrt.default",
+        "rsqrt.default",
+        "reciprocal.default",
+        "pow.Tensor_Scalar",
+        "pow.Tensor_Tensor",
+        "div.Tensor",
+    )  # fmt: skip
+)
+"""Ops whose inputs stay away from zero, where they have poles."""
+SINGLE = 1e-5
+"""The tolerance of ops that take or give float32."""
+
+
+def check_option(graph: LogicalGraph, node: Node, option: AxisOption, axis_size: int) -> None:
+    """``option`` on one axis of ``axis_size`` devices; every split must be even."""
+    signature = Signature(tuple((sbp,) for sbp in option.ins), tuple((sbp,) for sbp in option.outs))
+    check_layouts(graph, node, signature, plain_mesh(axis_size))
+
+
+def check_layouts(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh) -> None:
+    """One op in one signature on ``mesh``: outputs and input gradients equal the whole op's."""
+    generator = torch.Generator().manual_seed(0)
+    highs = {leaf.name: leaf.high for leaf in graph.inputs}
+    inputs = [
+        _random(meta, highs.get(ref.name), node.op in POSITIVE, generator)
+        for ref, meta in zip(node.refs(), tensor_inputs(graph, node), strict=True)
+    ]
+    tracked = [ref.name in graph.differentiable and value.is_floating_point()
+               for ref, value in zip(node.refs(), inputs, strict=True)]  # fmt: skip
+    outputs, gradients, wanted = _whole(node, inputs, tracked, generator)
+    parts = [random_parts(value, layout, mesh, generator) for value, layout in zip(inputs, signature.ins, strict=True)]
+    incoming = [
+        random_parts(value, gradient_layout(layout), mesh, generator)
+        for value, layout in zip(gradients, signature.outs, strict=True)
+    ]
+    programs = [_program(graph, node, signature, mesh, rank) for rank in range(mesh.size)]
+
+    def work(runtime: Runtime) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        rank = runtime.rank
+        ins = [part[rank].requires_grad_(flag) for part, flag in zip(parts, tracked, strict=True)]
+        outs = programs[rank](*ins)
+        return [out.detach() for out in outs], _gradients(outs, ins, tracked, [grad[rank] for grad in incoming])
+
+    try:
+        results = VirtualRanks(mesh).run(work)
+    except RuntimeError as error:
+        raise AssertionError(f"{node.op} {signature}: the local op fails: {error}") from error
+    tolerance = EXACT if all(value.dtype != torch.float32 for value in (*inputs, *outputs)) else SINGLE
+    for at, (whole, layout) in enumerate(zip(outputs, signature.outs, strict=True)):
+        what = f"{node.op} {signature}, output {at}"
+        assert_holds([outs[at] for outs, _ in results], layout, mesh, whole, what, tolerance)
+    layouts = [layout for layout, flag in zip(signature.ins, tracked, strict=True) if flag]
+    for at, (whole, layout) in enumerate(zip(wanted, layouts, strict=True)):
+        what = f"{node.op} {signature}, gradient {at}"
+        assert_holds([grads[at] for _, grads in results], gradient_layout(layout), mesh, whole, what, tolerance)
+
+
+def _random(meta: TensorMeta, high: int | None, positive: bool, generator: torch.Generator) -> torch.Tensor:
+    if not meta.is_float:
+        bound = 2 if meta.dtype == "bool" else high or 2
+        return torch.randint(0, bound, meta.sizes, generator=generator).to(dtype_of(meta.dtype))
+    value = torch.randn(meta.sizes, generator=generator, dtype=torch.float64)
+    return (value.abs() + 0.5 if positive else value).to(dtype_of(meta.dtype))
+
+
+def _whole(
+    node: Node, inputs: list[torch.Tensor], tracked: list[bool], generator: torch.Generator
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """Outputs of the whole op, a random gradient of each, and the gradients of the tracked inputs."""
+    leaves = [value.clone().requires_grad_(flag) for value, flag in zip(inputs, tracked, strict=True)]
+    values = iter(leaves)
+
+    def fill(arg: Any) -> Any:
+        if isinstance(arg, Ref):
+            return next(values)
+        return [fill(item) for item in arg] if isinstance(arg, tuple) else to_fx_arg(arg, {})
+
+    args = [fill(arg) for arg in node.args]
+    result = op_of(node.op)(*args, **{key: fill(arg) for key, arg in node.kwargs.items()})
+    outputs = [result] if isinstance(result, torch.Tensor) else list(result)
+    gradients = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) for out in outputs]
+    return [out.detach() for out in outputs], gradients, _gradients(outputs, leaves, tracked, gradients)
+
+
+def _gradients(
+    outputs: list[torch.Tensor], inputs: list[torch.Tensor], tracked: list[bool], incoming: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Gradients of the tracked inputs; zeros where none arrives."""
+    leaves = [value for value, flag in zip(inputs, tracked, strict=True) if flag]
+    pairs = [(out, grad) for out, grad in zip(outputs, incoming, strict=True) if out.requires_grad]
+    if not pairs or not leaves:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    found = torch.autograd.grad([out for out, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True)
+    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
+
+
+def _program(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh, rank: int) -> torch.fx.GraphModule:
+    """The node as the executor lowers it, from its tensor arguments to a tuple of its outputs."""
+    lowering = _Lowering(graph, Strategy(mesh, {node.name: signature}, {}, {}, 1, 1, "sgd"), rank)
+    reads = tuple(Ref(f"input{at}") for at, _ in enumerate(node.refs()))
+    for read in reads:
+        lowering.values[read] = lowering.fx.placeholder(read.name)
+    lowering._op(Op(node, reads, signature), 0)
+    lowering.fx.output(tuple(lowering.values[Ref(node.name, at)] for at in range(len(node.outputs))))
+    return torch.fx.GraphModule(lowering.root, lowering.fx)
