@@ -1,0 +1,35 @@
+"""Plans in the form of other tools: configurations, a DTensor program, a trace of the predicted step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autosbp.costmodel.calibration import Calibration
+from autosbp.errors import InputError
+from autosbp.export._base import Exporter
+from autosbp.export._deepspeed import export_deepspeed
+from autosbp.export._dtensor import export_dtensor
+from autosbp.export._megatron import export_megatron
+from autosbp.export._perfetto import export_perfetto
+from autosbp.export._torchtitan import export_torchtitan
+from autosbp.graph.ir import LogicalGraph
+from autosbp.plan import Plan
+
+__all__ = ["EXPORTERS", "Exporter", "export_plan"]
+
+EXPORTERS: Mapping[str, Exporter] = {
+    "deepspeed": export_deepspeed,
+    "dtensor": export_dtensor,
+    "megatron": export_megatron,
+    "perfetto": export_perfetto,
+    "torchtitan": export_torchtitan,
+}
+
+
+def export_plan(
+    target: str, plan: Plan, graph: LogicalGraph | None = None, calibration: Calibration | None = None
+) -> dict[str, str]:
+    """The plan as the files of ``target``; see ``Exporter``. An unknown target is an ``InputError``."""
+    if target not in EXPORTERS:
+        raise InputError("to", target, f"one of {', '.join(EXPORTERS)} is expected")
+    return EXPORTERS[target](plan, graph, calibration)

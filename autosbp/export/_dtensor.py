@@ -1,0 +1,108 @@
+"""DTensor: a Python module that holds the plan's placements and distributes a model's parameters by them."""
+
+from __future__ import annotations
+
+from autosbp.costmodel.calibration import Calibration
+from autosbp.export._base import checked_graph, headline
+from autosbp.graph.ir import LogicalGraph
+from autosbp.plan import Plan, Strategy
+from autosbp.sbp.placement import NdSbp, Sbp
+
+_IMPORTS = """from collections.abc import Mapping
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+"""
+
+_FUNCTIONS = '''
+def make_mesh(device_type: str = DEVICE_TYPE) -> DeviceMesh:
+    """The plan's mesh over all ranks of the process group."""
+    return init_device_mesh(device_type, MESH_SHAPE, mesh_dim_names=MESH_AXES)
+
+
+def parameter(state_dict: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """The plan's parameter, cut out of the model's tensor that holds it."""
+    source, transforms, _ = PARAMETERS[name]
+    tensor = state_dict[source]
+    for transform in transforms:
+        if transform[0] == "slice":
+            _, dim, start, stop = transform
+            tensor = tensor.narrow(dim, start, stop - start)
+        else:
+            tensor = tensor.t()
+    return tensor
+
+
+def distribute(state_dict: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> dict[str, DTensor]:
+    """Every parameter of the plan as a DTensor in its stored layout."""
+    return {
+        name: distribute_tensor(parameter(state_dict, name).contiguous(), mesh, placements)
+        for name, (_, _, placements) in PARAMETERS.items()
+    }
+'''
+
+
+def export_dtensor(
+    plan: Plan,
+    graph: LogicalGraph | None = None,
+    calibration: Calibration | None = None,  # noqa: ARG001
+) -> dict[str, str]:
+    """``parallelize.py``: mesh, stored placements of parameters, placements at op boundaries, and ``distribute``.
+
+    With the graph, parameters that are parts of a model's tensors (a fused QKV) are cut out of them; without it, they
+    are looked up by their own names.
+    """
+    strategy = plan.strategy
+    axes = [(axis.name, axis.size) for axis in strategy.mesh.axes] or [("device", 1)]
+    lines = [
+        *(f"# {line}" for line in headline(plan)),
+        '"""Placements of every parameter and op on a named device mesh."""',
+        "",
+        _IMPORTS,
+        f"PLAN_ID = {plan.plan_id!r}",
+        f"DEVICE_TYPE = {plan.cluster.device.kind!r}",
+        f"MESH_AXES = ({''.join(f'{name!r}, ' for name, _ in axes)})",
+        f"MESH_SHAPE = ({''.join(f'{size}, ' for _, size in axes)})",
+        "",
+        "# parameter: (the model's tensor, how it is cut out of it, placements per mesh axis)",
+        "PARAMETERS = {",
+        *_parameters(plan, strategy, graph),
+        "}",
+        "",
+        "# op: (placements of each tensor input, placements of each output)",
+        "OPS = {",
+        *(
+            f"    {name!r}: ({_group(signature.ins)}, {_group(signature.outs)}),"
+            for name, signature in strategy.signatures.items()
+        ),
+        "}",
+        "",
+        _FUNCTIONS,
+    ]
+    return {"parallelize.py": "\n".join(lines)}
+
+
+def _parameters(plan: Plan, strategy: Strategy, graph: LogicalGraph | None) -> list[str]:
+    leaves = {leaf.name: leaf for leaf in checked_graph(plan, graph).parameters} if graph is not None else {}
+    lines = []
+    for name, layout in strategy.parameters.items():
+        leaf = leaves.get(name)
+        source, transforms = (leaf.source, leaf.transforms) if leaf is not None else (name, ())
+        lines.append(f"    {name!r}: ({source!r}, {tuple(map(tuple, transforms))!r}, {_layout(layout)}),")
+    return lines
+
+
+def _group(layouts: tuple[NdSbp, ...]) -> str:
+    return f"({''.join(f'{_layout(layout)}, ' for layout in layouts)})"
+
+
+def _layout(layout: NdSbp) -> str:
+    return f"({''.join(f'{_placement(sbp)}, ' for sbp in layout) or 'Replicate(), '})"
+
+
+def _placement(sbp: Sbp) -> str:
+    """The text of ``sbp.placement.to_torch``: I becomes ``Replicate``, whose value is the same."""
+    if sbp.is_split:
+        return f"Shard({sbp.dim})"
+    return f"Partial({sbp.reduction!r})" if sbp.is_partial else "Replicate()"

@@ -1,0 +1,73 @@
+"""The trace is the predicted step: same time, same collectives, in order."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from autosbp.cluster import load_cluster
+from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
+from autosbp.costmodel.evaluate import collectives
+from autosbp.errors import InputError
+from autosbp.export import export_plan
+from autosbp.graph.ir import LogicalGraph
+from autosbp.plan import Plan
+from autosbp.search.planner import PlanOptions, make_plan
+from autosbp.zoo import zoo_graph
+
+
+def events(plan: Plan, graph: LogicalGraph, calibration: Calibration | None = None) -> list[dict[str, Any]]:
+    trace = json.loads(export_plan("perfetto", plan, graph, calibration)["trace.json"])
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+@pytest.fixture(params=["winner", "data_parallel", "megatron"])
+def subject(request: pytest.FixtureRequest, plan: Plan) -> Plan:
+    return plan if request.param == "winner" else plan.with_baseline(request.param)
+
+
+def test_events_last_as_long_as_the_predicted_step(subject: Plan, graph: LogicalGraph) -> None:
+    total_s = sum(event["dur"] for event in events(subject, graph)) / 1e6
+    assert total_s == pytest.approx(subject.document["step_time_s"], rel=1e-5)
+
+
+def test_events_follow_each_other(subject: Plan, graph: LogicalGraph) -> None:
+    listed = events(subject, graph)
+    assert {event["cat"] for event in listed} == {"compute", "comm", "optimizer"}
+    for before, after in zip(listed, listed[1:], strict=False):
+        assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=1e-3)
+
+
+def test_collectives_are_those_that_the_plan_was_charged_for(subject: Plan, graph: LogicalGraph) -> None:
+    bound = graph.bind(batch=subject.strategy.micro_batch)
+    charged = [
+        (call.kind, call.num_bytes, list(call.axes), call.phase, call.cause)
+        for call in collectives(bound, subject.strategy)
+    ]
+    shown = [
+        (*(event["args"][key] for key in ("kind", "num_bytes", "axes", "phase", "cause")),)
+        for event in events(subject, graph)
+        if event["cat"] == "comm"
+    ]
+    assert shown == charged
+
+
+def test_a_calibrated_plan_needs_its_calibration() -> None:
+    graph, cluster = zoo_graph("mlp-small"), load_cluster("local:2")
+    points = (Point(1024, 1e-4, 1e-5, 5), Point(1048576, 1e-3, 1e-4, 5))
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
+    fits = tuple(CollectiveFit(kind, (2,), 3e-4, 2e-9, 0.99, 0.01, 0.1, points) for kind in kinds)
+    calibration = Calibration(cluster, "gloo", "relative", fits)
+    plan = make_plan(graph, cluster, calibration, PlanOptions(global_batch=16))
+    total_s = sum(event["dur"] for event in events(plan, graph, calibration)) / 1e6
+    assert total_s == pytest.approx(plan.document["step_time_s"], rel=1e-5)
+    with pytest.raises(InputError, match=f"the plan's calibration {calibration.calibration_id}"):
+        events(plan, graph)
+
+
+def test_a_calibration_of_another_plan_is_refused(plan: Plan, graph: LogicalGraph) -> None:
+    other = Calibration(load_cluster("local:2x2"), "gloo", "relative", ())
+    with pytest.raises(InputError, match="made without a calibration"):
+        events(plan, graph, other)
