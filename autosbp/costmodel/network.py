@@ -32,6 +32,13 @@ def beta_factor(kind: str, num_ranks: int) -> float:
     return (num_ranks - 1) / num_ranks * (2 if kind == "all_reduce" else 1)
 
 
+def _streams(kind: str, nodes: int, inside: int) -> float:
+    """Bytes that one group sends over a node's link, per ``beta_factor`` times the message; see ``NetworkModel``."""
+    if kind == "all_to_all":
+        return inside * (nodes - 1) / nodes / beta_factor(kind, nodes * inside)
+    return max(inside - 1.0, 1.0) if kind == "p2p" else 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
     """Latency in seconds and seconds per byte of one collective over one group shape; ``measured`` tells its source."""
@@ -44,8 +51,13 @@ class AlphaBeta:
 class NetworkModel:
     """Collective times on one cluster: fits of a calibration where the group shape was measured, else the levels.
 
-    From the levels: a group inside one node uses the inner level. Otherwise it uses the outer one, and the node's link
-    is shared among the groups that use it at once: with m of g devices of each node in a group, g/m groups share it.
+    From the levels: a group inside one node uses the inner level. Otherwise the node's link is the bottleneck. With n
+    nodes and m of the g devices of each node in a group (p = n m), g/m groups share the link, and each sends over it
+
+        all_gather, reduce_scatter    (p-1)/p bytes      one stream of a ring through the nodes
+        all_reduce                  2 (p-1)/p bytes
+        all_to_all                  m (n-1)/n bytes      each of m ranks sends to the p-m ranks of other nodes
+        p2p                       max(m-1, 1) bytes      a permutation leaves one of m > 1 ranks in its node
     """
 
     def __init__(self, cluster: Cluster, calibration: Calibration | None = None) -> None:
@@ -63,7 +75,7 @@ class NetworkModel:
             if count > 1:
                 inside_group = prod(group_shape[index + 1 :])
                 inside_all = prod(level.count for level in levels[index + 1 :])
-                sharing = inside_all / inside_group
+                sharing = inside_all / inside_group * _streams(kind, count, inside_group)
                 return AlphaBeta(levels[index].latency_s, sharing / levels[index].bandwidth_bytes_per_s, False)
         return AlphaBeta(0.0, 0.0, False)
 

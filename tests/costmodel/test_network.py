@@ -45,6 +45,32 @@ def test_two_groups_across_nodes_take_twice_as_long_as_one_would() -> None:
     assert NetworkModel(DGX).time_s("reduce_scatter", 200e6, (2, 1)) == pytest.approx(5e-6 + 4e-3)
 
 
+@pytest.mark.parametrize(("nodes", "devices"), [(2, 1), (2, 4), (2, 8), (4, 2), (8, 8)])
+def test_all_to_all_across_nodes_takes_as_long_as_the_link_of_a_node(nodes: int, devices: int) -> None:
+    """Every one of 8 devices sends (p-m)/p of its message out of the node, however the groups are formed."""
+    num_ranks, message = nodes * devices, 160e6
+    sent = 8 * message * (num_ranks - devices) / num_ranks
+    time_s = NetworkModel(load_cluster(f"dgx-a100-80g:{nodes}")).time_s("all_to_all", message, (nodes, devices))
+    assert time_s == pytest.approx((num_ranks - 1) * 5e-6 + sent / 200e9)
+
+
+def test_all_to_all_over_two_whole_nodes() -> None:
+    # 15 * 5 us + 8 * 1/2 * 160 MB / 200 GB/s; a ring of one stream would take 0.75 ms
+    assert NetworkModel(DGX).time_s("all_to_all", 160e6, (2, 8)) == pytest.approx(75e-6 + 3.2e-3)
+
+
+def test_all_to_all_inside_a_node_uses_the_links_of_the_devices() -> None:
+    # 7 * 2 us + 7/8 * 300 MB / 300 GB/s
+    assert NetworkModel(DGX).time_s("all_to_all", 300e6, (1, 8)) == pytest.approx(14e-6 + 0.875e-3)
+
+
+@pytest.mark.parametrize(("shape", "sending"), [((4, 1), 8), ((2, 2), 4), ((4, 4), 6), ((8, 8), 7)])
+def test_a_permutation_sends_what_leaves_the_node(shape: tuple[int, int], sending: int) -> None:
+    """Of the m ranks that a node has in a group of m nodes, all but one exchange with another node."""
+    time_s = NetworkModel(load_cluster(f"dgx-a100-80g:{shape[0]}")).time_s("p2p", 200e6, shape)
+    assert time_s == pytest.approx(5e-6 + sending * 1e-3)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_group_of_one_costs_nothing(kind: str) -> None:
     assert NetworkModel(DGX).time_s(kind, 1e9, (1, 1)) == 0.0

@@ -1,0 +1,120 @@
+"""Every primitive step, proved on virtual ranks: same tensor, same gradient, and the collectives that are charged."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+
+from autosbp.sbp.boxing import ACTIONS, is_even, layouts_of, message_bytes, step_between, steps_among
+from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, parse_nd_sbp
+from autosbp.testing.virtual import plain_mesh
+from autosbp.testing.virtual_steps import check_steps
+
+TENSORS = [((4,), (4, 8)), ((2, 2), (4, 8)), ((2, 3), (6, 12)), ((3, 2), (6, 12)), ((2, 2, 2), (8, 16, 2))]
+IDS = ["x".join(map(str, mesh)) for mesh, _ in TENSORS]
+
+
+@pytest.mark.parametrize(("sizes", "shape"), TENSORS, ids=IDS)
+def test_steps_are_right_forward_and_backward(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Every kind of change over every set of axes, and a random sample of the contexts it happens in."""
+    mesh = plain_mesh(*sizes)
+    found = [step for _, _, step in steps_among(layouts_of(shape, mesh, True), mesh)]
+    rng = random.Random(0)
+    rng.shuffle(found)
+    nested = [step for step in found if any(step.dst.count(S(dim)) > 1 or step.src.count(S(dim)) > 1 for dim in (0, 1))]
+    once = {(step.axes, step.forward, step.backward, step.src_dim, step.dst_dim): step for step in found}
+    for step in [*once.values(), *nested[:60], *found[:60]]:
+        check_steps((step,), shape, mesh)
+
+
+def test_steps_between_all_states_of_one_axis_are_the_table_of_actions() -> None:
+    mesh = plain_mesh(2)
+    states: list[Sbp] = [S(0), S(1), B, I, P]
+    steps = [step_between((one,), (two,), mesh) for one, two in product(states, repeat=2) if one != two]
+    assert all(steps)
+    assert {(step.src[0].kind, step.dst[0].kind): (step.forward, step.backward) for step in steps if step} == ACTIONS
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "forward", "backward", "message"),
+    [
+        ("S0,B", "B,B", "all_gather", "reduce_scatter", 64),
+        ("S0,S1", "S0,B", "all_gather", "reduce_scatter", 32),
+        ("S0,S0", "B,B", "all_gather", "reduce_scatter", 64),
+        ("S0,S0", "S0,S1", "all_to_all", "all_to_all", 16),
+        ("P,S1", "S0,S1", "reduce_scatter", "all_gather", 32),
+        ("P,P", "B,B", "all_reduce", "all_reduce", 64),
+        ("P,S0", "I,S0", "all_reduce", "none", 32),
+        ("I,S0", "B,S0", "none", "all_reduce", 32),
+        ("S0,B", "B,S0", "p2p", "p2p", 32),
+    ],
+)
+def test_message_of_a_step_is_the_larger_local_tensor(
+    src: str, dst: str, forward: str, backward: str, message: int
+) -> None:
+    mesh = plain_mesh(2, 2)
+    step = step_between(parse_nd_sbp(src), parse_nd_sbp(dst), mesh)
+    assert step is not None
+    assert (step.forward, step.backward, message_bytes(step, 64, mesh)) == (forward, backward, message)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "src", "dst"),
+    [
+        ((2, 2), "S0,S0", "B,S0"),  # the inner axis' shards are interleaved in the outer's
+        ((2, 2), "S0,S0", "S1,S0"),
+        ((2, 2), "B,S0", "S0,S0"),
+        ((2, 2), "P,S0", "S0,S0"),
+        ((2, 2, 2), "S0,S0,S0", "B,S0,B"),
+        ((2, 2, 2), "S0,S0,B", "B,S0,S0"),  # the exchanged axis would pass another that splits the same dim
+        ((2, 3), "S0,B", "B,S0"),  # sizes differ: ranks cannot be exchanged
+        ((2, 2), "S0,B", "B,S1"),  # two changes at once
+        ((2,), "Pmax", "B"),
+        ((2,), "B", "Pmax"),
+        ((2,), "P", "Pmin"),
+        ((2,), "B", "B"),
+    ],
+)
+def test_changes_that_are_no_single_step(sizes: tuple[int, ...], src: str, dst: str) -> None:
+    assert step_between(parse_nd_sbp(src), parse_nd_sbp(dst), plain_mesh(*sizes)) is None
+
+
+@pytest.mark.parametrize(("sizes", "shape"), TENSORS, ids=IDS)
+def test_enumeration_finds_exactly_the_steps_between_even_layouts(
+    sizes: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    mesh = plain_mesh(*sizes)
+    layouts = layouts_of(shape, mesh, True)
+    found = {(one, two): step for one, two, step in steps_among(layouts, mesh)}
+    rng = random.Random(0)
+    for one, two in rng.sample(list(product(range(len(layouts)), repeat=2)), min(4000, len(layouts) ** 2)):
+        assert found.get((one, two)) == step_between(layouts[one], layouts[two], mesh)
+
+
+def _brute_layouts(shape: tuple[int, ...], mesh: Mesh, states: list[Sbp]) -> set[NdSbp]:
+    kept = set()
+    for layout in product(states, repeat=mesh.ndim):
+        parts = list(shape)
+        for axis, sbp in zip(mesh.axes, layout, strict=True):
+            if sbp.is_split:
+                parts[sbp.dim] = parts[sbp.dim] // axis.size if parts[sbp.dim] % axis.size == 0 else -1
+        if all(part > 0 for part in parts):
+            kept.add(layout)
+    return kept
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (2, 9), (5, 7), (12,), ()])
+def test_uneven_layouts_are_excluded_and_no_others(shape: tuple[int, ...]) -> None:
+    mesh = plain_mesh(2, 3)
+    splits: list[Sbp] = [S(dim) for dim in range(len(shape))]
+    assert set(layouts_of(shape, mesh, True)) == _brute_layouts(shape, mesh, [*splits, B, I, P])
+    assert set(layouts_of(shape, mesh, False)) == _brute_layouts(shape, mesh, [*splits, B, P])
+
+
+def test_dims_of_one_are_never_split_and_splits_of_absent_dims_are_not_even() -> None:
+    mesh = plain_mesh(2)
+    assert layouts_of((1, 4), mesh, False) == ((S(1),), (B,), (P,))
+    assert not is_even((4, 4), (S(2),), mesh)
