@@ -32,8 +32,14 @@ _DOCUMENT: dict[str, Any] = {
             [{"shape": ["batch", 3], "dtype": "float32"}],
         ),
         _node("z", "add.Tensor", [{"ref": "y"}, {"ref": "two"}], [{"shape": ["batch", 3], "dtype": "float32"}]),
-        _node("flat", "reshape.default", [{"ref": "z"}, [{"sym": "3*batch"}]], [{"shape": ["3*batch"], "dtype": "float32"}]),
-        _node("cast", "to.dtype", [{"ref": "flat"}, {"dtype": "float32"}], [{"shape": ["3*batch"], "dtype": "float32"}]),
+        _node(
+            "flat", "reshape.default", [{"ref": "z"}, [{"sym": "3*batch"}]],
+            [{"shape": ["3*batch"], "dtype": "float32"}],
+        ),
+        _node(
+            "cast", "to.dtype", [{"ref": "flat"}, {"dtype": "float32"}],
+            [{"shape": ["3*batch"], "dtype": "float32"}],
+        ),
         _node("mean", "sum.default", [{"ref": "cast"}], [{"shape": [], "dtype": "float32"}]),
         _node("loss", "div.Tensor", [{"ref": "mean"}, {"sym": "3*batch"}], [{"shape": [], "dtype": "float32"}]),
     ],
