@@ -103,7 +103,11 @@ class BoxingTable:
 
     @cached_property
     def _closure(self) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-        cost, previous = floyd_warshall(self._direct, return_predecessors=True)
+        # scipy takes edges below 1e-8 for none, so costs are scaled, by a power of two to keep every bit.
+        finite = self._direct[np.isfinite(self._direct)]
+        scale = 2.0 ** -np.floor(np.log2(finite.min())) if finite.size else 1.0
+        cost, previous = floyd_warshall(self._direct * scale, return_predecessors=True)
+        cost /= scale
         np.fill_diagonal(cost, 0.0)
         return cost, previous
 

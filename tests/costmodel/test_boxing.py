@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from autosbp.cluster import Cluster, load_cluster
+from autosbp.cluster import load_cluster
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
@@ -135,6 +136,13 @@ def test_a_tensor_without_gradient_pays_no_backward() -> None:
     assert model.step_cost(step, 1024, False).backward_comm_s == 0.0 < model.step_cost(step, 1024, True).backward_comm_s
 
 
+def test_steps_of_less_than_ten_nanoseconds_are_still_steps() -> None:
+    cluster = load_cluster("local:2")
+    quick = replace(cluster, device=replace(cluster.device, op_overhead_s=0.0))
+    table = BoxingModel(NetworkModel(quick), quick.mesh()).table((2,), 8, False)
+    assert table.cost_s[table.index[B,], table.index[P,]] < 1e-8
+
+
 def test_ids_find_layouts_and_mark_uneven_ones() -> None:
     table = model_of("local:2x2").table((4, 3), 96, True)
     states = [S(0), S(1), B]
@@ -147,9 +155,9 @@ def test_ids_find_layouts_and_mark_uneven_ones() -> None:
 def test_a_faster_network_never_makes_a_boxing_dearer() -> None:
     slow = load_cluster("local:2x2")
     levels = tuple(
-        type(level)(level.name, level.count, level.latency_s / 2, level.bandwidth_bytes_per_s * 2)
+        replace(level, latency_s=level.latency_s / 2, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * 2)
         for level in slow.levels
     )
-    fast = Cluster(slow.name, levels, slow.device, slow.source)
+    fast = replace(slow, levels=levels)
     one, two = (BoxingModel(NetworkModel(cluster), slow.mesh()).table((8, 8), 2**20, True) for cluster in (slow, fast))
     assert (two.cost_s <= one.cost_s * (1 + 1e-12)).all()

@@ -1,0 +1,135 @@
+"""Sbp as text, as torch placements, and as shards: lossless where both sides can say it, refused where not."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from autosbp.errors import InputError
+from autosbp.executor.parameters import combine, shard
+from autosbp.sbp.placement import (
+    MAX_DIM,
+    B,
+    I,
+    NdSbp,
+    P,
+    S,
+    Sbp,
+    format_nd_sbp,
+    from_torch,
+    gradient,
+    local_shape,
+    parse_nd_sbp,
+    parse_sbp,
+    shard_index,
+    to_torch,
+)
+from autosbp.testing.virtual import plain_mesh
+
+PMAX, PMIN = Sbp("P", reduction="max"), Sbp("P", reduction="min")
+ALL = [*(S(dim) for dim in range(MAX_DIM + 1)), B, I, P, PMAX, PMIN]
+
+
+@pytest.mark.parametrize("sbp", ALL, ids=str)
+def test_text_is_read_back(sbp: Sbp) -> None:
+    assert parse_sbp(str(sbp)) == sbp
+
+
+def test_layouts_are_read_back() -> None:
+    for layout in product([S(0), S(12), B, I, PMAX], repeat=3):
+        assert parse_nd_sbp(format_nd_sbp(layout)) == layout
+    assert parse_nd_sbp("") == () and format_nd_sbp(()) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "S", "S-1", "S16", "S07", "S 1", "s0", "b", "Psum", "Pavg", "BB", "S0,B", "P ", "\u0661", 3, None, ["B"]],
+)
+def test_other_texts_are_refused(text: object) -> None:
+    with pytest.raises(InputError):
+        parse_sbp(text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["S0,", ",", "S0;B", "S0 ,B", 3, None, ["S0", "B"]])
+def test_other_layouts_are_refused(text: object) -> None:
+    with pytest.raises(InputError):
+        parse_nd_sbp(text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dim", [-1, MAX_DIM + 1])
+def test_dims_have_limits(dim: int) -> None:
+    with pytest.raises(InputError, match="dim"):
+        S(dim)
+
+
+def test_gradients_exchange_b_and_p() -> None:
+    assert [gradient(sbp) for sbp in (S(3), B, I, P)] == [S(3), P, B, B]
+
+
+def test_torch_and_back_is_lossless_but_for_i() -> None:
+    for layout in product([S(0), S(3), B, P, PMAX, PMIN], repeat=2):
+        assert from_torch(to_torch(layout)) == layout
+    assert from_torch(to_torch((I,))) == (B,)
+
+
+def test_sbp_and_back_is_lossless() -> None:
+    placements = [Shard(0), Shard(2), Replicate(), Partial("sum"), Partial("max"), Partial("min"), Partial()]
+    assert to_torch(from_torch(placements)) == placements
+
+
+@pytest.mark.parametrize(
+    "placement", [Shard(-1), Partial("avg"), Partial("product"), _StridedShard(0, split_factor=2), "S0", None], ids=repr
+)
+def test_placements_that_have_no_sbp_are_refused(placement: object) -> None:
+    with pytest.raises(InputError):
+        from_torch([Replicate(), placement])
+
+
+@pytest.mark.parametrize(("sizes", "shape"), [((4,), (8, 3)), ((2, 2), (8, 4)), ((2, 3), (12, 6)), ((2, 2, 2), (8, 8))])
+def test_shards_are_those_of_dtensor(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """``distribute_tensor`` shards axis after axis, outermost first; torch's own splitting is used here."""
+    mesh = plain_mesh(*sizes)
+    whole = torch.arange(float(shape[0] * shape[1])).reshape(shape)
+    for layout in product([S(0), S(1), B], repeat=mesh.ndim):
+        if any(size % count for size, count in zip(shape, _counts(sizes, layout), strict=True)):
+            continue
+        for rank in range(mesh.size):
+            wanted = whole
+            for axis, placement in enumerate(to_torch(layout)):
+                if isinstance(placement, Shard):
+                    pieces, _ = placement._split_tensor(wanted, sizes[axis], with_padding=False, contiguous=True)
+                    wanted = pieces[mesh.coordinate(rank)[axis]]
+            assert torch.equal(shard(whole, layout, mesh, mesh.coordinate(rank)), wanted)
+            size, offset = Shard.local_shard_size_and_offset(
+                shape[0], _counts(sizes, layout)[0], shard_index(0, layout, mesh, mesh.coordinate(rank))
+            )
+            assert size == wanted.shape[0]
+            assert wanted[0, 0] // shape[1] == offset
+
+
+def _counts(sizes: tuple[int, ...], layout: NdSbp) -> list[int]:
+    counts = [1, 1]
+    for size, sbp in zip(sizes, layout, strict=True):
+        if sbp.is_split:
+            counts[sbp.dim] *= size
+    return counts
+
+
+@pytest.mark.parametrize("layout", list(product([S(0), S(1), B, I, P], repeat=2)), ids=format_nd_sbp)
+def test_combine_undoes_shard(layout: NdSbp) -> None:
+    mesh = plain_mesh(2, 3)
+    whole = torch.randn(6, 12, dtype=torch.float64)
+    parts = [shard(whole, layout, mesh, mesh.coordinate(rank)) for rank in range(mesh.size)]
+    assert {tuple(part.shape) for part in parts} == {local_shape((6, 12), layout, mesh)}
+    assert torch.equal(combine(parts, layout, mesh, (6, 12)), whole)
+    assert all(part.is_contiguous() for part in parts)
+
+
+@pytest.mark.parametrize("layout", [(S(0), S(0)), (S(2), B)], ids=format_nd_sbp)
+def test_shapes_that_cannot_be_split_are_refused_by_name(layout: NdSbp) -> None:
+    with pytest.raises(InputError, match=r"dim 0|layout"):
+        local_shape((2, 3), layout, plain_mesh(2, 2))
