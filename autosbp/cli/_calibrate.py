@@ -1,0 +1,159 @@
+"""``autosbp calibrate``: measure a cluster's collectives, and the ops of a model, into a calibration file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autosbp.cli._files import check_output, read_model, write_json
+from autosbp.cli._format import percent, seconds, table
+from autosbp.cli._options import (
+    AsJson,
+    Cluster,
+    GlobalBatch,
+    MicroBatch,
+    ModelOption,
+    Output,
+    SeqLen,
+    Server,
+    Timeout,
+)
+from autosbp.cli._run import console, note, print_json
+from autosbp.errors import InputError
+
+if TYPE_CHECKING:
+    from autosbp.costmodel.calibration import Calibration
+    from calibration import Progress
+
+Backend = Annotated[str | None, typer.Option("--backend", help="gloo or nccl; by default what the devices use.")]
+Sizes = Annotated[str | None, typer.Option("--sizes", metavar="BYTES,...", help="Message sizes, at least three.")]
+Repeats = Annotated[int, typer.Option("--repeats", help="Most repeats of one size.")]
+Method = Annotated[str, typer.Option("--method", help="relative or ols (plain least squares).")]
+PointSeconds = Annotated[float, typer.Option("--point-s", help="Seconds spent on one size of one collective.")]
+OpSeconds = Annotated[float, typer.Option("--op-s", help="Seconds spent on one direction of one op.")]
+NcclLogs = Annotated[
+    list[str] | None,
+    typer.Option("--nccl-log", metavar="SHAPE=FILE", help="Output of nccl-tests over a group, such as 2x8=log.txt."),
+]
+
+
+def calibrate(
+    cluster: Cluster,
+    output: Output = None,
+    model: ModelOption = None,
+    global_batch: GlobalBatch = None,
+    micro_batch: MicroBatch = None,
+    seq_len: SeqLen = None,
+    backend: Backend = None,
+    sizes: Sizes = None,
+    repeats: Repeats = 10,
+    method: Method = "relative",
+    point_s: PointSeconds = 0.25,
+    op_s: OpSeconds = 0.25,
+    nccl_log: NcclLogs = None,
+    timeout: Timeout = 600.0,
+    server: Server = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a cluster with one rank per device of this machine, or read the logs of nccl-tests.
+
+    With --model, the ops that its plans may run are timed, too.
+    """
+    from autosbp.search.planner import PlanOptions
+
+    if output is None and not as_json:
+        raise InputError("output", None, "-o FILE is expected, or --json")
+    check_output(output)
+    options = PlanOptions(global_batch, micro_batch)
+    if server is not None:
+        found = _measure_there(server, cluster, model, seq_len, options, {"point_s": point_s, "op_s": op_s})
+    elif nccl_log:
+        found = _read_logs(cluster, nccl_log, method)
+    else:
+        effort = {"repeats": repeats, "method": method, "point_s": point_s, "op_s": op_s, "timeout_s": timeout}
+        effort.update(backend=backend, sizes=_sizes(sizes))
+        found = _measure_here(cluster, model, seq_len, options, effort)
+    document = {**found.to_dict(), "calibration_id": found.calibration_id}
+    if output is not None:
+        write_json(output, document)
+        note(f"wrote {output}")
+    if as_json:
+        print_json(document)
+    else:
+        _show(found)
+
+
+def _sizes(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    if re.fullmatch(r"\d{1,12}(,\d{1,12})*", text, re.ASCII) is None:
+        raise InputError("sizes", text, "whole numbers of bytes with commas between them are expected")
+    return [int(part) for part in text.split(",")]
+
+
+def _measure_here(
+    cluster: str, model: str | None, seq_len: int | None, options: Any, effort: dict[str, Any]
+) -> Calibration:
+    from autosbp import api
+    from calibration import calibrate as measure
+
+    there = api.load_cluster(cluster)
+    keys = [] if model is None else api.op_keys(read_model(model, seq_len), there, options)
+    return measure(there, op_keys=keys, progress=_follow, **effort)
+
+
+def _follow(step: Progress) -> None:
+    note(f"[{step.done + 1}/{step.total}] {step.name[:100]}")
+
+
+def _measure_there(
+    server: str, cluster: str, model: str | None, seq_len: int | None, options: Any, effort: dict[str, float]
+) -> Calibration:
+    from autosbp.cli._server import connected, post_cluster, post_model, wait
+    from autosbp.costmodel.calibration import Calibration
+
+    if effort != {"point_s": 0.25, "op_s": 0.25}:
+        raise InputError("server", server, "the service chooses --point-s and --op-s itself")
+    with connected(server) as client:
+        cluster_id = post_cluster(client, cluster)
+        models = [] if model is None else [post_model(client, model, seq_len)]
+        result = wait(client, client.calibrate(cluster_id, models, options.to_dict()))
+        return Calibration.from_dict(client.get_calibration(result["calibration_id"]))
+
+
+def _read_logs(cluster: str, logs: list[str], method: str) -> Calibration:
+    """Fits of nccl-tests' logs; each names the group that it was run over, in units of each cluster level."""
+    from autosbp.cluster import load_cluster
+    from autosbp.costmodel.calibration import Calibration
+    from calibration import import_nccl_log
+
+    there = load_cluster(cluster)
+    fits = []
+    for entry in logs:
+        shape, equals, path = entry.partition("=")
+        if not equals or re.fullmatch(r"\d{1,7}(x\d{1,7})?", shape, re.ASCII) is None:
+            raise InputError("nccl_log", entry, "SHAPE=FILE is expected, such as 2x8=all_reduce.txt")
+        counts = tuple(int(part) for part in shape.split("x"))
+        fits.append(import_nccl_log(Path(path), there, counts, method=method))
+    return Calibration(there, "nccl", method, tuple(fits), notes=("fitted from logs of nccl-tests",))
+
+
+def _show(found: Calibration) -> None:
+    out = console()
+    rows = [
+        (
+            fit.kind,
+            "x".join(map(str, fit.group_shape)),
+            seconds(fit.alpha_s),
+            f"{1 / fit.beta_s_per_byte / 1e9:.4g} GB/s" if fit.beta_s_per_byte > 0 else "-",
+            f"{fit.r2:.4f}",
+            percent(fit.median_relative_error, 1.0),
+        )
+        for fit in found.collectives
+    ]
+    title = f"{found.calibration_id} of {found.cluster.name} over {found.backend}"
+    out.print(table(title, ("collective", "group", "alpha", "1 / beta", "R2", "median error"), rows, 2))
+    out.print(f"{len(found.ops)} op times" + ("" if found.complete else "; incomplete"))

@@ -1,0 +1,48 @@
+"""``autosbp capture``: the graph of a model, as a file or stored by a service."""
+
+from __future__ import annotations
+
+from autosbp.cli._files import check_output, read_model, write_json
+from autosbp.cli._format import num_bytes
+from autosbp.cli._options import AsJson, Model, Output, SeqLen, Server
+from autosbp.cli._run import console, note, print_json
+from autosbp.errors import InputError
+
+
+def capture(
+    model: Model, output: Output = None, seq_len: SeqLen = None, server: Server = None, as_json: AsJson = False
+) -> None:
+    """Capture a model's training graph; no weights are made or stored.
+
+    With --server the service keeps the graph, and its id is printed.
+    """
+    if server is not None:
+        _capture_there(server, model, output is not None, seq_len, as_json)
+        return
+    if output is None:
+        raise InputError("output", None, "-o FILE is expected, or --server URL")
+    check_output(output)
+    graph = read_model(model, seq_len)
+    write_json(output, graph.to_dict())
+    found = {**graph.summary(), "output": str(output)}
+    note(f"wrote {output}")
+    if as_json:
+        print_json(found)
+        return
+    console().print(
+        f"{graph.name}: {found['num_parameters']:,} parameters ({num_bytes(found['parameter_bytes'])}), "
+        f"{found['num_nodes']} ops, graph {graph.graph_hash}"
+    )
+
+
+def _capture_there(server: str, model: str, has_output: bool, seq_len: int | None, as_json: bool) -> None:
+    from autosbp.cli._server import connected, post_model
+
+    if has_output:
+        raise InputError("output", "-o", "the service keeps the graph; leave out -o, or --server")
+    with connected(server) as client:
+        model_id = post_model(client, model, seq_len)
+    if as_json:
+        print_json({"model_id": model_id})
+    else:
+        console().print(model_id)

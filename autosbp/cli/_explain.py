@@ -1,0 +1,141 @@
+"""``autosbp explain``: what a plan does and why it takes the time that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autosbp.cli._files import find_plan_graph, read_plan, read_plan_graph
+from autosbp.cli._findings import certificate, findings
+from autosbp.cli._format import num_bytes, percent, seconds, table
+from autosbp.cli._layers import axis_titles, groups, words
+from autosbp.cli._options import AsJson, GraphFile, ModelOption, PlanFile
+from autosbp.cli._plan import show
+from autosbp.cli._run import console, print_json
+
+if TYPE_CHECKING:
+    from autosbp.graph.ir import LogicalGraph
+    from autosbp.plan import Plan
+
+Program = Annotated[bool, typer.Option("--program", help="Print the program of one rank; needs the graph.")]
+Rank = Annotated[int, typer.Option("--rank", help="Whose program.")]
+
+
+def explain(
+    plan: PlanFile,
+    graph: GraphFile = None,
+    model: ModelOption = None,
+    program: Program = False,
+    rank: Rank = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Explain a plan: what splits what, where the time and memory go, what binds.
+
+    With the graph, also every collective of a step; with --program, what one rank runs.
+    """
+    found = read_plan(plan)
+    if program:
+        text = _program(found, read_plan_graph(found, graph, model, "--program"), rank)
+        if as_json:
+            print_json({"plan_id": found.plan_id, "rank": rank, "program": text})
+        else:
+            console().out(text, highlight=False)
+        return
+    document = explanation(found, find_plan_graph(found, graph, model))
+    if as_json:
+        print_json(document)
+    else:
+        _show(found.document, document)
+
+
+def _program(plan: Plan, graph: LogicalGraph, rank: int) -> str:
+    from autosbp.executor.lowering import lower
+
+    strategy = plan.strategy
+    module = lower(graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch)), strategy, rank)
+    return str(module.print_readable(print_output=False))
+
+
+def explanation(plan: Plan, graph: LogicalGraph | None) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    document = plan.document
+    strategy = document["strategy"]
+    names = ("plan_id", "model", "step_time_s", "breakdown", "comm_bytes_per_device", "memory_bytes_per_device")
+    found: dict[str, Any] = {
+        **{name: document[name] for name in names},
+        "memory_breakdown": document.get("memory_breakdown", {}),
+        "memory_limit_bytes": document["memory_limit_bytes"],
+        "cluster": document["cluster"]["name"],
+        "mesh": strategy["mesh"],
+        "global_batch": strategy["global_batch"],
+        "micro_batch": strategy["micro_batch"],
+        "parameters": [_group(group) for group in groups(strategy["parameters"])],
+        "ops": [_group(group) for group in groups(strategy["signatures"])],
+        "baselines": document["baselines"],
+        "certificate": certificate(document),
+        "findings": findings(document),
+        "provenance": document["provenance"],
+    }
+    return found if graph is None else {**found, "collectives": _collectives(plan, graph)}
+
+
+def _group(group: Any) -> dict[str, Any]:
+    return {"name": group.name, "num_members": group.num_members, "layout": group.layout}
+
+
+def _collectives(plan: Plan, graph: LogicalGraph) -> list[dict[str, Any]]:
+    """A step's collectives by kind, phase and axes: how many, and the bytes that a device sends."""
+    from autosbp.costmodel.evaluate import collectives
+    from autosbp.costmodel.network import beta_factor
+
+    strategy = plan.strategy
+    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    totals: dict[tuple[str, str, tuple[int, ...]], list[float]] = {}
+    for call in collectives(bound, strategy):
+        entry = totals.setdefault((call.kind, call.phase, call.axes), [0, 0.0])
+        entry[0] += 1
+        entry[1] += beta_factor(call.kind, strategy.mesh.group_size(call.axes)) * call.num_bytes
+    return [
+        {
+            "kind": kind,
+            "phase": phase,
+            "axes": [strategy.mesh.axes[axis].name for axis in axes],
+            "num_calls": int(calls),
+            "bytes_per_device": round(size),
+        }
+        for (kind, phase, axes), (calls, size) in sorted(totals.items(), key=lambda item: (-item[1][1], item[0]))
+    ]
+
+
+def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    out = console()
+    show(plan)
+    step = found["step_time_s"]
+    rows = [
+        (name.removesuffix("_s"), seconds(value), percent(value, step)) for name, value in found["breakdown"].items()
+    ]
+    out.print(table("time of a step", ("", "time", "share"), rows))
+    limit = found["memory_limit_bytes"]
+    rows = [(name, num_bytes(size), percent(size, limit)) for name, size in found["memory_breakdown"].items()]
+    out.print(table("memory of a device", ("", "bytes", "of the limit"), rows))
+    axes = axis_titles(found["mesh"]["axes"])
+    parameters = [(entry["name"], str(entry["num_members"]), *words(entry["layout"])) for entry in found["parameters"]]
+    out.print(table("stored parameters by mesh axis", ("parameter", "tensors", *axes), parameters, 2 + len(axes)))
+    ops = [(entry["name"], str(entry["num_members"]), entry["layout"]) for entry in found["ops"]]
+    out.print(table(f"layouts of ops over {', '.join(axes)}", ("op", "ops", "inputs -> outputs"), ops, 3))
+    if "collectives" in found:
+        calls = [
+            (
+                entry["kind"],
+                entry["phase"],
+                ", ".join(entry["axes"]),
+                str(entry["num_calls"]),
+                num_bytes(entry["bytes_per_device"]),
+            )
+            for entry in found["collectives"]
+        ]
+        out.print(table("collectives of a step", ("kind", "phase", "axes", "calls", "bytes of a device"), calls, 3))
+    sources = ", ".join(f"{name} {value}" for name, value in found["provenance"].items() if value is not None)
+    out.print(f"from: {sources}", style="dim")

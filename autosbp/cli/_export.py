@@ -1,0 +1,63 @@
+"""``autosbp export``: a plan in the form of another tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autosbp.cli._files import find_plan_graph, read_calibration, read_plan, write_text
+from autosbp.cli._options import AsJson, Baseline, Calibration, GraphFile, ModelOption, PlanFile
+from autosbp.cli._run import note, print_json
+from autosbp.errors import InputError
+
+Target = Annotated[
+    str,
+    typer.Option(
+        "--to", metavar="TOOL", help="torchtitan, megatron, deepspeed, dtensor or perfetto.", show_default=False
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="PATH", help="A file, or a folder for its files.", show_default=False),
+]
+
+
+def export(
+    plan: PlanFile,
+    to: Target,
+    output: Folder = None,
+    graph: GraphFile = None,
+    model: ModelOption = None,
+    calibration: Calibration = None,
+    baseline: Baseline = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a plan for another tool, or its predicted step as a trace.
+
+    What the tool cannot express is refused by name, never approximated. All but dtensor need the graph.
+    """
+    from autosbp.export import EXPORTERS, export_plan
+
+    if to not in EXPORTERS:
+        raise InputError("to", to, f"one of {', '.join(EXPORTERS)} is expected")
+    found = read_plan(plan, baseline)
+    files = export_plan(to, found, find_plan_graph(found, graph, model), read_calibration(calibration))
+    if output is not None:
+        _write(files, output)
+    if as_json:
+        print_json({"plan_id": found.plan_id, "to": to, "files": files})
+    elif output is None:
+        for text in files.values():
+            typer.echo(text, nl=False)
+
+
+def _write(files: dict[str, str], output: Path) -> None:
+    """Into a folder that exists, or as the file that is named."""
+    if not output.is_dir() and len(files) > 1:
+        raise InputError("output", str(output), f"an existing folder is expected for {', '.join(files)}")
+    for name, text in files.items():
+        path = output / name if output.is_dir() else output
+        write_text(path, text)
+        note(f"wrote {path}")

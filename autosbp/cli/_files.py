@@ -1,0 +1,106 @@
+"""Reading and writing the files of commands."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autosbp.errors import InputError
+from autosbp.jsonio import read_file
+
+if TYPE_CHECKING:
+    from autosbp.costmodel.calibration import Calibration
+    from autosbp.graph.ir import LogicalGraph
+    from autosbp.plan import Plan
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse a file that could not be written, before the work that would be lost."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError("output", str(path), "a file is expected; this is a folder")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputError("output", str(path), "a file in an existing folder that can be written is expected")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write atomically: readers see the old file or the new one, whatever happens. ``.gz`` is packed."""
+    check_output(path)
+    data = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError("output", str(path), f"a file that can be written is expected ({error})") from None
+    draft = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        draft.chmod(0o666 & ~_umask())
+        draft.replace(path)
+    except OSError as error:
+        raise InputError("output", str(path), f"a file that can be written is expected ({error})") from None
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """A document, indented for reading and for version control; the same document gives the same bytes."""
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def read_plan(path: str, baseline: str | None = None) -> Plan:
+    """A plan, or one of its baselines in its place."""
+    from autosbp.plan import Plan
+
+    plan = Plan.from_dict(read_file(Path(path)))
+    return plan if baseline is None else plan.with_baseline(baseline)
+
+
+def read_calibration(path: str | None) -> Calibration | None:
+    """A calibration, if one is named."""
+    from autosbp.costmodel.calibration import Calibration
+
+    return None if path is None else Calibration.from_dict(read_file(Path(path)))
+
+
+def read_model(model: str, seq_len: int | None = None) -> LogicalGraph:
+    """The graph of a MODEL; ``capture`` alone decides which forms need torch."""
+    from autosbp import api
+
+    return api.capture(model, seq_len=seq_len)
+
+
+def read_plan_graph(plan: Plan, graph_file: str | None, model: str | None, why: str) -> LogicalGraph:
+    """The plan's graph from ``--graph`` or ``--model``; a plan holds the hash of its graph, not the graph."""
+    graph = find_plan_graph(plan, graph_file, model)
+    if graph is None:
+        raise InputError("graph", None, f"{why} needs the plan's graph: --graph FILE or --model MODEL")
+    return graph
+
+
+def find_plan_graph(plan: Plan, graph_file: str | None, model: str | None) -> LogicalGraph | None:
+    """The plan's graph, if one of the two options is given."""
+    if graph_file is not None and model is not None:
+        raise InputError("model", model, "one of --graph and --model is expected, not both")
+    source = graph_file or model
+    if source is None:
+        return None
+    graph = read_model(source)
+    wanted = plan.document["provenance"].get("graph_hash")
+    if graph.graph_hash != wanted:
+        raise InputError("graph", source, f"the plan's graph {wanted} is expected; this one is {graph.graph_hash}")
+    return graph

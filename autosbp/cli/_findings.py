@@ -1,0 +1,79 @@
+"""What the numbers of a plan's document say: what binds, how good it provably is, and where to look next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autosbp.cli._format import num_bytes, percent, seconds
+
+_TIGHT = 0.9
+_SAME = 1e-6
+_ADVICE = {
+    "compute_s": ("Computation", "more devices or a lower precision shorten it"),
+    "exposed_comm_s": ("Communication", "a larger global batch or a faster slowest link shortens it"),
+    "bubble_s": ("Waiting of stages", "more microbatches fill the pipeline"),
+    "optimizer_s": ("The optimizer", "split more parameters, or enlarge the global batch"),
+}
+
+
+def certificate(document: Mapping[str, Any]) -> str:
+    """How far from the optimum the plan can be, in words."""
+    gap, bound = document.get("gap"), document.get("lower_bound_s")
+    if gap is None or bound is None:
+        return f"no bound: {document.get('searcher')} proves none; --searcher exact does"
+    if gap == 0:
+        return "optimal: no strategy of the search space is faster under the cost model"
+    return f"at most {100 * gap:.2g} % above the optimum (lower bound {seconds(bound)})"
+
+
+def findings(document: Mapping[str, Any]) -> list[str]:
+    """Sentences, most important first."""
+    return [
+        _what_binds(document),
+        *_memory(document),
+        *_baselines(document),
+        *_next(document),
+    ]
+
+
+def _what_binds(document: Mapping[str, Any]) -> str:
+    breakdown, step = document["breakdown"], document["step_time_s"]
+    largest = max(_ADVICE, key=lambda name: breakdown[name])
+    name, advice = _ADVICE[largest]
+    return f"{name} binds with {percent(breakdown[largest], step)} of the step: {advice}."
+
+
+def _memory(document: Mapping[str, Any]) -> list[str]:
+    used, limit = document["memory_bytes_per_device"], document["memory_limit_bytes"]
+    parts = document.get("memory_breakdown", {})
+    if used < _TIGHT * limit or not parts:
+        return []
+    largest = max(parts, key=lambda name: parts[name])
+    most = f"most of it {largest} ({num_bytes(parts[largest])})"
+    return [f"Memory is tight: {percent(used, limit)} of {num_bytes(limit)}, {most}."]
+
+
+def _baselines(document: Mapping[str, Any]) -> list[str]:
+    step, said = document["step_time_s"], []
+    feasible = {name: entry for name, entry in document["baselines"].items() if entry["feasible"]}
+    if feasible:
+        best = min(feasible, key=lambda name: feasible[name]["step_time_s"])
+        ratio = feasible[best]["step_time_s"] / step
+        if ratio <= 1 + _SAME:
+            said.append(f"It is no faster than {best}, the best baseline.")
+        else:
+            said.append(f"It is {ratio:.3g} x faster than {best}, the best baseline.")
+    for name, entry in document["baselines"].items():
+        if not entry["feasible"]:
+            said.append(f"{name} does not run: {entry['reason']}.")
+    return said
+
+
+def _next(document: Mapping[str, Any]) -> list[str]:
+    advice = []
+    if document["provenance"].get("calibration_id") is None:
+        advice.append("Costs come from the cluster's data sheet: autosbp calibrate measures it.")
+    if document.get("gap") not in (0, None):
+        advice.append("A longer --time-limit may close the gap.")
+    return advice

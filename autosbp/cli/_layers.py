@@ -1,0 +1,51 @@
+"""What splits what: parameters and ops of a strategy grouped by their names, repeated layers as one row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autosbp.sbp.placement import Sbp, parse_nd_sbp
+
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
+_SUFFIX = re.compile(r"(?<=[a-z])_\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Values that share a name, but for the layer's number, and a layout."""
+
+    name: str
+    num_members: int
+    layout: str
+
+
+def family(name: str) -> str:
+    """The name without its number: ``h.3.mlp.weight`` is of ``h.*.mlp.weight``, ``linear_7`` of ``linear``."""
+    return _INDEX.sub("*", _SUFFIX.sub("", name) if "." not in name else name)
+
+
+def groups(layouts: Mapping[str, str]) -> list[Group]:
+    """Families whose members have the same layout or signature, in the order of their first members."""
+    counts: dict[tuple[str, str], int] = {}
+    for name, layout in layouts.items():
+        key = (family(name), layout)
+        counts[key] = counts.get(key, 0) + 1
+    return [Group(name, count, layout) for (name, layout), count in counts.items()]
+
+
+def words(layout: str) -> list[str]:
+    """One phrase per mesh axis of a stored parameter's layout."""
+    return [_word(sbp) for sbp in parse_nd_sbp(layout)]
+
+
+def _word(sbp: Sbp) -> str:
+    if sbp.is_split:
+        return f"split dim {sbp.dim}"
+    return {"B": "whole, gradient summed", "I": "whole, same on all"}.get(sbp.kind, str(sbp))
+
+
+def axis_titles(axes: Sequence[Sequence[object]]) -> list[str]:
+    """``n0 (2)`` for each mesh axis of a plan's document."""
+    return [f"{name} ({size})" for name, size, *_ in axes]

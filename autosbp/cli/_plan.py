@@ -1,0 +1,151 @@
+"""``autosbp plan``: search the fastest strategy, here or by a service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autosbp.cli._files import check_output, read_calibration, read_model, write_json
+from autosbp.cli._findings import certificate, findings
+from autosbp.cli._format import num_bytes, percent, seconds, table
+from autosbp.cli._options import (
+    AsJson,
+    Calibration,
+    Cluster,
+    GlobalBatch,
+    MicroBatch,
+    Model,
+    Optimizer,
+    Output,
+    SeqLen,
+    Server,
+)
+from autosbp.cli._run import console, note, print_json
+
+if TYPE_CHECKING:
+    from autosbp.plan import Plan
+    from autosbp.search.planner import PlanOptions
+
+Searcher = Annotated[str, typer.Option("--searcher", help="auto, exact, exhaustive, random, and others.")]
+Seed = Annotated[int, typer.Option("--seed", help="Same input, seed and calibration give the same plan.")]
+TimeLimit = Annotated[float, typer.Option("--time-limit", metavar="S", help="Seconds of each search.")]
+MemoryLimit = Annotated[
+    int | None, typer.Option("--memory-limit-bytes", help="Per device; by default the device's memory.")
+]
+
+
+def plan(
+    model: Model,
+    cluster: Cluster,
+    calibration: Calibration = None,
+    global_batch: GlobalBatch = None,
+    micro_batch: MicroBatch = None,
+    searcher: Searcher = "auto",
+    seed: Seed = 0,
+    time_limit: TimeLimit = 60.0,
+    optimizer: Optimizer = "adamw",
+    memory_limit_bytes: MemoryLimit = None,
+    seq_len: SeqLen = None,
+    output: Output = None,
+    server: Server = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the fastest way to train a model on a cluster, beside what users would otherwise choose."""
+    from autosbp.search.planner import PlanOptions
+
+    check_output(output)
+    options = PlanOptions(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes)
+    run = _plan_here if server is None else _plan_there
+    found = run(model, cluster, calibration, options, seq_len, server or "")
+    document = found.to_dict()
+    if output is not None:
+        # The search's wall time would be the only byte that differs between two runs.
+        write_json(output, {key: value for key, value in document.items() if key != "search_s"})
+        note(f"wrote {output}")
+    if as_json:
+        print_json(document)
+    else:
+        show(document)
+
+
+def _plan_here(
+    model: str, cluster: str, calibration: str | None, options: PlanOptions, seq_len: int | None, _: str
+) -> Plan:
+    from autosbp import api
+
+    best = float("inf")
+
+    def progress(stage: str, best_s: float) -> bool:
+        nonlocal best
+        if best_s < best * (1 - 1e-3):
+            note(f"{stage}: {seconds(best_s)} a step")
+            best = best_s
+        return True
+
+    there = api.load_cluster(cluster)
+    measured = read_calibration(calibration)
+    graph = read_model(model, seq_len)
+    note(f"searching strategies of {graph.name} on {there.name}: {there.num_devices} devices")
+    return api.make_plan(graph, there, measured, options, progress)
+
+
+def _plan_there(
+    model: str, cluster: str, calibration: str | None, options: PlanOptions, seq_len: int | None, server: str
+) -> Plan:
+    from autosbp.cli._server import connected, post_calibration, post_cluster, post_model, wait
+    from autosbp.plan import Plan
+
+    with connected(server) as client:
+        cluster_id = post_cluster(client, cluster)
+        calibration_id = post_calibration(client, calibration)
+        model_id = post_model(client, model, seq_len)
+        result = wait(client, client.search(model_id, cluster_id, calibration_id, options.to_dict()))
+        return Plan.from_dict(client.get_strategy(result["strategy_id"]))
+
+
+def show(document: Mapping[str, Any]) -> None:
+    """The winner beside its baselines, its certificate, and where to look next."""
+    out = console()
+    strategy = document["strategy"]
+    out.print(
+        f"{document['plan_id']}: {document['model']} on {document['cluster']['name']}, global batch "
+        f"{strategy['global_batch']} in microbatches of {strategy['micro_batch']}",
+        style="bold",
+    )
+    out.print(table("", ("", "step time", "compute", "comm", "memory", "traffic", "feasible"), _rows(document), 1))
+    out.print(f"search: {certificate(document)}; {document['evaluations']} evaluations by {document['searcher']}")
+    for sentence in findings(document):
+        out.print(f"- {sentence}")
+    out.print("next: autosbp explain PLAN, autosbp trial PLAN, autosbp export PLAN --to TOOL", style="dim")
+
+
+def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The winner's row has its breakdown; a baseline's has what the plan keeps of it."""
+    breakdown = document["breakdown"]
+    memory = document["memory_bytes_per_device"]
+    rows: list[tuple[str, ...]] = [
+        (
+            "this plan",
+            seconds(document["step_time_s"]),
+            seconds(breakdown["compute_s"]),
+            seconds(breakdown["exposed_comm_s"]),
+            f"{num_bytes(memory)} ({percent(memory, document['memory_limit_bytes'])})",
+            num_bytes(document["comm_bytes_per_device"]),
+            "yes",
+        )
+    ]
+    for name, entry in document["baselines"].items():
+        rows.append(
+            (
+                name,
+                seconds(entry["step_time_s"]),
+                seconds(entry.get("breakdown", {}).get("compute_s")),
+                seconds(entry.get("breakdown", {}).get("exposed_comm_s")),
+                num_bytes(entry["memory_bytes_per_device"]),
+                num_bytes(entry["comm_bytes_per_device"]),
+                "yes" if entry["feasible"] else "no",
+            )
+        )
+    return rows

@@ -1,0 +1,132 @@
+"""``autosbp trial``: run a plan, measure it, and fail where a gate is missed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autosbp.cli._files import read_plan, read_plan_graph
+from autosbp.cli._format import num_bytes, seconds, table
+from autosbp.cli._options import AsJson, Baseline, GraphFile, ModelOption, PlanFile, Server, Timeout
+from autosbp.cli._run import GATE_FAILED, console, note, print_json
+from autosbp.errors import InputError
+
+Launcher = Annotated[str, typer.Option("--launcher", help="local: one rank per device, all on this machine.")]
+Steps = Annotated[int, typer.Option("--steps", help="Timed steps.")]
+Warmup = Annotated[int, typer.Option("--warmup", help="Steps before them.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of parameters and batches.")]
+MaxStepTime = Annotated[
+    float | None, typer.Option("--max-step-time", metavar="S", help="Gate: the median step takes no longer.")
+]
+MaxLossDifference = Annotated[
+    float | None,
+    typer.Option("--max-loss-difference", metavar="R", help="Gate: relative difference to one device's losses."),
+]
+Workdir = Annotated[
+    Path | None, typer.Option("--workdir", metavar="DIR", help="Keep request, log and result here.", show_default=False)
+]
+LAUNCHERS = ("local",)
+
+
+def trial(
+    plan: PlanFile,
+    graph: GraphFile = None,
+    model: ModelOption = None,
+    launcher: Launcher = "local",
+    steps: Steps = 20,
+    warmup: Warmup = 3,
+    seed: Seed = 0,
+    baseline: Baseline = None,
+    max_step_time: MaxStepTime = None,
+    max_loss_difference: MaxLossDifference = None,
+    timeout: Timeout = 600.0,
+    workdir: Workdir = None,
+    server: Server = None,
+    as_json: AsJson = False,
+) -> int:
+    """Train for some steps under a plan and compare with what was predicted.
+
+    Exits with 1 when a gate fails: a limit given here, or collectives other than those that the plan was charged for.
+    A plan holds the hash of its graph, not the graph: give --graph or --model.
+    """
+    if launcher not in LAUNCHERS:
+        raise InputError("launcher", launcher, f"one of {', '.join(LAUNCHERS)} is expected")
+    for field, limit in (("max_step_time", max_step_time), ("max_loss_difference", max_loss_difference)):
+        if limit is not None and not limit >= 0:
+            raise InputError(field, str(limit), "a number of at least 0 is expected")
+    effort = {"steps": steps, "warmup": warmup, "seed": seed}
+    if server is not None:
+        result = _run_there(server, plan, baseline, effort)
+    else:
+        result = _run_here(plan, baseline, graph, model, workdir, {**effort, "timeout_s": timeout})
+    gates = check_gates(result, max_step_time, max_loss_difference)
+    if as_json:
+        print_json({**result, "gates": gates})
+    else:
+        _show(result, gates)
+    return 0 if all(gate["passed"] for gate in gates.values()) else GATE_FAILED
+
+
+def _run_here(
+    path: str, baseline: str | None, graph: str | None, model: str | None, workdir: Path | None, effort: dict[str, Any]
+) -> dict[str, Any]:
+    from autosbp import api
+
+    plan = read_plan(path, baseline)
+    found = read_plan_graph(plan, graph, model, "a trial")
+    if workdir is not None:
+        return api.run_trial(plan, found, workdir=workdir, log=note, **effort)
+    with tempfile.TemporaryDirectory(prefix="autosbp-trial-") as folder:
+        return api.run_trial(plan, found, workdir=Path(folder), log=note, **effort)
+
+
+def _run_there(server: str, plan: str, baseline: str | None, effort: dict[str, int]) -> dict[str, Any]:
+    """A trial of a strategy that the service holds: a plan that it made, or that plan's id."""
+    from autosbp.cli._server import connected, is_id, wait
+
+    plan_id = plan if is_id(plan) else read_plan(plan).plan_id
+    with connected(server) as client:
+        done = wait(client, client.trial(plan_id, baseline=baseline, **effort))
+        result: dict[str, Any] = client.get_trial(done["trial_id"])["result"]
+        return result
+
+
+def check_gates(
+    result: Mapping[str, Any], max_step_time_s: float | None, max_loss_difference: float | None
+) -> dict[str, dict[str, Any]]:
+    """Every gate with its limit, what was found, and whether it passed."""
+    gates: dict[str, dict[str, Any]] = {
+        "collectives_match": {
+            "limit": True,
+            "value": result["collectives_match"],
+            "passed": result["collectives_match"],
+        }
+    }
+    limits = {
+        "max_step_time_s": (max_step_time_s, result["step_time_s"]["median"]),
+        "max_loss_difference": (max_loss_difference, result["loss_difference"]),
+    }
+    for name, (limit, value) in limits.items():
+        if limit is not None:
+            gates[name] = {"limit": limit, "value": value, "passed": value <= limit}
+    return gates
+
+
+def _show(result: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any]]) -> None:
+    out = console()
+    time = result["step_time_s"]
+    rows = [
+        ("step time (median)", seconds(result["predicted_step_time_s"]), seconds(time["median"])),
+        ("interquartile range", "-", seconds(time["iqr"])),
+        ("memory of a device", num_bytes(result["predicted_memory_bytes"]), num_bytes(result["memory_bytes"])),
+    ]
+    title = f"{result['plan_id']} on {result['num_ranks']} ranks, {time['steps']} steps"
+    out.print(table(title, ("", "predicted", "measured"), rows))
+    out.print(f"losses differ from one device's by {result['loss_difference']:.2g} relative")
+    for name, gate in gates.items():
+        passed = "passed" if gate["passed"] else "FAILED"
+        out.print(f"gate {name}: {passed} ({gate['value']} against {gate['limit']})")
