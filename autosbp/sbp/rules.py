@@ -28,6 +28,7 @@ RULES: Mapping[str, Rule] = {
     "aten.matmul.default": special.matmul,
     # convolution and pooling
     "aten.conv2d.default": special.conv2d,
+    "aten.conv2d.padding": special.conv2d,
     "aten.max_pool2d.default": special.pooling,
     "aten.avg_pool2d.default": special.pooling,
     "aten.adaptive_avg_pool2d.default": special.pooling,
@@ -103,5 +104,10 @@ def check_graph(graph: LogicalGraph) -> None:
                 raise GraphError(f"{node.name}.op", node.op, "this op may not depend on parameters or inputs")
         else:
             sharding_of(bound, node)
+    for node in bound.nodes:
+        mixed = [ref.name for ref in node.refs() if ref.name in bound.differentiable]
+        if mixed and node.name not in bound.differentiable:
+            # Such a value is computed whole on every rank, which sees only a part of what it is made of.
+            raise GraphError(f"{node.name}.args", mixed, "a value without a gradient may not depend on one that has it")
     if bound.loss.name not in bound.differentiable:
         raise GraphError("loss", bound.loss.name, "the loss must depend on a parameter")

@@ -60,7 +60,7 @@ def check_layouts(graph: LogicalGraph, node: Node, signature: Signature, mesh: M
         random_parts(value, gradient_layout(layout), mesh, generator)
         for value, layout in zip(gradients, signature.outs, strict=True)
     ]
-    programs = [_program(graph, node, signature, mesh, rank) for rank in range(mesh.size)]
+    programs = [local_program(graph, node, signature, mesh, rank) for rank in range(mesh.size)]
 
     def work(runtime: Runtime) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         rank = runtime.rank
@@ -121,7 +121,7 @@ def _gradients(
     return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
 
 
-def _program(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh, rank: int) -> torch.fx.GraphModule:
+def local_program(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh, rank: int) -> torch.fx.GraphModule:
     """The node as the executor lowers it, from its tensor arguments to a tuple of its outputs."""
     lowering = _Lowering(graph, Strategy(mesh, {node.name: signature}, {}, {}, 1, 1, "sgd"), rank)
     reads = tuple(Ref(f"input{at}") for at, _ in enumerate(node.refs()))
