@@ -1,4 +1,4 @@
-"""``capture``: a torch module becomes a logical graph through ``torch.export`` on meta tensors (DESIGN section 4).
+"""``capture``: a torch module becomes a logical graph through ``torch.export``, without data (DESIGN section 4).
 
 No weight is ever materialised: parameters are put on the meta device as they are registered, so a model of any size is
 captured in the memory of its code. Buffers keep their values, because they become constants.
@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autosbp.errors import UnsupportedError
 from autosbp.graph.ir import Arg, Constant, DType, Input, LogicalGraph, Node, Parameter, Ref, Sym, TensorMeta
@@ -75,13 +77,14 @@ def capture(
     Raises:
         UnsupportedError: for data-dependent shapes, mutation, control flow or ops that cannot be imported.
     """
-    inputs = {key: tensor.detach().to("meta") for key, tensor in example_inputs.items()}
+    fakes = _Fakes()
+    inputs = {key: fakes.tensor(tensor) for key, tensor in example_inputs.items()}
     batch = Dim(BATCH, min=2)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = export(
-                _on_meta(module), (), inputs, dynamic_shapes={key: {0: batch} for key in inputs}, strict=False
+                fakes.module(module), (), inputs, dynamic_shapes={key: {0: batch} for key in inputs}, strict=False
             )
     except Exception as error:
         raise UnsupportedError(
@@ -91,16 +94,26 @@ def capture(
     return canonicalise(graph)
 
 
-def _on_meta(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy with every parameter, buffer and tensor attribute on the meta device; no value is copied."""
-    memo: dict[int, Any] = {}
-    for part in module.modules():
-        for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
-            if isinstance(tensor, torch.nn.Parameter):
-                memo[id(tensor)] = torch.nn.Parameter(tensor.detach().to("meta"), requires_grad=tensor.requires_grad)
-            elif isinstance(tensor, torch.Tensor):
-                memo[id(tensor)] = tensor.detach().to("meta")
-    return copy.deepcopy(module, memo)
+class _Fakes:
+    """Stand-ins for tensors on one device, the CPU, that hold no data, so that any op between them can be traced."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+
+    def tensor(self, like: torch.Tensor) -> torch.Tensor:
+        with self.mode:
+            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+
+    def module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """A copy with a stand-in for each parameter, buffer and tensor attribute; no value is copied."""
+        memo: dict[int, Any] = {}
+        for part in module.modules():
+            for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
+                if isinstance(tensor, torch.nn.Parameter):
+                    memo[id(tensor)] = torch.nn.Parameter(self.tensor(tensor), requires_grad=tensor.requires_grad)
+                elif isinstance(tensor, torch.Tensor):
+                    memo[id(tensor)] = self.tensor(tensor)
+        return copy.deepcopy(module, memo)
 
 
 class _Importer:
@@ -187,7 +200,7 @@ class _Importer:
             raise UnsupportedError(f"custom op {target} has no sharding rule{_where(fx_node)}")
         if value is None:  # assertions about shapes and metadata
             return None
-        if target._schema.is_mutable:
+        if target._schema.is_mutable and target is not torch.ops.aten.detach_.default:
             raise UnsupportedError(f"{target} changes its input in place{_where(fx_node)}; use the functional form")
         outputs = value if isinstance(value, (tuple, list)) else (value,)
         args, kwargs = self._normalised(fx_node)

@@ -115,7 +115,8 @@ class Segmentation(nn.Module):
         one, two = self.head(x).split(8, dim=-1)
         scores = self.mask @ (one.transpose(1, 2) + two.transpose(1, 2)).transpose(1, 2) * self.scale
         loss = functional.cross_entropy(scores.transpose(1, 2), labels[:, None].expand(-1, 4))
-        return (loss + scores.mean() + one.mean(dim=-1).sum(),)
+        weights = torch.arange(4) * torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+        return (loss + scores.mean() + (one.mean(dim=-1) * weights * torch.tensor(0.5)).sum(),)
 
 
 @pytest.mark.parametrize(("build", "sizes"), [(Convolutions, (3, 12, 12)), (Segmentation, (4, 6))])
