@@ -13,9 +13,10 @@ from scipy.sparse.csgraph import floyd_warshall
 from autosbp.cluster import Device
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
-from autosbp.sbp.boxing import COLLECTIVES, Step, layouts_of, message_bytes, step_between, steps_among
+from autosbp.sbp.boxing import COLLECTIVES, Step, is_even, message_bytes, split_factor, step_between
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import NdSbp, Sbp, format_nd_sbp
+from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, format_nd_sbp
+from autosbp.sbp.step_table import step_table
 
 RELABEL_S = 1e-9
 """Charged for any step, so that of two equally fast paths the shorter one is taken."""
@@ -47,12 +48,18 @@ class BoxingModel:
         return self.network.cluster.device
 
     def step_cost(self, step: Step, num_bytes: int, differentiable: bool) -> StepCost:
-        message = message_bytes(step, num_bytes, self.mesh)
+        return self.message_cost(step, message_bytes(step, num_bytes, self.mesh), differentiable)
+
+    def message_cost(self, step: Step, message: int, differentiable: bool) -> StepCost:
+        """Cost of a step whose message n is ``message`` bytes; affine in n."""
         shape = self.mesh.group_shape(step.axes)
         copy_s = self.device.op_overhead_s + 2 * message / self.copy_bytes_per_s
         times, local = [], RELABEL_S
         dims = (step.src_dim, step.dst_dim)
-        for action, (src_dim, dst_dim) in ((step.forward, dims), (step.backward if differentiable else "none", dims[::-1])):
+        for action, (src_dim, dst_dim) in (
+            (step.forward, dims),
+            (step.backward if differentiable else "none", dims[::-1]),
+        ):
             times.append(self.network.time_s(action, message, shape) if action in COLLECTIVES else 0.0)
             local += copy_s * _num_copies(action, src_dim, dst_dim)
         return StepCost(times[0], times[1], local)
@@ -86,18 +93,25 @@ class BoxingTable:
 
     def __init__(self, model: BoxingModel, shape: tuple[int, ...], num_bytes: int, differentiable: bool) -> None:
         self.mesh = model.mesh
-        self.layouts = layouts_of(shape, self.mesh, differentiable)
+        sizes = {axis.size for axis in self.mesh.axes}
+        dims = [dim for dim, size in enumerate(shape) if size > 1 and any(size % axis == 0 for axis in sizes)]
+        states = (*(S(dim) for dim in dims), *((B, I, P) if differentiable else (B, P)))
+        steps = step_table(states, self.mesh)
+        parts = np.array([split_factor(layout, self.mesh) for layout in steps.layouts], dtype=np.int64)
+        even = np.array([is_even(shape, layout, self.mesh) for layout in steps.layouts], dtype=bool)
+        place = np.cumsum(even) - 1
+        self.layouts = tuple(layout for layout, keep in zip(steps.layouts, even, strict=True) if keep)
         self.index = {layout: at for at, layout in enumerate(self.layouts)}
-        self.states = {state: at for at, state in enumerate(sorted({s for layout in self.layouts for s in layout}, key=str))}
-        size = len(self.layouts)
-        direct: NDArray[np.float64] = np.full((size, size), np.inf)
-        costs: dict[tuple[object, ...], float] = {}
-        for source, target, step in steps_among(self.layouts, self.mesh):
-            message = message_bytes(step, num_bytes, self.mesh)
-            key = (step.forward, step.backward, step.axes, step.src_dim == 0, step.dst_dim == 0, message)
-            if key not in costs:
-                costs[key] = model.step_cost(step, num_bytes, differentiable).total_s
-            direct[source, target] = costs[key]
+        self.states = {state: at for at, state in enumerate(states)}
+        keep = even[steps.source] & even[steps.target]
+        source, target, kind = steps.source[keep], steps.target[keep], steps.kind[keep]
+        message = num_bytes // np.minimum(parts[source], parts[target])
+        # A step's cost is affine in its message: two evaluations per kind give them all.
+        base = np.array([model.message_cost(step, 0, differentiable).total_s for step in steps.kinds])
+        unit = 1 << 20
+        slope = np.array([model.message_cost(step, unit, differentiable).total_s for step in steps.kinds]) - base
+        direct: NDArray[np.float64] = np.full((len(self.layouts), len(self.layouts)), np.inf)
+        direct[place[source], place[target]] = base[kind] + slope[kind] * (message / unit)
         self._direct = direct
         self._lookup: NDArray[np.int64] | None = None
 

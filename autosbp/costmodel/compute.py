@@ -82,7 +82,9 @@ class ComputeModel:
     @property
     def copy_bytes_per_s(self) -> float:
         """Bytes that a plain local copy moves per second, with all ranks busy."""
-        return self.device.memory_bandwidth_bytes_per_s / self._forward.get("aten.add.Tensor", self._forward.get("others", 1.0))
+        return self.device.memory_bandwidth_bytes_per_s / self._forward.get(
+            "aten.add.Tensor", self._forward.get("others", 1.0)
+        )
 
     def flops_per_s(self, dtype: str) -> float:
         """What a large matrix product reaches, before any correction."""

@@ -41,19 +41,29 @@ def collectives(graph: LogicalGraph, strategy: Strategy) -> list[Collective]:
     Backward is the exact reverse of forward: autograd runs nodes in descending order of creation. Gradients of B
     parameters are synchronised once, after the last microbatch, in the graph's order of parameters.
     """
+    return microbatch_collectives(graph, strategy) * strategy.num_micro + synchronisations(graph, strategy)
+
+
+def microbatch_collectives(graph: LogicalGraph, strategy: Strategy) -> list[Collective]:
+    """Forward, then backward, of one microbatch."""
     forward: list[Collective] = []
     backward: list[Collective] = []
     for item in program_items(graph, strategy):
-        calls = list(_item_collectives(graph, strategy, item))
-        forward += [call for call in calls if call.phase == "forward"]
-        backward += [call for call in calls if call.phase == "backward"]
-    step = (forward + backward[::-1]) * strategy.num_micro
+        for call in _item_collectives(graph, strategy, item):
+            (forward if call.phase == "forward" else backward).append(call)
+    return forward + backward[::-1]
+
+
+def synchronisations(graph: LogicalGraph, strategy: Strategy) -> list[Collective]:
+    """The all-reduces of gradients at the end of a step."""
+    calls = []
     for leaf in graph.parameters:
-        axes = synchronised_axes(strategy.parameters[leaf.name])
+        layout = strategy.parameters[leaf.name]
+        axes = synchronised_axes(layout)
         if axes:
-            local = leaf.meta.num_bytes // split_factor(strategy.parameters[leaf.name], strategy.mesh)
-            step.append(Collective("all_reduce", local, axes, "sync", leaf.name))
-    return step
+            local = leaf.meta.num_bytes // split_factor(layout, strategy.mesh)
+            calls.append(Collective("all_reduce", local, axes, "sync", leaf.name))
+    return calls
 
 
 def synchronised_axes(layout: NdSbp) -> tuple[int, ...]:
@@ -88,9 +98,12 @@ def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compu
         elif item.differentiable:
             num_bytes = graph.meta(item.ref).num_bytes
             local_s += sum(boxing.step_cost(step, num_bytes, True).local_s for step in item.steps)
-    calls = collectives(graph, strategy)
-    comm_s = sum(network.time_s(call.kind, call.num_bytes, mesh.group_shape(call.axes)) for call in calls)
-    traffic = sum(beta_factor(call.kind, mesh.group_size(call.axes)) * call.num_bytes for call in calls)
+    comm_s = traffic = 0.0
+    repeated = ((microbatch_collectives(graph, strategy), strategy.num_micro), (synchronisations(graph, strategy), 1))
+    for calls, times in repeated:
+        for call in calls:
+            comm_s += times * network.time_s(call.kind, call.num_bytes, mesh.group_shape(call.axes))
+            traffic += times * beta_factor(call.kind, mesh.group_size(call.axes)) * call.num_bytes
     optimizer_s = 0.0
     for leaf in graph.parameters:
         local = leaf.meta.num_bytes / split_factor(strategy.parameters[leaf.name], mesh)
@@ -187,5 +200,5 @@ def memory_bytes(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
         "gradients": parameters,
         "optimizer": states,
         "activations": sum(kept.values()),
-        "data": sum(leaf.meta.num_bytes for leaf in (*graph.inputs, *graph.constants)),
+        "data": sum(leaf.meta.num_bytes for leaf in graph.data),
     }

@@ -65,7 +65,10 @@ def _output_shape(op: str, args: tuple[Any, ...], metas: list[TensorMeta]) -> tu
     if op == "aten.conv2d.default":
         stride, padding = _pair(args, 3, 1), _pair(args, 4, 0)
         kernel = metas[1].sizes[2:]
-        space = [(size + 2 * pad - k) // step + 1 for size, pad, k, step in zip(first[2:], padding, kernel, stride, strict=True)]
+        space = [
+            (size + 2 * pad - k) // step + 1
+            for size, pad, k, step in zip(first[2:], padding, kernel, stride, strict=True)
+        ]
         return (first[0], metas[1].sizes[0], *space)
     if op == "aten.sum.default":
         return ()

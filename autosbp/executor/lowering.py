@@ -50,8 +50,8 @@ class _Lowering:
         self.values: dict[ReadKey, Any] = {}
 
     def run(self) -> torch.fx.GraphModule:
-        for leaf in (*self.graph.parameters, *self.graph.inputs):
-            self.values[Ref(leaf.name)] = self.fx.placeholder(leaf.name.replace(".", "_"))
+        for name in (*(leaf.name for leaf in self.graph.parameters), *(leaf.name for leaf in self.graph.inputs)):
+            self.values[Ref(name)] = self.fx.placeholder(name.replace(".", "_"))
         for constant in self.graph.constants:
             attribute = constant.name.replace(".", "_")
             self.root.register_buffer(attribute, constant_tensor(constant), persistent=False)
@@ -101,7 +101,7 @@ class _Lowering:
             if sharding_of(self.graph, node).random:
                 self.fx.call_function(ops.seed, (index, self._shard(item.signature.outs[0])))
             target, args = self._split_implementation(item, target, args)
-        result = self.fx.call_function(target, tuple(args), kwargs)
+        result: Any = self.fx.call_function(target, tuple(args), kwargs)
         count = len(node.outputs)
         for at in range(count):
             self.values[Ref(node.name, at)] = result if count == 1 else result[at]
@@ -152,5 +152,7 @@ def _call(step: Step, value: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]
         return ops.slice_shard, (value,), {**common, "dst_dim": step.dst_dim}
     if step.forward == "pad":
         return ops.pad_shard, (value,), {**common, "src_dim": step.src_dim}
-    target = {"all_reduce": ops.all_reduce, "mask": ops.mask, "none": ops.relabel, "p2p": ops.permute_ranks}[step.forward]
+    target = {"all_reduce": ops.all_reduce, "mask": ops.mask, "none": ops.relabel, "p2p": ops.permute_ranks}[
+        step.forward
+    ]
     return target, (value,), common

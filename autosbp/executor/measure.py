@@ -25,7 +25,9 @@ class SavedBytes:
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        known = storage.data_ptr() in self._seen or id(tensor) in self._parameters or isinstance(tensor, torch.nn.Parameter)
+        known = (
+            storage.data_ptr() in self._seen or id(tensor) in self._parameters or isinstance(tensor, torch.nn.Parameter)
+        )
         if not known and not (tensor.is_leaf and tensor.requires_grad):
             self._seen.add(storage.data_ptr())
             self._kept.append(tensor)  # alive until the end, so that no address is used twice
@@ -37,7 +39,9 @@ class SavedBytes:
         self._hooks.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._hooks.__exit__(kind, error, trace)
         self._kept.clear()
 

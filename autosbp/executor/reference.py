@@ -24,7 +24,7 @@ class Reference:
         optimizer: str = "adamw",
         learning_rate: float = 1e-3,
     ) -> None:
-        self.graph = graph.bind(**{symbol: micro_batch for symbol in graph.symbols})
+        self.graph = graph.bind(**dict.fromkeys(graph.symbols, micro_batch))
         self.count, self.size = global_batch // micro_batch, micro_batch
         self.program = materialise(self.graph)
         self.parameters = {

@@ -36,7 +36,7 @@ class Trainer:
         device: torch.device,
         learning_rate: float = 1e-3,
     ) -> None:
-        self.graph = graph.bind(**{symbol: strategy.micro_batch for symbol in graph.symbols})
+        self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
         self.strategy = strategy
         self.runtime = Runtime(strategy.mesh, dist.get_rank(), device)
         self.charged = collectives(self.graph, strategy)
@@ -125,7 +125,7 @@ def random_batch(graph: LogicalGraph, global_batch: int, seed: int) -> dict[str,
     from autosbp.graph.materialise import dtype_of
 
     generator = torch.Generator().manual_seed(seed)
-    bound = graph.bind(**{symbol: global_batch for symbol in graph.symbols})
+    bound = graph.bind(**dict.fromkeys(graph.symbols, global_batch))
     batch = {}
     for leaf in bound.inputs:
         dtype = dtype_of(leaf.meta.dtype)

@@ -51,7 +51,7 @@ def run_trial(
     strategy = plan.strategy
     if strategy.mesh.size > MAX_LOCAL_RANKS:
         raise InputError("cluster", strategy.mesh.size, f"at most {MAX_LOCAL_RANKS} ranks can start on one machine")
-    list(program_items(graph.bind(**{symbol: strategy.micro_batch for symbol in graph.symbols}), strategy))
+    list(program_items(graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch)), strategy))
     workdir.mkdir(parents=True, exist_ok=True)
     result_path = workdir / "result.json"
     result_path.unlink(missing_ok=True)

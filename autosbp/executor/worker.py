@@ -1,6 +1,6 @@
 """The rank script of a trial: train under the plan's strategy and measure. Started by torchrun, reads top to bottom.
 
-    python -m autosbp.executor.worker REQUEST.json RESULT.json
+python -m autosbp.executor.worker REQUEST.json RESULT.json
 """
 
 from __future__ import annotations
@@ -70,14 +70,20 @@ def main() -> None:
         "collectives_match": issued == expected,
         "memory_bytes": state_bytes(trainer) + saved.bytes,
         "saved_bytes": saved.bytes,
-        "peak_memory_bytes": torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated()
+        if cuda
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "collectives": [[call.kind, call.num_bytes, list(call.ranks)] for call in issued],
     }
     everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, mine)
     if rank == 0:
         reference = Reference(
-            graph, parameters, global_batch=strategy.global_batch, micro_batch=strategy.micro_batch, optimizer=strategy.optimizer
+            graph,
+            parameters,
+            global_batch=strategy.global_batch,
+            micro_batch=strategy.micro_batch,
+            optimizer=strategy.optimizer,
         )
         wanted = [float(reference.step(batch)) for _ in range(min(REFERENCE_STEPS, len(losses)))]
         Path(sys.argv[2]).write_text(json.dumps(report(plan, everyone, losses, wanted), allow_nan=False))

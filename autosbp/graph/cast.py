@@ -9,8 +9,7 @@ from autosbp.graph.ir import Arg, Constant, DType, LogicalGraph, TensorMeta
 
 def cast_floats(graph: LogicalGraph, old: str, new: str) -> LogicalGraph:
     """Every tensor of dtype ``old`` becomes ``new``; used to check numerics in float64."""
-    from autosbp.graph.capture import make_constant
-    from autosbp.graph.materialise import constant_tensor, dtype_of
+    from autosbp.graph.materialise import constant_tensor, dtype_of, make_constant
 
     def meta(value: TensorMeta) -> TensorMeta:
         return TensorMeta(value.shape, new if value.dtype == old else value.dtype)

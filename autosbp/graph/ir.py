@@ -173,6 +173,11 @@ class LogicalGraph:
     def meta(self, ref: Ref) -> TensorMeta:
         return self.metas[ref.name][ref.index]
 
+    @property
+    def data(self) -> tuple[Input | Constant, ...]:
+        """What every rank is given whole: the batch and the constants."""
+        return (*self.inputs, *self.constants)
+
     @cached_property
     def parameter_names(self) -> frozenset[str]:
         return frozenset(leaf.name for leaf in self.parameters)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from autosbp.errors import GraphError
-from autosbp.graph.ir import Arg, Constant, DType, LogicalGraph, Parameter, Ref, Sym
-from autosbp.graph.serialize import decode_bytes
+from autosbp.graph.constants import decode_bytes, encode_bytes
+from autosbp.graph.ir import Arg, Constant, DType, LogicalGraph, Parameter, Ref, Sym, TensorMeta
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -34,6 +34,14 @@ def constant_tensor(constant: Constant) -> torch.Tensor:
     """The values of a constant."""
     data = bytearray(decode_bytes(constant.data, constant.meta.num_bytes))
     return torch.frombuffer(data, dtype=dtype_of(constant.meta.dtype)).reshape(constant.meta.sizes).clone()
+
+
+def make_constant(name: str, tensor: torch.Tensor) -> Constant:
+    """A constant of the IR with the tensor's values."""
+    array = tensor.detach().cpu().contiguous()
+    data = array.view(torch.uint8) if array.dim() else array.reshape(1).view(torch.uint8)
+    meta = TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return Constant(name, meta, encode_bytes(data.numpy().tobytes()))
 
 
 def to_fx_arg(arg: Arg, values: Mapping[str, Any]) -> Any:

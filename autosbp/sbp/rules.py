@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from autosbp.errors import GraphError
-from autosbp.graph.ir import LogicalGraph, Node
+from autosbp.graph.ir import Arg, LogicalGraph, Node, Ref, map_arg
+from autosbp.graph.shapes import check_shape
 from autosbp.sbp import _special as special
 from autosbp.sbp.sharding import AxisOption, Rule, Sharding, axis_options, notation, tensor_inputs
 
-_POINTWISE = (
-    "gelu.default relu.default silu.default tanh.default sigmoid.default exp.default log.default rsqrt.default "
-    "sqrt.default pow.Tensor_Scalar cos.default sin.default abs.default reciprocal.default erf.default "
-    "eq.Scalar ne.Scalar lt.Scalar gt.Scalar le.Scalar ge.Scalar eq.Tensor ne.Tensor lt.Tensor gt.Tensor le.Tensor "
-    "ge.Tensor logical_not.default logical_and.default logical_or.default bitwise_and.Tensor bitwise_or.Tensor "
-    "bitwise_not.default __and__.Tensor __or__.Tensor clamp.default clamp_min.default minimum.default maximum.default "
-    "hardtanh.default leaky_relu.default elu.default softplus.default add.Scalar sub.Scalar rsub.Scalar "
-    "pow.Tensor_Tensor"
-).split()
+_POINTWISE = [
+    "gelu.default",
+    "relu.default",
+    "silu.default",
+    "tanh.default",
+    "sigmoid.default",
+    "exp.default",
+    "log.default",
+    "rsqrt.default",
+    "sqrt.default",
+    "pow.Tensor_Scalar",
+    "cos.default",
+    "sin.default",
+    "abs.default",
+    "reciprocal.default",
+    "erf.default",
+    "eq.Scalar",
+    "ne.Scalar",
+    "lt.Scalar",
+    "gt.Scalar",
+    "le.Scalar",
+    "ge.Scalar",
+    "eq.Tensor",
+    "ne.Tensor",
+    "lt.Tensor",
+    "gt.Tensor",
+    "le.Tensor",
+    "ge.Tensor",
+    "logical_not.default",
+    "logical_and.default",
+    "logical_or.default",
+    "bitwise_and.Tensor",
+    "bitwise_or.Tensor",
+    "bitwise_not.default",
+    "__and__.Tensor",
+    "__or__.Tensor",
+    "clamp.default",
+    "clamp_min.default",
+    "minimum.default",
+    "maximum.default",
+    "hardtanh.default",
+    "leaky_relu.default",
+    "elu.default",
+    "softplus.default",
+    "add.Scalar",
+    "sub.Scalar",
+    "rsub.Scalar",
+    "pow.Tensor_Tensor",
+]
 
 RULES: Mapping[str, Rule] = {
     # matrix products
@@ -69,12 +110,27 @@ KEYWORDS = frozenset(("alpha", "approximate", "beta", "dtype", "enable_gqa", "sc
 
 CONSTANT_OPS = frozenset(
     f"aten.{name}"
-    for name in (
-        "arange.default arange.start arange.start_step full.default ones.default zeros.default eye.default "
-        "scalar_tensor.default cumsum.default tril.default triu.default outer.default"
-    ).split()
+    for name in [
+        "arange.default",
+        "arange.start",
+        "arange.start_step",
+        "full.default",
+        "ones.default",
+        "zeros.default",
+        "eye.default",
+        "scalar_tensor.default",
+        "cumsum.default",
+        "tril.default",
+        "triu.default",
+        "outer.default",
+    ]
 )
 """Ops that may stand in the constant part of a graph only: computed by every rank, never split."""
+
+
+_TENSOR = object()
+_MAX_KNOWN = 16_384
+_known: dict[Hashable, Sharding] = {}
 
 
 def sharding_of(graph: LogicalGraph, node: Node) -> Sharding:
@@ -82,10 +138,30 @@ def sharding_of(graph: LogicalGraph, node: Node) -> Sharding:
     rule = RULES.get(node.op)
     if rule is None:
         raise GraphError(f"{node.name}.op", node.op, "an op with a sharding rule is expected (autosbp.sbp.rules)")
-    for key in node.kwargs:
-        if key not in KEYWORDS:
-            raise GraphError(f"{node.name}.kwargs.{key}", key, f"only {', '.join(sorted(KEYWORDS))} may be keywords")
-    return rule(node, tensor_inputs(graph, node))
+    for word in node.kwargs:
+        if word not in KEYWORDS:
+            raise GraphError(f"{node.name}.kwargs.{word}", word, f"only {', '.join(sorted(KEYWORDS))} may be keywords")
+    metas = tensor_inputs(graph, node)
+    # Rules look at attributes and shapes only, so repeated blocks share their result.
+    key = (node.op, tuple(map_arg(arg, _blank) for arg in node.args), tuple(metas), node.outputs)
+    known = _known.get(key)
+    if known is None:
+        try:
+            known = rule(node, metas)
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise _malformed(node, error) from None
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known[key] = known
+    return known
+
+
+def _blank(arg: Arg) -> Arg:
+    return _TENSOR if isinstance(arg, Ref) else arg
+
+
+def _malformed(node: Node, error: Exception) -> GraphError:
+    return GraphError(f"{node.name}.args", node.args, f"the arguments of {node.op} are expected ({error})")
 
 
 def node_options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
@@ -96,14 +172,11 @@ def node_options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
 
 
 def check_graph(graph: LogicalGraph) -> None:
-    """Check every op and shape of a graph, bound at the sizes it was captured with; raises ``GraphError``."""
+    """Check every op and shape of a graph, bound at the sizes it was captured with and one more; ``GraphError``."""
     bound = graph.bind(**graph.symbols)
-    for node in bound.nodes:
-        if node.op in CONSTANT_OPS:
-            if node.name not in bound.constant_names:
-                raise GraphError(f"{node.name}.op", node.op, "this op may not depend on parameters or inputs")
-        else:
-            sharding_of(bound, node)
+    _check_nodes(bound)
+    if graph.symbols:
+        _check_nodes(graph.bind(**{symbol: size + 1 for symbol, size in graph.symbols.items()}))
     for node in bound.nodes:
         mixed = [ref.name for ref in node.refs() if ref.name in bound.differentiable]
         if mixed and node.name not in bound.differentiable:
@@ -111,3 +184,18 @@ def check_graph(graph: LogicalGraph) -> None:
             raise GraphError(f"{node.name}.args", mixed, "a value without a gradient may not depend on one that has it")
     if bound.loss.name not in bound.differentiable:
         raise GraphError("loss", bound.loss.name, "the loss must depend on a parameter")
+
+
+def _check_nodes(bound: LogicalGraph) -> None:
+    for node in bound.nodes:
+        if node.op in CONSTANT_OPS:
+            if node.name not in bound.constant_names:
+                raise GraphError(f"{node.name}.op", node.op, "this op may not depend on parameters or inputs")
+            continue
+        if len(node.outputs) != 1 and node.op in RULES:
+            raise GraphError(f"{node.name}.outputs", len(node.outputs), f"{node.op} has one output")
+        sharding_of(bound, node)
+        try:
+            check_shape(node, tensor_inputs(bound, node))
+        except (TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:
+            raise _malformed(node, error) from None

@@ -1,7 +1,7 @@
 """The contract of a searcher.
 
 A ``SearchProblem`` is a weighted constraint graph: one variable per op cluster, whose values are layouts; a unary cost
-and a memory use per value; an edge cost table per pair of clusters that exchange a tensor. The cost of an assignment is
+and a memory use per value; an edge cost table per pair of clusters that exchange a tensor. An assignment costs
 
     fixed_s + sum_i unary_s[i][x_i] + sum_e table_e[x_u, x_v]      (seconds of one training step)
 
@@ -65,12 +65,16 @@ class SearchProblem:
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """``start`` is an assignment to start from (such as a baseline's), where a searcher can use one."""
+    """``start`` is an assignment to start from (such as a baseline's), where a searcher can use one; ``gap_tolerance``
+    the relative gap at which ``exact`` stops trying to close what memory limits leave open; ``cutoff_s`` a cost that
+    the caller already has: ``exact`` stops once its bound shows that nothing is below it."""
 
     seed: int = 0
     time_limit_s: float = 60.0
     max_evaluations: int | None = None
     start: tuple[int, ...] | None = None
+    gap_tolerance: float = 0.0
+    cutoff_s: float = float("inf")
     progress: Callable[[float, float], bool] | None = None  # (best cost, lower bound) -> go on?
 
 

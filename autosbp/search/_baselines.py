@@ -51,7 +51,9 @@ class Roles:
             return False
         for at, node in enumerate(cluster.nodes):
             chosen = cluster.options[option][at]
-            owned = [sbp for ref, sbp in zip(node.refs(), chosen.ins, strict=True) if ref.name in self.graph.parameter_names]
+            owned = [
+                sbp for ref, sbp in zip(node.refs(), chosen.ins, strict=True) if ref.name in self.graph.parameter_names
+            ]
             if owned and chosen.divides and not any(sbp.is_split for sbp in owned):
                 return False
         return True

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel, BoxingTable
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.graph.ir import LogicalGraph, Node, Ref
-from autosbp.sbp.groups import boxing_group
+from autosbp.errors import InfeasibleError
+from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.sbp.placement import NdSbp, P, Sbp
+from autosbp.search._analysis import Analysis, Read
 from autosbp.search._base import Edge, SearchProblem
-from autosbp.search._clusters import OpCluster, form_clusters
+from autosbp.search._clusters import OpCluster
 from autosbp.search._domains import Domain, UnaryCosts, make_domain
 
 Allowed = Callable[[OpCluster, int, int], bool]
@@ -32,15 +33,6 @@ class BuiltProblem:
     clusters: tuple[OpCluster, ...]
     domains: tuple[Domain, ...]
     parameter_variables: Mapping[str, tuple[int, tuple[NdSbp, ...]]]
-
-
-@dataclass(frozen=True)
-class _Read:
-    """One external read of a value by a cluster: which node, at which argument."""
-
-    cluster: int
-    node: Node
-    position: int
 
 
 class ProblemBuilder:
@@ -62,12 +54,15 @@ class ProblemBuilder:
         *,
         num_micro: int,
         optimizer: str,
-        clusters: list[OpCluster] | None = None,
+        analysis: Analysis | None = None,
     ) -> None:
         self.graph, self.boxing, self.num_micro = graph, boxing, num_micro
-        self.clusters = form_clusters(graph) if clusters is None else clusters
+        self.analysis = analysis or Analysis(graph)
         self.unary = UnaryCosts(graph, compute, boxing, optimizer, num_micro)
-        self._home = {node.name: at for at, cluster in enumerate(self.clusters) for node in cluster.nodes}
+
+    def least_memory(self, allowed: Allowed | None = None) -> int:
+        """Bytes that no layout goes below: the sum of every op's least; raises ``InfeasibleError`` without even splits."""
+        return _Assembly(self, None, allowed).least_memory()
 
     def build(self, memory_limit_bytes: int | None, allowed: Allowed | None = None) -> BuiltProblem:
         """The problem over all layouts, or over those that ``allowed(cluster, axis, option)`` admits."""
@@ -77,77 +72,65 @@ class ProblemBuilder:
 class _Assembly:
     def __init__(self, builder: ProblemBuilder, limit: int | None, allowed: Allowed | None) -> None:
         self.builder, self.limit, self.allowed = builder, limit, allowed
-        self.graph, self.boxing = builder.graph, builder.boxing
+        self.graph, self.boxing, self.analysis = builder.graph, builder.boxing, builder.analysis
         self.names: list[str] = []
         self.unary: list[NDArray[np.float64]] = []
         self.memory: list[NDArray[np.int64]] = []
         self.edges: list[Edge] = []
-        self._domains: dict[Hashable, Domain] = {}
         self._costs: dict[Hashable, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
         self._tables: dict[Hashable, NDArray[np.float64]] = {}
 
     def run(self) -> BuiltProblem:
-        builder, graph = self.builder, self.graph
-        shared, parameter_reads = self._reads()
-        domains = []
-        for at, cluster in enumerate(builder.clusters):
-            domain = self._domain(cluster)
-            domains.append(domain)
-            own = {name for name, users in parameter_reads.items() if len(users) == 1 and users[0].cluster == at}
-            carried = {ref for ref, groups in shared.items() for label, users in groups.items()
-                       if len(users) > 1 and any(user.cluster == at for user in users)}  # fmt: skip
-            key = (cluster.key, tuple(sorted(self._own_positions(cluster, own))), self._carried(cluster, carried))
-            if key not in self._costs:
-                self._costs[key] = builder.unary.of(domain, own, carried)
-            self._variable(cluster.name, *self._costs[key])
-        for ref, groups in shared.items():
+        graph = self.graph
+        domains = self._variables()
+        for ref, groups in self.analysis.values.items():
             for label, users in groups.items():
                 self._connect(ref, label, users, domains)
-        tied = {name: users for name, users in parameter_reads.items() if len(users) > 1}
+        tied = {name: users for name, users in self.analysis.parameters.items() if len(users) > 1}
         variables = {name: self._tied_parameter(name, users, domains) for name, users in tied.items()}
         problem = SearchProblem(
             tuple(self.names), tuple(self.unary), tuple(self.memory), tuple(self.edges), self.limit,
-            fixed_memory_bytes=sum(leaf.meta.num_bytes for leaf in (*graph.inputs, *graph.constants)),
+            fixed_memory_bytes=sum(leaf.meta.num_bytes for leaf in graph.data),
         )  # fmt: skip
-        return BuiltProblem(problem, tuple(builder.clusters), tuple(domains), variables)
+        return BuiltProblem(problem, tuple(self.analysis.clusters), tuple(domains), variables)
 
-    def _reads(self) -> tuple[dict[Ref, dict[str, list[_Read]]], dict[str, list[_Read]]]:
-        """External reads of made values by group, and reads of parameters."""
-        home = self.builder._home
-        values: dict[Ref, dict[str, list[_Read]]] = {}
-        parameters: dict[str, list[_Read]] = {}
-        for at, cluster in enumerate(self.builder.clusters):
-            for node in cluster.nodes:
-                for position, ref in enumerate(node.refs()):
-                    if ref.name in self.graph.parameter_names:
-                        parameters.setdefault(ref.name, []).append(_Read(at, node, position))
-                    elif ref.name in home and home[ref.name] != at:
-                        values.setdefault(ref, {}).setdefault(boxing_group(node, position), []).append(_Read(at, node, position))
-        return values, parameters
-
-    def _own_positions(self, cluster: OpCluster, own: set[str]) -> list[tuple[int, int]]:
-        return [
-            (at, position)
-            for at, node in enumerate(cluster.nodes)
-            for position, ref in enumerate(node.refs())
-            if ref.name in own
-        ]
-
-    def _carried(self, cluster: OpCluster, carried: set[Ref]) -> tuple[tuple[int, int], ...]:
-        return tuple(
-            (at, position)
-            for at, node in enumerate(cluster.nodes)
-            for position, ref in enumerate(node.refs())
-            if ref in carried
+    def least_memory(self) -> int:
+        return sum(
+            kind.count * int(memory.min())
+            for kind, (_, _, memory) in zip(self.analysis.classes, self._class_costs(), strict=True)
         )
 
+    def _class_costs(self) -> list[tuple[Domain, NDArray[np.float64], NDArray[np.int64]]]:
+        """Domain, seconds and bytes of each class of clusters."""
+        costs = []
+        for kind in self.analysis.classes:
+            domain = self._domain(kind.cluster)
+            costs.append((domain, *self.builder.unary.of(domain, kind.own, kind.carried)))
+        return costs
+
+    def _variables(self) -> list[Domain]:
+        """A variable per cluster; refuses early what cannot fit, by a bound that needs no edges."""
+        costs = self._class_costs()
+        domains = []
+        for cluster, kind in zip(self.analysis.clusters, self.analysis.class_of, strict=True):
+            domain, seconds, memory = costs[kind]
+            domains.append(Domain(cluster, domain.mesh, domain.rows))
+            self._variable(cluster.name, seconds, memory)
+        least = sum(int(use.min()) for use in self.memory)
+        if self.limit is not None and least > self.limit:
+            detail = "even the least memory of every op does not fit"
+            raise InfeasibleError("memory_limit_bytes", self.limit, least, detail)
+        return domains
+
     def _domain(self, cluster: OpCluster) -> Domain:
-        if cluster.key not in self._domains:
-            allowed = self.allowed
-            admit = None if allowed is None else lambda axis, option: allowed(cluster, axis, option)
-            self._domains[cluster.key] = make_domain(cluster, self.boxing.mesh, admit)
-        domain = self._domains[cluster.key]
-        return Domain(cluster, domain.mesh, domain.rows)
+        allowed = self.allowed
+        admit = None if allowed is None else lambda axis, option: allowed(cluster, axis, option)
+        domain = make_domain(cluster, self.boxing.mesh, admit)
+        if len(domain.rows) == 0:
+            size = self.graph.inputs[0].meta.sizes[0]
+            detail = f"no even split of {cluster.name} over {self.boxing.mesh.shape}"
+            raise InfeasibleError("micro_batch", size, None, detail)
+        return domain
 
     def _variable(self, name: str, seconds: NDArray[np.float64], memory: NDArray[np.int64]) -> int:
         self.names.append(name)
@@ -159,26 +142,28 @@ class _Assembly:
         meta = self.graph.meta(ref)
         return self.boxing.table(meta.sizes, meta.num_bytes, True)
 
-    def _states(self, read: _Read) -> tuple[Sbp, ...]:
-        return self.builder.clusters[read.cluster].input_states(read.node.name, read.position)
+    def _states(self, read: Read) -> tuple[Sbp, ...]:
+        return self.analysis.clusters[read.cluster].input_states(read.node.name, read.position)
 
-    def _connect(self, ref: Ref, label: str, users: list[_Read], domains: list[Domain]) -> None:
+    def _connect(self, ref: Ref, label: str, users: list[Read], domains: list[Domain]) -> None:
         """Edges from the maker of ``ref`` to its readers, through one shared copy where there are several."""
-        maker = self.builder._home[ref.name]
-        made = self.builder.clusters[maker].output_states(ref)
+        maker = self.analysis.home[ref.name]
+        made = self.analysis.clusters[maker].output_states(ref)
         table = self._table(ref)
         if len(users) == 1:
-            self._boxing_edge(maker, domains[maker], made, users[0].cluster, domains[users[0].cluster], self._states(users[0]), table)
+            self._boxing_edge(
+                maker, domains[maker], made, users[0].cluster, domains[users[0].cluster], self._states(users[0]), table
+            )
             return
         wanted = [table.ids(self._states(user), domains[user.cluster].rows) for user in users]
         layouts = np.unique(np.concatenate(wanted))
         split = np.array([self._local_bytes(table.layouts[at], self.graph.meta(ref).num_bytes) for at in layouts])
         saved = any(self._keeps(user) for user in users)
-        copy_key = ("copy", id(table), layouts.tobytes(), saved)
+        copy_key: Hashable = ("copy", id(table), layouts.tobytes(), saved)
         if copy_key not in self._costs:
             self._costs[copy_key] = (np.zeros(len(layouts)), np.ceil(split * saved).astype(np.int64))
         copy = self._variable(f"{ref.name}@{label}", *self._costs[copy_key])
-        key = ("made", id(table), domains[maker].rows.tobytes(), made, layouts.tobytes())
+        key: Hashable = ("made", id(table), domains[maker].rows.tobytes(), made, layouts.tobytes())
         if key not in self._tables:
             self._tables[key] = self._scaled(table)[table.ids(made, domains[maker].rows)][:, layouts]
         self.edges.append(Edge(maker, copy, self._tables[key]))
@@ -188,7 +173,7 @@ class _Assembly:
                 self._tables[key] = np.where(layouts[:, None] == ids[None, :], 0.0, np.inf)
             self.edges.append(Edge(copy, user.cluster, self._tables[key]))
 
-    def _keeps(self, user: _Read) -> bool:
+    def _keeps(self, user: Read) -> bool:
         from autosbp.costmodel.memory import saved_inputs
 
         return user.position in saved_inputs(user.node)
@@ -221,7 +206,7 @@ class _Assembly:
             self._tables[key] = np.ascontiguousarray(self._scaled(table)[ids[0]][:, ids[1]])
         self.edges.append(Edge(maker, reader, self._tables[key]))
 
-    def _tied_parameter(self, name: str, users: list[_Read], domains: list[Domain]) -> tuple[int, tuple[NdSbp, ...]]:
+    def _tied_parameter(self, name: str, users: list[Read], domains: list[Domain]) -> tuple[int, tuple[NdSbp, ...]]:
         """A variable for the stored layout of a parameter that several clusters read."""
         table = self._table(Ref(name))
         states = [state for state in table.states if state != P]

@@ -1,8 +1,8 @@
 """Op clusters: the variables of a search problem (DESIGN section 8).
 
 A cluster is an op and the ops that follow its layout. An op follows when everything it reads that carries a gradient
-comes from one cluster, and when it has exactly one legal layout for each layout that cluster can have. Clusters with the same ops,
-attributes, shapes and wiring are of one class, and share every table.
+comes from one cluster, and when it has exactly one legal layout for each layout that cluster can have. Clusters with the
+same ops, attributes, shapes and wiring are of one class, and share every table.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ def form_clusters(graph: LogicalGraph) -> list[OpCluster]:
     for node in graph.nodes:
         for ref in set(node.refs()):
             parameter_uses[ref.name] = parameter_uses.get(ref.name, 0) + 1
-    parameters = {leaf.name for leaf in graph.parameters}
-    tied = {name for name in parameters if parameter_uses.get(name, 0) > 1}
+    tied = {name for name in graph.parameter_names if parameter_uses.get(name, 0) > 1}
     for node in graph.nodes:
         if node.name not in graph.differentiable:
             continue
@@ -77,7 +76,9 @@ def form_clusters(graph: LogicalGraph) -> list[OpCluster]:
             draft = _Draft(node, options)
             drafts.append(draft)
         home[node.name] = draft
-    return [OpCluster(tuple(draft.nodes), tuple(draft.options), _class_key(graph, draft.nodes, tied)) for draft in drafts]
+    return [
+        OpCluster(tuple(draft.nodes), tuple(draft.options), _class_key(graph, draft.nodes, tied)) for draft in drafts
+    ]
 
 
 def useful_options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
@@ -115,14 +116,13 @@ class _Draft:
 
 def _class_key(graph: LogicalGraph, nodes: list[Node], tied: set[str]) -> Hashable:
     position = {node.name: at for at, node in enumerate(nodes)}
-    parameters = {leaf.name for leaf in graph.parameters}
     external: dict[Ref, int] = {}
 
     def encode(arg: Arg) -> Hashable:
         if isinstance(arg, Ref):
             if arg.name in position:
                 return ("made", position[arg.name], arg.index)
-            if arg.name in parameters:
+            if arg.name in graph.parameter_names:
                 return ("parameter", graph.meta(arg), arg.name in tied)
             if arg.name not in graph.differentiable:
                 return ("data", graph.meta(arg))
@@ -139,5 +139,3 @@ def _class_key(graph: LogicalGraph, nodes: list[Node], tied: set[str]) -> Hashab
         )
         for node in nodes
     )
-
-

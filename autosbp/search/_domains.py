@@ -39,7 +39,8 @@ class Domain:
     def split_product(self, splits: Sequence[bool]) -> Floats:
         """Per value, the product of the sizes of the axes whose option splits."""
         sizes = np.array([axis.size for axis in self.mesh.axes], dtype=np.float64)
-        return np.where(np.array(splits, dtype=bool)[self.rows], sizes, 1.0).prod(axis=1)
+        product_: Floats = np.where(np.array(splits, dtype=bool)[self.rows], sizes, 1.0).prod(axis=1)
+        return product_
 
 
 def make_domain(cluster: OpCluster, mesh: Mesh, allowed: Callable[[int, int], bool] | None = None) -> Domain:
@@ -68,7 +69,7 @@ class UnaryCosts:
         self.optimizer, self.num_micro = optimizer, num_micro
         self.highs = {leaf.name: leaf.high for leaf in graph.inputs}
 
-    def of(self, domain: Domain, own: set[str], shared_reads: set[Ref]) -> tuple[Floats, NDArray[np.int64]]:
+    def of(self, domain: Domain, own: frozenset[str], shared_reads: frozenset[Ref]) -> tuple[Floats, NDArray[np.int64]]:
         """(seconds per step, bytes) per value. ``own`` are parameters that only this cluster reads; ``shared_reads``
         are boxed tensors whose memory another variable carries."""
         seconds = np.zeros(len(domain.rows))
@@ -77,7 +78,7 @@ class UnaryCosts:
         for at, node in enumerate(domain.cluster.nodes):
             seconds += self.num_micro * self._compute_s(domain, node, at)
             seconds += self.num_micro * self._internal_s(domain, node, at)
-            for ref, states in self._saved(domain.cluster, node, at, own, shared_reads):
+            for ref, states in self._saved(domain.cluster, node, shared_reads):
                 if (ref, states) not in saved:
                     saved.add((ref, states))
                     memory += self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
@@ -162,18 +163,26 @@ class UnaryCosts:
                 for position, meta in enumerate(metas)
             )
             out = _local(
-                node.outputs[0].sizes, [out_states[option].dim if out_states[option].is_split else -1 for option in row], sizes
+                node.outputs[0].sizes,
+                [out_states[option].dim if out_states[option].is_split else -1 for option in row],
+                sizes,
             )
-            split = any(cluster.options[option][at].factor == sharding.split_impl for option in row) and sharding.split_impl
+            split = (
+                any(cluster.options[option][at].factor == sharding.split_impl for option in row) and sharding.split_impl
+            )
             if (ins, out, split) not in cache:
-                bounds = [None if high is None else min(high, ins[0][0]) if "embedding" in node.op else high for high in highs]
+                bounds = [
+                    None if high is None else min(high, ins[0][0]) if "embedding" in node.op else high for high in highs
+                ]
                 cache[ins, out, split] = "" if split else op_key(node, ins, out, dtypes, grads, bounds)
             keys.append(cache[ins, out, split])
         return keys
 
     def _internal_s(self, domain: Domain, node: Node, at: int) -> Floats:
         sharding = sharding_of(self.graph, node)
-        splits = [bool(sharding.split_impl) and option[at].factor == sharding.split_impl for option in domain.cluster.options]
+        splits = [
+            bool(sharding.split_impl) and option[at].factor == sharding.split_impl for option in domain.cluster.options
+        ]
         seconds = np.zeros(len(domain.rows))
         if not any(splits):
             return seconds
@@ -187,7 +196,7 @@ class UnaryCosts:
         return seconds
 
     def _saved(
-        self, cluster: OpCluster, node: Node, at: int, own: set[str], shared: set[Ref]
+        self, cluster: OpCluster, node: Node, shared: frozenset[Ref]
     ) -> list[tuple[Ref, tuple[Sbp, ...]]]:
         refs = list(node.refs())
         kept = [

@@ -24,7 +24,7 @@ SPLICE_LAST = 4
 
 
 class _Stop(Exception):
-    """The run's limits struck inside a long computation."""
+    """The run's limits struck inside a long computation, or the gap that the caller tolerates was reached."""
 
 
 def exact(problem: SearchProblem, options: SearchOptions) -> SearchResult:
@@ -71,7 +71,7 @@ class _Exact:
         self.info["kept_values"] = float(sum(len(values) for values in reduced.values))
         run.raise_bound(quick_bound(reduced.problem, self.check))
         price = self._relax(reduced, near)
-        if not run.is_proved:
+        if not run.is_close:
             self._close(prune(reduced, run.cost_s, price))
 
     def _relax(self, reduced: Reduced, near: Neighbourhood) -> float:
@@ -88,8 +88,10 @@ class _Exact:
                 met.append(assignment)
                 lifted = reduced.lift(assignment)
                 run.offer(lifted)
-                if problem.memory_limit_bytes is not None or not program.is_exact:
+                if not run.is_close and (problem.memory_limit_bytes is not None or not program.is_exact):
                     descend(near, list(lifted), run)
+            if run.is_close and not run.is_proved:
+                raise _Stop
             return None if run.best is None else reduced.lower(run.best)
 
         dual = solve_dual(problem, program, self.check, meet)

@@ -113,6 +113,14 @@ class Run:
     def is_proved(self) -> bool:
         return self.best is not None and self.cost_s - self.bound_s <= PROVED_RELATIVE * self.magnitude_s
 
+    @property
+    def is_close(self) -> bool:
+        """Proved, within the gap that the caller tolerates, or without hope of beating what the caller has."""
+        if self.bound_s >= self.options.cutoff_s:
+            return True
+        tolerated = self.options.gap_tolerance * abs(self.cost_s)
+        return self.is_proved or (self.best is not None and self.cost_s - self.bound_s <= tolerated)
+
     def result(self, info: dict[str, float] | None = None) -> SearchResult:
         """The best assignment, with the bound set to its cost where only rounding separates them.
 

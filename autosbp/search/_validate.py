@@ -64,6 +64,8 @@ def check_options(problem: SearchProblem, options: SearchOptions) -> None:
         raise InputError("seed", options.seed, "it must be at least 0")
     if not options.time_limit_s > 0:
         raise InputError("time_limit_s", options.time_limit_s, "it must be above 0")
+    if not 0.0 <= options.gap_tolerance < 1.0:
+        raise InputError("gap_tolerance", options.gap_tolerance, "it must be at least 0 and below 1")
     if options.max_evaluations is not None and options.max_evaluations < 1:
         raise InputError("max_evaluations", options.max_evaluations, "it must be at least 1, or None")
     if options.start is None:

@@ -44,9 +44,9 @@ def _cut_counts(lengths: list[int], max_axes: int) -> list[list[int]]:
     if len(lengths) == 1:
         return [[min(lengths[0], max_axes)]]
     outer, inner = lengths
-    return [[first, max_axes - first] for first in range(1, max_axes) if first <= outer and max_axes - first <= inner] or [
-        [min(outer, max_axes - 1), min(inner, max_axes - min(outer, max_axes - 1))]
-    ]
+    return [
+        [first, max_axes - first] for first in range(1, max_axes) if first <= outer and max_axes - first <= inner
+    ] or [[min(outer, max_axes - 1), min(inner, max_axes - min(outer, max_axes - 1))]]
 
 
 def _partitions(runs: list[list[int]], cuts: list[int]) -> list[list[list[int]]]:

@@ -22,7 +22,7 @@ def op_keys(graph: LogicalGraph, cluster: Cluster, options: PlanOptions) -> list
     Those of the microbatch asked for, or of the whole global batch where none is.
     """
     batch = options.micro_batch or options.global_batch or 8 * cluster.num_devices
-    bound = graph.bind(**{symbol: batch for symbol in graph.symbols})
+    bound = graph.bind(**dict.fromkeys(graph.symbols, batch))
     weights: dict[str, float] = {}
     network, compute = NetworkModel(cluster), ComputeModel(cluster.device)
     seen = set()

@@ -1,14 +1,17 @@
 """``make_plan``: the whole way from a graph and a cluster to a plan with its certificate and baselines.
 
-For each mesh view a problem is built and searched; the best strategy over all views wins, and the least of their lower
-bounds is the bound. The number of microbatches is the smallest power-of-two-like divisor with a feasible strategy, then
-larger ones while they are better.
+With ``exact`` and ``auto``, each mesh view (``_views``) is first solved without the memory limit at the largest microbatch
+that can fit. That bounds the view, smaller microbatches included: they pay the same work and bytes with more latencies.
+Where the optimum fits in memory it is the view's answer. Views whose bound is below the best plan so far are then searched
+under the memory limit, lowest bound first, at microbatches from one that leaves half of the memory free to the largest,
+until the time limit. The plan's bound is the least over all views. Other searchers run on each view at its largest
+microbatch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,9 +29,9 @@ from autosbp.plan import SCHEMA, Baseline, Costs, Plan, Strategy, plan_id_of
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.rules import check_graph
 from autosbp.search import SEARCHERS, SearchOptions, SearchResult
+from autosbp.search._analysis import Analysis
 from autosbp.search._baselines import Roles
-from autosbp.search._build import Allowed, ProblemBuilder
-from autosbp.search._clusters import OpCluster, form_clusters
+from autosbp.search._build import Allowed, BuiltProblem, ProblemBuilder
 from autosbp.search._strategy import strategy_of
 from autosbp.search._views import mesh_views, tensor_parallel_view
 
@@ -44,17 +47,20 @@ class PlanOptions:
     micro_batch: int | None = None
     searcher: str = "auto"
     seed: int = 0
-    time_limit_s: float = 60.0
+    time_limit_s: float = 20.0
     optimizer: str = "adamw"
     memory_limit_bytes: int | None = None
+    gap_tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.searcher not in SEARCHERS:
+        if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
             raise InputError("searcher", self.searcher, f"one of {', '.join(SEARCHERS)} is expected")
         if self.optimizer not in ("adamw", "sgd"):
             raise InputError("optimizer", self.optimizer, "adamw or sgd is expected")
         check_integer("seed", self.seed, 0, 2**63 - 1)
-        if isinstance(self.time_limit_s, bool) or not 0 < self.time_limit_s <= 86_400:
+        if not _is_number(self.gap_tolerance) or not 0 <= self.gap_tolerance < 1:
+            raise InputError("gap_tolerance", self.gap_tolerance, "at least 0 and below 1 is expected")
+        if not _is_number(self.time_limit_s) or not 0 < self.time_limit_s <= 86_400:
             raise InputError("time_limit_s", self.time_limit_s, "more than 0 and at most 86400 seconds is expected")
         for name in ("global_batch", "micro_batch"):
             if getattr(self, name) is not None:
@@ -62,7 +68,9 @@ class PlanOptions:
         if self.memory_limit_bytes is not None:
             check_integer("memory_limit_bytes", self.memory_limit_bytes, 1, 2**53)
         if self.global_batch is not None and self.micro_batch is not None and self.global_batch % self.micro_batch:
-            raise InputError("micro_batch", self.micro_batch, f"a divisor of the global batch {self.global_batch} is expected")
+            raise InputError(
+                "micro_batch", self.micro_batch, f"a divisor of the global batch {self.global_batch} is expected"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -73,11 +81,23 @@ class PlanOptions:
         return PlanOptions(**dict(fields.data))
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class _Candidate:
     strategy: Strategy
     costs: Costs
-    result: SearchResult
+
+
+@dataclass(frozen=True)
+class _Space:
+    """One search: layouts on a view at a microbatch, all or those that a baseline allows."""
+
+    view: Mesh
+    micro_batch: int
+    allowed: Allowed | None
 
 
 @dataclass
@@ -136,7 +156,8 @@ class _Planner:
         self.mesh = cluster.mesh()
         self.roles = Roles(graph)
         self._boxing: dict[Mesh, BoxingModel] = {}
-        self._bound: dict[int, tuple[LogicalGraph, list[OpCluster]]] = {}
+        self._bound: dict[int, tuple[LogicalGraph, Analysis]] = {}
+        self._builders: dict[tuple[Mesh, int], ProblemBuilder] = {}
 
     def run(self) -> Plan:
         baselines = self._baselines()
@@ -154,10 +175,10 @@ class _Planner:
                 sizes.append(self.global_batch // count)
         return sizes
 
-    def _bound_graph(self, micro_batch: int) -> tuple[LogicalGraph, list[OpCluster]]:
+    def _bound_graph(self, micro_batch: int) -> tuple[LogicalGraph, Analysis]:
         if micro_batch not in self._bound:
-            bound = self.graph.bind(**{symbol: micro_batch for symbol in self.graph.symbols})
-            self._bound[micro_batch] = bound, form_clusters(bound)
+            bound = self.graph.bind(**dict.fromkeys(self.graph.symbols, micro_batch))
+            self._bound[micro_batch] = bound, Analysis(bound)
         return self._bound[micro_batch]
 
     def _boxing_model(self, view: Mesh) -> BoxingModel:
@@ -165,29 +186,85 @@ class _Planner:
             self._boxing[view] = BoxingModel(self.network, view, self.compute.copy_bytes_per_s)
         return self._boxing[view]
 
-    def _solve(
-        self, view: Mesh, micro_batch: int, searcher: str, tally: _Tally, allowed: Allowed | None = None
-    ) -> _Candidate:
-        """The best strategy on one view at one microbatch; raises ``InfeasibleError``."""
-        graph, clusters = self._bound_graph(micro_batch)
-        boxing = self._boxing_model(view)
-        builder = ProblemBuilder(
-            graph, boxing, self.compute, num_micro=self.global_batch // micro_batch,
-            optimizer=self.options.optimizer, clusters=clusters,
-        )  # fmt: skip
-        built = builder.build(self.limit, allowed)
-        if any(len(costs) == 0 for costs in built.problem.unary_s):
-            raise InfeasibleError("batch", micro_batch, None, f"no even split over {view.shape} exists")
-        options = SearchOptions(
-            seed=self.options.seed, time_limit_s=self.options.time_limit_s, progress=self._report(tally)
-        )
-        result = SEARCHERS[searcher](built.problem, options)
-        tally.evaluations += result.evaluations
+    def _builder(self, view: Mesh, micro_batch: int) -> ProblemBuilder:
+        key = (view, micro_batch)
+        if key not in self._builders:
+            graph, analysis = self._bound_graph(micro_batch)
+            self._builders[key] = ProblemBuilder(
+                graph, self._boxing_model(view), self.compute, num_micro=self.global_batch // micro_batch,
+                optimizer=self.options.optimizer, analysis=analysis,
+            )  # fmt: skip
+        return self._builders[key]
+
+    def _roomy_first(self, view: Mesh, allowed: Allowed | None, first: int) -> list[int]:
+        """Microbatches that can fit, beginning with one that leaves room to choose, then larger, then smaller ones."""
+        sizes = self._micro_batches()
+        try:
+            roomy = self._first_micro_batch(view, allowed, self.limit // 2)
+        except InfeasibleError:
+            roomy = first
+        return [*reversed(sizes[first : roomy + 1]), *sizes[roomy + 1 :]]
+
+    def _first_micro_batch(self, view: Mesh, allowed: Allowed | None, limit: int) -> int:
+        """Index of the largest microbatch that could fit in ``limit``, by bisection: memory falls and even splits get
+        fewer with the microbatch. Raises ``InfeasibleError`` when none could."""
+        sizes = self._micro_batches()
+        low, high, first = 0, len(sizes) - 1, -1
+        problem: InfeasibleError | None = None
+        while low <= high:
+            middle = (low + high) // 2
+            try:
+                least = self._builder(view, sizes[middle]).least_memory(allowed)
+            except InfeasibleError as error:
+                problem, high = _nearer(problem, error), middle - 1
+                continue
+            if least > limit:
+                detail = f"even the least memory of every op does not fit at a microbatch of {sizes[middle]}"
+                problem = _nearer(problem, InfeasibleError("memory_limit_bytes", limit, least, detail))
+                low = middle + 1
+            else:
+                first, high = middle, middle - 1
+        if first < 0:
+            raise problem or InfeasibleError("global_batch", self.global_batch, None, "no microbatch splits evenly")
+        return first
+
+    def _candidate(self, space: _Space, built: BuiltProblem, result: SearchResult) -> _Candidate:
+        graph, _ = self._bound_graph(space.micro_batch)
+        boxing = self._boxing_model(space.view)
         strategy = strategy_of(
             built, result.assignment, graph, boxing,
-            global_batch=self.global_batch, micro_batch=micro_batch, optimizer=self.options.optimizer,
+            global_batch=self.global_batch, micro_batch=space.micro_batch, optimizer=self.options.optimizer,
         )  # fmt: skip
-        return _Candidate(strategy, evaluate(graph, strategy, boxing, self.compute), result)
+        return _Candidate(strategy, evaluate(graph, strategy, boxing, self.compute))
+
+    def _search_options(self, tally: _Tally, cutoff_s: float = float("inf")) -> SearchOptions:
+        return SearchOptions(
+            seed=self.options.seed,
+            time_limit_s=self._remaining_s(),
+            gap_tolerance=self.options.gap_tolerance,
+            cutoff_s=cutoff_s,
+            progress=self._report(tally),
+        )
+
+    def _relaxed(self, space: _Space, searcher: str, tally: _Tally, cutoff_s: float) -> tuple[float, _Candidate | None]:
+        """A bound on the space, and its optimum where that fits in memory."""
+        built = self._builder(space.view, space.micro_batch).build(self.limit, space.allowed)
+        problem = replace(built.problem, memory_limit_bytes=None)
+        result = SEARCHERS[searcher](problem, self._search_options(tally, cutoff_s))
+        tally.evaluations += result.evaluations
+        fits = result.memory_bytes <= self.limit
+        return result.lower_bound_s, self._candidate(space, built, result) if fits else None
+
+    def _limited(self, space: _Space, searcher: str, tally: _Tally, cutoff_s: float) -> tuple[float, _Candidate | None]:
+        """A bound and the best strategy found under the memory limit; raises ``InfeasibleError``."""
+        built = self._builder(space.view, space.micro_batch).build(self.limit, space.allowed)
+        result = SEARCHERS[searcher](built.problem, self._search_options(tally, cutoff_s))
+        tally.evaluations += result.evaluations
+        return result.lower_bound_s, self._candidate(space, built, result)
+
+    def _remaining_s(self) -> float:
+        """What is left of the time limit for one more search; a little, always, so that there is an answer."""
+        return max(self.options.time_limit_s - (time.monotonic() - self.started), 0.25 * self.options.time_limit_s)
 
     def _report(self, tally: _Tally) -> Callable[[float, float], bool] | None:
         if self.progress is None:
@@ -202,38 +279,63 @@ class _Planner:
         return forward
 
     def _search_space(self, tally: _Tally, baselines: list[Baseline]) -> _Candidate:
-        best: _Candidate | None = None
+        """The winner over all views, never worse than a baseline."""
+        start = [
+            _Candidate(baseline.strategy, baseline.costs)
+            for baseline in baselines
+            if baseline.strategy is not None and baseline.costs is not None
+        ]
+        best = min(start, key=lambda candidate: candidate.costs.step_time_s, default=None)
+        return self._best([(view, None) for view in mesh_views(self.mesh)], self.options.searcher, tally, best)
+
+    def _best(
+        self, views: Sequence[tuple[Mesh, Allowed | None]], searcher: str, tally: _Tally, best: _Candidate | None
+    ) -> _Candidate:
+        """The best strategy over these views, at least as good as ``best``; raises ``InfeasibleError``."""
         problem: InfeasibleError | None = None
-        worse = 0
-        for micro_batch in self._micro_batches():
-            candidates: list[_Candidate] = []
-            for view in mesh_views(self.mesh):
+        sizes = self._micro_batches()
+        relaxes = searcher in ("auto", "exact")
+        open_views: list[tuple[float, int, Mesh, Allowed | None]] = []
+
+        def keep(candidate: _Candidate | None) -> None:
+            nonlocal best
+            if candidate is not None and (best is None or candidate.costs.step_time_s < best.costs.step_time_s):
+                best = candidate
+                tally.trace.append((time.monotonic() - self.started, best.costs.step_time_s))
+
+        for view, allowed in views:
+            try:
+                first = self._first_micro_batch(view, allowed, self.limit)
+                space = _Space(view, sizes[first], allowed)
+                run = self._relaxed if relaxes else self._limited
+                bound, candidate = run(space, searcher, tally, float("inf"))
+            except InfeasibleError as error:
+                problem = _nearer(problem, error)
+                continue
+            if candidate is not None:
+                tally.bounds.append(bound)
+                keep(candidate)
+            else:
+                open_views.append((bound, first, view, allowed))
+        for bound, first, view, allowed in sorted(open_views, key=lambda entry: entry[:2]):
+            tally.bounds.append(bound)
+            for micro_batch in self._roomy_first(view, allowed, first):
+                cutoff = best.costs.step_time_s if best is not None else float("inf")
+                if bound >= cutoff or (best is not None and self._out_of_time()):
+                    break
                 try:
-                    candidate = self._solve(view, micro_batch, self.options.searcher, tally)
+                    keep(self._limited(_Space(view, micro_batch, allowed), searcher, tally, cutoff)[1])
                 except InfeasibleError as error:
                     problem = _nearer(problem, error)
                     continue
-                tally.bounds.append(candidate.result.lower_bound_s)
-                candidates.append(candidate)
-            if not candidates:
-                continue
-            fastest = min(candidates, key=lambda candidate: candidate.costs.step_time_s)
-            worse = worse + 1 if best is not None and fastest.costs.step_time_s >= best.costs.step_time_s else 0
-            if best is None or fastest.costs.step_time_s < best.costs.step_time_s:
-                best = fastest
-                tally.trace.append((time.monotonic() - self.started, best.costs.step_time_s))
-            if worse >= 1:
-                break
+                if best is not None and best.costs.step_time_s >= cutoff:
+                    break
         if best is None:
             raise problem or InfeasibleError("global_batch", self.global_batch, None, "no microbatch splits evenly")
-        return self._or_baseline(best, baselines)
-
-    def _or_baseline(self, best: _Candidate, baselines: list[Baseline]) -> _Candidate:
-        """A heuristic searcher may miss what a baseline has; a plan is never worse than its baselines."""
-        for baseline in baselines:
-            if baseline.costs and baseline.strategy and baseline.costs.step_time_s < best.costs.step_time_s:
-                best = replace(best, strategy=baseline.strategy, costs=baseline.costs)
         return best
+
+    def _out_of_time(self) -> bool:
+        return time.monotonic() - self.started >= self.options.time_limit_s
 
     def _baselines(self) -> list[Baseline]:
         data, tensor = self.roles.data_axis, self.roles.tensor_axis
@@ -248,22 +350,11 @@ class _Planner:
             self._baseline("megatron", [(view, rule(axes)) for view, axes in grids]),
         ]
 
-    def _baseline(self, name: str, grids: Iterable[tuple[Mesh, Allowed]]) -> Baseline:
-        tally = _Tally()
-        best: _Candidate | None = None
-        problem: InfeasibleError | None = None
-        for view, allowed in grids:
-            for micro_batch in self._micro_batches():
-                try:
-                    candidate = self._solve(view, micro_batch, "exact", tally, allowed)
-                except InfeasibleError as error:
-                    problem = _nearer(problem, error)
-                    continue
-                if best is None or candidate.costs.step_time_s < best.costs.step_time_s:
-                    best = candidate
-                break
-        if best is None:
-            return Baseline(name, None, None, False, str(problem))
+    def _baseline(self, name: str, grids: Sequence[tuple[Mesh, Allowed]]) -> Baseline:
+        try:
+            best = self._best(grids, "exact", _Tally(), None)
+        except InfeasibleError as error:
+            return Baseline(name, None, None, False, str(error))
         return Baseline(name, best.costs, best.strategy, True)
 
     def _document(self, winner: _Candidate, baselines: list[Baseline], tally: _Tally) -> Mapping[str, Any]:
@@ -307,8 +398,12 @@ def _gap(cost: float, bound: float) -> float:
 
 def _nearer(known: InfeasibleError | None, new: InfeasibleError) -> InfeasibleError:
     """The more useful of two failures: memory before batch, then the one that needs less."""
-    if known is None or (known.constraint == "batch" and new.constraint != "batch"):
+    if known is None or (known.constraint == "micro_batch" and new.constraint != "micro_batch"):
         return new
-    if new.constraint == known.constraint and new.needed is not None and (known.needed is None or new.needed < known.needed):
+    if (
+        new.constraint == known.constraint
+        and new.needed is not None
+        and (known.needed is None or new.needed < known.needed)
+    ):
         return new
     return known

@@ -36,7 +36,7 @@ def sample_strategies(
     """
     mesh = cluster.mesh()
     boxing = BoxingModel(NetworkModel(cluster), mesh)
-    bound = graph.bind(**{symbol: micro_batch for symbol in graph.symbols})
+    bound = graph.bind(**dict.fromkeys(graph.symbols, micro_batch))
     builder = ProblemBuilder(
         bound, boxing, ComputeModel(cluster.device), num_micro=global_batch // micro_batch, optimizer=optimizer
     )

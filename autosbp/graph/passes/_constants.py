@@ -101,7 +101,7 @@ def _evaluate(graph: LogicalGraph, batch: int, frontier: set[str]) -> dict[str, 
 
 
 def _store(name: str, tensor: torch.Tensor) -> Constant | None:
-    from autosbp.graph.capture import make_constant
+    from autosbp.graph.materialise import make_constant
 
     constant = make_constant(name, tensor)
     return constant if len(constant.data) <= MAX_FOLDED_TEXT else None

@@ -1,0 +1,187 @@
+"""Strict reading of a graph document, field by field; what ``serialize.from_dict`` runs."""
+
+from __future__ import annotations
+
+import re
+from math import isfinite, prod
+from typing import Any
+
+from autosbp.errors import GraphError
+from autosbp.graph.constants import decode_bytes
+from autosbp.graph.dims import MAX_DIM_SIZE, Dim, symbols_of
+from autosbp.graph.fold import unfold_nodes
+from autosbp.graph.ir import (
+    DTYPE_BYTES,
+    Arg,
+    Constant,
+    DType,
+    Input,
+    LogicalGraph,
+    Node,
+    Parameter,
+    Ref,
+    Sym,
+    TensorMeta,
+)
+from autosbp.jsonio import MAX_INT, Fields
+
+SCHEMA = "autosbp.graph/1"
+MAX_NODES = 200_000
+MAX_NDIM = 12
+MAX_CONSTANT_BYTES = 64 * 2**20
+MAX_CONSTANTS_BYTES = 256 * 2**20
+MAX_DEPTH = 8
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,255}")
+
+
+class Reader:
+    """One document being read; ``metas`` are the values seen so far, which is what a reference may name."""
+
+    def __init__(self, data: object) -> None:
+        self.fields = Fields(
+            data,
+            "",
+            ("schema", "name", "symbols", "parameters", "inputs", "constants", "nodes", "loss", "provenance"),
+        )
+        self.fields.schema(SCHEMA)
+        self.symbols: dict[str, int] = {}
+        self.metas: dict[str, tuple[TensorMeta, ...]] = {}
+        self.constant_bytes = 0
+
+    def read(self) -> LogicalGraph:
+        """The whole graph; raises ``InputError`` at the first field that breaks a rule."""
+        fields = self.fields
+        symbols = Fields(fields.mapping("symbols", {}), "symbols", fields.mapping("symbols", {}))
+        for name in symbols.data:
+            symbols_of(name)
+            self.symbols[name] = symbols.integer(name, low=1, high=MAX_DIM_SIZE)
+        parameters = tuple(self._parameter(entry, index) for index, entry in enumerate(fields.sequence("parameters")))
+        inputs = tuple(self._input(entry, index) for index, entry in enumerate(fields.sequence("inputs")))
+        constants = tuple(self._constant(entry, index) for index, entry in enumerate(fields.sequence("constants", [])))
+        entries = unfold_nodes(fields.sequence("nodes"), MAX_NODES)
+        nodes = tuple(self._node(entry, index) for index, entry in enumerate(entries))
+        loss = self._arg(fields.raw("loss"), "loss")
+        if not isinstance(loss, Ref):
+            raise GraphError("loss", fields.raw("loss"), 'a reference such as {"ref": "loss"} is expected')
+        meta = self.metas[loss.name][loss.index]
+        if meta.shape != () or not meta.is_float:
+            raise GraphError("loss", list(meta.shape), "a float scalar is expected")
+        provenance = {str(key): str(value) for key, value in fields.mapping("provenance", {}).items()}
+        return LogicalGraph(fields.text("name"), self.symbols, parameters, inputs, constants, nodes, loss, provenance)
+
+    def _parameter(self, entry: object, index: int) -> Parameter:
+        path = f"parameters[{index}]"
+        fields = Fields(entry, path, ("name", "shape", "dtype", "source", "transforms"))
+        name, meta = self._name(fields), self._meta(fields)
+        if any(symbols_of(dim) for dim in meta.shape):
+            raise GraphError(f"{path}.shape", list(meta.shape), "parameters have no symbolic dims")
+        self.metas[name] = (meta,)
+        transforms = tuple(self._transform(step, f"{path}.transforms") for step in fields.sequence("transforms", ()))
+        return Parameter(name, meta, fields.text("source", name), transforms)
+
+    def _transform(self, step: object, path: str) -> tuple[Any, ...]:
+        if isinstance(step, (list, tuple)) and tuple(step) == ("t",):
+            return ("t",)
+        if isinstance(step, (list, tuple)) and len(step) == 4 and step[0] == "slice":
+            dim, start, stop = step[1:]
+            if all(type(item) is int for item in (dim, start, stop)) and 0 <= dim < MAX_NDIM and 0 <= start < stop:
+                return ("slice", dim, start, stop)
+        raise GraphError(path, step, '["slice", dim, start, stop] with start < stop, or ["t"], is expected')
+
+    def _input(self, entry: object, index: int) -> Input:
+        fields = Fields(entry, f"inputs[{index}]", ("name", "shape", "dtype", "high"))
+        name, meta = self._name(fields), self._meta(fields)
+        self.metas[name] = (meta,)
+        return Input(name, meta, fields.integer("high", low=1) if fields.has("high") else None)
+
+    def _constant(self, entry: object, index: int) -> Constant:
+        path = f"constants[{index}]"
+        fields = Fields(entry, path, ("name", "shape", "dtype", "data"))
+        name, meta = self._name(fields), self._meta(fields)
+        if any(symbols_of(dim) for dim in meta.shape) or meta.num_bytes > MAX_CONSTANT_BYTES:
+            raise GraphError(f"{path}.shape", list(meta.shape), f"plain sizes, at most {MAX_CONSTANT_BYTES} bytes")
+        self.constant_bytes += meta.num_bytes
+        if self.constant_bytes > MAX_CONSTANTS_BYTES:
+            raise GraphError("constants", self.constant_bytes, f"at most {MAX_CONSTANTS_BYTES} bytes in all")
+        data = fields.raw("data")
+        if not isinstance(data, str) or len(decode_bytes(data, meta.num_bytes, path)) != meta.num_bytes:
+            raise GraphError(f"{path}.data", "...", f"base64 of zlib of exactly {meta.num_bytes} bytes is expected")
+        self.metas[name] = (meta,)
+        return Constant(name, meta, data)
+
+    def _node(self, entry: object, index: int) -> Node:
+        path = f"nodes[{index}]"
+        fields = Fields(entry, path, ("name", "op", "args", "kwargs", "outputs"))
+        name, op = self._name(fields), fields.text("op")
+        args = tuple(self._arg(arg, f"{path}.args[{at}]") for at, arg in enumerate(fields.sequence("args")))
+        kwargs = {str(key): self._arg(arg, f"{path}.kwargs.{key}") for key, arg in fields.mapping("kwargs", {}).items()}
+        outputs = tuple(
+            self._meta(Fields(meta, f"{path}.outputs[{at}]", ("shape", "dtype")))
+            for at, meta in enumerate(fields.sequence("outputs"))
+        )
+        if not outputs:
+            raise GraphError(f"{path}.outputs", [], "at least one output is expected")
+        self.metas[name] = outputs
+        return Node(name, op, args, kwargs, outputs)
+
+    def _name(self, fields: Fields) -> str:
+        name = fields.text("name")
+        if not _NAME.fullmatch(name):
+            raise GraphError(fields.at("name"), name, "letters, digits, _ and . are expected, at most 256")
+        if name in self.metas:
+            raise GraphError(fields.at("name"), name, "names must be unique")
+        return name
+
+    def _meta(self, fields: Fields) -> TensorMeta:
+        shape: list[Dim] = []
+        for at, dim in enumerate(fields.sequence("shape")):
+            field = f"{fields.at('shape')}[{at}]"
+            if isinstance(dim, str):
+                for symbol in symbols_of(dim):
+                    if symbol not in self.symbols:
+                        raise GraphError(field, dim, f"symbols declared are {', '.join(self.symbols) or 'none'}")
+                shape.append(dim)
+            elif isinstance(dim, int) and not isinstance(dim, bool) and 0 <= dim <= MAX_DIM_SIZE:
+                shape.append(dim)
+            else:
+                raise GraphError(field, dim, f"an integer in [0, {MAX_DIM_SIZE}] or a symbolic dim is expected")
+        if len(shape) > MAX_NDIM:
+            raise GraphError(fields.at("shape"), shape, f"at most {MAX_NDIM} dims are accepted")
+        if prod(dim for dim in shape if isinstance(dim, int)) > MAX_INT:
+            raise GraphError(fields.at("shape"), shape, f"at most {MAX_INT} elements are accepted")
+        return TensorMeta(tuple(shape), fields.text("dtype", choices=tuple(DTYPE_BYTES)))
+
+    def _arg(self, arg: object, path: str, depth: int = 0) -> Arg:
+        if depth > MAX_DEPTH:
+            raise GraphError(path, "...", f"at most {MAX_DEPTH} nested lists are accepted")
+        if isinstance(arg, (list, tuple)):
+            return tuple(self._arg(item, f"{path}[{at}]", depth + 1) for at, item in enumerate(arg))
+        if isinstance(arg, dict):
+            return self._special(arg, path)
+        if arg is None or isinstance(arg, (bool, str)) or (isinstance(arg, float) and isfinite(arg)):
+            return arg
+        if isinstance(arg, int) and -(2**63) <= arg < 2**63:
+            return arg
+        raise GraphError(path, arg, "null, a boolean, a finite number, a string, a list or a reference is expected")
+
+    def _special(self, arg: dict[Any, Any], path: str) -> Ref | Sym | DType:
+        """A reference, a symbolic integer or a dtype."""
+        keys = set(arg)
+        if "ref" in keys and keys <= {"ref", "out"}:
+            return self._ref(arg["ref"], arg.get("out", 0), path)
+        if keys == {"sym"} and isinstance(arg["sym"], str):
+            if not symbols_of(arg["sym"]) <= set(self.symbols):
+                raise GraphError(path, arg["sym"], f"symbols declared are {', '.join(self.symbols) or 'none'}")
+            return Sym(arg["sym"])
+        if keys == {"dtype"}:
+            if not isinstance(arg["dtype"], str) or arg["dtype"] not in DTYPE_BYTES:
+                raise GraphError(path, arg["dtype"], f"one of {', '.join(DTYPE_BYTES)} is expected")
+            return DType(arg["dtype"])
+        raise GraphError(path, arg, '{"ref": name}, {"sym": expression} or {"dtype": name} is expected')
+
+    def _ref(self, name: object, index: object, path: str) -> Ref:
+        if not isinstance(name, str) or name not in self.metas:
+            raise GraphError(path, name, "an earlier node, parameter, input or constant is expected (no cycles)")
+        if type(index) is not int or not 0 <= index < len(self.metas[name]):
+            raise GraphError(path, index, f"an output of {name}, which has {len(self.metas[name])}, is expected")
+        return Ref(name, index)

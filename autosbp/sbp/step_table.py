@@ -1,0 +1,57 @@
+"""All primitive steps among the layouts of tensors with the same states, as arrays: the skeleton of every boxing table.
+
+Which steps exist depends on the states and on which mesh axes have equal sizes only, so one table serves all shapes and
+nearly all meshes; a boxing table adds the costs of its shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.sbp.boxing import Step, steps_among
+from autosbp.sbp.mesh import Axis, Mesh
+from autosbp.sbp.placement import NdSbp, Sbp
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """``layouts`` are all combinations of the states; step i leads from ``source[i]`` to ``target[i]`` and costs like
+    ``kinds[kind[i]]``, one representative of steps with equal actions, axes and copies."""
+
+    layouts: tuple[NdSbp, ...]
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    kinds: tuple[Step, ...]
+
+
+def step_table(states: tuple[Sbp, ...], mesh: Mesh) -> StepTable:
+    """The steps among all layouts of these states on ``mesh``."""
+    order: dict[int, int] = {}
+    pattern = tuple(order.setdefault(axis.size, len(order)) for axis in mesh.axes)
+    return _step_table(states, pattern)
+
+
+@lru_cache(maxsize=128)
+def _step_table(states: tuple[Sbp, ...], pattern: tuple[int, ...]) -> StepTable:
+    sizes = tuple(2 + size for size in pattern)
+    mesh = Mesh(tuple(Axis(str(at), size, 0) for at, size in enumerate(sizes)), (int(np.prod(sizes, dtype=np.int64)),))
+    layouts = tuple(product(states, repeat=mesh.ndim))
+    kinds: dict[tuple[object, ...], int] = {}
+    representatives: list[Step] = []
+    source, target, kind = [], [], []
+    for one, two, step in steps_among(layouts, mesh):
+        key = (step.forward, step.backward, step.axes, step.src_dim == 0, step.dst_dim == 0)
+        if key not in kinds:
+            kinds[key] = len(representatives)
+            representatives.append(step)
+        source.append(one)
+        target.append(two)
+        kind.append(kinds[key])
+    columns = [np.array(column, dtype=np.int64) for column in (source, target, kind)]
+    return StepTable(layouts, columns[0], columns[1], columns[2], tuple(representatives))

@@ -1,0 +1,93 @@
+"""What does not depend on the mesh: clusters of a bound graph, who reads what, and which clusters are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from autosbp.graph.ir import LogicalGraph, Node, Ref
+from autosbp.sbp.groups import boxing_group
+from autosbp.search._clusters import OpCluster, form_clusters
+
+
+@dataclass(frozen=True)
+class Read:
+    """One read by a cluster: which node, at which argument."""
+
+    cluster: int
+    node: Node
+    position: int
+
+
+@dataclass(frozen=True)
+class ClusterClass:
+    """Clusters with equal costs: one of them, how many there are, the parameters that only it reads, and the boxed values
+    that another variable carries the memory of."""
+
+    cluster: OpCluster
+    count: int
+    own: frozenset[str]
+    carried: frozenset[Ref]
+
+
+class Analysis:
+    """``values[ref][label]`` are the external reads of a made value by boxing group; ``parameters[name]`` those of a
+    parameter; ``class_of[i]`` is the index in ``classes`` of cluster i."""
+
+    def __init__(self, graph: LogicalGraph) -> None:
+        self.graph = graph
+        self.clusters = form_clusters(graph)
+        self.home = {node.name: at for at, cluster in enumerate(self.clusters) for node in cluster.nodes}
+        self.values: dict[Ref, dict[str, list[Read]]] = {}
+        self.parameters: dict[str, list[Read]] = {}
+        self._find_reads()
+        self.class_of, self.classes = self._find_classes()
+
+    def _find_reads(self) -> None:
+        for at, cluster in enumerate(self.clusters):
+            for node in cluster.nodes:
+                for position, ref in enumerate(node.refs()):
+                    read = Read(at, node, position)
+                    if ref.name in self.graph.parameter_names:
+                        self.parameters.setdefault(ref.name, []).append(read)
+                    elif self.home.get(ref.name, at) != at:
+                        label = boxing_group(node, position)
+                        self.values.setdefault(ref, {}).setdefault(label, []).append(read)
+
+    def _find_classes(self) -> tuple[list[int], list[ClusterClass]]:
+        own: list[set[str]] = [set() for _ in self.clusters]
+        carried: list[set[Ref]] = [set() for _ in self.clusters]
+        for name, users in self.parameters.items():
+            if len(users) == 1:
+                own[users[0].cluster].add(name)
+        for ref, groups in self.values.items():
+            for users in groups.values():
+                for user in users if len(users) > 1 else ():
+                    carried[user.cluster].add(ref)
+        index: dict[Hashable, int] = {}
+        counts: list[int] = []
+        class_of: list[int] = []
+        first: list[int] = []
+        for at, cluster in enumerate(self.clusters):
+            key = (cluster.key, _places(cluster, own[at], carried[at]))
+            if key not in index:
+                index[key] = len(counts)
+                counts.append(0)
+                first.append(at)
+            class_of.append(index[key])
+            counts[index[key]] += 1
+        classes = [
+            ClusterClass(self.clusters[at], count, frozenset(own[at]), frozenset(carried[at]))
+            for at, count in zip(first, counts, strict=True)
+        ]
+        return class_of, classes
+
+
+def _places(cluster: OpCluster, own: set[str], carried: set[Ref]) -> Hashable:
+    """Where the cluster reads what it owns and what is carried: part of what makes two clusters' costs equal."""
+    return tuple(
+        (at, position, ref.name in own)
+        for at, node in enumerate(cluster.nodes)
+        for position, ref in enumerate(node.refs())
+        if ref.name in own or ref in carried
+    )
