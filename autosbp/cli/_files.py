@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autosbp.errors import InputError
-from autosbp.jsonio import read_file
+from autosbp.jsonio import Fields, read_file
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration
     from autosbp.graph.ir import LogicalGraph
     from autosbp.plan import Plan
+
+_BREAKDOWN = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s")
 
 
 def check_output(path: Path | None) -> None:
@@ -67,7 +69,32 @@ def read_plan(path: str, baseline: str | None = None) -> Plan:
     from autosbp.plan import Plan
 
     plan = Plan.from_dict(read_file(Path(path)))
+    _check_costs(plan.document)
     return plan if baseline is None else plan.with_baseline(baseline)
+
+
+def _check_costs(document: Mapping[str, Any]) -> None:
+    """The members that commands show; ``Plan.from_dict`` checks those that an executor needs."""
+    fields = Fields(document, "", document)
+    for name in ("model", "searcher"):
+        fields.text(name)
+    for name in ("step_time_s", "comm_bytes_per_device", "memory_bytes_per_device", "evaluations"):
+        fields.number(name)
+    fields.positive("memory_limit_bytes")
+    breakdown = Fields(fields.mapping("breakdown"), "breakdown", _BREAKDOWN)
+    for name in _BREAKDOWN:
+        breakdown.number(name)
+    memory = fields.mapping("memory_breakdown", {})
+    for name in memory:
+        Fields(memory, "memory_breakdown", memory).number(name)
+    for name, entry in fields.mapping("baselines").items():
+        baseline = Fields(entry, f"baselines.{name}", entry if isinstance(entry, Mapping) else ())
+        if baseline.raw("feasible"):
+            baseline.number("step_time_s")
+    for name in ("gap", "lower_bound_s"):
+        if fields.has(name):
+            fields.number(name)
+    fields.mapping("provenance")
 
 
 def read_calibration(path: str | None) -> Calibration | None:

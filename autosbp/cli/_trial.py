@@ -30,6 +30,7 @@ Workdir = Annotated[
     Path | None, typer.Option("--workdir", metavar="DIR", help="Keep request, log and result here.", show_default=False)
 ]
 LAUNCHERS = ("local",)
+_LONGEST_S = 1e6
 
 
 def trial(
@@ -58,6 +59,8 @@ def trial(
     for field, limit in (("max_step_time", max_step_time), ("max_loss_difference", max_loss_difference)):
         if limit is not None and not limit >= 0:
             raise InputError(field, str(limit), "a number of at least 0 is expected")
+    if not 0 < timeout <= _LONGEST_S:
+        raise InputError("timeout", str(timeout), f"more than 0 and at most {_LONGEST_S:g} seconds is expected")
     effort = {"steps": steps, "warmup": warmup, "seed": seed}
     if server is not None:
         result = _run_there(server, plan, baseline, effort)
@@ -99,13 +102,8 @@ def check_gates(
     result: Mapping[str, Any], max_step_time_s: float | None, max_loss_difference: float | None
 ) -> dict[str, dict[str, Any]]:
     """Every gate with its limit, what was found, and whether it passed."""
-    gates: dict[str, dict[str, Any]] = {
-        "collectives_match": {
-            "limit": True,
-            "value": result["collectives_match"],
-            "passed": result["collectives_match"],
-        }
-    }
+    match = bool(result["collectives_match"])
+    gates: dict[str, dict[str, Any]] = {"collectives_match": {"limit": 1, "value": int(match), "passed": match}}
     limits = {
         "max_step_time_s": (max_step_time_s, result["step_time_s"]["median"]),
         "max_loss_difference": (max_loss_difference, result["loss_difference"]),
@@ -129,4 +127,4 @@ def _show(result: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any]]) -> 
     out.print(f"losses differ from one device's by {result['loss_difference']:.2g} relative")
     for name, gate in gates.items():
         passed = "passed" if gate["passed"] else "FAILED"
-        out.print(f"gate {name}: {passed} ({gate['value']} against {gate['limit']})")
+        out.print(f"gate {name}: {passed} ({gate['value']:.4g} against {gate['limit']:.4g})")

@@ -1,0 +1,174 @@
+"""``plan``, ``explain``, ``diff``, ``estimate`` and ``capture``: what they print and write."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosbp.plan import Plan
+from tests.cli.conftest import Run
+
+CONTRACT = {
+    "plan_id",
+    "step_time_s",
+    "breakdown",
+    "comm_bytes_per_device",
+    "memory_bytes_per_device",
+    "memory_limit_bytes",
+    "lower_bound_s",
+    "gap",
+    "searcher",
+    "evaluations",
+    "search_s",
+    "baselines",
+}
+
+
+def test_plan_json_holds_the_contract(run: Run, folder: Path) -> None:
+    done = run("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64, "--json")
+    document = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert document.keys() >= CONTRACT
+    assert document["breakdown"].keys() == {"compute_s", "exposed_comm_s", "bubble_s", "optimizer_s"}
+    for entry in document["baselines"].values():
+        assert entry.keys() >= {"step_time_s", "comm_bytes_per_device", "memory_bytes_per_device", "feasible"}
+
+
+def test_the_same_input_gives_the_same_plan_file(run: Run, folder: Path, tmp_path: Path) -> None:
+    done = run(
+        "plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64, "-o", tmp_path / "plan.json"
+    )
+    assert done.exit_code == 0
+    assert (tmp_path / "plan.json").read_bytes() == (folder / "plan.json").read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_plan_shows_the_winner_beside_the_baselines(run: Run, folder: Path) -> None:
+    shown = run("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64).stdout
+    for text in ("this plan", "data_parallel", "megatron", "step time", "traffic", "feasible", "search:", "data sheet"):
+        assert text in shown
+
+
+def test_a_plan_of_a_baseline_that_does_not_fit_says_so(run: Run, folder: Path) -> None:
+    limit = 9_000_000  # the whole training state is 10,485,760 bytes
+    done = run(
+        *("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64, "--json"),
+        *("--memory-limit-bytes", limit),
+    )
+    document = json.loads(done.stdout)
+    assert not document["baselines"]["data_parallel"]["feasible"]
+    shown = run(
+        *("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64, "--memory-limit-bytes", limit)
+    ).stdout
+    assert "data_parallel does not run: infeasible: memory_limit_bytes" in shown
+
+
+def test_explain_names_splits_costs_and_the_certificate(run: Run, folder: Path) -> None:
+    done = run("explain", folder / "plan.json", "--graph", folder / "graph.json")
+    assert done.exit_code == 0
+    for text in ("layers.*.weight", "split dim", "time of a step", "memory of a device", "linear", "collectives"):
+        assert text in done.stdout
+
+
+def test_explain_json_counts_the_charged_collectives(run: Run, folder: Path, plan: dict[str, Any]) -> None:
+    found = json.loads(run("explain", folder / "plan.json", "--graph", folder / "graph.json", "--json").stdout)
+    sent = sum(entry["bytes_per_device"] for entry in found["collectives"])
+    assert sent == pytest.approx(plan["comm_bytes_per_device"], abs=len(found["collectives"]))
+    assert {entry["name"] for entry in found["parameters"]} == {"layers.*.weight"}
+    assert found["plan_id"] == plan["plan_id"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_explain_prints_the_program_of_a_rank(run: Run, folder: Path, rank: int) -> None:
+    options = ("--program", "--rank", rank, "--graph", folder / "graph.json")
+    done = run("explain", folder / "plan.json", *options)
+    assert done.exit_code == 0
+    assert "torch.ops.aten.linear.default" in done.stdout
+    assert json.loads(run("explain", folder / "plan.json", *options, "--json").stdout)["rank"] == rank
+
+
+def test_diff_of_a_plan_with_itself_is_the_same(run: Run, folder: Path) -> None:
+    found = json.loads(run("diff", folder / "plan.json", folder / "plan.json", "--json").stdout)
+    assert found["same"] and not found["ops"] and not found["parameters"]
+    assert "the same plan" in run("diff", folder / "plan.json", folder / "plan.json").stdout
+
+
+def test_diff_lists_every_layout_that_differs(run: Run, folder: Path, plan: dict[str, Any]) -> None:
+    found = json.loads(run("diff", folder / "plan.json", folder / "plan4.json", "--json").stdout)
+    other = json.loads((folder / "plan4.json").read_text())
+    assert found["same_graph"] and not found["same"]
+    assert found["mesh"] == {"a": "g0:2", "b": "g0:2 x g1:2"}
+    assert set(found["ops"]) == set(plan["strategy"]["signatures"])
+    assert found["costs"]["step_time_s"] == {"a": plan["step_time_s"], "b": other["step_time_s"]}
+    shown = run("diff", folder / "plan.json", folder / "plan4.json").stdout
+    assert "ops that differ" in shown and plan["plan_id"] in shown
+
+
+def test_estimate_counts_what_the_graph_holds(run: Run, folder: Path) -> None:
+    found = json.loads(run("estimate", folder / "graph.json", "--cluster", "local:4", "--json").stdout)
+    elements = 1024 * 512 + 128 * 1024
+    assert found["num_parameters"] == elements
+    assert found["flops_per_sample_forward"] == 2 * elements
+    memory = found["memory_breakdown"]
+    assert (memory["parameters"], memory["gradients"], memory["optimizer"]) == (
+        4 * elements,
+        4 * elements,
+        8 * elements,
+    )
+    assert memory["activations"] == 4 * 1024  # relu's output, which linear_1 keeps too; linear_0 keeps its input, data
+    assert found["cluster"]["least_memory_bytes_per_device"] == 4 * elements
+    assert found["cluster"]["fits_one_device"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_no_plan_needs_less_than_the_estimate(run: Run, folder: Path, optimizer: str) -> None:
+    options = ("--cluster", "local:4", "--optimizer", optimizer, "--json")
+    least = json.loads(run("estimate", folder / "graph.json", *options).stdout)["cluster"]
+    found = json.loads(run("plan", folder / "graph.json", *options, "--global-batch", 64).stdout)
+    assert found["memory_bytes_per_device"] >= least["least_memory_bytes_per_device"]
+
+
+def test_estimate_shows_a_table(run: Run, folder: Path) -> None:
+    shown = run("estimate", folder / "graph.json", "--cluster", "dgx-a100-80g:2").stdout
+    assert "655,360" in shown and "80 GiB" in shown
+
+
+@pytest.mark.parametrize("name", ["copy.json", "copy.json.gz"])
+def test_capture_writes_a_graph_that_is_read_again(run: Run, folder: Path, tmp_path: Path, name: str) -> None:
+    done = run("capture", folder / "graph.json", "-o", tmp_path / name, "--json")
+    assert json.loads(done.stdout)["num_parameters"] == 655_360
+    data = (tmp_path / name).read_bytes()
+    document = json.loads(gzip.decompress(data) if name.endswith(".gz") else data)
+    assert document["name"] == "tiny"
+    again = run("capture", tmp_path / name, "-o", tmp_path / "again.json", "--json")
+    assert json.loads(again.stdout)["graph_hash"] == json.loads(done.stdout)["graph_hash"]
+
+
+def test_export_writes_files_folders_and_standard_output(run: Run, folder: Path, tmp_path: Path) -> None:
+    shown = run("export", folder / "plan.json", "--to", "dtensor").stdout
+    compile(shown, "parallelize.py", "exec")
+    assert run("export", folder / "plan.json", "--to", "dtensor", "-o", tmp_path).exit_code == 0
+    assert run("export", folder / "plan.json", "--to", "dtensor", "-o", tmp_path / "mine.py").exit_code == 0
+    assert (tmp_path / "parallelize.py").read_text() == (tmp_path / "mine.py").read_text() == shown
+
+
+def test_export_of_a_baseline_in_json(run: Run, folder: Path) -> None:
+    done = run(
+        *("export", folder / "plan.json", "--to", "deepspeed", "--graph", folder / "graph.json"),
+        *("--baseline", "data_parallel", "--json"),
+    )
+    files = json.loads(done.stdout)["files"]
+    assert json.loads(files["deepspeed.json"])["train_batch_size"] == 64
+
+
+def test_a_name_with_markup_is_shown_as_it_is(run: Run, folder: Path, tmp_path: Path) -> None:
+    graph = json.loads((folder / "graph.json").read_text())
+    (tmp_path / "graph.json").write_text(json.dumps({**graph, "name": "[red]tiny[/nope] :smile:"}))
+    done = run("plan", tmp_path / "graph.json", "--cluster", "local:2", "--global-batch", 64, "-o", tmp_path / "p.json")
+    assert "[red]tiny[/nope] :smile:" in done.stdout
+    assert "[red]tiny[/nope] :smile:" in run("explain", tmp_path / "p.json").stdout
+    assert Plan.from_dict(json.loads((tmp_path / "p.json").read_text())).document["model"].startswith("[red]")
