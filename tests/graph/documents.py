@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from autosbp.graph.serialize import encode_bytes
+from autosbp.graph.constants import encode_bytes
 
 
 def _node(name: str, op: str, args: list[Any], outputs: list[Any]) -> dict[str, Any]:

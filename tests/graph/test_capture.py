@@ -139,6 +139,20 @@ def test_capture_leaves_the_module_as_it_was() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
 
+def test_a_parameter_registered_twice_stays_one() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            weight = nn.Parameter(torch.ones(6, 6))
+            self.one, self.two = weight, weight
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return functional.cross_entropy(x @ self.one @ self.two, labels)
+
+    graph = captured(Tied, **images(3, 6))
+    assert [leaf.name for leaf in graph.parameters] == ["one"]
+
+
 def test_fused_projections_become_one_linear_each() -> None:
     graph = capture_hf_config(GPT2)
     linears = [node for node in graph.nodes if node.op == "aten.linear.default"]

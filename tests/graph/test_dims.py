@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosbp.errors import GraphError, InputError
@@ -17,6 +17,7 @@ def test_a_dim_is_a_sum_of_products(dim: int | str, symbols: set[str], value: in
     assert evaluate(dim, {"batch": 5, "seq": 7}) == value
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=3), min_size=1, max_size=4))
 def test_evaluating_agrees_with_arithmetic(terms: list[list[int]]) -> None:
     text = "+".join("*".join(map(str, term)) for term in terms)

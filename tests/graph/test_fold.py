@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosbp.errors import GraphError
@@ -36,12 +36,14 @@ def layers(count: int, width: int = 3) -> list[dict[str, Any]]:
     return [node for index in range(1, count + 1) for node in layer(index, width)]
 
 
+@settings(deadline=None)
 @given(st.lists(NODES, max_size=6), st.integers(1, 4), st.lists(NODES, max_size=4))
 def test_unfolding_what_was_folded_is_the_identity(block: list[Any], repeats: int, tail: list[Any]) -> None:
     nodes = block * repeats + tail
     assert unfold_nodes(fold_nodes(nodes), MAX_NODES) == nodes
 
 
+@settings(deadline=None)
 @given(st.integers(2, 9), st.integers(1, 5), st.lists(NODES, max_size=3), st.lists(NODES, max_size=3))
 def test_counted_blocks_between_other_nodes_come_back(count: int, width: int, head: list[Any], tail: list[Any]) -> None:
     nodes = [*head, *layers(count, width), *tail]

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from autosbp.errors import UnsupportedError
-from autosbp.graph.capture import make_constant
 from autosbp.graph.ir import Constant, DType, Input, LogicalGraph, Node, Parameter, Ref, Sym, TensorMeta
-from autosbp.graph.materialise import initial_parameter, materialise
+from autosbp.graph.materialise import initial_parameter, make_constant, materialise
 from autosbp.graph.passes import canonicalise
 from autosbp.graph.passes._cleanup import drop_dead, drop_no_ops, rename
 from autosbp.graph.passes._constants import MAX_FOLDED_TEXT, fold_constants, share_constants

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from autosbp.errors import GraphError
-from autosbp.graph.serialize import MAX_CONSTANT_BYTES, encode_bytes, from_dict, to_dict
+from autosbp.graph._reader import MAX_CONSTANT_BYTES
+from autosbp.graph.constants import encode_bytes
+from autosbp.graph.serialize import from_dict, to_dict
 from autosbp.jsonio import canonical, loads
 from autosbp.sbp.rules import check_graph
 from tests.graph.documents import document, nested
