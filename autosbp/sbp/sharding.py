@@ -159,7 +159,7 @@ def _spread(node: Node, names: list[str], meta: TensorMeta) -> list[str]:
 
 
 class FactorTable:
-    """Collects which dim of which tensor each factor is, checking that sizes agree. ``1`` names a dim of size one."""
+    """Collects which dim of which tensor each factor is, checking that sizes agree."""
 
     def __init__(self, node: Node, num_ins: int, num_outs: int) -> None:
         self.node, self.num_ins, self.num_outs = node, num_ins, num_outs
@@ -169,10 +169,6 @@ class FactorTable:
 
     def hold(self, index: int, names: Sequence[str], meta: TensorMeta, *, output: bool) -> None:
         for dim, (name, size) in enumerate(zip(names, meta.sizes, strict=True)):
-            if name == "1":
-                if size != 1:
-                    raise GraphError(f"{self.node.name}.shape", list(meta.sizes), f"dim {dim} must have size 1")
-                continue
             self.set(name, size, index, dim, output=output)
 
     def set(self, name: str, size: int, index: int, dim: int, *, output: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import autosbp
 from autosbp.api import load_graph
 from autosbp.cluster import load_cluster
 from autosbp.errors import GraphError, InputError
+from autosbp.executor.runtime import Runtime
 from autosbp.graph.cast import cast_floats
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Signature
@@ -56,7 +58,13 @@ def dropout_parts(layout: NdSbp, sizes: tuple[int, ...]) -> list[torch.Tensor]:
     shape = [size // mesh.group_size([at for at, sbp in enumerate(layout) if sbp == S(dim)])
              for dim, size in enumerate((8, 96))]  # fmt: skip
     ones = torch.ones(shape, dtype=torch.float64)
-    return VirtualRanks(mesh).run(lambda runtime: programs[runtime.rank](ones)[0])
+    lock = threading.Lock()  # ranks are threads here, and threads share torch's generator
+
+    def work(runtime: Runtime) -> torch.Tensor:
+        with lock:
+            return programs[runtime.rank](ones)[0]
+
+    return VirtualRanks(mesh).run(work)
 
 
 def test_replicas_drop_the_same_numbers_and_shards_different_ones() -> None:
