@@ -115,12 +115,10 @@ def _measure_there(
     from autosbp.cli._server import connected, post_cluster, post_model, wait
     from autosbp.costmodel.calibration import Calibration
 
-    if effort != {"point_s": 0.25, "op_s": 0.25}:
-        raise InputError("server", server, "the service chooses --point-s and --op-s itself")
     with connected(server) as client:
         cluster_id = post_cluster(client, cluster)
         models = [] if model is None else [post_model(client, model, seq_len)]
-        result = wait(client, client.calibrate(cluster_id, models, options.to_dict()))
+        result = wait(client, client.calibrate(cluster_id, models, options.to_dict(), **effort))
         return Calibration.from_dict(client.get_calibration(result["calibration_id"]))
 
 

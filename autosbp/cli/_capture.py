@@ -8,6 +8,8 @@ from autosbp.cli._options import AsJson, Model, Output, SeqLen, Server
 from autosbp.cli._run import console, note, print_json
 from autosbp.errors import InputError
 
+_SUFFIXES = (".json", ".json.gz")
+
 
 def capture(
     model: Model, output: Output = None, seq_len: SeqLen = None, server: Server = None, as_json: AsJson = False
@@ -21,6 +23,8 @@ def capture(
         return
     if output is None:
         raise InputError("output", None, "-o FILE is expected, or --server URL")
+    if not output.name.endswith(_SUFFIXES):
+        raise InputError("output", str(output), f"a name that ends in {' or '.join(_SUFFIXES)} is expected")
     check_output(output)
     graph = read_model(model, seq_len)
     write_json(output, graph.to_dict())

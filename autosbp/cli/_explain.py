@@ -11,7 +11,7 @@ from autosbp.cli._files import find_plan_graph, read_plan, read_plan_graph
 from autosbp.cli._findings import certificate, findings
 from autosbp.cli._format import num_bytes, percent, seconds, table
 from autosbp.cli._layers import axis_titles, groups, words
-from autosbp.cli._options import AsJson, GraphFile, ModelOption, PlanFile
+from autosbp.cli._options import AsJson, GraphFile, ModelOption, PlanFile, SeqLen
 from autosbp.cli._plan import show
 from autosbp.cli._run import console, print_json
 
@@ -27,6 +27,7 @@ def explain(
     plan: PlanFile,
     graph: GraphFile = None,
     model: ModelOption = None,
+    seq_len: SeqLen = None,
     program: Program = False,
     rank: Rank = 0,
     as_json: AsJson = False,
@@ -37,13 +38,13 @@ def explain(
     """
     found = read_plan(plan)
     if program:
-        text = _program(found, read_plan_graph(found, graph, model, "--program"), rank)
+        text = _program(found, read_plan_graph(found, graph, model, seq_len, "--program"), rank)
         if as_json:
             print_json({"plan_id": found.plan_id, "rank": rank, "program": text})
         else:
             console().out(text, highlight=False)
         return
-    document = explanation(found, find_plan_graph(found, graph, model))
+    document = explanation(found, find_plan_graph(found, graph, model, seq_len))
     if as_json:
         print_json(document)
     else:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autosbp.cli._files import find_plan_graph, read_calibration, read_plan, write_text
-from autosbp.cli._options import AsJson, Baseline, Calibration, GraphFile, ModelOption, PlanFile
+from autosbp.cli._options import AsJson, Baseline, Calibration, GraphFile, ModelOption, PlanFile, SeqLen
 from autosbp.cli._run import note, print_json
 from autosbp.errors import InputError
 
@@ -30,6 +30,7 @@ def export(
     output: Folder = None,
     graph: GraphFile = None,
     model: ModelOption = None,
+    seq_len: SeqLen = None,
     calibration: Calibration = None,
     baseline: Baseline = None,
     as_json: AsJson = False,
@@ -43,7 +44,7 @@ def export(
     if to not in EXPORTERS:
         raise InputError("to", to, f"one of {', '.join(EXPORTERS)} is expected")
     found = read_plan(plan, baseline)
-    files = export_plan(to, found, find_plan_graph(found, graph, model), read_calibration(calibration))
+    files = export_plan(to, found, find_plan_graph(found, graph, model, seq_len), read_calibration(calibration))
     if output is not None:
         _write(files, output)
     if as_json:

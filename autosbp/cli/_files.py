@@ -111,22 +111,24 @@ def read_model(model: str, seq_len: int | None = None) -> LogicalGraph:
     return api.capture(model, seq_len=seq_len)
 
 
-def read_plan_graph(plan: Plan, graph_file: str | None, model: str | None, why: str) -> LogicalGraph:
+def read_plan_graph(
+    plan: Plan, graph_file: str | None, model: str | None, seq_len: int | None, why: str
+) -> LogicalGraph:
     """The plan's graph from ``--graph`` or ``--model``; a plan holds the hash of its graph, not the graph."""
-    graph = find_plan_graph(plan, graph_file, model)
+    graph = find_plan_graph(plan, graph_file, model, seq_len)
     if graph is None:
         raise InputError("graph", None, f"{why} needs the plan's graph: --graph FILE or --model MODEL")
     return graph
 
 
-def find_plan_graph(plan: Plan, graph_file: str | None, model: str | None) -> LogicalGraph | None:
+def find_plan_graph(plan: Plan, graph_file: str | None, model: str | None, seq_len: int | None) -> LogicalGraph | None:
     """The plan's graph, if one of the two options is given."""
     if graph_file is not None and model is not None:
         raise InputError("model", model, "one of --graph and --model is expected, not both")
     source = graph_file or model
     if source is None:
         return None
-    graph = read_model(source)
+    graph = read_model(source, seq_len)
     wanted = plan.document["provenance"].get("graph_hash")
     if graph.graph_hash != wanted:
         raise InputError("graph", source, f"the plan's graph {wanted} is expected; this one is {graph.graph_hash}")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autosbp.cli._files import read_plan, read_plan_graph
 from autosbp.cli._format import num_bytes, seconds, table
-from autosbp.cli._options import AsJson, Baseline, GraphFile, ModelOption, PlanFile, Server, Timeout
+from autosbp.cli._options import AsJson, Baseline, GraphFile, ModelOption, PlanFile, SeqLen, Server, Timeout
 from autosbp.cli._run import GATE_FAILED, console, note, print_json
 from autosbp.errors import InputError
+
+if TYPE_CHECKING:
+    from autosbp.plan import Plan
 
 Launcher = Annotated[str, typer.Option("--launcher", help="local: one rank per device, all on this machine.")]
 Steps = Annotated[int, typer.Option("--steps", help="Timed steps.")]
@@ -37,6 +40,7 @@ def trial(
     plan: PlanFile,
     graph: GraphFile = None,
     model: ModelOption = None,
+    seq_len: SeqLen = None,
     launcher: Launcher = "local",
     steps: Steps = 20,
     warmup: Warmup = 3,
@@ -65,7 +69,9 @@ def trial(
     if server is not None:
         result = _run_there(server, plan, baseline, effort)
     else:
-        result = _run_here(plan, baseline, graph, model, workdir, {**effort, "timeout_s": timeout})
+        result = _run_here(
+            read_plan(plan, baseline), (graph, model, seq_len), workdir, {**effort, "timeout_s": timeout}
+        )
     gates = check_gates(result, max_step_time, max_loss_difference)
     if as_json:
         print_json({**result, "gates": gates})
@@ -75,12 +81,11 @@ def trial(
 
 
 def _run_here(
-    path: str, baseline: str | None, graph: str | None, model: str | None, workdir: Path | None, effort: dict[str, Any]
+    plan: Plan, source: tuple[str | None, str | None, int | None], workdir: Path | None, effort: dict[str, Any]
 ) -> dict[str, Any]:
     from autosbp import api
 
-    plan = read_plan(path, baseline)
-    found = read_plan_graph(plan, graph, model, "a trial")
+    found = read_plan_graph(plan, *source, "a trial")
     if workdir is not None:
         return api.run_trial(plan, found, workdir=workdir, log=note, **effort)
     with tempfile.TemporaryDirectory(prefix="autosbp-trial-") as folder:

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "service out of reach": ((*PLAN, "--server", "http://127.0.0.1:9"), 5, "cannot be reached"),
     "address of no service": ((*PLAN, "--server", "ftp://x"), 5, "ftp"),
     "capture without output": (("capture", "{graph}"), 2, "-o FILE is expected"),
+    "capture to a name of no graph": (("capture", "{graph}", "-o", "graph.txt"), 2, "ends in .json or .json.gz"),
     "capture to file and service": (("capture", "{graph}", "-o", "x.json", "--server", "http://x"), 2, "leave out -o"),
     "sequence length of a graph": (("estimate", "{graph}", "--seq-len", "8"), 2, "only hf: models"),
     "missing plan": (("explain", "missing.json"), 2, "missing.json"),
