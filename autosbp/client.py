@@ -137,10 +137,23 @@ class Client:
         return str(self._post("/v1/calibrations", document)["id"])
 
     def calibrate(
-        self, cluster_id: str, model_ids: Sequence[str] = (), options: Mapping[str, Any] | None = None
+        self,
+        cluster_id: str,
+        model_ids: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
+        *,
+        point_s: float = 0.25,
+        op_s: float = 0.25,
     ) -> Job:
-        """Queue a calibration of a cluster and of the ops of some models; ``result["calibration_id"]``."""
-        body = {"cluster_id": cluster_id, "model_ids": list(model_ids), "options": dict(options or {})}
+        """Queue a calibration of a cluster and of the ops of some models; ``result["calibration_id"]``. ``point_s`` and
+        ``op_s`` are the seconds spent on one size of a collective and on one direction of an op."""
+        body = {
+            "cluster_id": cluster_id,
+            "model_ids": list(model_ids),
+            "options": dict(options or {}),
+            "point_s": point_s,
+            "op_s": op_s,
+        }
         return Job.from_dict(self._post("/v1/calibrations", body))
 
     def search(

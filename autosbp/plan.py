@@ -180,6 +180,7 @@ class Baseline:
         costs = self.costs
         return {
             "step_time_s": costs.step_time_s if costs else None,
+            "breakdown": costs.to_dict()["breakdown"] if costs else None,
             "comm_bytes_per_device": costs.comm_bytes_per_device if costs else None,
             "memory_bytes_per_device": costs.memory_bytes_per_device if costs else None,
             "feasible": self.feasible,
@@ -189,9 +190,14 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A strategy with its predicted costs, its baselines and where it came from. ``document`` is the whole JSON."""
+    """A strategy with its predicted costs, its baselines and where it came from.
+
+    ``document`` is the whole JSON: same input, seed and calibration, same bytes. ``search_s``, the wall time of the
+    search, is therefore no part of it.
+    """
 
     document: Mapping[str, Any]
+    search_s: float | None = None
 
     @property
     def plan_id(self) -> str:
@@ -221,6 +227,7 @@ class Plan:
             **self.document,
             "strategy": strategy.to_dict(),
             "step_time_s": costs["step_time_s"],
+            "breakdown": costs["breakdown"],
             "comm_bytes_per_device": costs["comm_bytes_per_device"],
             "memory_bytes_per_device": costs["memory_bytes_per_device"],
         }
@@ -228,6 +235,10 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self.document)
+
+    def summary(self) -> dict[str, Any]:
+        """What ``plan --json`` prints: the document, and the wall time of its search."""
+        return {**self.document, "search_s": self.search_s}
 
     @staticmethod
     def from_dict(data: object) -> Plan:
@@ -243,10 +254,10 @@ class Plan:
         Cluster.from_dict(data["cluster"])
         if data["plan_id"] != plan_id_of(data):
             raise InputError("plan_id", data["plan_id"], f"{plan_id_of(data)} is the hash of this plan")
-        return Plan(dict(data))
+        return Plan({key: value for key, value in data.items() if key != "search_s"}, data.get("search_s"))
 
 
 def plan_id_of(document: Mapping[str, Any]) -> str:
-    """The content hash of a plan. Wall-clock times are no part of it: same input, seed and calibration, same id."""
+    """The content hash of a plan document."""
     content = {key: value for key, value in document.items() if key not in ("plan_id", "search_s")}
     return "plan-" + digest(content)

@@ -30,9 +30,15 @@ if TYPE_CHECKING:
 
 Searcher = Annotated[str, typer.Option("--searcher", help="auto, exact, exhaustive, random, and others.")]
 Seed = Annotated[int, typer.Option("--seed", help="Same input, seed and calibration give the same plan.")]
-TimeLimit = Annotated[float, typer.Option("--time-limit", metavar="S", help="Seconds of each search.")]
+TimeLimit = Annotated[
+    float, typer.Option("--time-limit", metavar="S", help="Seconds after which the best so far is the answer.")
+]
 MemoryLimit = Annotated[
     int | None, typer.Option("--memory-limit-bytes", help="Per device; by default the device's memory.")
+]
+
+GapTolerance = Annotated[
+    float, typer.Option("--gap-tolerance", help="Relative gap that a binding memory limit may leave open.")
 ]
 
 
@@ -44,9 +50,10 @@ def plan(
     micro_batch: MicroBatch = None,
     searcher: Searcher = "auto",
     seed: Seed = 0,
-    time_limit: TimeLimit = 60.0,
+    time_limit: TimeLimit = 20.0,
     optimizer: Optimizer = "adamw",
     memory_limit_bytes: MemoryLimit = None,
+    gap_tolerance: GapTolerance = 1e-3,
     seq_len: SeqLen = None,
     output: Output = None,
     server: Server = None,
@@ -56,13 +63,14 @@ def plan(
     from autosbp.search.planner import PlanOptions
 
     check_output(output)
-    options = PlanOptions(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes)
+    options = PlanOptions(
+        global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance
+    )
     run = _plan_here if server is None else _plan_there
     found = run(model, cluster, calibration, options, seq_len, server or "")
-    document = found.to_dict()
+    document = found.summary()
     if output is not None:
-        # The search's wall time would be the only byte that differs between two runs.
-        write_json(output, {key: value for key, value in document.items() if key != "search_s"})
+        write_json(output, found.to_dict())
         note(f"wrote {output}")
     if as_json:
         print_json(document)
@@ -141,8 +149,8 @@ def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
             (
                 name,
                 seconds(entry["step_time_s"]),
-                seconds(entry.get("breakdown", {}).get("compute_s")),
-                seconds(entry.get("breakdown", {}).get("exposed_comm_s")),
+                seconds((entry.get("breakdown") or {}).get("compute_s")),
+                seconds((entry.get("breakdown") or {}).get("exposed_comm_s")),
                 num_bytes(entry["memory_bytes_per_device"]),
                 num_bytes(entry["comm_bytes_per_device"]),
                 "yes" if entry["feasible"] else "no",

@@ -163,7 +163,7 @@ class _Planner:
         baselines = self._baselines()
         tally = _Tally()
         winner = self._search_space(tally, baselines)
-        return Plan(self._document(winner, baselines, tally))
+        return Plan(self._document(winner, baselines, tally), time.monotonic() - self.started)
 
     def _micro_batches(self) -> list[int]:
         """Microbatch sizes to try, largest first: the one asked for, or divisors about a factor of two apart."""
@@ -387,7 +387,6 @@ class _Planner:
             },
         }
         document["plan_id"] = plan_id_of(document)
-        document["search_s"] = time.monotonic() - self.started
         return document
 
 

@@ -1,0 +1,87 @@
+"""One run of four real ranks trains every strategy of every model once; the tests of this folder read its report."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosbp.api import LogicalGraph, PlanOptions, capture, capture_hf_config, load_cluster, make_plan
+from autosbp.plan import Strategy
+from autosbp.search.sampling import sample_strategies
+from autosbp.torchrun import run_ranks
+from tests.executor.hand_made import three_matmuls, three_matmuls_strategy, two_dimensional
+
+GPT2 = {
+    "model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 512,
+    "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
+}  # fmt: skip
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+@cache
+def graph_of(name: str) -> LogicalGraph:
+    """The models under test, captured once."""
+    if name == "gpt2":
+        return capture_hf_config(GPT2, seq_len=32)
+    if name == "llama":
+        return capture_hf_config(LLAMA, seq_len=32)
+    return three_matmuls() if name == "three_matmuls" else capture("zoo:mlp-small")
+
+
+def labelled_strategies(name: str, count: int) -> dict[str, Strategy]:
+    """The plan, its baselines, ``count`` sampled strategies, and two with gradient accumulation."""
+    graph, cluster = graph_of(name), load_cluster("local:2x2")
+    plan = make_plan(graph, cluster, None, PlanOptions(global_batch=8))
+    found = {"plan": plan.strategy}
+    for baseline in plan.document["baseline_strategies"]:
+        found[baseline] = plan.baseline_strategy(baseline)
+    for at, strategy in enumerate(sample_strategies(graph, cluster, count, global_batch=8, micro_batch=8)):
+        found[f"sample {at}"] = strategy
+    for at, strategy in enumerate(sample_strategies(graph, cluster, 2, global_batch=16, micro_batch=8, seed=7)):
+        found[f"accumulated {at}"] = strategy
+    return found
+
+
+def run_cases(folder: Path, dtype: str, counts: dict[str, int]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Reports of all ranks by (model, strategy)."""
+    cases = []
+    for name, count in counts.items():
+        strategies = labelled_strategies(name, count)
+        if name == "three_matmuls":
+            strategies = {"P kept across two matmuls": three_matmuls_strategy()}
+        if name == "gpt2":
+            strategies["2-D"] = two_dimensional(graph_of(name))
+        cases.append({
+            "model": name,
+            "graph": graph_of(name).to_dict(),
+            "strategies": [{"label": label, "strategy": each.to_dict()} for label, each in strategies.items()],
+        })  # fmt: skip
+    (folder / "request.json").write_text(json.dumps({"dtype": dtype, "cases": cases}))
+    outcome = run_ranks(
+        "tests.executor.equality_worker",
+        [str(folder / "request.json"), str(folder / "result.json")],
+        4,
+        folder / "log",
+        timeout_s=500,
+    )
+    assert outcome.reason == "", outcome.log_tail
+    results = json.loads((folder / "result.json").read_text())
+    return {(entry["model"], entry["label"]): entry["ranks"] for entry in results}
+
+
+@pytest.fixture(scope="session")
+def float64_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    counts = {"gpt2": 12, "mlp": 10, "llama": 4, "three_matmuls": 0}
+    return run_cases(tmp_path_factory.mktemp("float64"), "float64", counts)
+
+
+@pytest.fixture(scope="session")
+def float32_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    return run_cases(tmp_path_factory.mktemp("float32"), "float32", {"gpt2": 12, "mlp": 10, "llama": 4})

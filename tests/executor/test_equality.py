@@ -1,0 +1,52 @@
+"""On four real ranks, for every strategy: training equals one device's, and the collectives are the charged ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+Reports = dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def worst(reports: Reports, key: str) -> tuple[float, tuple[str, str]]:
+    return max((max(rank[key] for rank in ranks), case) for case, ranks in reports.items())
+
+
+@pytest.mark.parametrize("key", ["loss", "gradient", "loss_after_steps"])
+def test_float64_training_equals_one_device_to_1e_9(float64_reports: Reports, key: str) -> None:
+    error, case = worst(float64_reports, key)
+    assert error <= 1e-9, case
+
+
+@pytest.mark.parametrize("key", ["loss", "gradient", "loss_after_steps"])
+def test_float32_training_equals_one_device_to_1e_5(float32_reports: Reports, key: str) -> None:
+    error, case = worst(float32_reports, key)
+    assert error <= 1e-5, case
+
+
+def test_issued_collectives_are_the_charged_ones_on_every_rank(float64_reports: Reports, float32_reports: Reports) -> None:
+    for reports in (float64_reports, float32_reports):
+        for case, ranks in reports.items():
+            assert all(rank["collectives_match"] for rank in ranks), (case, ranks[0].get("issued"), ranks[0].get("expected"))
+
+
+def test_at_least_twelve_strategies_of_gpt2_and_of_the_mlp_ran(float64_reports: Reports) -> None:
+    for model in ("gpt2", "mlp"):
+        assert sum(1 for name, _ in float64_reports if name == model) >= 12
+
+
+def test_every_kind_of_collective_was_exercised(float64_reports: Reports) -> None:
+    kinds = {kind for ranks in float64_reports.values() for rank in ranks for kind in rank["kinds"]}
+    assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"} <= kinds
+
+
+def test_partial_sum_kept_across_two_matmuls_reduces_once(float64_reports: Reports) -> None:
+    ranks = float64_reports["three_matmuls", "P kept across two matmuls"]
+    # One reduction of the product, and the synchronisation of W's gradient.
+    assert ranks[0]["num_collectives"] == 2
+    assert ranks[0]["kinds"] == ["all_reduce"]
+
+
+def test_a_two_dimensional_layout_ran(float64_reports: Reports) -> None:
+    assert float64_reports["gpt2", "2-D"][0]["num_collectives"] > 0
