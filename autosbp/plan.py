@@ -36,6 +36,9 @@ class Signature:
         )
 
 
+COSTED = ("step_time_s", "breakdown", "comm_bytes_per_device", "memory_bytes_per_device", "memory_breakdown")
+"""What a plan says of its winner and of each baseline."""
+
 BoxingKey = tuple[tuple[int, ...], int, NdSbp, NdSbp]
 """(shape, bytes, source layout, destination layout)."""
 
@@ -177,12 +180,9 @@ class Baseline:
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        costs = self.costs
+        known = self.costs.to_dict() if self.costs else dict.fromkeys(COSTED)
         return {
-            "step_time_s": costs.step_time_s if costs else None,
-            "breakdown": costs.to_dict()["breakdown"] if costs else None,
-            "comm_bytes_per_device": costs.comm_bytes_per_device if costs else None,
-            "memory_bytes_per_device": costs.memory_bytes_per_device if costs else None,
+            **{key: known[key] for key in COSTED},
             "feasible": self.feasible,
             "reason": self.reason,
         }
@@ -224,12 +224,13 @@ class Plan:
         strategy = self.baseline_strategy(name)
         costs = self.document["baselines"][name]
         document = {
-            **self.document,
+            **{key: value for key, value in self.document.items() if key not in ("plan_id", "memory_breakdown")},
+            **{key: costs[key] for key in COSTED},
             "strategy": strategy.to_dict(),
-            "step_time_s": costs["step_time_s"],
-            "breakdown": costs["breakdown"],
-            "comm_bytes_per_device": costs["comm_bytes_per_device"],
-            "memory_bytes_per_device": costs["memory_bytes_per_device"],
+            "searcher": f"baseline {name}",
+            "evaluations": 0,
+            "lower_bound_s": None,
+            "gap": None,
         }
         return replace(self, document={**document, "plan_id": plan_id_of(document)})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +14,17 @@ if TYPE_CHECKING:
 
 
 class SavedBytes:
-    """Within, counts the bytes of the tensors that autograd saves, each storage once, parameters left out."""
+    """Within, counts the bytes of the tensors that autograd saves, each storage once, those in ``known`` left out."""
 
-    def __init__(self, parameters: set[int]) -> None:
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
         self.bytes = 0
-        self._parameters = parameters
-        self._seen: set[int] = set()
+        self._seen = {tensor.untyped_storage().data_ptr() for tensor in known}
         self._kept: list[torch.Tensor] = []
         self._hooks: Any = None
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        known = (
-            storage.data_ptr() in self._seen or id(tensor) in self._parameters or isinstance(tensor, torch.nn.Parameter)
-        )
-        if not known and not (tensor.is_leaf and tensor.requires_grad):
+        if storage.data_ptr() not in self._seen:
             self._seen.add(storage.data_ptr())
             self._kept.append(tensor)  # alive until the end, so that no address is used twice
             self.bytes += storage.nbytes()

@@ -45,7 +45,7 @@ def main() -> None:
     say(rank, f"lowered: {len(trainer.charged)} collectives charged a step")
 
     # One step is watched, not timed: what it issued, and what it kept for the backward pass.
-    with SavedBytes(set(map(id, trainer.locals.values()))) as saved:
+    with SavedBytes([*trainer.locals.values(), *on_device.values()]) as saved:
         losses = [float(trainer.step(on_device))]
     issued, expected = trainer.issued(), trainer.expected()
     for _ in range(request["warmup"] - 1):

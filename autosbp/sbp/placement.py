@@ -75,14 +75,14 @@ def parse_sbp(text: str) -> Sbp:
 
 
 def parse_nd_sbp(text: str) -> NdSbp:
-    """The inverse of ``format_nd_sbp``; one entry per mesh axis, separated by commas."""
+    """The inverse of ``format_nd_sbp``; one entry per mesh axis, separated by commas, ``-`` on a mesh without axes."""
     if not isinstance(text, str):
         raise InputError("layout", text, "one of S<dim>, B, I, P, Pmax, Pmin per mesh axis, separated by commas")
-    return tuple(parse_sbp(part) for part in text.split(",")) if text else ()
+    return tuple(parse_sbp(part) for part in text.split(",")) if text not in ("", "-") else ()
 
 
 def format_nd_sbp(layout: NdSbp) -> str:
-    return ",".join(str(sbp) for sbp in layout)
+    return ",".join(str(sbp) for sbp in layout) or "-"
 
 
 def gradient(sbp: Sbp) -> Sbp:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -210,8 +211,9 @@ class _Assembly:
         """A variable for the stored layout of a parameter that several clusters read."""
         table = self._table(Ref(name))
         states = [state for state in table.states if state != P]
-        rows = np.stack(np.meshgrid(*[np.arange(len(states))] * self.boxing.mesh.ndim, indexing="ij"), -1)
-        rows = rows.reshape(-1, self.boxing.mesh.ndim)
+        count = len(states) ** self.boxing.mesh.ndim
+        rows = np.array(list(product(range(len(states)), repeat=self.boxing.mesh.ndim)), dtype=np.int64)
+        rows = rows.reshape(count, self.boxing.mesh.ndim)
         ids = table.ids(states, rows)
         rows, ids = rows[ids >= 0], ids[ids >= 0]
         key = ("tied", id(table))

@@ -17,6 +17,7 @@ Number = TypeVar("Number", np.float64, np.int64)
 
 MAX_ASSIGNMENTS = 500_000_000
 CHUNK = 1 << 17
+MAX_DIMS = 30  # numpy's flat iterators end at 32
 
 
 def exhaustive(problem: SearchProblem, options: SearchOptions) -> SearchResult:
@@ -33,7 +34,7 @@ def exhaustive(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     if size > MAX_ASSIGNMENTS:
         raise InputError("searcher", "exhaustive", f"{size:.3g} assignments are more than {MAX_ASSIGNMENTS:.3g}")
     split, chunk = problem.num_variables, 1
-    while split > 0 and chunk * len(problem.unary_s[split - 1]) <= CHUNK:
+    while split > 0 and problem.num_variables - split < MAX_DIMS and chunk * len(problem.unary_s[split - 1]) <= CHUNK:
         split -= 1
         chunk *= len(problem.unary_s[split])
     block = _Block(problem, split)

@@ -26,9 +26,10 @@ def strategy_of(
     for cluster, domain, value in zip(built.clusters, built.domains, assignment, strict=False):
         for at, node in enumerate(cluster.nodes):
             chosen = [cluster.options[option][at] for option in domain.rows[value]]
+            num_ins, num_outs = len(cluster.options[0][at].ins), len(cluster.options[0][at].outs)
             signatures[node.name] = Signature(
-                tuple(tuple(option.ins[position] for option in chosen) for position in range(len(chosen[0].ins))),
-                tuple(tuple(option.outs[index] for option in chosen) for index in range(len(chosen[0].outs))),
+                tuple(tuple(option.ins[position] for option in chosen) for position in range(num_ins)),
+                tuple(tuple(option.outs[index] for option in chosen) for index in range(num_outs)),
             )
     ordered = {node.name: signatures[node.name] for node in graph.nodes if node.name in signatures}
     parameters = _stored(built, assignment, graph, ordered)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from autosbp.executor.parameters import combine, full_parameters
+from autosbp.executor.parameters import as_dtensors, combine, device_mesh, full_parameters
 from autosbp.executor.reference import Reference
 from autosbp.executor.training import Trainer, random_batch
 from autosbp.graph.cast import cast_floats
@@ -54,7 +54,18 @@ def compare(graph: LogicalGraph, strategy: Strategy, steps: int) -> dict[str, ob
         wanted, got = reference.step(batch), trainer.step(batch)
         drift = max(drift, float(abs(got - wanted) / abs(wanted)))
     report["loss_after_steps"] = drift
+    report["dtensor"] = dtensor_error(trainer, reference)
     return report
+
+
+def dtensor_error(trainer: Trainer, reference: Reference) -> float:
+    """Parameters as DTensors, gathered by torch, against the reference's."""
+    mesh = device_mesh(trainer.strategy.mesh, "cpu")
+    worst = 0.0
+    for name, tensor in as_dtensors(trainer.graph, trainer.strategy, trainer.locals, mesh).items():
+        wanted = reference.parameters[name].detach()
+        worst = max(worst, float((tensor.full_tensor() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12)))
+    return worst
 
 
 def gradient_error(
@@ -68,7 +79,7 @@ def gradient_error(
         global_batch=strategy.global_batch,
         micro_batch=strategy.micro_batch,
     )
-    exact.forward_backward(batch)
+    exact.forward_backward({key: value.double() if value.is_floating_point() else value for key, value in batch.items()})
     sizes = {name: float(value.grad.abs().max()) for name, value in exact.parameters.items()}
     largest = max(sizes.values())
     worst = 0.0

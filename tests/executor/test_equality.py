@@ -50,3 +50,9 @@ def test_partial_sum_kept_across_two_matmuls_reduces_once(float64_reports: Repor
 
 def test_a_two_dimensional_layout_ran(float64_reports: Reports) -> None:
     assert float64_reports["gpt2", "2-D"][0]["num_collectives"] > 0
+
+
+def test_parameters_as_dtensors_gather_to_the_trained_ones(float64_reports: Reports) -> None:
+    # After Adam steps, so a gradient of rounding size (GPT-2's key bias) may move a parameter by a whole learning rate.
+    error, case = worst({key: ranks for key, ranks in float64_reports.items() if key[0] != "gpt2"}, "dtensor")
+    assert error <= 1e-9, case

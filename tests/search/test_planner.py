@@ -1,0 +1,173 @@
+"""``make_plan``: certificates, baselines, determinism, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosbp.api import Calibration, Plan, PlanOptions, capture, load_cluster, make_plan
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.evaluate import evaluate
+from autosbp.costmodel.network import NetworkModel
+from autosbp.errors import InfeasibleError, InputError
+from autosbp.jsonio import canonical
+from autosbp.plan import plan_id_of
+from autosbp.search._views import mesh_views, tensor_parallel_view
+
+CASES = [
+    ("zoo:gpt2-demo", "local:2x2", 16),
+    ("zoo:llama-demo", "local:2x2", 16),
+    ("zoo:mlp-small", "local:4", 64),
+    ("zoo:vgg13-small", "local:4", 16),
+    ("zoo:gpt2", "dgx-a100-40g:1", 64),
+    ("zoo:mlp-small", "local:1", 8),
+]
+
+
+@pytest.mark.parametrize(("model", "cluster", "batch"), CASES)
+def test_the_plan_is_proved_optimal_and_no_baseline_beats_it(model: str, cluster: str, batch: int) -> None:
+    plan = make_plan(capture(model), load_cluster(cluster), None, PlanOptions(global_batch=batch))
+    document = plan.document
+    assert document["gap"] == 0.0
+    assert document["lower_bound_s"] == pytest.approx(document["step_time_s"], rel=1e-9)
+    for baseline in document["baselines"].values():
+        if baseline["feasible"]:
+            assert baseline["step_time_s"] >= document["step_time_s"] * (1 - 1e-9)
+            assert baseline["memory_bytes_per_device"] <= document["memory_limit_bytes"]
+
+
+@pytest.mark.parametrize(("model", "cluster", "batch"), CASES[:3])
+def test_the_strategy_read_back_costs_what_the_search_said(model: str, cluster: str, batch: int) -> None:
+    graph, there = capture(model), load_cluster(cluster)
+    plan = Plan.from_dict(json.loads(canonical(make_plan(graph, there, None, PlanOptions(global_batch=batch)).to_dict())))
+    strategy = plan.strategy
+    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    costs = evaluate(bound, strategy, BoxingModel(NetworkModel(there), strategy.mesh), ComputeModel(there.device))
+    assert costs.step_time_s == pytest.approx(plan.document["lower_bound_s"], rel=1e-9)
+    assert costs.comm_bytes_per_device == plan.document["comm_bytes_per_device"]
+
+
+def test_same_input_and_seed_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    program = (
+        "import sys; from autosbp.api import *; from autosbp.jsonio import canonical;"
+        "plan = make_plan(capture('zoo:gpt2-demo'), load_cluster('local:2x2'), None, PlanOptions(global_batch=16, seed=3));"
+        "sys.stdout.buffer.write(canonical(plan.to_dict())); assert 'torch' not in sys.modules"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) > 1000
+
+
+def test_a_tampered_plan_is_refused() -> None:
+    document = make_plan(capture("zoo:mlp-small"), load_cluster("local:2")).to_dict()
+    with pytest.raises(InputError) as caught:
+        Plan.from_dict({**document, "step_time_s": 1e-9})
+    assert caught.value.field == "plan_id"
+
+
+def test_a_baseline_as_a_plan_is_whole() -> None:
+    plan = make_plan(capture("zoo:gpt2-demo"), load_cluster("local:2x2"), None, PlanOptions(global_batch=16))
+    baseline = plan.with_baseline("data_parallel")
+    assert baseline.plan_id == plan_id_of(baseline.document) != plan.plan_id
+    assert baseline.document["step_time_s"] == plan.document["baselines"]["data_parallel"]["step_time_s"]
+    assert sum(baseline.document["memory_breakdown"].values()) == baseline.document["memory_bytes_per_device"]
+    assert Plan.from_dict(baseline.to_dict()).strategy == plan.baseline_strategy("data_parallel")
+    with pytest.raises(InputError, match="data_parallel"):
+        plan.with_baseline("ddp")
+
+
+def test_a_memory_limit_is_met_by_smaller_microbatches() -> None:
+    graph, cluster = capture("zoo:gpt2-demo"), load_cluster("local:2x2")
+    free = make_plan(graph, cluster, None, PlanOptions(global_batch=16)).document
+    tight = make_plan(
+        graph, cluster, None, PlanOptions(global_batch=16, memory_limit_bytes=free["memory_bytes_per_device"] // 2)
+    ).document
+    assert tight["memory_bytes_per_device"] <= free["memory_bytes_per_device"] // 2
+    assert tight["step_time_s"] > free["step_time_s"]
+    assert tight["lower_bound_s"] <= tight["step_time_s"]
+
+
+def test_what_cannot_fit_names_the_limit_and_the_need() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        make_plan(capture("zoo:gpt2-demo"), load_cluster("local:2"), None, PlanOptions(memory_limit_bytes=1_000_000))
+    assert caught.value.constraint == "memory_limit_bytes"
+    assert caught.value.needed is not None
+    assert caught.value.needed > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"global_batch": 0}, "global_batch"),
+        ({"global_batch": 10, "micro_batch": 4}, "micro_batch"),
+        ({"micro_batch": 7}, "micro_batch"),
+        ({"global_batch": 2**63}, "global_batch"),
+        ({"searcher": "annealing"}, "searcher"),
+        ({"searcher": []}, "searcher"),
+        ({"seed": -1}, "seed"),
+        ({"time_limit_s": 0}, "time_limit_s"),
+        ({"time_limit_s": "x"}, "time_limit_s"),
+        ({"gap_tolerance": 1}, "gap_tolerance"),
+        ({"optimizer": "lion"}, "optimizer"),
+        ({"memory_limit_bytes": 0}, "memory_limit_bytes"),
+        ({"batch": 4}, "options.batch"),
+    ],
+)
+def test_bad_options_name_the_field(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_plan(capture("zoo:mlp-small"), load_cluster("local:2"), None, PlanOptions.from_dict(options))
+    assert caught.value.field == field
+
+
+def test_a_calibration_of_another_cluster_is_refused() -> None:
+    other = Calibration(load_cluster("local:8"), "gloo", "relative", ())
+    with pytest.raises(InputError) as caught:
+        make_plan(capture("zoo:mlp-small"), load_cluster("local:2"), other)
+    assert caught.value.field == "calibration"
+
+
+def test_other_searchers_give_executable_plans_without_a_proof() -> None:
+    graph, cluster = capture("zoo:mlp-small"), load_cluster("local:4")
+    optimum = make_plan(graph, cluster, None, PlanOptions(global_batch=64)).document["step_time_s"]
+    for searcher in ("coordinate_descent", "metropolis_hastings", "random"):
+        found = make_plan(graph, cluster, None, PlanOptions(global_batch=64, searcher=searcher, time_limit_s=2)).document
+        assert found["step_time_s"] >= optimum * (1 - 1e-9)
+        assert found["gap"] is None
+
+
+def test_a_175b_model_on_1024_gpus_is_planned_without_torch_in_30_s() -> None:
+    program = (
+        "import sys, json; from autosbp.cli import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    arguments = ["plan", "zoo:gpt3-175b", "--cluster", "dgx-a100-80g:128", "--global-batch", "1536", "--json"]
+    run = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert document["search_s"] < 30
+    assert document["memory_bytes_per_device"] <= document["memory_limit_bytes"]
+    assert 0 < document["lower_bound_s"] <= document["step_time_s"]
+
+
+def test_views_of_a_large_mesh_cover_every_data_by_tensor_grid() -> None:
+    mesh = load_cluster("dgx-a100-80g:128").mesh()
+    views = {view.shape for view in mesh_views(mesh)}
+    for count in range(mesh.ndim + 1):
+        grid, tensor_axes = tensor_parallel_view(mesh, count)
+        assert grid.size == 1024
+        assert len(tensor_axes) <= 2
+        if grid.ndim == 3:
+            assert grid.shape in views
