@@ -39,7 +39,7 @@ def run_demo(out: Path, quick: bool = False) -> int:
     steps = 20 if not quick else 3
     console.rule(f"autosbp demo: {MODEL} on {cluster.name}")
     with _service(out) as url, Client(url) as client:
-        console.print(f"service    {url}  (API: {url}/docs, database in {out})")
+        console.print(f"service    {url}  (API: {url}/openapi.json, database in {out})")
         model_id = client.post_model(zoo=MODEL)
         cluster_id = client.post_cluster(cluster)
         console.print(f"model      {model_id}  cluster {cluster_id}: {_describe(cluster)}")

@@ -42,7 +42,7 @@ def test_text_is_read_back(sbp: Sbp) -> None:
 def test_layouts_are_read_back() -> None:
     for layout in product([S(0), S(12), B, I, PMAX], repeat=3):
         assert parse_nd_sbp(format_nd_sbp(layout)) == layout
-    assert parse_nd_sbp("") == () and format_nd_sbp(()) == ""
+    assert parse_nd_sbp("") == parse_nd_sbp("-") == () and format_nd_sbp(()) == "-"
 
 
 @pytest.mark.parametrize(
