@@ -92,20 +92,32 @@ class _State:
 
 
 def _sweep(state: _State, run: Run) -> None:
-    """Sweeps until nothing changes. Leaves early, with the assignment intact, when the run must stop."""
-    assignment, memory = state.assignment, state.near.memory_bytes
+    """Sweeps until nothing changes. Leaves early, with the assignment intact, when the run must stop.
+
+    A variable is looked at again only when a neighbour has changed, or, while memory is priced, when anything has.
+    """
+    assignment, memory, rows = state.assignment, state.near.memory_bytes, state.near.rows
+    stale = [True] * len(assignment)
     for _ in range(MAX_SWEEPS):
         changed = False
         for i in range(len(assignment)):
+            if not stale[i]:
+                continue
             if run.should_stop():
                 return
             costs = state.costs(i)
             run.evaluations += len(costs)
             best, now = int(costs.argmin()), assignment[i]
+            stale[i] = False
             if costs[best] < costs[now]:
-                state.used_bytes += int(memory[i][best]) - int(memory[i][now])
+                used = int(memory[i][best]) - int(memory[i][now])
+                state.used_bytes += used
                 assignment[i] = best
                 changed = True
+                if used and state.price > 0.0:
+                    stale = [True] * len(assignment)
+                for other, _ in rows[i]:
+                    stale[other] = True
         if not changed:
             return
 

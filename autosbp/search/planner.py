@@ -4,8 +4,8 @@ With ``exact`` and ``auto``, each mesh view (``_views``) is first solved without
 that can fit. That bounds the view, smaller microbatches included: they pay the same work and bytes with more latencies.
 Where the optimum fits in memory it is the view's answer. Views whose bound is below the best plan so far are then searched
 under the memory limit, lowest bound first, at microbatches from one that leaves half of the memory free to the largest,
-until the time limit. The plan's bound is the least over all views. Other searchers run on each view at its largest
-microbatch.
+until the work or the time limit is spent. The plan's bound is the least over all views. Other searchers run on each view at
+its largest microbatch.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ from autosbp.search._strategy import strategy_of
 from autosbp.search._views import mesh_views, tensor_parallel_view
 
 MAX_BATCH = 2**30
+MAX_EVALUATIONS = 100_000_000
+ENOUGH_EVALUATIONS = 40_000_000
+"""Costed values at which one exact search stops, and after which no further search under a binding memory limit begins.
+Counts, unlike clocks, are the same on every machine, so plans are too."""
+
 Progress = Callable[[str, float], bool]
 
 
@@ -47,10 +52,10 @@ class PlanOptions:
     micro_batch: int | None = None
     searcher: str = "auto"
     seed: int = 0
-    time_limit_s: float = 20.0
+    time_limit_s: float = 25.0
     optimizer: str = "adamw"
     memory_limit_bytes: int | None = None
-    gap_tolerance: float = 1e-3
+    gap_tolerance: float = 2e-3
 
     def __post_init__(self) -> None:
         if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
@@ -243,6 +248,7 @@ class _Planner:
             time_limit_s=self._remaining_s(),
             gap_tolerance=self.options.gap_tolerance,
             cutoff_s=cutoff_s,
+            max_evaluations=MAX_EVALUATIONS if self.options.searcher in ("auto", "exact") else None,
             progress=self._report(tally),
         )
 
@@ -317,19 +323,21 @@ class _Planner:
                 keep(candidate)
             else:
                 open_views.append((bound, first, view, allowed))
+        begun = tally.evaluations
         for bound, first, view, allowed in sorted(open_views, key=lambda entry: entry[:2]):
             tally.bounds.append(bound)
             for micro_batch in self._roomy_first(view, allowed, first):
                 cutoff = best.costs.step_time_s if best is not None else float("inf")
-                if bound >= cutoff or (best is not None and self._out_of_time()):
+                spent = tally.evaluations - begun >= ENOUGH_EVALUATIONS or self._out_of_time()
+                if bound >= cutoff or (best is not None and spent):
                     break
                 try:
                     keep(self._limited(_Space(view, micro_batch, allowed), searcher, tally, cutoff)[1])
                 except InfeasibleError as error:
                     problem = _nearer(problem, error)
                     continue
-                if best is not None and best.costs.step_time_s >= cutoff:
-                    break
+                if allowed is not None or (best is not None and best.costs.step_time_s >= cutoff):
+                    break  # a baseline is taken where it first fits; else smaller steps of the same way help no more
         if best is None:
             raise problem or InfeasibleError("global_batch", self.global_batch, None, "no microbatch splits evenly")
         return best
