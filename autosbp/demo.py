@@ -33,7 +33,7 @@ _READY = re.compile(r"ready at (http://\S+)")
 def run_demo(out: Path, quick: bool = False) -> int:
     """Run the demo; artifacts (database, plan, calibration, traces) go to ``out``. Returns the exit code."""
     began = time.monotonic()
-    console = Console()
+    console = Console(soft_wrap=True)
     out.mkdir(parents=True, exist_ok=True)
     cluster = this_machine()
     steps = 20 if not quick else 3
@@ -138,21 +138,23 @@ def _wait(console: Console, client: Client, job: Job, what: str) -> Job:
 
 
 def _table(trials: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Predicted beside measured, one strategy a row."""
-    table = Table(title="one training step, predicted and measured")
-    for column in ("strategy", "predicted", "measured (IQR)", "error", "memory pred. / meas.", "sent per rank", "loss diff."):
-        table.add_column(column, justify="left" if column == "strategy" else "right")
+    """Predicted beside measured, one strategy a row; MB are memory and traffic of one rank."""
+    table = Table(title="one training step, predicted and measured", title_justify="left")
+    table.add_column("strategy", no_wrap=True)
+    for column in ("predicted", "measured", "IQR", "error", "MB pred.", "MB meas.", "MB sent", "loss diff."):
+        table.add_column(column, justify="right")
     for name, trial in trials.items():
         predicted, result = trial["predicted"], trial["result"]
         measured = result["step_time_s"]
-        error = predicted["step_time_s"] / measured["median"] - 1
         table.add_row(
             name,
             f"{predicted['step_time_s'] * 1e3:.0f} ms",
-            f"{measured['median'] * 1e3:.0f} ms ({measured['iqr'] * 1e3:.0f})",
-            f"{error:+.0%}",
-            f"{predicted['memory_bytes_per_device'] / 1e6:.0f} / {result['memory_bytes'] / 1e6:.0f} MB",
-            f"{predicted['comm_bytes_per_device'] / 1e6:.1f} MB",
-            f"{result['loss_difference']:.1e}",
+            f"{measured['median'] * 1e3:.0f} ms",
+            f"{measured['iqr'] * 1e3:.0f}",
+            f"{predicted['step_time_s'] / measured['median'] - 1:+.0%}",
+            f"{predicted['memory_bytes_per_device'] / 1e6:.0f}",
+            f"{result['memory_bytes'] / 1e6:.0f}",
+            f"{predicted['comm_bytes_per_device'] / 1e6:.1f}",
+            f"{result['loss_difference']:.0e}",
         )
     return table
