@@ -13,7 +13,8 @@ from autosbp.graph.serialize import from_dict
 from autosbp.plan import Plan
 from autosbp.sbp.rules import check_graph
 from autosbp.search.op_keys import op_keys
-from autosbp.search.planner import PlanOptions, make_plan
+from autosbp.search.plan_options import PlanOptions
+from autosbp.search.planner import make_plan
 
 __all__ = [
     "Calibration",

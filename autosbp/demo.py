@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -58,7 +59,9 @@ def run_demo(out: Path, quick: bool = False) -> int:
             trials[name or "autosbp"] = client.get_trial(done.result["trial_id"])
     console.print(_table(trials))
     matched = all(trial["result"]["collectives_match"] for trial in trials.values())
-    console.print(f"certificate: lower bound {plan['lower_bound_s'] * 1e3:.1f} ms, gap {plan['gap']:.2%} ({plan['searcher']})")
+    console.print(
+        f"certificate: lower bound {plan['lower_bound_s'] * 1e3:.1f} ms, gap {plan['gap']:.2%} ({plan['searcher']})"
+    )
     console.print(f"collectives issued equal collectives charged, on every rank: {'yes' if matched else 'NO'}")
     console.print(f"took {time.monotonic() - began:.0f} s. Where to look next:")
     for line in (
@@ -126,7 +129,9 @@ def _url(process: subprocess.Popen[bytes], log_path: Path) -> str:
         if process.poll() is not None:
             break
         time.sleep(0.1)
-    raise ServiceError(f"the service did not start; the end of {log_path}:\n{log_path.read_text(errors='replace')[-2000:]}")
+    raise ServiceError(
+        f"the service did not start; the end of {log_path}:\n{log_path.read_text(errors='replace')[-2000:]}"
+    )
 
 
 def _wait(console: Console, client: Client, job: Job, what: str) -> Job:
@@ -138,22 +143,22 @@ def _wait(console: Console, client: Client, job: Job, what: str) -> Job:
 
 
 def _table(trials: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Predicted beside measured, one strategy a row; MB are memory and traffic of one rank."""
-    table = Table(title="one training step, predicted and measured", title_justify="left")
+    """Predicted beside measured, one strategy a row."""
+    table = Table(title="one training step, predicted and measured", title_justify="left", box=box.SIMPLE_HEAD)
+    table.caption = "memory: MB of a rank, predicted/measured; sent: MB a rank sends; loss: relative difference to one device"
     table.add_column("strategy", no_wrap=True)
-    for column in ("predicted", "measured", "IQR", "error", "MB pred.", "MB meas.", "MB sent", "loss diff."):
-        table.add_column(column, justify="right")
+    for column in ("pred. ms", "meas. ms", "IQR", "error", "memory", "sent", "loss"):
+        table.add_column(column, justify="right", no_wrap=True)
     for name, trial in trials.items():
         predicted, result = trial["predicted"], trial["result"]
         measured = result["step_time_s"]
         table.add_row(
             name,
-            f"{predicted['step_time_s'] * 1e3:.0f} ms",
-            f"{measured['median'] * 1e3:.0f} ms",
+            f"{predicted['step_time_s'] * 1e3:.0f}",
+            f"{measured['median'] * 1e3:.0f}",
             f"{measured['iqr'] * 1e3:.0f}",
             f"{predicted['step_time_s'] / measured['median'] - 1:+.0%}",
-            f"{predicted['memory_bytes_per_device'] / 1e6:.0f}",
-            f"{result['memory_bytes'] / 1e6:.0f}",
+            f"{predicted['memory_bytes_per_device'] / 1e6:.0f}/{result['memory_bytes'] / 1e6:.0f}",
             f"{predicted['comm_bytes_per_device'] / 1e6:.1f}",
             f"{result['loss_difference']:.0e}",
         )

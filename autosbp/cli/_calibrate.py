@@ -62,7 +62,7 @@ def calibrate(
 
     With --model, the ops that its plans may run are timed, too.
     """
-    from autosbp.search.planner import PlanOptions
+    from autosbp.search.plan_options import PlanOptions
 
     if output is None and not as_json:
         raise InputError("output", None, "-o FILE is expected, or --json")

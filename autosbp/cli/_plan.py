@@ -26,7 +26,7 @@ from autosbp.cli._run import console, note, print_json
 
 if TYPE_CHECKING:
     from autosbp.plan import Plan
-    from autosbp.search.planner import PlanOptions
+    from autosbp.search.plan_options import PlanOptions
 
 Searcher = Annotated[str, typer.Option("--searcher", help="auto, exact, exhaustive, random, and others.")]
 Seed = Annotated[int, typer.Option("--seed", help="Same input, seed and calibration give the same plan.")]
@@ -60,7 +60,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest way to train a model on a cluster, beside what users would otherwise choose."""
-    from autosbp.search.planner import PlanOptions
+    from autosbp.search.plan_options import PlanOptions
 
     check_output(output)
     options = PlanOptions(

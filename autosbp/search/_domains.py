@@ -195,9 +195,7 @@ class UnaryCosts:
                 seconds[value] += network.time_s(call.kind, call.num_bytes, mesh.group_shape(axes))
         return seconds
 
-    def _saved(
-        self, cluster: OpCluster, node: Node, shared: frozenset[Ref]
-    ) -> list[tuple[Ref, tuple[Sbp, ...]]]:
+    def _saved(self, cluster: OpCluster, node: Node, shared: frozenset[Ref]) -> list[tuple[Ref, tuple[Sbp, ...]]]:
         refs = list(node.refs())
         kept = [
             (refs[position], cluster.input_states(node.name, position))

@@ -11,7 +11,7 @@ from autosbp.sbp.rules import sharding_of
 from autosbp.search._clusters import form_clusters
 from autosbp.search._domains import UnaryCosts, make_domain
 from autosbp.search._views import mesh_views
-from autosbp.search.planner import PlanOptions
+from autosbp.search.plan_options import PlanOptions
 
 MAX_KEYS = 2000
 

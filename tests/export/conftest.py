@@ -7,7 +7,8 @@ import pytest
 from autosbp.cluster import load_cluster
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan
-from autosbp.search.planner import PlanOptions, make_plan
+from autosbp.search.plan_options import PlanOptions
+from autosbp.search.planner import make_plan
 from autosbp.zoo import zoo_graph
 
 

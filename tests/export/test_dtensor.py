@@ -11,7 +11,8 @@ from autosbp.cluster import load_cluster
 from autosbp.export import export_plan
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan, plan_id_of
-from autosbp.search.planner import PlanOptions, make_plan
+from autosbp.search.plan_options import PlanOptions
+from autosbp.search.planner import make_plan
 from autosbp.torchrun import run_ranks
 
 WORKER = """

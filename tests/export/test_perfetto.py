@@ -14,7 +14,8 @@ from autosbp.errors import InputError
 from autosbp.export import export_plan
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan
-from autosbp.search.planner import PlanOptions, make_plan
+from autosbp.search.plan_options import PlanOptions
+from autosbp.search.planner import make_plan
 from autosbp.zoo import zoo_graph
 
 

@@ -19,7 +19,7 @@ from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp
 from autosbp.sbp.rules import RULES, node_options
 from autosbp.sbp.sharding import axis_options, notation, tensor_inputs
 from autosbp.sbp.transfer import plan_transfer, volume_bytes
-from autosbp.search.planner import PlanOptions
+from autosbp.search.plan_options import PlanOptions
 from autosbp.testing.virtual import plain_mesh
 from autosbp.testing.virtual_cases import of, op_case, x
 from autosbp.testing.virtual_ops import check_layouts

@@ -1,0 +1,58 @@
+"""What a plan is asked for, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from autosbp.errors import InputError
+from autosbp.jsonio import Fields, check_integer
+from autosbp.search import SEARCHERS
+
+MAX_BATCH = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What a plan is asked for. Batches are samples over all devices; None lets the planner choose."""
+
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    searcher: str = "auto"
+    seed: int = 0
+    time_limit_s: float = 25.0
+    optimizer: str = "adamw"
+    memory_limit_bytes: int | None = None
+    gap_tolerance: float = 2e-3
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
+            raise InputError("searcher", self.searcher, f"one of {', '.join(SEARCHERS)} is expected")
+        if self.optimizer not in ("adamw", "sgd"):
+            raise InputError("optimizer", self.optimizer, "adamw or sgd is expected")
+        check_integer("seed", self.seed, 0, 2**63 - 1)
+        if not _is_number(self.gap_tolerance) or not 0 <= self.gap_tolerance < 1:
+            raise InputError("gap_tolerance", self.gap_tolerance, "at least 0 and below 1 is expected")
+        if not _is_number(self.time_limit_s) or not 0 < self.time_limit_s <= 86_400:
+            raise InputError("time_limit_s", self.time_limit_s, "more than 0 and at most 86400 seconds is expected")
+        for name in ("global_batch", "micro_batch"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1, MAX_BATCH)
+        if self.memory_limit_bytes is not None:
+            check_integer("memory_limit_bytes", self.memory_limit_bytes, 1, 2**53)
+        if self.global_batch is not None and self.micro_batch is not None and self.global_batch % self.micro_batch:
+            raise InputError(
+                "micro_batch", self.micro_batch, f"a divisor of the global batch {self.global_batch} is expected"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @staticmethod
+    def from_dict(data: object) -> PlanOptions:
+        fields = Fields(data, "options", PlanOptions.__slots__)
+        return PlanOptions(**dict(fields.data))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
