@@ -13,7 +13,7 @@ from autosbp.graph.serialize import from_dict
 from autosbp.plan import Plan
 from autosbp.sbp.rules import check_graph
 from autosbp.search.op_keys import op_keys
-from autosbp.search.plan_options import PlanOptions
+from autosbp.search.plan_options import PlanOptions, require_room
 from autosbp.search.planner import make_plan
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "load_graph",
     "make_plan",
     "op_keys",
+    "require_room",
     "run_trial",
 ]
 

@@ -145,7 +145,9 @@ def _wait(console: Console, client: Client, job: Job, what: str) -> Job:
 def _table(trials: Mapping[str, Mapping[str, Any]]) -> Table:
     """Predicted beside measured, one strategy a row."""
     table = Table(title="one training step, predicted and measured", title_justify="left", box=box.SIMPLE_HEAD)
-    table.caption = "memory: MB of a rank, predicted/measured; sent: MB a rank sends; loss: relative difference to one device"
+    table.caption = (
+        "memory: MB of a rank, predicted/measured; sent: MB a rank sends; loss: relative difference to one device"
+    )
     table.add_column("strategy", no_wrap=True)
     for column in ("pred. ms", "meas. ms", "IQR", "error", "memory", "sent", "loss"):
         table.add_column(column, justify="right", no_wrap=True)

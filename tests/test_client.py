@@ -67,10 +67,14 @@ def test_errors_come_back_as_the_library_raises_them(client: Client) -> None:
         client.post_cluster({**documents.cluster(), "levels": []})
     assert refused.value.field == "levels"
     model, cluster = client.post_model(documents.graph()), client.post_cluster("local:2x2")
-    job = client.search(model, cluster, options={**documents.OPTIONS, "memory_limit_bytes": 1})
+    with pytest.raises(InfeasibleError) as infeasible:
+        client.search(model, cluster, options={**documents.OPTIONS, "memory_limit_bytes": 1})
+    assert infeasible.value.limit == 1
+    limit = int(infeasible.value.needed or 0)  # the parameters fit, their activations do not
+    job = client.search(model, cluster, options={**documents.OPTIONS, "memory_limit_bytes": limit})
     with pytest.raises(InfeasibleError) as infeasible:
         client.wait(job)
-    assert infeasible.value.limit == 1
+    assert infeasible.value.limit == limit
     with pytest.raises(InputError) as unknown:
         client.trial("plan-none")
     assert unknown.value.field == "strategy_id"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from autosbp.errors import InputError
+from autosbp.cluster import Cluster
+from autosbp.errors import InfeasibleError, InputError
 from autosbp.jsonio import Fields, check_integer
 from autosbp.search import SEARCHERS
 
@@ -56,3 +57,19 @@ class PlanOptions:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def require_room(num_parameters: int, parameter_bytes: int, cluster: Cluster, options: PlanOptions) -> None:
+    """Refuse at once what no layout can fit: parameters, gradients and optimizer state, split over every device.
+
+    Raises:
+        InfeasibleError: ``memory_limit_bytes``, with these bytes per device as what is needed at least.
+    """
+    limit = options.memory_limit_bytes or cluster.device.memory_bytes
+    state_bytes = {"adamw": 8, "sgd": 0}[options.optimizer] * num_parameters
+    least = -(-(2 * parameter_bytes + state_bytes) // cluster.num_devices)
+    if least > limit:
+        detail = (
+            f"parameters, gradients and optimizer state alone, split over {cluster.num_devices} devices, do not fit"
+        )
+        raise InfeasibleError("memory_limit_bytes", limit, least, detail)

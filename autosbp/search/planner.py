@@ -33,7 +33,7 @@ from autosbp.search._baselines import Roles
 from autosbp.search._build import Allowed, BuiltProblem, ProblemBuilder
 from autosbp.search._strategy import strategy_of
 from autosbp.search._views import mesh_views, tensor_parallel_view
-from autosbp.search.plan_options import PlanOptions
+from autosbp.search.plan_options import PlanOptions, require_room
 
 MAX_EVALUATIONS = 100_000_000
 ENOUGH_EVALUATIONS = 40_000_000
@@ -100,6 +100,8 @@ class _Planner:
         progress: Progress | None,
     ) -> None:
         check_graph(graph)
+        summary = graph.summary()
+        require_room(summary["num_parameters"], summary["parameter_bytes"], cluster, options)
         if calibration is not None and calibration.cluster.levels_key != cluster.levels_key:
             raise InputError("calibration", calibration.cluster.name, f"a calibration of {cluster.name} is expected")
         self.graph, self.cluster, self.calibration, self.options = graph, cluster, calibration, options

@@ -17,7 +17,7 @@ class TrialRequest(Request):
     strategy_id: BodyId
     baseline: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")] | None = None
     steps: int = Field(20, ge=1, le=10_000, description="Measured steps.")
-    warmup: int = Field(3, ge=0, le=1000, description="Steps before the measured ones.")
+    warmup: int = Field(3, ge=1, le=1000, description="Steps before the measured ones.")
     seed: int = Field(0, ge=0, lt=2**31)
 
 

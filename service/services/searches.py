@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from autosbp import api
 from autosbp.errors import InputError
 from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, SearchRow
 from service.schemas._base import Document
@@ -23,8 +24,11 @@ def create(state: State, request: SearchRequest) -> JobRow:
     if options.time_limit_s > longest_s:
         raise InputError("options.time_limit_s", options.time_limit_s, f"at most {longest_s:g} s is allowed here")
     with state.database.write() as session:
-        referred(session, ModelRow, request.model_id, "model_id", "model")
-        referred(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
+        model = referred(session, ModelRow, request.model_id, "model_id", "model")
+        cluster = referred(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
+        summary = model.summary
+        there = api.Cluster.from_dict(cluster.document)
+        api.require_room(summary["num_parameters"], summary["parameter_bytes"], there, options)
         if request.calibration_id is not None:
             _check_calibration(session, request.calibration_id, request.cluster_id)
         search_id = new_id("sea")

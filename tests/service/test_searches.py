@@ -66,12 +66,26 @@ def test_strategies_and_searches_are_listed_by_model_and_cluster(shared: TestCli
     assert "plan" not in item and item["step_time_s"] > 0
 
 
+def test_what_cannot_fit_in_any_layout_is_refused_and_nothing_is_stored(
+    shared: TestClient, ids: dict[str, Any]
+) -> None:
+    before = [shared.get(f"/v1/{kind}").json()["items"] for kind in ("searches", "jobs")]
+    answer = shared.post("/v1/searches", json={**ids, "options": {**documents.OPTIONS, "memory_limit_bytes": 1}})
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+    problem = answer.json()
+    assert (problem["constraint"], problem["limit"]) == ("memory_limit_bytes", 1)
+    assert problem["needed"] > 1
+    assert [shared.get(f"/v1/{kind}").json()["items"] for kind in ("searches", "jobs")] == before
+
+
 def test_a_search_that_no_strategy_meets_fails_with_the_constraint(shared: TestClient, ids: dict[str, Any]) -> None:
-    job = search(shared, ids, memory_limit_bytes=1)
+    refused = shared.post("/v1/searches", json={**ids, "options": {**documents.OPTIONS, "memory_limit_bytes": 1}})
+    limit = int(refused.json()["needed"])  # the parameters fit, their activations do not
+    job = search(shared, ids, memory_limit_bytes=limit)
     assert job["state"] == "failed"
     assert job["problem"]["type"] == "urn:autosbp:problem:infeasible"
     assert job["problem"]["constraint"]
-    assert job["problem"]["limit"] == 1
+    assert job["problem"]["limit"] == limit
     assert shared.get(job["resource"]).json()["strategy_id"] is None
 
 
