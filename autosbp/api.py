@@ -43,7 +43,7 @@ def load_graph(document: object) -> LogicalGraph:
 def capture(model: str, **options: Any) -> LogicalGraph:
     """The graph of a MODEL: a ``.json`` graph, ``zoo:NAME``, ``hf:config.json``, ``onnx:FILE`` or
     ``package.module:factory``. ``seq_len=`` applies to Hugging Face configs."""
-    from autosbp.graph.sources import load_model
+    from autosbp.sources import load_model
 
     return load_model(model, **options)
 

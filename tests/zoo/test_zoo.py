@@ -11,8 +11,8 @@ import pytest
 
 from autosbp.errors import InputError
 from autosbp.graph.serialize import from_dict
-from autosbp.graph.sources import load_model
 from autosbp.jsonio import canonical, loads
+from autosbp.sources import load_model
 from autosbp.zoo import build, zoo_graph, zoo_names
 from autosbp.zoo.catalog import read_catalog
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from autosbp import sources
 from autosbp.errors import GraphError, InputError, UnsupportedError
-from autosbp.graph import sources
 from autosbp.graph.serialize import from_dict
-from autosbp.graph.sources import load_model
+from autosbp.sources import load_model
 from tests.graph.documents import document
 from tests.graph.test_capture import LLAMA
 

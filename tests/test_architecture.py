@@ -1,0 +1,52 @@
+"""The arrows between the rooms: who may import whom, and what importing must not load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FORBIDDEN = {
+    "autosbp/graph": ("autosbp.sbp", "autosbp.costmodel", "autosbp.search", "autosbp.executor", "service", "calibration"),
+    "autosbp/sbp": ("autosbp.costmodel", "autosbp.search", "autosbp.executor", "service", "calibration"),
+    "autosbp/costmodel": ("autosbp.search", "autosbp.executor", "service", "calibration"),
+    "autosbp/search": ("autosbp.executor", "service", "calibration"),
+    "autosbp/executor": ("autosbp.search", "service", "calibration"),
+    "autosbp/export": ("service", "calibration"),
+    "calibration": ("autosbp.search", "autosbp.executor", "service"),
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_imports_point_one_way(room: str) -> None:
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for name in imports(path):
+            for forbidden in FORBIDDEN[room]:
+                assert name != forbidden and not name.startswith(forbidden + "."), f"{path.relative_to(ROOT)}: {name}"
+
+
+def test_only_the_command_line_knows_the_service_and_the_calibration_package() -> None:
+    for path in sorted((ROOT / "autosbp").rglob("*.py")):
+        if "cli" not in path.relative_to(ROOT / "autosbp").parts:
+            assert not {name.split(".")[0] for name in imports(path)} & {"service", "calibration"}, path
+
+
+@pytest.mark.parametrize("module", ["autosbp", "autosbp.api", "autosbp.cli", "autosbp.client", "service.app", "calibration"])
+def test_importing_does_not_load_torch(module: str) -> None:
+    program = f"import sys, {module}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
