@@ -64,7 +64,6 @@ class _Tally:
 
     evaluations: int = 0
     bounds: list[float] = field(default_factory=list)
-    trace: list[tuple[float, float]] = field(default_factory=list)
 
 
 def make_plan(
@@ -197,21 +196,21 @@ class _Planner:
         )  # fmt: skip
         return _Candidate(strategy, evaluate(graph, strategy, boxing, self.compute))
 
-    def _search_options(self, tally: _Tally, cutoff_s: float = float("inf")) -> SearchOptions:
+    def _search_options(self, cutoff_s: float = float("inf")) -> SearchOptions:
         return SearchOptions(
             seed=self.options.seed,
             time_limit_s=self._remaining_s(),
             gap_tolerance=self.options.gap_tolerance,
             cutoff_s=cutoff_s,
             max_evaluations=MAX_EVALUATIONS if self.options.searcher in ("auto", "exact") else None,
-            progress=self._report(tally),
+            progress=self._report(),
         )
 
     def _relaxed(self, space: _Space, searcher: str, tally: _Tally, cutoff_s: float) -> tuple[float, _Candidate | None]:
         """A bound on the space, and its optimum where that fits in memory."""
         built = self._builder(space.view, space.micro_batch).build(self.limit, space.allowed)
         problem = replace(built.problem, memory_limit_bytes=None)
-        result = SEARCHERS[searcher](problem, self._search_options(tally, cutoff_s))
+        result = SEARCHERS[searcher](problem, self._search_options(cutoff_s))
         tally.evaluations += result.evaluations
         fits = result.memory_bytes <= self.limit
         return result.lower_bound_s, self._candidate(space, built, result) if fits else None
@@ -219,7 +218,7 @@ class _Planner:
     def _limited(self, space: _Space, searcher: str, tally: _Tally, cutoff_s: float) -> tuple[float, _Candidate | None]:
         """A bound and the best strategy found under the memory limit; raises ``InfeasibleError``."""
         built = self._builder(space.view, space.micro_batch).build(self.limit, space.allowed)
-        result = SEARCHERS[searcher](built.problem, self._search_options(tally, cutoff_s))
+        result = SEARCHERS[searcher](built.problem, self._search_options(cutoff_s))
         tally.evaluations += result.evaluations
         return result.lower_bound_s, self._candidate(space, built, result)
 
@@ -227,14 +226,12 @@ class _Planner:
         """What is left of the time limit for one more search; a little, always, so that there is an answer."""
         return max(self.options.time_limit_s - (time.monotonic() - self.started), 0.25 * self.options.time_limit_s)
 
-    def _report(self, tally: _Tally) -> Callable[[float, float], bool] | None:
+    def _report(self) -> Callable[[float, float], bool] | None:
         if self.progress is None:
             return None
         report = self.progress
 
         def forward(best: float, _: float) -> bool:
-            if not tally.trace or best < tally.trace[-1][1]:
-                tally.trace.append((time.monotonic() - self.started, best))
             return report("search", best)
 
         return forward
@@ -262,7 +259,6 @@ class _Planner:
             nonlocal best
             if candidate is not None and (best is None or candidate.costs.step_time_s < best.costs.step_time_s):
                 best = candidate
-                tally.trace.append((time.monotonic() - self.started, best.costs.step_time_s))
 
         for view, allowed in views:
             try:
