@@ -89,6 +89,12 @@ class Fields:
             raise InputError(self.at(key), value, f"one of {', '.join(choices)} is expected")
         return value
 
+    def boolean(self, key: str, default: Any = ...) -> bool:
+        value = self.raw(key, default)
+        if type(value) is not bool:
+            raise InputError(self.at(key), value, "true or false is expected")
+        return value
+
     def integer(self, key: str, default: Any = ..., low: int = 0, high: int = MAX_INT) -> int:
         return check_integer(self.at(key), self.raw(key, default), low, high)
 

@@ -39,8 +39,8 @@ class Signature:
 COSTED = ("step_time_s", "breakdown", "comm_bytes_per_device", "memory_bytes_per_device", "memory_breakdown")
 """What a plan says of its winner and of each baseline."""
 
-BoxingKey = tuple[tuple[int, ...], int, NdSbp, NdSbp]
-"""(shape, bytes, source layout, destination layout)."""
+BoxingKey = tuple[tuple[int, ...], int, bool, NdSbp, NdSbp]
+"""(shape, bytes, whether a gradient flows back, source layout, destination layout)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Strategy:
 
     Args:
         mesh: the mesh that layouts refer to; neighbouring axes that all ops use alike are already merged.
-        signatures: layouts of every op that a gradient flows through.
+        signatures: layouts of every op that depends on a parameter.
         parameters: the stored layout of every parameter; B is synchronised once a step.
         paths: for each boxing, the layouts that it goes through, both ends included.
         global_batch, micro_batch: samples per step and per pass of the program, over all devices.
@@ -71,13 +71,16 @@ class Strategy:
     def to_dict(self) -> dict[str, Any]:
         paths = [
             {"shape": list(shape), "bytes": size, "path": [format_nd_sbp(layout) for layout in path]}
-            for (shape, size, _, _), path in self.paths.items()
+            | ({} if gradient else {"gradient": False})
+            for (shape, size, gradient, _, _), path in self.paths.items()
         ]
         return {
             "mesh": self.mesh.to_dict(),
             "signatures": {name: str(signature) for name, signature in self.signatures.items()},
             "parameters": {name: format_nd_sbp(layout) for name, layout in self.parameters.items()},
-            "paths": sorted(paths, key=lambda entry: (entry["shape"], entry["bytes"], entry["path"])),
+            "paths": sorted(
+                paths, key=lambda entry: (entry["shape"], entry["bytes"], entry["path"], "gradient" in entry)
+            ),
             "global_batch": self.global_batch,
             "micro_batch": self.micro_batch,
             "optimizer": self.optimizer,
@@ -98,11 +101,12 @@ class Strategy:
         parameters = {str(name): parse_nd_sbp(text) for name, text in fields.mapping("parameters").items()}
         paths: dict[BoxingKey, tuple[NdSbp, ...]] = {}
         for at, entry in enumerate(fields.sequence("paths")):
-            item = Fields(entry, f"{path}.paths[{at}]", ("shape", "bytes", "path"))
+            item = Fields(entry, f"{path}.paths[{at}]", ("shape", "bytes", "path", "gradient"))
             route = tuple(parse_nd_sbp(text) for text in item.sequence("path"))
             if len(route) < 2:
                 raise InputError(item.at("path"), len(route), "at least two layouts are expected")
-            paths[tuple(item.sequence("shape")), item.integer("bytes"), route[0], route[-1]] = route
+            gradient = item.boolean("gradient", True)
+            paths[tuple(item.sequence("shape")), item.integer("bytes"), gradient, route[0], route[-1]] = route
         for layout in (*parameters.values(), *(layout for route in paths.values() for layout in route)):
             if len(layout) != mesh.ndim:
                 raise InputError(path, format_nd_sbp(layout), f"{mesh.ndim} entries are expected, one per mesh axis")

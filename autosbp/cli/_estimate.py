@@ -65,7 +65,7 @@ class _Estimate:
 
         bound = self.graph.bind(**dict.fromkeys(self.graph.symbols, self.micro_batch))
         memory = memory_bytes(bound, self._undivided(bound))
-        flops = sum(sharding_of(bound, node).flops for node in bound.nodes if node.name in bound.differentiable)
+        flops = sum(sharding_of(bound, node).flops for node in bound.nodes if node.name in bound.computed)
         document = {
             **self.graph.summary(),
             "micro_batch": self.micro_batch,
@@ -84,7 +84,7 @@ class _Estimate:
         signatures = {
             node.name: Signature(((),) * len(list(node.refs())), ((),) * len(node.outputs))
             for node in bound.nodes
-            if node.name in bound.differentiable
+            if node.name in bound.computed
         }
         parameters = {leaf.name: () for leaf in bound.parameters}
         return Strategy(Mesh((), (1,)), signatures, parameters, {}, self.micro_batch, self.micro_batch, self.optimizer)

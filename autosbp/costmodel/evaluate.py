@@ -15,10 +15,11 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel, op_key
 from autosbp.costmodel.memory import saved_inputs, saves_output, state_bytes_per_element
 from autosbp.costmodel.network import beta_factor
-from autosbp.costmodel.split_ops import internal_collectives, split_axes_of
+from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.graph.ir import LogicalGraph, Ref, TensorMeta
 from autosbp.plan import Costs, Strategy
 from autosbp.sbp.boxing import COLLECTIVES, message_bytes, split_factor
+from autosbp.sbp.choices import axis_choices, implemented_axes
 from autosbp.sbp.placement import B, NdSbp, local_shape
 from autosbp.sbp.program import Box, Item, Op, program_items
 from autosbp.sbp.rules import sharding_of
@@ -82,9 +83,9 @@ def _item_collectives(graph: LogicalGraph, strategy: Strategy, item: Item) -> It
             if step.backward in COLLECTIVES and item.differentiable:
                 yield Collective(step.backward, message, step.axes, "backward", item.ref.name)
     elif item.signature is not None:
-        axes = split_axes_of(item.node, item.signature.ins, item.signature.outs[0])
-        for call in internal_collectives(graph, item.node, item.signature.outs[0], axes, mesh):
-            yield Collective(call.kind, call.num_bytes, axes, call.phase, item.node.name)
+        choices = axis_choices(graph, item.node, item.signature, mesh.ndim)
+        for call in internal_collectives(graph, item.node, choices, mesh):
+            yield Collective(call.kind, call.num_bytes, call.axes, call.phase, item.node.name)
 
 
 def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> Costs:
@@ -95,9 +96,9 @@ def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compu
     for item in program_items(graph, strategy):
         if isinstance(item, Op):
             compute_s += op_time_s(graph, strategy, item, compute)
-        elif item.differentiable:
+        elif not item.data:
             num_bytes = graph.meta(item.ref).num_bytes
-            local_s += sum(boxing.step_cost(step, num_bytes, True).local_s for step in item.steps)
+            local_s += sum(boxing.step_cost(step, num_bytes, item.differentiable).local_s for step in item.steps)
     comm_s = traffic = 0.0
     repeated = ((microbatch_collectives(graph, strategy), strategy.num_micro), (synchronisations(graph, strategy), 1))
     for calls, times in repeated:
@@ -133,13 +134,15 @@ def op_time_s(graph: LogicalGraph, strategy: Strategy, item: Op, compute: Comput
     metas = [graph.meta(ref) for ref in node.refs()]
     ins = [local_shape(meta.sizes, layout, mesh) for meta, layout in zip(metas, item.signature.ins, strict=True)]
     out = local_shape(node.outputs[0].sizes, item.signature.outs[0], mesh)
-    if compute.measured and not split_axes_of(node, item.signature.ins, item.signature.outs[0]):
+    choices = axis_choices(graph, node, item.signature, mesh.ndim)
+    if compute.measured and not implemented_axes(choices):
         measured = compute.measured.get(local_op_key(graph, item, ins, out, metas))
         if measured is not None:
             return measured.forward_s + measured.backward_s
     touched = sum(meta.num_bytes / split_factor(layout, mesh) for meta, layout in zip(
         (*metas, *node.outputs), (*item.signature.ins, *item.signature.outs), strict=True))  # fmt: skip
-    flops = sharding.flops / _work_split(graph, item, mesh.shape)
+    work = prod(axis.size for axis, choice in zip(mesh.axes, choices, strict=True) if choice.divides)
+    flops = sharding.flops / work
     forward, backward = compute.roofline_s(node, node.outputs[0].dtype, np.array([flops]), np.array([touched]))
     return float(forward[0] + backward[0])
 
@@ -149,27 +152,12 @@ def local_op_key(
 ) -> str:
     """The key under which a calibration times this op at this local shape."""
     refs = list(item.node.refs())
-    grads = [ref.name in graph.differentiable and meta.is_float for ref, meta in zip(refs, metas, strict=True)]
+    grads = [graph.has_gradient(ref) for ref in refs]
     high = max((leaf.high for leaf in graph.inputs if leaf.high is not None), default=1)
     highs = [None if meta.is_float or meta.dtype == "bool" else high for meta in metas]
     if "embedding" in item.node.op:
         highs = [None if bound is None else min(bound, ins[0][0]) for bound in highs]
     return op_key(item.node, ins, out, [meta.dtype for meta in metas], grads, highs)
-
-
-def _work_split(graph: LogicalGraph, item: Op, sizes: tuple[int, ...]) -> int:
-    from autosbp.sbp.rules import node_options
-
-    assert item.signature is not None
-    divides = {(option.ins, option.outs): option.divides for option in node_options(graph, item.node)}
-    product = 1
-    for axis, size in enumerate(sizes):
-        column = (
-            tuple(layout[axis] for layout in item.signature.ins),
-            tuple(layout[axis] for layout in item.signature.outs),
-        )
-        product *= size if divides[column] else 1
-    return product
 
 
 def memory_bytes(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
@@ -181,7 +169,7 @@ def memory_bytes(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
             continue
         refs = list(item.node.refs())
         for position in saved_inputs(item.node):
-            if position < len(refs) and refs[position].name in graph.differentiable:
+            if position < len(refs) and refs[position].name in graph.computed:
                 read = item.reads[position]
                 if refs[position].name not in graph.parameter_names:
                     size = graph.meta(refs[position]).num_bytes / split_factor(item.signature.ins[position], mesh)

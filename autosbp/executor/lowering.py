@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from autosbp.costmodel.compute import SIZE_ARGUMENTS
-from autosbp.costmodel.split_ops import split_axes_of
 from autosbp.errors import InputError
 from autosbp.executor import ops
+from autosbp.executor.split_ops import IMPLEMENTATIONS, SplitCall
 from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.graph.materialise import constant_tensor, op_of, to_fx_arg
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import Step
+from autosbp.sbp.choices import found_choices, implemented_axes
 from autosbp.sbp.placement import NdSbp, local_shape, shard_index
 from autosbp.sbp.program import OUTPUT, Box, Op, program_items
 from autosbp.sbp.rules import sharding_of
@@ -69,7 +70,7 @@ class _Lowering:
 
     def _box(self, box: Box) -> Any:
         value = self.values[box.ref]
-        if not box.differentiable:
+        if box.data:
             return self._cut(value, box)
         for step in box.steps:
             value = self.fx.call_function(*_call(step, value))
@@ -100,7 +101,9 @@ class _Lowering:
                 )
             if sharding_of(self.graph, node).random:
                 self.fx.call_function(ops.seed, (index, self._shard(item.signature.outs[0])))
-            target, args = self._split_implementation(item, target, args)
+            program = self._implemented(item, args, kwargs)
+            if program is not None:
+                target, args, kwargs = program[0], list(program[1]), {}
         result: Any = self.fx.call_function(target, tuple(args), kwargs)
         count = len(node.outputs)
         for at in range(count):
@@ -120,23 +123,17 @@ class _Lowering:
             place = place * axis.size + (at if sbp.is_split else 0)
         return place
 
-    def _split_implementation(self, item: Op, target: Any, args: list[Any]) -> tuple[Any, list[Any]]:
-        """The program that replaces an op whose whole dim is split."""
-        signature = item.signature
-        assert signature is not None
-        axes = split_axes_of(item.node, signature.ins, signature.outs[0])
+    def _implemented(self, item: Op, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+        """The call that replaces an op whose whole dim is split; None where the op itself runs."""
+        assert item.signature is not None
+        choices = found_choices(self.graph, item.node, item.signature, self.strategy.mesh.ndim)
+        axes = implemented_axes(choices)
         if not axes:
-            return target, args
-        mesh, name = self.strategy.mesh, item.node.op
-        if name == "aten.log_softmax.int":
-            return ops.log_softmax_split, [args[0], args[1], axes]
-        dim = 0 if name == "aten.embedding.default" else item.node.args[1] % len(item.node.outputs[0].shape)
-        whole = self.graph.meta(next(item.node.refs())).sizes
-        part = local_shape(whole, signature.ins[0], mesh)[dim]
-        start = part * shard_index(dim, signature.ins[0], mesh, self.coordinate)
-        if name == "aten.embedding.default":
-            return ops.embedding_range, [args[0], args[1], start]
-        return ops.gather_range, [args[0], dim, args[2], start]
+            return None
+        mesh, coordinate = self.strategy.mesh, self.coordinate
+        return IMPLEMENTATIONS[item.node.op](
+            SplitCall(self.graph, item.node, item.signature, args, kwargs, axes, mesh, coordinate)
+        )
 
 
 def _call(step: Step, value: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

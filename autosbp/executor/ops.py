@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from autosbp.executor import _dist
 from autosbp.executor.runtime import Runtime, current
@@ -58,27 +57,6 @@ def relabel(x: torch.Tensor, axes: tuple[int, ...], backward: str) -> torch.Tens
 def permute_ranks(x: torch.Tensor, axes: tuple[int, int], backward: str) -> torch.Tensor:
     """Exchange the layouts of two axes of equal size: the rank at (i, j) swaps with the one at (j, i)."""
     return _run(x, axes, "p2p", backward, -1, -1)
-
-
-def embedding_range(weight: torch.Tensor, ids: torch.Tensor, start: int) -> torch.Tensor:
-    """Rows of a table of which this rank holds ``start`` onwards; rows of other ranks are zero (output P)."""
-    local = ids - start
-    outside = (local < 0) | (local >= weight.shape[0])
-    rows = torch.nn.functional.embedding(local.masked_fill(outside, 0), weight)
-    return rows.masked_fill(outside.unsqueeze(-1), 0)
-
-
-def gather_range(x: torch.Tensor, dim: int, index: torch.Tensor, start: int) -> torch.Tensor:
-    """``gather`` along a dim of which this rank holds ``start`` onwards; values of other ranks are zero (output P)."""
-    local = index - start
-    outside = (local < 0) | (local >= x.shape[dim])
-    return torch.gather(x, dim, local.masked_fill(outside, 0)).masked_fill(outside, 0)
-
-
-def log_softmax_split(x: torch.Tensor, dim: int, axes: tuple[int, ...]) -> torch.Tensor:
-    """Log-softmax over a dim split on ``axes``: local maxima and sums are reduced (OneFlow section 6.3.1)."""
-    out: torch.Tensor = _LogSoftmaxSplit.apply(x, dim, axes, current())  # type: ignore[no-untyped-call]
-    return out
 
 
 def seed(node: int, shard: int) -> None:
@@ -159,27 +137,3 @@ def _permute(x: torch.Tensor, axes: tuple[int, ...], runtime: Runtime) -> torch.
         return x.clone()
     runtime.record("p2p", x, sorted((runtime.rank, partner)))
     return _dist.exchange(x, partner)
-
-
-class _LogSoftmaxSplit(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, axes: tuple[int, ...], runtime: Runtime) -> torch.Tensor:
-        group, ranks = runtime.group(axes)
-        top = x.amax(dim, keepdim=True)
-        runtime.record("all_reduce", top, ranks)
-        top = _dist.all_reduce(top, group, dist.ReduceOp.MAX)
-        shifted = x - top
-        total = shifted.exp().sum(dim, keepdim=True)
-        runtime.record("all_reduce", total, ranks)
-        out = shifted - _dist.all_reduce(total, group).log()
-        ctx.save_for_backward(out)
-        ctx.dim, ctx.group, ctx.ranks, ctx.runtime = dim, group, ranks, runtime
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (out,) = ctx.saved_tensors
-        total = grads[0].sum(ctx.dim, keepdim=True)
-        ctx.runtime.record("all_reduce", total, ctx.ranks)
-        total = _dist.all_reduce(total, ctx.group)
-        return grads[0] - out.exp() * total, None, None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from autosbp.sbp.mesh import Mesh
 
-_active: list[Runtime] = []
+_thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,17 @@ class Runtime:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within, programs of this thread run on this runtime."""
-        _active.append(self)
+        previous = getattr(_thread, "runtime", None)
+        _thread.runtime = self
         try:
             yield
         finally:
-            _active.pop()
+            _thread.runtime = previous
 
 
 def current() -> Runtime:
     """The runtime that programs run on now."""
-    if not _active:
+    runtime: Runtime | None = getattr(_thread, "runtime", None)
+    if runtime is None:
         raise RuntimeError("a lowered program runs inside `with runtime.active():`")
-    return _active[-1]
+    return runtime

@@ -13,10 +13,11 @@ from autosbp.costmodel.calibration import Calibration, OpTime
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.evaluate import op_time_s, synchronised_axes
 from autosbp.costmodel.network import NetworkModel
-from autosbp.costmodel.split_ops import internal_collectives, split_axes_of
+from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan, Signature
 from autosbp.sbp.boxing import COLLECTIVES, Step, message_bytes, split_factor
+from autosbp.sbp.choices import axis_choices
 from autosbp.sbp.placement import format_nd_sbp
 from autosbp.sbp.program import Box, Item, Op, program_items
 
@@ -78,10 +79,10 @@ class Timeline:
 
     def _internal(self, item: Op, signature: Signature, phase: str) -> Iterator[Event]:
         """Collectives of a split implementation."""
-        axes = split_axes_of(item.node, signature.ins, signature.outs[0])
-        for call in internal_collectives(self.graph, item.node, signature.outs[0], axes, self.strategy.mesh):
+        choices = axis_choices(self.graph, item.node, signature, self.strategy.mesh.ndim)
+        for call in internal_collectives(self.graph, item.node, choices, self.strategy.mesh):
             if call.phase == phase:
-                yield self._collective(item.node.name, phase, call.kind, call.num_bytes, axes)
+                yield self._collective(item.node.name, phase, call.kind, call.num_bytes, call.axes)
 
     def _step(self, box: Box, step: Step, phase: str) -> Iterator[Event]:
         """A boxing step: its collective, and its local copies."""

@@ -20,6 +20,7 @@ DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
     "bool": 1,
 }  # fmt: skip
+GRADIENT_STOPS = frozenset(("aten.detach.default",))
 FLOATS = frozenset(("float64", "float32", "bfloat16", "float16"))
 
 
@@ -192,13 +193,27 @@ class LogicalGraph:
         return frozenset(known)
 
     @cached_property
-    def differentiable(self) -> frozenset[str]:
-        """Values that a gradient flows into: float values that depend on a parameter."""
-        known = {parameter.name for parameter in self.parameters if parameter.meta.is_float}
+    def computed(self) -> frozenset[str]:
+        """Parameters and all that depends on one: what search lays out. Other values are data, whole on every rank."""
+        known = set(self.parameter_names)
         for node in self.nodes:
-            if any(ref.name in known for ref in node.refs()) and any(meta.is_float for meta in node.outputs):
+            if any(ref.name in known for ref in node.refs()):
                 known.add(node.name)
         return frozenset(known)
+
+    @cached_property
+    def differentiable(self) -> frozenset[str]:
+        """Values that a gradient flows into: float values that a chain of float values leads to from a parameter."""
+        known = {parameter.name for parameter in self.parameters if parameter.meta.is_float}
+        for node in self.nodes:
+            flows = any(ref.name in known and self.meta(ref).is_float for ref in node.refs())
+            if flows and node.op not in GRADIENT_STOPS and any(meta.is_float for meta in node.outputs):
+                known.add(node.name)
+        return frozenset(known)
+
+    def has_gradient(self, ref: Ref) -> bool:
+        """Whether a gradient flows into this output of a value."""
+        return ref.name in self.differentiable and self.meta(ref).is_float
 
     @cached_property
     def graph_hash(self) -> str:

@@ -160,9 +160,11 @@ def _dim(node: Node, position: int, ndim: int) -> int:
     return dim % ndim
 
 
-def _same_shape(node: Node, metas: Sequence[TensorMeta], whole: set[int], *, split_impl: str = "") -> Sharding:
+def _same_shape(
+    node: Node, metas: Sequence[TensorMeta], whole: set[int], *, split_impls: tuple[str, ...] = ()
+) -> Sharding:
     table = _aligned(node, metas[:1])
-    return Sharding(table.factors({f"d{dim}" for dim in whole}), split_impl=split_impl)
+    return Sharding(table.factors({f"d{dim}" for dim in whole}), split_impls=split_impls)
 
 
 def softmax(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
@@ -174,7 +176,7 @@ def log_softmax(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
     """As softmax; a program with two reductions (``executor.ops``), which does not cast, splits the normalised dim."""
     dim = _dim(node, 1, len(metas[0].shape))
     casts = metas[0].dtype != node.outputs[0].dtype
-    return _same_shape(node, metas, {dim}, split_impl="" if casts else f"d{dim}")
+    return _same_shape(node, metas, {dim}, split_impls=() if casts else (f"d{dim}",))
 
 
 def embedding(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
@@ -187,7 +189,7 @@ def embedding(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
     counted = len(node.args) > 3 and bool(node.args[3])
     plain = padding == -1 and not counted
     whole = "v b" if counted else "v"
-    return notation("v d, b... -> b... d", whole=whole, linear="0", split_impl="v" if plain else "")(node, metas)
+    return notation("v d, b... -> b... d", whole=whole, linear="0", split_impls=("v",) if plain else ())(node, metas)
 
 
 def gather(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
@@ -202,7 +204,7 @@ def gather(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
             table.set(f"d{at}", source.sizes[at], 0, at, output=False)
             table.set(f"d{at}", index.sizes[at], 1, at, output=False)
             table.set(f"d{at}", out.sizes[at], 0, at, output=True)
-    return Sharding(table.factors({"g"}), linear=_FIRST, split_impl="g")
+    return Sharding(table.factors({"g"}), linear=_FIRST, split_impls=("g",))
 
 
 def reshape(node: Node, metas: Sequence[TensorMeta]) -> Sharding:

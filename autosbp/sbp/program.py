@@ -1,7 +1,7 @@
 """The skeleton of the physical program: ops and boxings in the order in which one rank runs them.
 
 The cost model charges exactly this list and the executor lowers exactly this list; that is what makes the executed
-collectives the predicted ones. Values that no gradient flows through (labels, masks, positions) are computed whole on
+collectives the predicted ones. Values that depend on no parameter (labels, masks, positions) are computed whole on
 every rank and cut locally where an op wants a part.
 """
 
@@ -14,14 +14,14 @@ from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Node, Parameter, Ref
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.boxing import Step, is_even, step_between
+from autosbp.sbp.choices import axis_choices
 from autosbp.sbp.groups import boxing_group
 from autosbp.sbp.placement import B, I, NdSbp, format_nd_sbp
-from autosbp.sbp.rules import node_options
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Make a copy of ``ref`` in layout ``dst`` by ``steps``, for the readers in ``group``."""
+    """Make a copy of ``ref`` in layout ``dst`` by ``steps``, for the readers in ``group``; ``data`` is cut locally."""
 
     ref: Ref
     group: str
@@ -29,6 +29,7 @@ class Box:
     dst: NdSbp
     steps: tuple[Step, ...]
     differentiable: bool
+    data: bool = False
 
     @property
     def key(self) -> tuple[Ref, str, NdSbp]:
@@ -66,7 +67,7 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
     for parameter in graph.parameters:
         _check_stored(parameter, strategy)
     for node in graph.nodes:
-        if node.name not in graph.differentiable:
+        if node.name not in graph.computed:
             for index in range(len(node.outputs)):
                 layouts[Ref(node.name, index)] = whole
             yield Op(node, tuple(node.refs()), None)
@@ -94,20 +95,18 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
     yield make_box(graph, strategy, graph.loss, OUTPUT, layouts[graph.loss], target)
 
 
-def make_box(
-    graph: LogicalGraph, strategy: Strategy, ref: Ref, group: str, src: NdSbp, dst: NdSbp
-) -> Box:
-    """The boxing of one value; data is cut locally, differentiable values take the strategy's path."""
-    meta = graph.meta(ref)
-    differentiable = ref.name in graph.differentiable
+def make_box(graph: LogicalGraph, strategy: Strategy, ref: Ref, group: str, src: NdSbp, dst: NdSbp) -> Box:
+    """The boxing of one value; data is cut locally, computed values take the strategy's path."""
+    meta, data = graph.meta(ref), ref.name not in graph.computed
+    differentiable = graph.has_gradient(ref)
     if src == dst:
-        return Box(ref, group, src, dst, (), differentiable)
-    if not differentiable:
+        return Box(ref, group, src, dst, (), differentiable, data)
+    if data:
         if not is_even(meta.sizes, dst, strategy.mesh):
             limit = f"an even split of {ref.name} {list(meta.sizes)} is expected"
             raise InputError("strategy", format_nd_sbp(dst), limit)
-        return Box(ref, group, src, dst, (), False)
-    route = strategy.paths.get((meta.sizes, meta.num_bytes, src, dst))
+        return Box(ref, group, src, dst, (), False, True)
+    route = strategy.paths.get((meta.sizes, meta.num_bytes, differentiable, src, dst))
     if route is None:
         wanted = f"{ref.name}: {format_nd_sbp(src)} -> {format_nd_sbp(dst)}"
         raise InputError("strategy.paths", wanted, "a path is expected")
@@ -118,7 +117,7 @@ def make_box(
             change = f"{format_nd_sbp(one)} -> {format_nd_sbp(two)}"
             raise InputError("strategy.paths", change, "a primitive step is expected")
         steps.append(step)
-    return Box(ref, group, src, dst, tuple(steps), True)
+    return Box(ref, group, src, dst, tuple(steps), differentiable)
 
 
 def _check_stored(parameter: Parameter, strategy: Strategy) -> None:
@@ -134,15 +133,11 @@ def _check_stored(parameter: Parameter, strategy: Strategy) -> None:
 
 def check_signature(graph: LogicalGraph, node: Node, signature: Signature, strategy: Strategy) -> None:
     """Each axis must be one of the op's legal layouts, and every split even."""
-    options = {(option.ins, option.outs) for option in node_options(graph, node)}
     field = f"strategy.signatures.{node.name}"
     for layout in (*signature.ins, *signature.outs):
         if len(layout) != strategy.mesh.ndim:
             raise InputError(field, format_nd_sbp(layout), f"{strategy.mesh.ndim} entries are expected")
-    for axis in range(strategy.mesh.ndim):
-        column = tuple(layout[axis] for layout in signature.ins), tuple(layout[axis] for layout in signature.outs)
-        if column not in options:
-            raise InputError(field, str(signature), f"a legal signature of {node.op} on axis {axis} is expected")
+    axis_choices(graph, node, signature, strategy.mesh.ndim)
     metas = [graph.meta(ref) for ref in node.refs()]
     for meta, layout in zip((*metas, *node.outputs), (*signature.ins, *signature.outs), strict=True):
         if not is_even(meta.sizes, layout, strategy.mesh):

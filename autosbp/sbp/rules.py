@@ -98,6 +98,7 @@ RULES: Mapping[str, Rule] = {
     "aten.mul.Scalar": special.pointwise("0"),
     "aten.div.Scalar": special.pointwise("0"),
     "aten.neg.default": special.pointwise("0"),
+    "aten.detach.default": special.pointwise("0"),
     "aten.to.dtype": special.to_dtype,
     "aten.where.self": special.pointwise("1 2"),
     "aten.masked_fill.Scalar": special.masked_fill,
@@ -108,36 +109,18 @@ RULES: Mapping[str, Rule] = {
 KEYWORDS = frozenset(("alpha", "approximate", "beta", "dtype", "enable_gqa", "scale"))
 """Keyword arguments that no rule needs to know. Rules read all others by position, where capture puts them."""
 
-CONSTANT_OPS = frozenset(
-    f"aten.{name}"
-    for name in [
-        "arange.default",
-        "arange.start",
-        "arange.start_step",
-        "full.default",
-        "ones.default",
-        "zeros.default",
-        "eye.default",
-        "scalar_tensor.default",
-        "cumsum.default",
-        "tril.default",
-        "triu.default",
-        "outer.default",
-    ]
-)
-"""Ops that may stand in the constant part of a graph only: computed by every rank, never split."""
-
-
 _TENSOR = object()
+_WHOLE = Sharding(())
 _MAX_KNOWN = 16_384
 _known: dict[Hashable, Sharding] = {}
 
 
 def sharding_of(graph: LogicalGraph, node: Node) -> Sharding:
-    """The node's factors in a bound graph; an unknown op or a contradictory shape is a ``GraphError``."""
+    """The node's factors in a bound graph; a contradictory shape is a ``GraphError``. An op without a rule has none: it
+    runs whole on every rank."""
     rule = RULES.get(node.op)
     if rule is None:
-        raise GraphError(f"{node.name}.op", node.op, "an op with a sharding rule is expected (autosbp.sbp.rules)")
+        return _WHOLE
     for word in node.kwargs:
         if word not in KEYWORDS:
             raise GraphError(f"{node.name}.kwargs.{word}", word, f"only {', '.join(sorted(KEYWORDS))} may be keywords")
@@ -166,8 +149,8 @@ def _malformed(node: Node, error: Exception) -> GraphError:
 
 def node_options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
     """Every legal layout of the node on one mesh axis."""
-    ins = tuple(ref.name in graph.differentiable and graph.meta(ref).is_float for ref in node.refs())
-    outs = tuple(node.name in graph.differentiable and meta.is_float for meta in node.outputs)
+    ins = tuple(graph.has_gradient(ref) for ref in node.refs())
+    outs = tuple(graph.has_gradient(Ref(node.name, index)) for index in range(len(node.outputs)))
     return axis_options(sharding_of(graph, node), ins, outs)
 
 
@@ -177,24 +160,16 @@ def check_graph(graph: LogicalGraph) -> None:
     _check_nodes(bound)
     if graph.symbols:
         _check_nodes(graph.bind(**{symbol: size + 1 for symbol, size in graph.symbols.items()}))
-    for node in bound.nodes:
-        mixed = [ref.name for ref in node.refs() if ref.name in bound.differentiable]
-        if mixed and node.name not in bound.differentiable:
-            # Such a value is computed whole on every rank, which sees only a part of what it is made of.
-            raise GraphError(f"{node.name}.args", mixed, "a value without a gradient may not depend on one that has it")
     if bound.loss.name not in bound.differentiable:
         raise GraphError("loss", bound.loss.name, "the loss must depend on a parameter")
 
 
 def _check_nodes(bound: LogicalGraph) -> None:
     for node in bound.nodes:
-        if node.op in CONSTANT_OPS:
-            if node.name not in bound.constant_names:
-                raise GraphError(f"{node.name}.op", node.op, "this op may not depend on parameters or inputs")
-            continue
-        if len(node.outputs) != 1 and node.op in RULES:
-            raise GraphError(f"{node.name}.outputs", len(node.outputs), f"{node.op} has one output")
-        sharding_of(bound, node)
+        sharding = sharding_of(bound, node)
+        if any(len(factor.outs) != len(node.outputs) for factor in sharding.factors):
+            expected = len(sharding.factors[0].outs)
+            raise GraphError(f"{node.name}.outputs", len(node.outputs), f"{node.op} has {expected} output(s)")
         try:
             check_shape(node, tensor_inputs(bound, node))
         except (TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:

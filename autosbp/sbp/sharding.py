@@ -34,8 +34,9 @@ class Sharding:
     """An op's factors at concrete shapes.
 
     ``additive`` are inputs added to the result; ``linear`` the sets of inputs that may be P together; ``flops`` counts
-    the forward pass of the whole op; ``free`` ops move no data; ``random`` ops need a seed per shard; ``split_impl`` is
-    the whole factor that a split implementation serves, if any.
+    the forward pass of the whole op; ``free`` ops move no data; ``random`` ops need a seed per shard. ``split_impls`` are
+    the whole factors that a split implementation serves; ``extra`` are layouts that no factor says. ``reduction``
+    joins what a contraction leaves: ``max`` and ``min`` have no gradient of their own, so are offered without one.
     """
 
     factors: tuple[Factor, ...]
@@ -44,19 +45,23 @@ class Sharding:
     flops: float = 0.0
     free: bool = False
     random: bool = False
-    split_impl: str = ""
+    split_impls: tuple[str, ...] = ()
+    extra: tuple[AxisOption, ...] = ()
+    reduction: str = "sum"
 
 
 @dataclass(frozen=True, slots=True)
 class AxisOption:
     """One op's layouts on one mesh axis. ``factor`` is the factor split (or ``B``, ``I``, ``P``); ``divides`` tells
-    whether the axis divides the work, ``size`` the extent that the axis must divide (0: any)."""
+    whether the axis divides the work, ``size`` the extent that the axis must divide (0: any); ``implemented`` whether a
+    split implementation runs in the op's place."""
 
     factor: str
     ins: tuple[Sbp, ...]
     outs: tuple[Sbp, ...]
     divides: bool
     size: int = 0
+    implemented: bool = False
 
 
 Rule = Callable[[Node, Sequence[TensorMeta]], Sharding]
@@ -83,22 +88,31 @@ def _axis_options(
 ) -> tuple[AxisOption, ...]:
     options: dict[tuple[tuple[Sbp, ...], tuple[Sbp, ...]], AxisOption] = {}
 
-    def add(factor: str, ins: list[Sbp], outs: list[Sbp], divides: bool, size: int = 0) -> None:
+    def add(
+        factor: str, ins: Sequence[Sbp], outs: Sequence[Sbp], divides: bool, size: int = 0, implemented: bool = False
+    ) -> None:
         fixed_ins = tuple(B if sbp == I and not diff else sbp for sbp, diff in zip(ins, diff_ins, strict=True))
         fixed_outs = tuple(B if sbp == I and not diff else sbp for sbp, diff in zip(outs, diff_outs, strict=True))
-        options.setdefault((fixed_ins, fixed_outs), AxisOption(factor, fixed_ins, fixed_outs, divides, size))
+        option = AxisOption(factor, fixed_ins, fixed_outs, divides, size, implemented)
+        options.setdefault((fixed_ins, fixed_outs), option)
 
+    partial_sum = Sbp("P", reduction=sharding.reduction)
     for factor in sharding.factors:
-        if factor.whole and factor.name != sharding.split_impl:
+        implemented = factor.whole and factor.name in sharding.split_impls
+        if factor.whole and not implemented:
             continue
         contracted = any(dim < 0 for dim in factor.outs)
+        if contracted and sharding.reduction != "sum" and any(diff_outs):
+            continue
         ins = [
             S(dim) if dim >= 0 else P if contracted and index in sharding.additive else B
             for index, dim in enumerate(factor.ins)
         ]
-        outs = [S(dim) if dim >= 0 else P for dim in factor.outs]
+        outs = [S(dim) if dim >= 0 else partial_sum for dim in factor.outs]
         if any(sbp.is_split for sbp in ins):
-            add(factor.name, ins, outs, True, factor.size)
+            add(factor.name, ins, outs, True, factor.size, implemented)
+    for option in sharding.extra:
+        add(option.factor, option.ins, option.outs, option.divides, option.size, option.implemented)
     num_ins, num_outs = len(diff_ins), len(diff_outs)
     add("B", [B] * num_ins, [B] * num_outs, False)
     add("I", [I] * num_ins, [I] * num_outs, False)
@@ -109,7 +123,9 @@ def _axis_options(
     return tuple(options.values())
 
 
-def notation(text: str, *, linear: str = "", whole: str = "", flops: float = 0.0, split_impl: str = "") -> Rule:
+def notation(
+    text: str, *, linear: str = "", whole: str = "", flops: float = 0.0, split_impls: tuple[str, ...] = ()
+) -> Rule:
     """A rule from factor notation. ``linear`` is sets of inputs, such as ``"0; 1"``; ``flops`` is per point."""
     left, right = (side.strip() for side in text.split("->"))
     terms = [term.strip() for term in left.split(",")]
@@ -138,7 +154,7 @@ def notation(text: str, *, linear: str = "", whole: str = "", flops: float = 0.0
             frozenset(index for index, (_, added) in enumerate(present) if added),
             sets,
             flops * prod(factor.size for factor in factors),
-            split_impl=split_impl,
+            split_impls=split_impls,
         )
 
     return rule

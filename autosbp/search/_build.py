@@ -141,7 +141,7 @@ class _Assembly:
 
     def _table(self, ref: Ref) -> BoxingTable:
         meta = self.graph.meta(ref)
-        return self.boxing.table(meta.sizes, meta.num_bytes, True)
+        return self.boxing.table(meta.sizes, meta.num_bytes, self.graph.has_gradient(ref))
 
     def _states(self, read: Read) -> tuple[Sbp, ...]:
         return self.analysis.clusters[read.cluster].input_states(read.node.name, read.position)

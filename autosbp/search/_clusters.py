@@ -58,7 +58,7 @@ class OpCluster:
 
 
 def form_clusters(graph: LogicalGraph) -> list[OpCluster]:
-    """Clusters of a bound graph's differentiable nodes, in the order of their first nodes."""
+    """Clusters of a bound graph's computed nodes, in the order of their first nodes."""
     drafts: list[_Draft] = []
     home: dict[str, _Draft] = {}
     parameter_uses: dict[str, int] = {}
@@ -67,7 +67,7 @@ def form_clusters(graph: LogicalGraph) -> list[OpCluster]:
             parameter_uses[ref.name] = parameter_uses.get(ref.name, 0) + 1
     tied = {name for name in graph.parameter_names if parameter_uses.get(name, 0) > 1}
     for node in graph.nodes:
-        if node.name not in graph.differentiable:
+        if node.name not in graph.computed:
             continue
         options = useful_options(graph, node)
         reads = {home[ref.name] for ref in node.refs() if ref.name in home}
@@ -83,7 +83,7 @@ def form_clusters(graph: LogicalGraph) -> list[OpCluster]:
 
 def useful_options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
     """The node's layouts less those whose only P inputs are parameters or data: making one P never helps."""
-    made = [ref.name in graph.differentiable and ref.name not in graph.parameter_names for ref in node.refs()]
+    made = [ref.name in graph.computed and ref.name not in graph.parameter_names for ref in node.refs()]
     return tuple(
         option
         for option in node_options(graph, node)
@@ -124,9 +124,9 @@ def _class_key(graph: LogicalGraph, nodes: list[Node], tied: set[str]) -> Hashab
                 return ("made", position[arg.name], arg.index)
             if arg.name in graph.parameter_names:
                 return ("parameter", graph.meta(arg), arg.name in tied)
-            if arg.name not in graph.differentiable:
+            if arg.name not in graph.computed:
                 return ("data", graph.meta(arg))
-            return ("read", graph.meta(arg), external.setdefault(arg, len(external)))
+            return ("read", graph.meta(arg), graph.has_gradient(arg), external.setdefault(arg, len(external)))
         return ("dtype", arg.name) if isinstance(arg, DType) else (type(arg).__name__, arg)
 
     return tuple(

@@ -150,9 +150,8 @@ class UnaryCosts:
             for position in range(len(refs))
         ]
         out_states = cluster.output_states(Ref(node.name))
-        sharding = sharding_of(graph, node)
         dtypes = [meta.dtype for meta in metas]
-        grads = [ref.name in graph.differentiable and meta.is_float for ref, meta in zip(refs, metas, strict=True)]
+        grads = [graph.has_gradient(ref) for ref in refs]
         highs = [_high(graph, ref) for ref in refs]
         sizes = [axis.size for axis in domain.mesh.axes]
         cache: dict[tuple[object, ...], str] = {}
@@ -167,9 +166,7 @@ class UnaryCosts:
                 [out_states[option].dim if out_states[option].is_split else -1 for option in row],
                 sizes,
             )
-            split = (
-                any(cluster.options[option][at].factor == sharding.split_impl for option in row) and sharding.split_impl
-            )
+            split = any(cluster.options[option][at].implemented for option in row)
             if (ins, out, split) not in cache:
                 bounds = [
                     None if high is None else min(high, ins[0][0]) if "embedding" in node.op else high for high in highs
@@ -179,20 +176,16 @@ class UnaryCosts:
         return keys
 
     def _internal_s(self, domain: Domain, node: Node, at: int) -> Floats:
-        sharding = sharding_of(self.graph, node)
-        splits = [
-            bool(sharding.split_impl) and option[at].factor == sharding.split_impl for option in domain.cluster.options
-        ]
+        options = [option[at] for option in domain.cluster.options]
+        splits = [option.implemented for option in options]
         seconds = np.zeros(len(domain.rows))
         if not any(splits):
             return seconds
         mesh, network = domain.mesh, self.boxing.network
-        states = domain.cluster.output_states(Ref(node.name))
         for value in np.nonzero(np.array(splits)[domain.rows].any(axis=1))[0]:
-            axes = tuple(axis for axis, option in enumerate(domain.rows[value]) if splits[option])
-            layout = domain.layout(int(value), states)
-            for call in internal_collectives(self.graph, node, layout, axes, mesh):
-                seconds[value] += network.time_s(call.kind, call.num_bytes, mesh.group_shape(axes))
+            choices = [options[option] for option in domain.rows[value]]
+            for call in internal_collectives(self.graph, node, choices, mesh):
+                seconds[value] += network.time_s(call.kind, call.num_bytes, mesh.group_shape(call.axes))
         return seconds
 
     def _saved(self, cluster: OpCluster, node: Node, shared: frozenset[Ref]) -> list[tuple[Ref, tuple[Sbp, ...]]]:
@@ -203,7 +196,7 @@ class UnaryCosts:
             if position < len(refs)
             and refs[position].name not in self.graph.parameter_names
             and refs[position] not in shared
-            and refs[position].name in self.graph.differentiable
+            and refs[position].name in self.graph.computed
         ]
         if saves_output(node):
             kept.append((Ref(node.name), cluster.output_states(Ref(node.name))))

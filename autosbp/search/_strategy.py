@@ -60,16 +60,17 @@ def _paths(
 
     def add(ref: Ref, dst: NdSbp) -> None:
         meta, src = graph.meta(ref), layouts[ref]
-        key = (meta.sizes, meta.num_bytes, src, dst)
+        gradient = graph.has_gradient(ref)
+        key = (meta.sizes, meta.num_bytes, gradient, src, dst)
         if src != dst and key not in paths:
-            steps = boxing.plan(src, dst, meta.sizes, meta.num_bytes)
+            steps = boxing.plan(src, dst, meta.sizes, meta.num_bytes, gradient)
             paths[key] = (src, *(step.dst for step in steps))
 
     for node in graph.nodes:
         if node.name not in signatures:
             continue
         for ref, wanted in zip(node.refs(), signatures[node.name].ins, strict=True):
-            if ref.name in graph.differentiable:
+            if ref.name in graph.computed:
                 add(ref, wanted)
         for index, layout in enumerate(signatures[node.name].outs):
             layouts[Ref(node.name, index)] = layout

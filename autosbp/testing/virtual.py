@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from autosbp.executor import _dist, ops
+from autosbp.executor import _dist
 from autosbp.executor.runtime import Runtime
 from autosbp.sbp.mesh import Axis, Mesh
 
@@ -89,7 +89,8 @@ class VirtualRanks:
         def member(rank: int) -> None:
             _here.runtime = VirtualRuntime(self.mesh, rank, torch.device("cpu"), ranks=self)
             try:
-                results[rank] = work(_here.runtime)
+                with _here.runtime.active():
+                    results[rank] = work(_here.runtime)
             except BaseException as error:  # noqa: B036 - handed to the caller
                 errors.append(error)
                 with self._lock:
@@ -154,7 +155,6 @@ def _virtual_distributed(ranks: VirtualRanks) -> Any:
         mock.patch.multiple(
             _dist, dist=distributed, _all_gather=distributed.all_gather, _reduce_scatter=distributed.reduce_scatter
         ),
-        mock.patch.object(ops, "current", lambda: _here.runtime),
     )
 
 

@@ -241,6 +241,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         of(mask(4, 6), data(), x(4, 6)),
     ),
     "aten.masked_fill.Scalar": (of(x(4, 6), mask(4, 6), 0), of(x(4, 6), mask(6), -1.5), of(x(6, 4), mask(6, 1), 0.0)),
+    "aten.detach.default": _SAME,
     "aten.dropout.default": (of(x(4, 6), 0.0, True), of(x(6, 4), 0.5, False)),
     # element-wise
     **{f"aten.{name}.default": _SAME for name in _UNARY},

@@ -67,7 +67,7 @@ def three_matmuls_strategy() -> Strategy:
             "loss": signature("I", "I"),
         },
         {"u": parse_nd_sbp("S1"), "v": parse_nd_sbp("S0"), "w": parse_nd_sbp("B")},
-        {((8, 16), 8 * 16 * 4, partial, whole): (partial, whole)},
+        {((8, 16), 8 * 16 * 4, True, partial, whole): (partial, whole)},
         global_batch=8,
         micro_batch=8,
         optimizer="adamw",

@@ -1,0 +1,19 @@
+"""Split implementations: small programs of local ops and collectives that run an op whose whole dim is split.
+
+``costmodel.split_ops.INTERNAL`` says what each communicates; the two must agree, and tests compare them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autosbp.executor.split_ops import _ranges, _softmax
+from autosbp.executor.split_ops._base import Implementation, SplitCall
+
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
+    "aten.embedding.default": _ranges.embedding,
+    "aten.gather.default": _ranges.gather,
+    "aten.log_softmax.int": _softmax.log_softmax,
+}
+
+__all__ = ["IMPLEMENTATIONS", "Implementation", "SplitCall"]

@@ -1,0 +1,33 @@
+"""Ops that index a dim of which a rank holds a range: what lies outside gives zeros, so the output is P."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autosbp.executor.split_ops._base import SplitCall
+
+
+def embedding_range(weight: torch.Tensor, ids: torch.Tensor, start: int) -> torch.Tensor:
+    """Rows of a table of which this rank holds ``start`` onwards; rows of other ranks are zero (output P)."""
+    local = ids - start
+    outside = (local < 0) | (local >= weight.shape[0])
+    rows = torch.nn.functional.embedding(local.masked_fill(outside, 0), weight)
+    return rows.masked_fill(outside.unsqueeze(-1), 0)
+
+
+def gather_range(x: torch.Tensor, dim: int, index: torch.Tensor, start: int) -> torch.Tensor:
+    """``gather`` along a dim of which this rank holds ``start`` onwards; values of other ranks are zero (output P)."""
+    local = index - start
+    outside = (local < 0) | (local >= x.shape[dim])
+    return torch.gather(x, dim, local.masked_fill(outside, 0)).masked_fill(outside, 0)
+
+
+def embedding(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
+    return embedding_range, (call.args[0], call.args[1], call.start(0, 0))
+
+
+def gather(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
+    dim = call.node.args[1] % len(call.node.outputs[0].shape)
+    return gather_range, (call.args[0], dim, call.args[2], call.start(0, dim))

@@ -1,0 +1,41 @@
+"""Which option of its rule an op takes on each mesh axis, read back from the layouts of a signature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autosbp.errors import InputError
+from autosbp.graph.ir import LogicalGraph, Node
+from autosbp.plan import Signature
+from autosbp.sbp.rules import node_options
+from autosbp.sbp.sharding import AxisOption
+
+
+def axis_choices(graph: LogicalGraph, node: Node, signature: Signature, num_axes: int) -> tuple[AxisOption, ...]:
+    """One option per mesh axis; ``InputError`` where the layouts on an axis are none of the op's legal ones."""
+    choices = []
+    for axis, choice in enumerate(found_choices(graph, node, signature, num_axes)):
+        if choice is None:
+            field = f"strategy.signatures.{node.name}"
+            raise InputError(field, str(signature), f"a legal signature of {node.op} on axis {axis} is expected")
+        choices.append(choice)
+    return tuple(choices)
+
+
+def found_choices(graph: LogicalGraph, node: Node, signature: Signature, num_axes: int) -> tuple[AxisOption | None, ...]:
+    """As ``axis_choices``, with None where the layouts on an axis are illegal."""
+    options = {(option.ins, option.outs): option for option in node_options(graph, node)}
+    columns = [
+        (tuple(layout[axis] for layout in signature.ins), tuple(layout[axis] for layout in signature.outs))
+        for axis in range(num_axes)
+    ]
+    return tuple(options.get(column) for column in columns)
+
+
+def implemented_axes(choices: Sequence[AxisOption | None]) -> dict[str, tuple[int, ...]]:
+    """For each factor that a split implementation serves, the axes that split it."""
+    found: dict[str, tuple[int, ...]] = {}
+    for axis, choice in enumerate(choices):
+        if choice is not None and choice.implemented:
+            found[choice.factor] = (*found.get(choice.factor, ()), axis)
+    return found
