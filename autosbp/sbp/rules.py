@@ -1,4 +1,5 @@
-"""The op rules: one line per op family, as data. Functions that few ops need beyond notation are in ``_special``."""
+"""The op rules: one line per op family, as data. Rules that notation cannot say are functions, in one
+private file per family (``_norms``, ``_shapes``, ...)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from collections.abc import Hashable, Mapping
 from autosbp.errors import GraphError
 from autosbp.graph.ir import Arg, LogicalGraph, Node, Ref, map_arg
 from autosbp.graph.shapes import check_shape
-from autosbp.sbp import _special as special
+from autosbp.sbp import _attention as attention
+from autosbp.sbp import _convolution as convolution
+from autosbp.sbp import _elementwise as elementwise
+from autosbp.sbp import _norms as norms
+from autosbp.sbp import _products as products
+from autosbp.sbp import _ranges as ranges
+from autosbp.sbp import _reductions as reductions
+from autosbp.sbp import _shapes as shapes
 from autosbp.sbp.sharding import AxisOption, Rule, Sharding, axis_options, notation, tensor_inputs
 
 _POINTWISE = [
@@ -66,44 +74,44 @@ RULES: Mapping[str, Rule] = {
     "aten.mm.default": notation("m k, k n -> m n", linear="0; 1", flops=2),
     "aten.bmm.default": notation("b m k, b k n -> b m n", linear="0; 1", flops=2),
     "aten.addmm.default": notation("+[n], m k, k n -> m n", linear="1; 2", flops=2),
-    "aten.matmul.default": special.matmul,
+    "aten.matmul.default": products.matmul,
     # convolution and pooling
-    "aten.conv2d.default": special.conv2d,
-    "aten.conv2d.padding": special.conv2d,
-    "aten.max_pool2d.default": special.pooling,
-    "aten.avg_pool2d.default": special.pooling,
-    "aten.adaptive_avg_pool2d.default": special.pooling,
+    "aten.conv2d.default": convolution.conv2d,
+    "aten.conv2d.padding": convolution.conv2d,
+    "aten.max_pool2d.default": convolution.pooling,
+    "aten.avg_pool2d.default": convolution.pooling,
+    "aten.adaptive_avg_pool2d.default": convolution.pooling,
     # attention, normalisation, softmax, embedding, losses
-    "aten.scaled_dot_product_attention.default": special.attention,
-    "aten.layer_norm.default": special.layer_norm,
-    "aten.softmax.int": special.softmax,
-    "aten.log_softmax.int": special.log_softmax,
-    "aten.embedding.default": special.embedding,
-    "aten.gather.default": special.gather,
+    "aten.scaled_dot_product_attention.default": attention.attention,
+    "aten.layer_norm.default": norms.layer_norm,
+    "aten.softmax.int": norms.softmax,
+    "aten.log_softmax.int": norms.log_softmax,
+    "aten.embedding.default": ranges.embedding,
+    "aten.gather.default": ranges.gather,
     # shapes
-    "aten.reshape.default": special.reshape,
-    "aten.permute.default": special.permute,
-    "aten.expand.default": special.expand,
-    "aten.slice.Tensor": special.slice_tensor,
-    "aten.cat.default": special.cat,
-    "aten.constant_pad_nd.default": special.pad,
+    "aten.reshape.default": shapes.reshape,
+    "aten.permute.default": shapes.permute,
+    "aten.expand.default": shapes.expand,
+    "aten.slice.Tensor": shapes.slice_tensor,
+    "aten.cat.default": shapes.cat,
+    "aten.constant_pad_nd.default": shapes.pad,
     # reductions
-    "aten.sum.dim_IntList": special.sum_dims,
-    "aten.sum.default": special.sum_dims,
+    "aten.sum.dim_IntList": reductions.sum_dims,
+    "aten.sum.default": reductions.sum_dims,
     # element-wise
-    "aten.add.Tensor": special.pointwise("0 1"),
-    "aten.sub.Tensor": special.pointwise("0 1"),
-    "aten.mul.Tensor": special.pointwise("0; 1"),
-    "aten.div.Tensor": special.pointwise("0"),
-    "aten.mul.Scalar": special.pointwise("0"),
-    "aten.div.Scalar": special.pointwise("0"),
-    "aten.neg.default": special.pointwise("0"),
-    "aten.detach.default": special.pointwise("0"),
-    "aten.to.dtype": special.to_dtype,
-    "aten.where.self": special.pointwise("1 2"),
-    "aten.masked_fill.Scalar": special.masked_fill,
-    "aten.dropout.default": special.dropout,
-    **{f"aten.{name}": special.pointwise("") for name in _POINTWISE},
+    "aten.add.Tensor": elementwise.pointwise("0 1"),
+    "aten.sub.Tensor": elementwise.pointwise("0 1"),
+    "aten.mul.Tensor": elementwise.pointwise("0; 1"),
+    "aten.div.Tensor": elementwise.pointwise("0"),
+    "aten.mul.Scalar": elementwise.pointwise("0"),
+    "aten.div.Scalar": elementwise.pointwise("0"),
+    "aten.neg.default": elementwise.pointwise("0"),
+    "aten.detach.default": elementwise.pointwise("0"),
+    "aten.to.dtype": elementwise.to_dtype,
+    "aten.where.self": elementwise.pointwise("1 2"),
+    "aten.masked_fill.Scalar": elementwise.masked_fill,
+    "aten.dropout.default": elementwise.dropout,
+    **{f"aten.{name}": elementwise.pointwise("") for name in _POINTWISE},
 }
 
 KEYWORDS = frozenset(("alpha", "approximate", "beta", "dtype", "enable_gqa", "scale"))

@@ -1,0 +1,37 @@
+"""Rules of ops that index a dim: embedding and gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autosbp.graph.ir import Node, TensorMeta
+from autosbp.sbp._common import FIRST, dim_argument
+from autosbp.sbp.sharding import FactorTable, Sharding, notation
+
+
+def embedding(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``v d, b... -> b... d``; the table's rows are split by masked ranges, output P.
+
+    Not so with a padding row, which has no gradient: a range does not know it. Gradients that are scaled by how often
+    an id occurs need all ids on every rank.
+    """
+    padding = node.args[2] if len(node.args) > 2 else -1
+    counted = len(node.args) > 3 and bool(node.args[3])
+    plain = padding == -1 and not counted
+    whole = "v b" if counted else "v"
+    return notation("v d, b... -> b... d", whole=whole, linear="0", split_impls=("v",) if plain else ())(node, metas)
+
+
+def gather(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``gather(x, dim, index)``: other dims together; the gathered dim by masked ranges, output P."""
+    source, index, out = metas[0], metas[1], node.outputs[0]
+    dim = dim_argument(node, 1, len(source.shape))
+    table = FactorTable(node, 2, 1)
+    for at in range(len(source.shape)):
+        if at == dim:
+            table.set("g", source.sizes[at], 0, at, output=False)
+        elif source.sizes[at] == out.sizes[at]:
+            table.set(f"d{at}", source.sizes[at], 0, at, output=False)
+            table.set(f"d{at}", index.sizes[at], 1, at, output=False)
+            table.set(f"d{at}", out.sizes[at], 0, at, output=True)
+    return Sharding(table.factors({"g"}), linear=FIRST, split_impls=("g",))
