@@ -22,7 +22,9 @@ def axis_choices(graph: LogicalGraph, node: Node, signature: Signature, num_axes
     return tuple(choices)
 
 
-def found_choices(graph: LogicalGraph, node: Node, signature: Signature, num_axes: int) -> tuple[AxisOption | None, ...]:
+def found_choices(
+    graph: LogicalGraph, node: Node, signature: Signature, num_axes: int
+) -> tuple[AxisOption | None, ...]:
     """As ``axis_choices``, with None where the layouts on an axis are illegal."""
     options = {(option.ins, option.outs): option for option in node_options(graph, node)}
     columns = [
