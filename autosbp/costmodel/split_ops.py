@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node, Ref
+from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node
 from autosbp.sbp.choices import implemented_axes
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import local_shape
@@ -48,26 +48,74 @@ class SplitOp:
         layout = tuple(choice.outs[index] for choice in self.choices)
         return local_shape(self.node.outputs[index].sizes, layout, self.mesh)
 
+    def has_gradient(self, position: int) -> bool:
+        """Whether a gradient flows into a tensor argument."""
+        return self.graph.has_gradient(list(self.node.refs())[position])
+
+    def group(self, *factors: str) -> tuple[int, ...]:
+        """The axes that split any of these factors, or any that is served; in mesh order."""
+        names = factors or tuple(self.axes)
+        return tuple(sorted({axis for name in names for axis in self.axes.get(name, ())}))
+
+    def gathered(self, count: int, axes: tuple[int, ...]) -> InternalCollective:
+        """An all-gather forward of ``count`` statistics of each rank of a group."""
+        num_bytes = count * self.statistic_bytes * self.mesh.group_size(axes)
+        return InternalCollective("forward", "all_gather", num_bytes, axes)
+
+    def reduced(self, phase: str, count: int, axes: tuple[int, ...]) -> InternalCollective:
+        """An all-reduce of ``count`` statistics."""
+        return InternalCollective(phase, "all_reduce", count * self.statistic_bytes, axes)
+
     @property
-    def has_gradient(self) -> bool:
-        return self.graph.has_gradient(Ref(self.node.name))
-
-    def one_group(self) -> tuple[int, ...]:
-        """The axes of a program that serves one factor."""
-        (axes,) = self.axes.values()
-        return axes
+    def statistic_bytes(self) -> int:
+        """Means and sums of half-precision tensors are kept in float32."""
+        return max(4, DTYPE_BYTES[self.node.outputs[0].dtype])
 
 
-def _log_softmax(op: SplitOp) -> list[InternalCollective]:
-    """Local maxima, then local sums of exponentials; backward, local sums of the gradient (OneFlow section 6.3.1)."""
-    shape, dim = op.local_output(), op.node.args[1]
-    num_bytes = prod(shape) // shape[dim] * DTYPE_BYTES[op.node.outputs[0].dtype]
-    phases = ("forward", "forward", *(("backward",) if op.has_gradient else ()))
-    return [InternalCollective(phase, "all_reduce", num_bytes, op.one_group()) for phase in phases]
+def _softmax(op: SplitOp) -> list[InternalCollective]:
+    """Every rank's log-sum-exp is gathered; backward, sums of the gradient are reduced (OneFlow section 6.3.1)."""
+    shape, axes = op.local_output(), op.group()
+    rows = prod(shape) // shape[op.node.args[1]]
+    calls = [op.gathered(rows, axes)]
+    return [*calls, op.reduced("backward", rows, axes)] if op.has_gradient(0) else calls
+
+
+def _layer_norm(op: SplitOp) -> list[InternalCollective]:
+    """Mean and variance are gathered; backward, two sums are reduced."""
+    rows = prod(op.local_input(0)[: -len(op.node.args[1])])
+    return _moments(op, rows, op.group())
+
+
+def _rms_norm(op: SplitOp) -> list[InternalCollective]:
+    """The mean square is reduced; backward, one sum is."""
+    rows, axes = prod(op.local_input(0)[: -len(op.node.args[1])]), op.group()
+    calls = [op.reduced("forward", rows, axes)]
+    return [*calls, op.reduced("backward", rows, axes)] if op.has_gradient(0) else calls
+
+
+def _batch_norm(op: SplitOp) -> list[InternalCollective]:
+    return _moments(op, op.local_input(0)[1], op.group())
+
+
+def _group_norm(op: SplitOp) -> list[InternalCollective]:
+    """Whole groups on a rank need nothing."""
+    axes = tuple(axis for axis in op.group() if axis not in op.group("g"))
+    groups = op.node.args[1] // op.mesh.group_size(op.group("g"))
+    return _moments(op, op.local_input(0)[0] * groups, axes) if axes else []
+
+
+def _moments(op: SplitOp, rows: int, axes: tuple[int, ...]) -> list[InternalCollective]:
+    calls = [op.gathered(2 * rows, axes)]
+    return [*calls, op.reduced("backward", 2 * rows, axes)] if op.has_gradient(0) else calls
 
 
 INTERNAL: Mapping[str, Callable[[SplitOp], list[InternalCollective]]] = {
-    "aten.log_softmax.int": _log_softmax,
+    "aten.layer_norm.default": _layer_norm,
+    "aten.rms_norm.default": _rms_norm,
+    "aten.group_norm.default": _group_norm,
+    "aten.batch_norm.default": _batch_norm,
+    "aten.softmax.int": _softmax,
+    "aten.log_softmax.int": _softmax,
 }
 
 

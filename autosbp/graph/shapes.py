@@ -137,5 +137,8 @@ _FORMULAS: Mapping[str, _Formula] = {
     "aten.softmax.int": _same,
     "aten.log_softmax.int": _same,
     "aten.layer_norm.default": _same,
+    "aten.rms_norm.default": _same,
+    "aten.group_norm.default": _same,
+    "aten.batch_norm.default": _same,
     "aten.to.dtype": _same,
 }

@@ -12,14 +12,11 @@ from autosbp.sbp.sharding import FactorTable, Sharding, notation
 def embedding(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
     """``v d, b... -> b... d``; the table's rows are split by masked ranges, output P.
 
-    Not so with a padding row, which has no gradient: a range does not know it. Gradients that are scaled by how often
-    an id occurs need all ids on every rank.
+    Gradients that are scaled by how often an id occurs need all ids and all rows on every rank.
     """
-    padding = node.args[2] if len(node.args) > 2 else -1
     counted = len(node.args) > 3 and bool(node.args[3])
-    plain = padding == -1 and not counted
-    whole = "v b" if counted else "v"
-    return notation("v d, b... -> b... d", whole=whole, linear="0", split_impls=("v",) if plain else ())(node, metas)
+    whole, split_impls = ("v b", ()) if counted else ("v", ("v",))
+    return notation("v d, b... -> b... d", whole=whole, linear="0", split_impls=split_impls)(node, metas)
 
 
 def gather(node: Node, metas: Sequence[TensorMeta]) -> Sharding:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Node
 from autosbp.plan import Signature
+from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.rules import node_options
 from autosbp.sbp.sharding import AxisOption
 
@@ -32,6 +33,15 @@ def found_choices(
         for axis in range(num_axes)
     ]
     return tuple(options.get(column) for column in columns)
+
+
+def uneven_choice(choices: Sequence[AxisOption], mesh: Mesh) -> AxisOption | None:
+    """An option whose axes together do not divide its extent, such as 3 devices for 2 groups of 6 channels; None when
+    all do. (That tensors split evenly is another matter, ``sbp.boxing.is_even``.)"""
+    parts: dict[str, int] = {}
+    for axis, choice in zip(mesh.axes, choices, strict=True):
+        parts[choice.factor] = parts.get(choice.factor, 1) * axis.size
+    return next((choice for choice in choices if choice.size and choice.size % parts[choice.factor]), None)
 
 
 def implemented_axes(choices: Sequence[AxisOption | None]) -> dict[str, tuple[int, ...]]:

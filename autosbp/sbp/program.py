@@ -14,7 +14,7 @@ from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Node, Parameter, Ref
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.boxing import Step, is_even, step_between
-from autosbp.sbp.choices import axis_choices
+from autosbp.sbp.choices import axis_choices, uneven_choice
 from autosbp.sbp.groups import boxing_group
 from autosbp.sbp.placement import B, I, NdSbp, format_nd_sbp
 
@@ -137,7 +137,10 @@ def check_signature(graph: LogicalGraph, node: Node, signature: Signature, strat
     for layout in (*signature.ins, *signature.outs):
         if len(layout) != strategy.mesh.ndim:
             raise InputError(field, format_nd_sbp(layout), f"{strategy.mesh.ndim} entries are expected")
-    axis_choices(graph, node, signature, strategy.mesh.ndim)
+    choices = axis_choices(graph, node, signature, strategy.mesh.ndim)
+    uneven = uneven_choice(choices, strategy.mesh)
+    if uneven is not None:
+        raise InputError(field, str(signature), f"axes that divide the {uneven.size} of {uneven.factor} are expected")
     metas = [graph.meta(ref) for ref in node.refs()]
     for meta, layout in zip((*metas, *node.outputs), (*signature.ins, *signature.outs), strict=True):
         if not is_even(meta.sizes, layout, strategy.mesh):

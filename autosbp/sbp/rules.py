@@ -84,8 +84,11 @@ RULES: Mapping[str, Rule] = {
     # attention, normalisation, softmax, embedding, losses
     "aten.scaled_dot_product_attention.default": attention.attention,
     "aten.layer_norm.default": norms.layer_norm,
+    "aten.rms_norm.default": norms.layer_norm,
+    "aten.group_norm.default": norms.group_norm,
+    "aten.batch_norm.default": norms.batch_norm,
     "aten.softmax.int": norms.softmax,
-    "aten.log_softmax.int": norms.log_softmax,
+    "aten.log_softmax.int": norms.softmax,
     "aten.embedding.default": ranges.embedding,
     "aten.gather.default": ranges.gather,
     # shapes

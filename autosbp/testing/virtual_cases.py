@@ -158,7 +158,32 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         of(x(4, 6), (6,)),
         of(x(1, 6, 4), (4,), x(4), None),
     ),
-    "aten.softmax.int": (of(x(4, 6), -1), of(x(4, 6, 6), 1), of(x(6, 4), 0)),
+    "aten.rms_norm.default": (
+        of(x(4, 6, 6), (6,), x(6), 1e-6),
+        of(x(6, 2, 6), (2, 6), x(2, 6)),
+        of(x(4, 6), (6,)),
+        of(data(4, 6), (6,), x(6), 1e-5),
+    ),
+    "aten.group_norm.default": (
+        of(x(4, 12, 6), 6, x(12), x(12), 1e-5, False),
+        of(x(6, 12, 2, 6), 2, x(12), x(12)),
+        of(x(6, 12), 3),
+        of(x(2, 6, 6), 1, x(6), x(6)),
+        of(data(2, 12, 6), 4, x(12), None),
+    ),
+    "aten.batch_norm.default": (
+        of(x(6, 4, 3, 6), x(4), x(4), None, None, True, 0.1, 1e-5, False),
+        of(x(12, 6), x(6), x(6), None, None, True, 0.1, 1e-5, False),
+        of(x(6, 6, 4), None, None, None, None, True, 0.1, 1e-5, False),
+        of(data(6, 2, 2), x(2), x(2), None, None, True, 0.1, 1e-5, False),
+        of(x(6, 4, 2, 3), x(4), x(4), data(4), data(4), False, 0.1, 1e-5, False),
+    ),
+    "aten.softmax.int": (
+        of(x(4, 6), -1),
+        of(x(4, 6, 6), 1),
+        of(x(6, 4), 0),
+        of(x(4, 6, dtype="float32"), 1, DType("float64")),
+    ),
     "aten.log_softmax.int": (
         of(x(4, 6), -1),
         of(x(6, 4, 12), 1),

@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 
+from autosbp.costmodel.evaluate import Collective
+from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.executor.lowering import _Lowering
-from autosbp.executor.runtime import Runtime
+from autosbp.executor.runtime import Issued, Runtime
+from autosbp.executor.training import expected_issues
 from autosbp.graph.ir import LogicalGraph, Node, Ref, TensorMeta
 from autosbp.graph.materialise import dtype_of, op_of, to_fx_arg
 from autosbp.plan import Signature, Strategy
+from autosbp.sbp.choices import found_choices
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.program import Op
 from autosbp.sbp.sharding import AxisOption, tensor_inputs
@@ -31,9 +35,10 @@ POSITIVE = frozenset(
         "pow.Tensor_Scalar",
         "pow.Tensor_Tensor",
         "div.Tensor",
+        "batch_norm.default",
     )  # fmt: skip
 )
-"""Ops whose inputs stay away from zero, where they have poles."""
+"""Ops whose inputs stay away from zero, where they have poles; a variance is one."""
 SINGLE = 1e-5
 """The tolerance of ops that take or give float32."""
 
@@ -45,7 +50,8 @@ def check_option(graph: LogicalGraph, node: Node, option: AxisOption, axis_size:
 
 
 def check_layouts(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh) -> None:
-    """One op in one signature on ``mesh``: outputs and input gradients equal the whole op's."""
+    """One op in one signature on ``mesh``: outputs and input gradients equal the whole op's, and each rank issues the
+    collectives that the cost model charges."""
     generator = torch.Generator().manual_seed(0)
     highs = {leaf.name: leaf.high for leaf in graph.inputs}
     inputs = [
@@ -62,11 +68,12 @@ def check_layouts(graph: LogicalGraph, node: Node, signature: Signature, mesh: M
     ]
     programs = [local_program(graph, node, signature, mesh, rank) for rank in range(mesh.size)]
 
-    def work(runtime: Runtime) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def work(runtime: Runtime) -> tuple[list[torch.Tensor], list[torch.Tensor], list[Issued]]:
         rank = runtime.rank
         ins = [part[rank].requires_grad_(flag) for part, flag in zip(parts, tracked, strict=True)]
         outs = programs[rank](*ins)
-        return [out.detach() for out in outs], _gradients(outs, ins, tracked, [grad[rank] for grad in incoming])
+        found = _gradients(outs, ins, tracked, [grad[rank] for grad in incoming])
+        return [out.detach() for out in outs], found, runtime.issued
 
     try:
         results = VirtualRanks(mesh).run(work)
@@ -75,11 +82,28 @@ def check_layouts(graph: LogicalGraph, node: Node, signature: Signature, mesh: M
     tolerance = EXACT if all(value.dtype != torch.float32 for value in (*inputs, *outputs)) else SINGLE
     for at, (whole, layout) in enumerate(zip(outputs, signature.outs, strict=True)):
         what = f"{node.op} {signature}, output {at}"
-        assert_holds([outs[at] for outs, _ in results], layout, mesh, whole, what, tolerance)
+        assert_holds([outs[at] for outs, _, _ in results], layout, mesh, whole, what, tolerance)
     layouts = [layout for layout, flag in zip(signature.ins, tracked, strict=True) if flag]
     for at, (whole, layout) in enumerate(zip(wanted, layouts, strict=True)):
         what = f"{node.op} {signature}, gradient {at}"
-        assert_holds([grads[at] for _, grads in results], gradient_layout(layout), mesh, whole, what, tolerance)
+        assert_holds([grads[at] for _, grads, _ in results], gradient_layout(layout), mesh, whole, what, tolerance)
+    charged = _charged(graph, node, signature, mesh)
+    for rank, (_, _, issued) in enumerate(results):
+        expected = expected_issues(charged, mesh, rank)
+        assert issued == expected, f"{node.op} {signature}: rank {rank} issued {issued}, not {expected}"
+
+
+def _charged(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh) -> list[Collective]:
+    """Forward, then backward in reverse; a layout that the rule does not offer has none."""
+    choices = [choice for choice in found_choices(graph, node, signature, mesh.ndim) if choice is not None]
+    if len(choices) < mesh.ndim:
+        return []
+    calls = [
+        Collective(call.kind, call.num_bytes, call.axes, call.phase, node.name)
+        for call in internal_collectives(graph, node, choices, mesh)
+    ]
+    backward = [call for call in calls if call.phase == "backward"]
+    return [call for call in calls if call.phase == "forward"] + backward[::-1]
 
 
 def _random(meta: TensorMeta, high: int | None, positive: bool, generator: torch.Generator) -> torch.Tensor:

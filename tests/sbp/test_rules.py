@@ -10,6 +10,7 @@ import pytest
 from autosbp.graph.ir import LogicalGraph, Node
 from autosbp.plan import Signature
 from autosbp.sbp.boxing import is_even
+from autosbp.sbp.choices import axis_choices, uneven_choice
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I, P, S, Sbp
 from autosbp.sbp.rules import RULES, node_options
@@ -24,6 +25,8 @@ ALL = [pytest.param(op, case, id=f"{op}-{at}") for op, cases in CASES.items() fo
 def fits(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh) -> bool:
     metas = (*tensor_inputs(graph, node), *node.outputs)
     layouts = (*signature.ins, *signature.outs)
+    if uneven_choice(axis_choices(graph, node, signature, mesh.ndim), mesh) is not None:
+        return False
     return all(is_even(meta.sizes, layout, mesh) for meta, layout in zip(metas, layouts, strict=True))
 
 
@@ -72,8 +75,11 @@ def test_layouts_of_two_axes_are_chosen_independently(op: str, case: Case) -> No
 
 
 WRONG = {
-    "softmax over a split dim": ("aten.softmax.int", of(x(4, 6), -1), (S(1),), S(1)),
-    "layer norm over a split dim": ("aten.layer_norm.default", of(x(4, 6), (6,)), (S(1),), S(1)),
+    "softmax of partial sums": ("aten.softmax.int", of(x(4, 6), -1), (P,), P),
+    "layer norm of partial sums": ("aten.layer_norm.default", of(x(4, 6), (6,)), (P,), P),
+    "batch norm of a split batch with a repeated weight": (
+        "aten.batch_norm.default", of(x(4, 6), x(6), x(6), None, None, True, 0.1, 1e-5, False), (S(0), I, I), S(0)
+    ),
     "relu of partial sums": ("aten.relu.default", of(x(4, 6)), (P,), P),
     "product of two partial sums": ("aten.mul.Tensor", of(x(4, 6), x(4, 6)), (P, P), P),
     "sum of a partial and a whole": ("aten.add.Tensor", of(x(4, 6), x(4, 6)), (P, B), P),

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autosbp.executor.split_ops import _ranges, _softmax
+from autosbp.executor.split_ops import _norms, _ranges, _softmax
 from autosbp.executor.split_ops._base import Implementation, SplitCall
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "aten.embedding.default": _ranges.embedding,
     "aten.gather.default": _ranges.gather,
+    "aten.layer_norm.default": _norms.layer_norm,
+    "aten.rms_norm.default": _norms.rms_norm,
+    "aten.group_norm.default": _norms.group_norm,
+    "aten.batch_norm.default": _norms.batch_norm,
+    "aten.softmax.int": _softmax.softmax,
     "aten.log_softmax.int": _softmax.log_softmax,
 }
 

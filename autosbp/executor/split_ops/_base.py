@@ -26,16 +26,24 @@ class SplitCall:
     mesh: Mesh
     coordinate: tuple[int, ...]
 
+    def local_input(self, position: int) -> tuple[int, ...]:
+        """Local shape of a tensor argument."""
+        ref = list(self.node.refs())[position]
+        return local_shape(self.graph.meta(ref).sizes, self.signature.ins[position], self.mesh)
+
     def start(self, position: int, dim: int) -> int:
         """Where this rank's part of tensor argument ``position`` begins along ``dim``."""
-        ref, layout = list(self.node.refs())[position], self.signature.ins[position]
-        part = local_shape(self.graph.meta(ref).sizes, layout, self.mesh)[dim]
-        return part * shard_index(dim, layout, self.mesh, self.coordinate)
+        layout = self.signature.ins[position]
+        return self.local_input(position)[dim] * shard_index(dim, layout, self.mesh, self.coordinate)
 
-    def one_group(self) -> tuple[int, ...]:
-        """The axes of an implementation that serves one factor."""
-        (axes,) = self.axes.values()
-        return axes
+    def argument(self, position: int, default: Any = None) -> Any:
+        """A positional argument of the op; ``default`` where it was left out."""
+        return self.args[position] if len(self.args) > position else default
+
+    def group(self, *factors: str) -> tuple[int, ...]:
+        """The axes that split any of these factors, or any that is served; in mesh order."""
+        names = factors or tuple(self.axes)
+        return tuple(sorted({axis for name in names for axis in self.axes.get(name, ())}))
 
 
 Implementation = Callable[[SplitCall], tuple[Callable[..., Any], tuple[Any, ...]]]

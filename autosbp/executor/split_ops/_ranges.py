@@ -9,11 +9,12 @@ import torch
 from autosbp.executor.split_ops._base import SplitCall
 
 
-def embedding_range(weight: torch.Tensor, ids: torch.Tensor, start: int) -> torch.Tensor:
-    """Rows of a table of which this rank holds ``start`` onwards; rows of other ranks are zero (output P)."""
+def embedding_range(weight: torch.Tensor, ids: torch.Tensor, start: int, padding: int = -1) -> torch.Tensor:
+    """Rows of a table of which this rank holds ``start`` onwards; rows of other ranks are zero (output P). Row
+    ``padding`` of this range, if any, has no gradient."""
     local = ids - start
     outside = (local < 0) | (local >= weight.shape[0])
-    rows = torch.nn.functional.embedding(local.masked_fill(outside, 0), weight)
+    rows = torch.nn.functional.embedding(local.masked_fill(outside, 0), weight, None if padding < 0 else padding)
     return rows.masked_fill(outside.unsqueeze(-1), 0)
 
 
@@ -25,7 +26,10 @@ def gather_range(x: torch.Tensor, dim: int, index: torch.Tensor, start: int) -> 
 
 
 def embedding(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
-    return embedding_range, (call.args[0], call.args[1], call.start(0, 0))
+    weight, ids = call.args[:2]
+    start, padding = call.start(0, 0), call.argument(2, -1)
+    rows = call.local_input(0)[0]
+    return embedding_range, (weight, ids, start, padding - start if start <= padding < start + rows else -1)
 
 
 def gather(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:

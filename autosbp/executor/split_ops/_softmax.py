@@ -1,46 +1,101 @@
-"""Log-softmax over a dim split on some axes: local maxima and sums are reduced (OneFlow section 6.3.1)."""
+"""Softmax and its kin over a dim split on some axes: every rank's log-sum-exp is gathered (OneFlow section 6.3.1).
+
+The paper reduces maxima, then sums. One log-sum-exp per row holds both, so one gathering of ``ranks x rows`` numbers
+does the work of two reductions, and no rank exponentiates against another's maximum.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from autosbp.executor import _dist
 from autosbp.executor.runtime import Runtime, current
 from autosbp.executor.split_ops._base import SplitCall
+from autosbp.executor.split_ops._collectives import add_parts, gather_parts, statistics_dtype
 
 
-def log_softmax_split(x: torch.Tensor, dim: int, axes: tuple[int, ...]) -> torch.Tensor:
-    """Log-softmax of ``x`` whose ``dim`` is split on ``axes``."""
-    out: torch.Tensor = _LogSoftmaxSplit.apply(x, dim, axes, current())  # type: ignore[no-untyped-call]
+def log_softmax_split(
+    x: torch.Tensor, dim: int, axes: tuple[int, ...], dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Log-softmax of ``x``, cast to ``dtype`` first, whose ``dim`` is split on ``axes``."""
+    return _softmax(x, dim, axes, dtype, log=True)
+
+
+def softmax_split(x: torch.Tensor, dim: int, axes: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Softmax of ``x``, cast to ``dtype`` first, whose ``dim`` is split on ``axes``."""
+    return _softmax(x, dim, axes, dtype, log=False)
+
+
+def _softmax(x: torch.Tensor, dim: int, axes: tuple[int, ...], dtype: torch.dtype | None, *, log: bool) -> torch.Tensor:
+    source = x if dtype is None else x.to(dtype)
+    out: torch.Tensor = _Softmax.apply(source, dim, axes, log, current())  # type: ignore[no-untyped-call]
     return out
 
 
-class _LogSoftmaxSplit(torch.autograd.Function):
+def logsumexp_split(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool, axes: tuple[int, ...]) -> torch.Tensor:
+    """``logsumexp`` of ``x`` whose ``dims`` are split on ``axes``; whole on every rank (output I)."""
+    out: torch.Tensor = _LogSumExp.apply(x, dims, axes, current())  # type: ignore[no-untyped-call]
+    return out if keepdim else out.squeeze(dims)
+
+
+def _gathered_logsumexp(
+    x: torch.Tensor, dims: tuple[int, ...], axes: tuple[int, ...], runtime: Runtime
+) -> torch.Tensor:
+    """Log-sum-exp over all ranks' ``dims``, which stay with size 1; one all-gather."""
+    local = torch.logsumexp(x.to(statistics_dtype(x)), dims, keepdim=True)
+    return torch.logsumexp(gather_parts(local, axes, runtime), 0)
+
+
+class _Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, axes: tuple[int, ...], runtime: Runtime) -> torch.Tensor:
-        group, ranks = runtime.group(axes)
-        top = x.amax(dim, keepdim=True)
-        runtime.record("all_reduce", top, ranks)
-        top = _dist.all_reduce(top, group, dist.ReduceOp.MAX)
-        shifted = x - top
-        total = shifted.exp().sum(dim, keepdim=True)
-        runtime.record("all_reduce", total, ranks)
-        out = shifted - _dist.all_reduce(total, group).log()
+    def forward(ctx: Any, x: torch.Tensor, dim: int, axes: tuple[int, ...], log: bool, runtime: Runtime) -> Any:
+        out = x - _gathered_logsumexp(x, (dim,), axes, runtime)
+        out = (out if log else out.exp_()).to(x.dtype)
         ctx.save_for_backward(out)
-        ctx.dim, ctx.group, ctx.ranks, ctx.runtime = dim, group, ranks, runtime
+        ctx.dim, ctx.axes, ctx.log, ctx.runtime = dim, axes, log, runtime
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (out,) = ctx.saved_tensors
-        total = grads[0].sum(ctx.dim, keepdim=True)
-        ctx.runtime.record("all_reduce", total, ctx.ranks)
-        total = _dist.all_reduce(total, ctx.group)
-        return grads[0] - out.exp() * total, None, None, None
+        grad = grads[0]
+        weighted = grad if ctx.log else grad * out
+        total = weighted.sum(ctx.dim, keepdim=True, dtype=statistics_dtype(out))
+        total = add_parts(total, ctx.axes, ctx.runtime)
+        result = grad - out.exp() * total if ctx.log else weighted - out * total
+        return result.to(out.dtype), None, None, None, None
+
+
+class _LogSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dims: tuple[int, ...], axes: tuple[int, ...], runtime: Runtime) -> Any:
+        out = _gathered_logsumexp(x, dims, axes, runtime)
+        ctx.save_for_backward(x, out)
+        return out.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, out = ctx.saved_tensors
+        # A row of -inf has no gradient, as in torch.
+        shift = out.masked_fill(out == -torch.inf, 0)
+        return (grads[0] * (x - shift).exp_()).to(x.dtype), None, None, None
 
 
 def log_softmax(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
-    return log_softmax_split, (call.args[0], call.args[1], call.one_group())
+    return log_softmax_split, _softmax_arguments(call)
+
+
+def softmax(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
+    return softmax_split, _softmax_arguments(call)
+
+
+def _softmax_arguments(call: SplitCall) -> tuple[Any, ...]:
+    x, dim, *dtype = call.args
+    return (x, dim, call.group(), *dtype)
+
+
+def logsumexp(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
+    x, dims = call.args[:2]
+    keepdim = len(call.args) > 2 and bool(call.args[2])
+    return logsumexp_split, (x, tuple(dims), keepdim, call.group())

@@ -1,0 +1,198 @@
+"""Norms whose statistics run over split dims: local means and variances are gathered and joined.
+
+Joining means and sums of squared deviations (Chan, Golub and LeVeque 1979) loses no digits where the mean is large, as
+sums of squares would. Forward is one collective, backward is one: the sums of the gradient and of its product with the
+normalised values, packed.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from autosbp.executor.runtime import Runtime, current
+from autosbp.executor.split_ops._base import SplitCall
+from autosbp.executor.split_ops._collectives import add_parts, gather_parts, statistics_dtype
+
+Axes = tuple[int, ...]
+
+
+def layer_norm_split(
+    x: torch.Tensor,
+    normalized_shape: list[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    axes: Axes,
+) -> torch.Tensor:
+    """Layer norm of ``x`` whose normalised dims are split on ``axes``; weight and bias are split alike."""
+    dims = tuple(range(x.dim() - len(normalized_shape), x.dim()))
+    return _normalise(x, _last(weight, x), _last(bias, x), dims, eps, axes)
+
+
+def rms_norm_split(
+    x: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None, eps: float | None, axes: Axes
+) -> torch.Tensor:
+    """RMS norm of ``x`` whose normalised dims are split on ``axes``; the weight is split alike."""
+    dims = tuple(range(x.dim() - len(normalized_shape), x.dim()))
+    least = torch.finfo(statistics_dtype(x)).eps
+    return _normalise(x, _last(weight, x), None, dims, least if eps is None else eps, axes, centred=False)
+
+
+def batch_norm_split(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, axes: Axes
+) -> torch.Tensor:
+    """Batch norm in training of ``x`` whose batch or space is split on ``axes``: synchronised statistics."""
+    dims = (0, *range(2, x.dim()))
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    return _normalise(x, _view(weight, shape), _view(bias, shape), dims, eps, axes, constant=True)
+
+
+def group_norm_split(
+    x: torch.Tensor,
+    num_groups: int,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    axes: Axes,
+) -> torch.Tensor:
+    """Group norm of ``x``, which holds ``num_groups`` whole groups and a part of their space, split on ``axes``."""
+    grouped = x.reshape(x.shape[0], num_groups, -1, *x.shape[2:])
+    shape = (1, num_groups, -1, *[1] * (x.dim() - 2))
+    dims = tuple(range(2, grouped.dim()))
+    return _normalise(grouped, _view(weight, shape), _view(bias, shape), dims, eps, axes).reshape(x.shape)
+
+
+def _last(weight: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
+    """A view with all of ``x``'s dims; the weight's own are the last."""
+    return None if weight is None else _view(weight, (*[1] * (x.dim() - weight.dim()), *weight.shape))
+
+
+def _view(weight: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor | None:
+    return None if weight is None else weight.view(shape)
+
+
+def _normalise(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    dims: tuple[int, ...],
+    eps: float,
+    axes: Axes,
+    *,
+    centred: bool = True,
+    constant: bool = False,
+) -> torch.Tensor:
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` over ``dims``; without ``centred`` the mean is 0. Weight and
+    bias have all of ``x``'s dims; ``constant`` ones do not vary along ``dims``."""
+    constant = constant or weight is None
+    out: torch.Tensor = _Normalise.apply(x, weight, bias, dims, eps, axes, centred, constant, current())  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        dims: tuple[int, ...],
+        eps: float,
+        axes: Axes,
+        centred: bool,
+        constant: bool,
+        runtime: Runtime,
+    ) -> torch.Tensor:
+        source = x.to(statistics_dtype(x))
+        mean, variance = (_moments if centred else _mean_square)(source, dims, axes, runtime)
+        scale = (variance + eps).rsqrt()
+        out = _standardise(source, mean, scale)
+        if weight is not None:
+            out = out * weight if bias is None else torch.addcmul(bias.to(out.dtype), out, weight.to(out.dtype))
+        elif bias is not None:
+            out = out + bias
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.dims, ctx.axes, ctx.constant, ctx.runtime = dims, axes, constant, runtime
+        ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+        return out.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, weight, mean, scale = ctx.saved_tensors
+        grad = grads[0].to(scale.dtype)
+        normal = _standardise(x.to(scale.dtype), mean, scale)
+        product = grad * normal
+        # A constant weight, as in batch norm, comes out of the sums.
+        if ctx.constant:
+            sums = [product.sum(ctx.dims, keepdim=True), grad.sum(ctx.dims, keepdim=True)]
+            grad_weight, grad_bias = _weight_gradients(ctx, weight, *sums)
+            factor = scale if weight is None else scale * weight
+        else:
+            grad_weight, grad_bias = _weight_gradients(ctx, weight, product, grad)
+            grad, factor = grad * weight, scale
+            sums = [(product * weight).sum(ctx.dims, keepdim=True), grad.sum(ctx.dims, keepdim=True)]
+        if not ctx.needs_input_grad[0]:
+            return None, grad_weight, grad_bias, None, None, None, None, None, None
+        count = prod(x.shape[dim] for dim in ctx.dims) * ctx.runtime.mesh.group_size(ctx.axes)
+        means = add_parts(torch.stack(sums if mean is not None else sums[:1]), ctx.axes, ctx.runtime).div_(count)
+        grad_x = torch.addcmul(grad, normal, means[0], value=-1)
+        if mean is not None:
+            grad_x.sub_(means[1])
+        return grad_x.mul_(factor).to(x.dtype), grad_weight, grad_bias, None, None, None, None, None, None
+
+
+def _weight_gradients(
+    ctx: Any, weight: torch.Tensor | None, product: torch.Tensor, grad: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of weight and bias: what they were broadcast along is summed."""
+    grad_weight = None if weight is None else product.sum_to_size(weight.shape).to(weight.dtype)
+    return grad_weight, None if ctx.bias is None else grad.sum_to_size(ctx.bias[0]).to(ctx.bias[1])
+
+
+def _standardise(x: torch.Tensor, mean: torch.Tensor | None, scale: torch.Tensor) -> torch.Tensor:
+    return x * scale if mean is None else (x - mean).mul_(scale)
+
+
+def _moments(x: torch.Tensor, dims: tuple[int, ...], axes: Axes, runtime: Runtime) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and variance over all ranks' ``dims``, which stay with size 1; one all-gather of both."""
+    local = torch.var_mean(x, dims, correction=0, keepdim=True)
+    variances, means = gather_parts(torch.stack(local), axes, runtime).unbind(1)
+    mean = means.mean(0)
+    return mean, (variances + (means - mean).square()).mean(0)
+
+
+def _mean_square(x: torch.Tensor, dims: tuple[int, ...], axes: Axes, runtime: Runtime) -> tuple[None, torch.Tensor]:
+    """No mean, and the mean square over all ranks' ``dims``; one all-reduce."""
+    local = x.square().mean(dims, keepdim=True)
+    return None, add_parts(local, axes, runtime) / runtime.mesh.group_size(axes)
+
+
+def layer_norm(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
+    x, shape = call.args[:2]
+    weight, bias, eps = call.argument(2), call.argument(3), call.argument(4, 1e-5)
+    return layer_norm_split, (x, shape, weight, bias, eps, call.group())
+
+
+def rms_norm(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
+    x, shape = call.args[:2]
+    return rms_norm_split, (x, shape, call.argument(2), call.argument(3), call.group())
+
+
+def batch_norm(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
+    x, weight, bias, *_, eps, _ = call.args
+    return batch_norm_split, (x, weight, bias, eps, call.group())
+
+
+def group_norm(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
+    """Whole groups per rank need no communication, only their number; split space (or split channels of the one group)
+    needs the statistics of other ranks."""
+    x, num_groups = call.args[:2]
+    weight, bias, eps = call.argument(2), call.argument(3), call.argument(4, 1e-5)
+    local = num_groups // call.mesh.group_size(call.group("g"))
+    axes = tuple(axis for axis in call.group() if axis not in call.group("g"))
+    if axes:
+        return group_norm_split, (x, local, weight, bias, eps, axes)
+    return torch.ops.aten.group_norm.default, (x, local, weight, bias, eps, call.argument(5, True))
