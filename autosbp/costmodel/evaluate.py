@@ -142,7 +142,8 @@ def op_time_s(graph: LogicalGraph, strategy: Strategy, item: Op, compute: Comput
     touched = sum(meta.num_bytes / split_factor(layout, mesh) for meta, layout in zip(
         (*metas, *node.outputs), (*item.signature.ins, *item.signature.outs), strict=True))  # fmt: skip
     work = prod(axis.size for axis, choice in zip(mesh.axes, choices, strict=True) if choice.divides)
-    flops = sharding.flops / work
+    skewed = prod(axis.size for axis, choice in zip(mesh.axes, choices, strict=True) if choice.skewed)
+    flops = sharding.flops / work * (2 - 1 / skewed)  # the last of n parts of a triangle is (2n - 1) / n of the mean
     forward, backward = compute.roofline_s(node, node.outputs[0].dtype, np.array([flops]), np.array([touched]))
     return float(forward[0] + backward[0])
 

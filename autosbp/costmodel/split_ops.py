@@ -109,7 +109,18 @@ def _moments(op: SplitOp, rows: int, axes: tuple[int, ...]) -> list[InternalColl
     return [*calls, op.reduced("backward", 2 * rows, axes)] if op.has_gradient(0) else calls
 
 
+def _attention(op: SplitOp) -> list[InternalCollective]:
+    """Split keys: every rank's log-sum-exp is gathered; backward, one sum per query is reduced. Queries need nothing."""
+    axes, queries = op.group("k"), prod(op.local_output()[:-1])
+    if not axes:
+        return []
+    calls = [op.gathered(queries, axes)]
+    scored = [position for position in (0, 1, 3) if position < len(list(op.node.refs()))]
+    return [*calls, op.reduced("backward", queries, axes)] if any(map(op.has_gradient, scored)) else calls
+
+
 INTERNAL: Mapping[str, Callable[[SplitOp], list[InternalCollective]]] = {
+    "aten.scaled_dot_product_attention.default": _attention,
     "aten.layer_norm.default": _layer_norm,
     "aten.rms_norm.default": _rms_norm,
     "aten.group_norm.default": _group_norm,

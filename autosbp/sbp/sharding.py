@@ -9,7 +9,7 @@ output without it is P. Factors listed as whole may not be split. Inputs in whic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -37,6 +37,7 @@ class Sharding:
     the forward pass of the whole op; ``free`` ops move no data; ``random`` ops need a seed per shard. ``split_impls`` are
     the whole factors that a split implementation serves; ``extra`` are layouts that no factor says. ``reduction``
     joins what a contraction leaves: ``max`` and ``min`` have no gradient of their own, so are offered without one.
+    ``skewed`` are the factors whose even split leaves one rank up to twice the even share of the work.
     """
 
     factors: tuple[Factor, ...]
@@ -48,13 +49,14 @@ class Sharding:
     split_impls: tuple[str, ...] = ()
     extra: tuple[AxisOption, ...] = ()
     reduction: str = "sum"
+    skewed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class AxisOption:
     """One op's layouts on one mesh axis. ``factor`` is the factor split (or ``B``, ``I``, ``P``); ``divides`` tells
     whether the axis divides the work, ``size`` the extent that the axis must divide (0: any); ``implemented`` whether a
-    split implementation runs in the op's place."""
+    split implementation runs in the op's place, ``skewed`` whether one rank has more work than others."""
 
     factor: str
     ins: tuple[Sbp, ...]
@@ -62,6 +64,7 @@ class AxisOption:
     divides: bool
     size: int = 0
     implemented: bool = False
+    skewed: bool = False
 
 
 Rule = Callable[[Node, Sequence[TensorMeta]], Sharding]
@@ -88,13 +91,10 @@ def _axis_options(
 ) -> tuple[AxisOption, ...]:
     options: dict[tuple[tuple[Sbp, ...], tuple[Sbp, ...]], AxisOption] = {}
 
-    def add(
-        factor: str, ins: Sequence[Sbp], outs: Sequence[Sbp], divides: bool, size: int = 0, implemented: bool = False
-    ) -> None:
-        fixed_ins = tuple(B if sbp == I and not diff else sbp for sbp, diff in zip(ins, diff_ins, strict=True))
-        fixed_outs = tuple(B if sbp == I and not diff else sbp for sbp, diff in zip(outs, diff_outs, strict=True))
-        option = AxisOption(factor, fixed_ins, fixed_outs, divides, size, implemented)
-        options.setdefault((fixed_ins, fixed_outs), option)
+    def add(option: AxisOption) -> None:
+        ins = tuple(B if sbp == I and not diff else sbp for sbp, diff in zip(option.ins, diff_ins, strict=True))
+        outs = tuple(B if sbp == I and not diff else sbp for sbp, diff in zip(option.outs, diff_outs, strict=True))
+        options.setdefault((ins, outs), replace(option, ins=ins, outs=outs))
 
     partial_sum = Sbp("P", reduction=sharding.reduction)
     for factor in sharding.factors:
@@ -104,22 +104,23 @@ def _axis_options(
         contracted = any(dim < 0 for dim in factor.outs)
         if contracted and sharding.reduction != "sum" and any(diff_outs):
             continue
-        ins = [
+        ins = tuple(
             S(dim) if dim >= 0 else P if contracted and index in sharding.additive else B
             for index, dim in enumerate(factor.ins)
-        ]
-        outs = [S(dim) if dim >= 0 else partial_sum for dim in factor.outs]
+        )
+        outs = tuple(S(dim) if dim >= 0 else partial_sum for dim in factor.outs)
         if any(sbp.is_split for sbp in ins):
-            add(factor.name, ins, outs, True, factor.size, implemented)
+            skewed = factor.name in sharding.skewed
+            add(AxisOption(factor.name, ins, outs, True, factor.size, implemented, skewed))
     for option in sharding.extra:
-        add(option.factor, option.ins, option.outs, option.divides, option.size, option.implemented)
+        add(option)
     num_ins, num_outs = len(diff_ins), len(diff_outs)
-    add("B", [B] * num_ins, [B] * num_outs, False)
-    add("I", [I] * num_ins, [I] * num_outs, False)
+    add(AxisOption("B", (B,) * num_ins, (B,) * num_outs, False))
+    add(AxisOption("I", (I,) * num_ins, (I,) * num_outs, False))
     for inputs in sharding.linear:
         if max(inputs) < num_ins:
-            partial = [P if index in inputs or index in sharding.additive else B for index in range(num_ins)]
-            add("P", partial, [P] * num_outs, False)
+            partial = tuple(P if index in inputs or index in sharding.additive else B for index in range(num_ins))
+            add(AxisOption("P", partial, (P,) * num_outs, False))
     return tuple(options.values())
 
 

@@ -123,6 +123,7 @@ class UnaryCosts:
             return np.zeros(len(domain.rows))
         cluster = domain.cluster
         work = domain.split_product([option[at].divides for option in cluster.options])
+        work /= 2 - 1 / domain.split_product([option[at].skewed for option in cluster.options])
         touched = np.zeros(len(domain.rows))
         for position, ref in enumerate(node.refs()):
             states = cluster.input_states(node.name, position)

@@ -151,6 +151,12 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         of(x(2, 6, 4, 2), x(2, 6, 6, 2), x(2, 6, 6, 2), data(2, 1, 1, 6)),
         of(x(6, 6, 4), x(6, 6, 4), x(6, 6, 4), None, 0.0, True),
         of(x(1, 6, 6, 4), x(1, 6, 6, 4), x(1, 6, 6, 4), x(1, 6, 6, 6)),
+        of(x(2, 12, 6, 4), x(2, 6, 6, 4), x(2, 6, 6, 4), None, 0.0, True, enable_gqa=True),
+        of(x(2, 12, 4, 4), x(2, 4, 6, 4), x(2, 4, 6, 4), mask(2, 12, 4, 6), enable_gqa=True),
+        of(x(2, 6, 6, 4), x(2, 1, 6, 4), x(2, 1, 6, 2), None, 0.0, True, enable_gqa=True),
+        of(x(2, 2, 6, 4), x(2, 2, 12, 4), x(2, 2, 12, 4), None, 0.0, True),
+        of(x(2, 2, 12, 4), x(2, 2, 6, 4), x(2, 2, 6, 4), None, 0.0, True),
+        of(data(2, 2, 6, 4), data(2, 2, 6, 4), x(2, 2, 6, 4)),
     ),
     "aten.layer_norm.default": (
         of(x(4, 6, 6), (6,), x(6), x(6)),

@@ -103,13 +103,17 @@ WRONG = {
     "embedding of a frequency-scaled table over split ids": (
         "aten.embedding.default", CASES["aten.embedding.default"][3], (B, S(0)), S(0)
     ),
-    "causal attention over split queries": (
+    "causal attention of split queries to split keys": (
         "aten.scaled_dot_product_attention.default",
-        of(x(2, 4, 6, 2), x(2, 4, 6, 2), x(2, 4, 6, 2), None, 0.0, True), (S(2), B, B), S(2)
+        of(x(2, 4, 6, 2), x(2, 4, 6, 2), x(2, 4, 6, 2), None, 0.0, True), (S(2), S(2), S(2)), S(2)
     ),
-    "attention over split keys": (
+    "attention over split keys called whole": (
         "aten.scaled_dot_product_attention.default",
-        of(x(2, 4, 6, 2), x(2, 4, 6, 2), x(2, 4, 6, 2)), (B, S(2), S(2)), P
+        of(x(2, 4, 6, 2), x(2, 4, 6, 2), x(2, 4, 6, 2)), (B, S(2), S(2)), B
+    ),
+    "attention over split head widths": (
+        "aten.scaled_dot_product_attention.default",
+        of(x(2, 4, 6, 2), x(2, 4, 6, 2), x(2, 4, 6, 2)), (S(3), S(3), B), P
     ),
 }  # fmt: skip
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autosbp.executor.split_ops import _norms, _ranges, _softmax
+from autosbp.executor.split_ops import _attention, _norms, _ranges, _softmax
 from autosbp.executor.split_ops._base import Implementation, SplitCall
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
+    "aten.scaled_dot_product_attention.default": _attention.attention,
     "aten.embedding.default": _ranges.embedding,
     "aten.gather.default": _ranges.gather,
     "aten.layer_norm.default": _norms.layer_norm,
