@@ -1,6 +1,8 @@
 """alpha and beta of one collective from its measured points.
 
-The model is linear in both (``autosbp.costmodel.network``): ``time = alpha_count alpha + beta_factor bytes beta``.
+The model is linear in both (``autosbp.costmodel.network``): ``time = alpha_count alpha + beta_factor bytes beta``. Where
+the points show that the rate changes with size (a switch of protocol, a cache left behind), beta changes at a measured
+size; time stays continuous and never falls with size.
 """
 
 from __future__ import annotations
@@ -11,18 +13,19 @@ from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import lsq_linear
+from scipy.stats import f as f_distribution
 
 from autosbp.costmodel.calibration import CollectiveFit, Point
 from autosbp.costmodel.network import alpha_count, beta_factor
 from autosbp.errors import CalibrationError, InputError
+from calibration._regression import OUTLIER_WEIGHT, SCALE_FLOOR, LineFit, plain, relative
 
 METHODS = ("relative", "ols")
 MIN_POINTS = 3
 BETA_FLOOR_S_PER_BYTE = 1e-15  # 1 PB/s: times that do not grow with size say only that beta is too small to see
-_HUBER_STEPS = 10
-_HUBER_K = 1.345  # 95 % efficiency at normal residuals
-_SCALE_FLOOR = 0.01  # relative residuals below 1 % are not outliers
+MAX_KNOTS = 3
+KNOT_SIGNIFICANCE = 0.01
+MIN_GAIN = 0.5  # a knot must at least halve the relative error: a better line than needed predicts no better
 _Array = NDArray[np.float64]
 
 
@@ -31,30 +34,71 @@ def fit_collective(
 ) -> CollectiveFit:
     """Fit ``points`` of one kind and group shape.
 
-    ``relative`` minimises relative residuals (weights 1/time) under ``alpha >= 0`` and ``beta > 0``, with Huber weights
-    against outliers. ``ols`` is AutoDDL's plain least squares (section 3.2): large messages decide it, and its alpha
-    may be negative. Raises ``CalibrationError`` that names the measurement for fewer than three points or two sizes,
-    and for times that are not positive finite numbers.
+    ``relative`` minimises relative residuals (weights 1/time) with alpha >= 0 and beta > 0, with Huber weights
+    against outliers, in pieces where the points ask for them. ``ols`` is AutoDDL's plain least squares (section 3.2):
+    large messages decide it, and its alpha may be negative. Raises ``CalibrationError`` that names the measurement for
+    fewer than three points or two sizes, and for times that are not positive finite numbers.
     """
     if method not in METHODS:
         raise InputError("method", method, f"one of {', '.join(METHODS)} is expected")
     name = f"{kind} over {'x'.join(map(str, group_shape))}"
     _check(name, points)
-    num_ranks = prod(group_shape)
+    ranks = prod(group_shape)
     sizes = np.array([point.num_bytes for point in points], dtype=np.float64)
     times = np.array([point.median_s for point in points], dtype=np.float64)
-    columns = np.stack(
-        [np.full_like(sizes, alpha_count(kind, num_ranks)), beta_factor(kind, num_ranks) * sizes], axis=1
-    )
-    alpha, beta = _plain(columns, times) if method == "ols" else _relative(columns, times)
-    residuals = columns @ np.array([alpha, beta]) - times
-    relative = np.abs(residuals / times)
+    factors = alpha_count(kind, ranks), beta_factor(kind, ranks)
+    if method == "ols":
+        knots: tuple[int, ...] = ()
+        line = plain(_columns(sizes, factors, ()), times)
+    else:
+        knots, line = _with_knots(sizes, times, factors)
+    residuals = line.predicted - times
+    errors = np.abs(residuals / times)
     spread = float(np.sum((times - times.mean()) ** 2))
     unexplained = float(np.sum(residuals**2))
     r2 = 1.0 - unexplained / spread if spread > 0 else float(unexplained == 0)
+    betas = [float(beta) for beta in line.values[1:]]
     return CollectiveFit(
-        kind, group_shape, alpha, beta, r2, float(np.median(relative)), float(relative.max()), tuple(points)
-    )
+        kind, group_shape, float(line.values[0]), betas[0], r2, float(np.median(errors)), float(errors.max()), tuple(points),
+        knots=tuple(zip(knots, betas[1:], strict=True)),
+        alpha_interval_s=line.interval(0),
+        beta_interval_s_per_byte=line.interval(1),
+        outliers=tuple(int(size) for size, weight in zip(sizes, line.weights, strict=True) if weight < OUTLIER_WEIGHT),
+    )  # fmt: skip
+
+
+def _columns(sizes: _Array, factors: tuple[float, float], knots: Sequence[int]) -> _Array:
+    """Columns of the linear model: latencies, then the bytes of each piece, times their factors."""
+    edges = [0.0, *map(float, knots), math.inf]
+    pieces = [np.clip(sizes, low, high) - low for low, high in zip(edges, edges[1:], strict=False)]
+    return np.stack([np.full_like(sizes, factors[0]), *(factors[1] * piece for piece in pieces)], axis=1)
+
+
+def _with_knots(sizes: _Array, times: _Array, factors: tuple[float, float]) -> tuple[tuple[int, ...], LineFit]:
+    """Add the knot that helps most while an F-test of the robust residuals says that it is no accident."""
+
+    def fit(knots: Sequence[int]) -> LineFit:
+        columns = _columns(sizes, factors, knots)
+        floor = np.array([0.0, *[BETA_FLOOR_S_PER_BYTE] * (columns.shape[1] - 1)])
+        return relative(columns, times, floor)
+
+    knots: tuple[int, ...] = ()
+    best = fit(knots)
+    candidates = [int(size) for size in np.unique(sizes)[1:-1]]
+    while len(knots) < MAX_KNOTS:
+        left = len(sizes) - best.values.size - 2  # a knot takes two: its beta and its place
+        trials = [tuple(sorted((*knots, size))) for size in candidates if size not in knots]
+        if left < 1 or not trials:
+            break
+        fits = [(fit(trial), trial) for trial in trials]
+        line, chosen = min(fits, key=lambda pair: pair[0].loss)
+        gain = (best.loss - line.loss) / 2 / max(line.loss / left, 1e-300)
+        chance = len(trials) * f_distribution.sf(gain, 2, left)  # Bonferroni: the best of so many trials
+        enough = line.rms_error <= MIN_GAIN * best.rms_error and best.rms_error > SCALE_FLOOR
+        if not enough or chance > KNOT_SIGNIFICANCE:
+            break
+        knots, best = chosen, line
+    return knots, best
 
 
 def _check(name: str, points: Sequence[Point]) -> None:
@@ -68,25 +112,3 @@ def _check(name: str, points: Sequence[Point]) -> None:
                 f"{name}, {point.num_bytes} bytes: a time of {point.median_s} s was measured; "
                 "it must be positive and finite"
             )
-
-
-def _plain(columns: _Array, times: _Array) -> tuple[float, float]:
-    scale = columns.max(axis=0)
-    alpha, beta = np.linalg.lstsq(columns / scale, times, rcond=None)[0] / scale
-    return float(alpha), float(beta)
-
-
-def _relative(columns: _Array, times: _Array) -> tuple[float, float]:
-    rows = columns / times[:, None]
-    scale = rows.max(axis=0)
-    low = np.array([0.0, BETA_FLOOR_S_PER_BYTE]) * scale
-    weights = np.ones_like(times)
-    solution = low
-    for _ in range(_HUBER_STEPS):
-        root = np.sqrt(weights)
-        solution = lsq_linear(rows / scale * root[:, None], root, bounds=(low, np.inf), method="bvls").x
-        residuals = np.abs(rows / scale @ solution - 1.0)
-        limit = _HUBER_K * max(1.4826 * float(np.median(residuals)), _SCALE_FLOOR)
-        weights = np.minimum(1.0, limit / np.maximum(residuals, limit))
-    alpha, beta = np.maximum(solution, low) / scale
-    return float(alpha), max(float(beta), BETA_FLOOR_S_PER_BYTE)

@@ -51,18 +51,26 @@ class BoxingModel:
         return self.message_cost(step, message_bytes(step, num_bytes, self.mesh), differentiable)
 
     def message_cost(self, step: Step, message: int, differentiable: bool) -> StepCost:
-        """Cost of a step whose message n is ``message`` bytes; affine in n."""
+        """Cost of a step whose message n is ``message`` bytes."""
+        forward, backward, local = self.message_times_s(step, np.array([message], dtype=np.float64), differentiable)
+        return StepCost(float(forward[0]), float(backward[0]), float(local[0]))
+
+    def message_times_s(
+        self, step: Step, messages: NDArray[np.float64], differentiable: bool
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Forward, backward and local seconds of a step, for many messages at once."""
         shape = self.mesh.group_shape(step.axes)
-        copy_s = self.device.op_overhead_s + 2 * message / self.copy_bytes_per_s
-        times, local = [], RELABEL_S
+        copy_s = self.device.op_overhead_s + 2 * messages / self.copy_bytes_per_s
         dims = (step.src_dim, step.dst_dim)
+        times, local = [], np.full(messages.shape, RELABEL_S)
         for action, (src_dim, dst_dim) in (
             (step.forward, dims),
             (step.backward if differentiable else "none", dims[::-1]),
         ):
-            times.append(self.network.time_s(action, message, shape) if action in COLLECTIVES else 0.0)
-            local += copy_s * _num_copies(action, src_dim, dst_dim)
-        return StepCost(times[0], times[1], local)
+            zeros = np.zeros(messages.shape)
+            times.append(self.network.times_s(action, messages, shape) if action in COLLECTIVES else zeros)
+            local = local + copy_s * _num_copies(action, src_dim, dst_dim)
+        return times[0], times[1], local
 
     def table(self, shape: tuple[int, ...], num_bytes: int, differentiable: bool) -> BoxingTable:
         key = (shape, num_bytes, differentiable)
@@ -106,12 +114,14 @@ class BoxingTable:
         keep = even[steps.source] & even[steps.target]
         source, target, kind = steps.source[keep], steps.target[keep], steps.kind[keep]
         message = num_bytes // np.minimum(parts[source], parts[target])
-        # A step's cost is affine in its message: two evaluations per kind give them all.
-        base = np.array([model.message_cost(step, 0, differentiable).total_s for step in steps.kinds])
-        unit = 1 << 20
-        slope = np.array([model.message_cost(step, unit, differentiable).total_s for step in steps.kinds]) - base
+        seconds = np.empty(len(kind))
+        for at, step in enumerate(steps.kinds):
+            chosen = np.nonzero(kind == at)[0]
+            distinct, inverse = np.unique(message[chosen], return_inverse=True)
+            forward, backward, local = model.message_times_s(step, distinct.astype(np.float64), differentiable)
+            seconds[chosen] = (forward + backward + local)[inverse]
         direct: NDArray[np.float64] = np.full((len(self.layouts), len(self.layouts)), np.inf)
-        direct[place[source], place[target]] = base[kind] + slope[kind] * (message / unit)
+        direct[place[source], place[target]] = seconds
         self._direct = direct
         self._lookup: NDArray[np.int64] | None = None
 

@@ -33,6 +33,9 @@ class Point:
 class CollectiveFit:
     """alpha and beta of one collective over one group shape, with what they were fitted from.
 
+    ``knots`` are (bytes, beta) pairs: from that size on, further bytes cost that beta. The 95 % intervals are those of
+    alpha and of the first beta; ``outliers`` are the sizes whose points the fit gave little weight.
+
     ``group_shape`` is units per cluster level, such as (2, 1): one device of each of two nodes. Points were taken with
     all groups of that shape running at once, so beta includes the sharing of links. ``r2`` is of the plain residuals in
     seconds; the relative errors are of ``|predicted - median| / median``. Plain least squares ("ols") may give an alpha
@@ -47,9 +50,13 @@ class CollectiveFit:
     median_relative_error: float
     max_relative_error: float
     points: tuple[Point, ...]
+    knots: tuple[tuple[int, float], ...] = ()
+    alpha_interval_s: tuple[float, float] | None = None
+    beta_interval_s_per_byte: tuple[float, float] | None = None
+    outliers: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        document = {
             "kind": self.kind,
             "group_shape": list(self.group_shape),
             "alpha_s": self.alpha_s,
@@ -59,6 +66,13 @@ class CollectiveFit:
             "max_relative_error": self.max_relative_error,
             "points": [point.to_list() for point in self.points],
         }
+        optional = {
+            "knots": [list(knot) for knot in self.knots],
+            "alpha_interval_s": list(self.alpha_interval_s or ()),
+            "beta_interval_s_per_byte": list(self.beta_interval_s_per_byte or ()),
+            "outliers": list(self.outliers),
+        }
+        return document | {key: value for key, value in optional.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,4 +196,31 @@ def _fit(entry: object, path: str, limits: tuple[int, ...]) -> CollectiveFit:
         fields.number("median_relative_error", high=_MAX),
         fields.number("max_relative_error", high=_MAX),
         points,
+        _knots(fields),
+        _interval(fields, "alpha_interval_s"),
+        _interval(fields, "beta_interval_s_per_byte"),
+        tuple(check_integer(fields.at("outliers"), size, 1, 2**53) for size in fields.sequence("outliers", ())),
     )
+
+
+def _knots(fields: Fields) -> tuple[tuple[int, float], ...]:
+    """Ascending (bytes, beta) pairs with positive betas."""
+    knots: list[tuple[int, float]] = []
+    for at, row in enumerate(fields.sequence("knots", ())):
+        path = f"{fields.at('knots')}[{at}]"
+        if not isinstance(row, (list, tuple)) or len(row) != 2:
+            raise InputError(path, row, "[bytes, beta_s_per_byte] is expected")
+        entry = Fields({"num_bytes": row[0], "beta_s_per_byte": row[1]}, path, ("num_bytes", "beta_s_per_byte"))
+        low = knots[-1][0] + 1 if knots else 1
+        knots.append((entry.integer("num_bytes", low=low), entry.positive("beta_s_per_byte")))
+    return tuple(knots)
+
+
+def _interval(fields: Fields, key: str) -> tuple[float, float] | None:
+    if not fields.has(key):
+        return None
+    row = fields.sequence(key)
+    if len(row) != 2:
+        raise InputError(fields.at(key), row, "[low, high] is expected")
+    entry = Fields({"low": row[0], "high": row[1]}, fields.at(key), ("low", "high"))
+    return entry.number("low", low=-_MAX, high=_MAX), entry.number("high", low=-_MAX, high=_MAX)

@@ -13,9 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import KINDS as KINDS
 from autosbp.costmodel.calibration import Calibration
+
+Floats = NDArray[np.float64]
 
 
 def alpha_count(kind: str, num_ranks: int) -> float:
@@ -41,11 +46,24 @@ def _streams(kind: str, nodes: int, inside: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
-    """Latency in seconds and seconds per byte of one collective over one group shape; ``measured`` tells its source."""
+    """Latency in seconds and seconds per byte of one collective over one group shape; ``measured`` tells its source.
+
+    ``knots`` are (bytes, beta) pairs: from that size on, further bytes cost that beta.
+    """
 
     alpha_s: float
     beta_s_per_byte: float
     measured: bool
+    knots: tuple[tuple[int, float], ...] = ()
+
+    def transfer_s(self, num_bytes: Floats) -> Floats:
+        """Seconds that the bytes of a message take, per unit of ``beta_factor``."""
+        seconds: Floats = num_bytes * self.beta_s_per_byte
+        before = self.beta_s_per_byte
+        for start, beta in self.knots:
+            seconds = seconds + np.maximum(num_bytes - start, 0.0) * (beta - before)
+            before = beta
+        return seconds
 
 
 class NetworkModel:
@@ -69,7 +87,7 @@ class NetworkModel:
     def alpha_beta(self, kind: str, group_shape: tuple[int, ...]) -> AlphaBeta:
         fit = self._fits.get((kind, group_shape))
         if fit is not None:
-            return AlphaBeta(fit.alpha_s, fit.beta_s_per_byte, True)
+            return AlphaBeta(fit.alpha_s, fit.beta_s_per_byte, True, fit.knots)
         levels = self.cluster.levels
         for index, count in enumerate(group_shape):
             if count > 1:
@@ -84,9 +102,13 @@ class NetworkModel:
 
         A plain least-squares fit may have a negative alpha, which would make small messages cost less than nothing.
         """
+        return float(self.times_s(kind, np.array([num_bytes], dtype=np.float64), group_shape)[0])
+
+    def times_s(self, kind: str, num_bytes: Floats, group_shape: tuple[int, ...]) -> Floats:
+        """``time_s`` of many messages at once."""
         num_ranks = prod(group_shape)
         if num_ranks <= 1:
-            return 0.0
+            return np.zeros(num_bytes.shape)
         fit = self.alpha_beta(kind, group_shape)
         latency_s = alpha_count(kind, num_ranks) * fit.alpha_s
-        return max(0.0, latency_s + beta_factor(kind, num_ranks) * num_bytes * fit.beta_s_per_byte)
+        return np.maximum(0.0, latency_s + beta_factor(kind, num_ranks) * fit.transfer_s(num_bytes))

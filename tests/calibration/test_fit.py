@@ -6,10 +6,12 @@ import math
 import random
 from math import prod
 
+import numpy as np
 import pytest
 
-from autosbp.costmodel.calibration import KINDS, Point
-from autosbp.costmodel.network import alpha_count, beta_factor
+from autosbp.cluster import load_cluster
+from autosbp.costmodel.calibration import KINDS, Calibration, Point
+from autosbp.costmodel.network import NetworkModel, alpha_count, beta_factor
 from autosbp.errors import CalibrationError, InputError
 from calibration import fit_collective
 from calibration._fit import BETA_FLOOR_S_PER_BYTE
@@ -74,6 +76,47 @@ def test_times_that_fall_with_size_give_the_least_beta_and_their_mean_as_latency
     fit = fit_collective("p2p", (2,), data)
     assert fit.beta_s_per_byte == pytest.approx(BETA_FLOOR_S_PER_BYTE)
     assert fit.alpha_s == pytest.approx(1e-3, rel=0.1)
+
+
+def switched(seed: int, noise: float) -> list[Point]:
+    """Three times the seconds per byte beyond 4 MiB."""
+    source, sizes = random.Random(seed), [2**power for power in range(10, 27)]
+    seconds = [1e-3 + 2e-9 * size + 4e-9 * max(size - 2**22, 0) for size in sizes]
+    return [
+        Point(size, time * math.exp(noise * source.gauss(0, 1)), 0.0, 10)
+        for size, time in zip(sizes, seconds, strict=True)
+    ]
+
+
+def test_a_change_of_rate_is_found_where_it_is_and_costs_the_rate_beyond_it() -> None:
+    for seed in range(20):
+        fit = fit_collective("p2p", (2,), switched(seed, 0.03))
+        (start, beta), *more = fit.knots
+        assert start in (2**21, 2**22, 2**23) and not more
+        assert fit.beta_s_per_byte == pytest.approx(2e-9, rel=0.2) and beta == pytest.approx(6e-9, rel=0.25)
+        assert fit.max_relative_error < 0.2
+
+
+def test_noise_alone_makes_no_knots_and_intervals_hold_the_truth() -> None:
+    fits = [fit_collective("all_reduce", (4,), points("all_reduce", (4,), 0.1, seed)) for seed in range(100)]
+    assert sum(bool(fit.knots) for fit in fits) <= 3
+    for name, truth in (("alpha_interval_s", ALPHA_S), ("beta_interval_s_per_byte", BETA_S_PER_BYTE)):
+        held = sum(getattr(fit, name)[0] <= truth <= getattr(fit, name)[1] for fit in fits)
+        assert 85 <= held <= 100
+
+
+def test_predictions_of_a_fit_with_knots_never_fall_with_size() -> None:
+    fit = fit_collective("reduce_scatter", (2, 2), switched(1, 0.2))
+    cluster = load_cluster("local:2x2")
+    network = NetworkModel(cluster, Calibration(cluster, "gloo", "relative", (fit,)))
+    times = network.times_s("reduce_scatter", np.logspace(0, 9, 200), (2, 2))
+    assert np.all(np.diff(times) >= 0)
+
+
+def test_outliers_are_listed_by_size() -> None:
+    data = points("all_gather", (4,), 0.02)
+    data[3] = Point(SIZES[3], data[3].median_s * 30, 0.0, 10)
+    assert fit_collective("all_gather", (4,), data).outliers == (SIZES[3],)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1e-3])

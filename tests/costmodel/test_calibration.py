@@ -46,6 +46,15 @@ def test_negative_alpha_of_plain_least_squares_round_trips() -> None:
     assert Calibration.from_dict(document).collectives[0].alpha_s == -1e-4
 
 
+def test_knots_intervals_and_outliers_round_trip_and_old_documents_keep_their_id() -> None:
+    document = example().to_dict()
+    assert "knots" not in document["collectives"][0]
+    new = {"knots": [[4096, 2e-9]], "alpha_interval_s": [1e-5, 3e-5], "outliers": [1024]}
+    document["collectives"][0].update(new)
+    again = Calibration.from_dict(document).to_dict()["collectives"][0]
+    assert {key: again[key] for key in new} == new
+
+
 BAD: list[tuple[list[Any], Any, str]] = [
     (["schema"], "autosbp.calibration/2", "schema"),
     (["backend"], "mpi", "backend"),
@@ -58,6 +67,10 @@ BAD: list[tuple[list[Any], Any, str]] = [
     (["collectives", 0, "group_shape"], [4, 1], "collectives[0].group_shape[0]"),
     (["collectives", 0, "alpha_s"], float("inf"), "collectives[0].alpha_s"),
     (["collectives", 0, "beta_s_per_byte"], float("nan"), "collectives[0].beta_s_per_byte"),
+    (["collectives", 0, "knots"], [[4096, 0.0]], "collectives[0].knots[0].beta_s_per_byte"),
+    (["collectives", 0, "knots"], [[4096, 1e-9], [4096, 1e-9]], "collectives[0].knots[1].num_bytes"),
+    (["collectives", 0, "outliers"], [0], "collectives[0].outliers"),
+    (["collectives", 0, "alpha_interval_s"], [1.0], "collectives[0].alpha_interval_s"),
     (["collectives", 0, "r2"], 1.5, "collectives[0].r2"),
     (["collectives", 0, "max_relative_error"], -0.1, "collectives[0].max_relative_error"),
     (["collectives", 0, "points", 1], [1024], "collectives[0].points[1]"),

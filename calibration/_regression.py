@@ -1,0 +1,82 @@
+"""Linear regression of times: plain least squares, and robust relative least squares with bounds and intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import lsq_linear
+from scipy.stats import t as t_distribution
+
+HUBER_K = 1.345  # 95 % efficiency at normal residuals
+HUBER_STEPS = 10
+SCALE_FLOOR = 0.01  # relative residuals below 1 % are not outliers
+OUTLIER_WEIGHT = 0.3
+CONFIDENCE = 0.95
+_Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LineFit:
+    """``values`` of the columns, what they predict, each point's weight, and the standard error of each value (0 at a
+    bound). ``loss`` is the weighted sum of squared residuals that was minimised."""
+
+    values: _Array
+    predicted: _Array
+    weights: _Array
+    errors: _Array
+    loss: float
+    degrees: int
+
+    @property
+    def rms_error(self) -> float:
+        return float(np.sqrt(self.loss / max(self.weights.sum(), 1e-12)))
+
+    def interval(self, at: int) -> tuple[float, float]:
+        """The confidence interval of a value, from Student's t; a point where too few points are left for one."""
+        value = float(self.values[at])
+        if self.degrees < 1:
+            return value, value
+        half = float(t_distribution.ppf(0.5 + CONFIDENCE / 2, self.degrees) * self.errors[at])
+        return value - half, value + half
+
+
+def plain(columns: _Array, times: _Array) -> LineFit:
+    """Ordinary least squares of seconds (AutoDDL section 3.2)."""
+    scale = columns.max(axis=0)
+    values = np.linalg.lstsq(columns / scale, times, rcond=None)[0] / scale
+    return _line(columns, times, values, np.ones_like(times), np.ones(len(values), dtype=bool))
+
+
+def relative(columns: _Array, times: _Array, floor: _Array) -> LineFit:
+    """Least squares of relative residuals with Huber weights, every value at least its ``floor``."""
+    rows = columns / times[:, None]
+    scale = np.maximum(rows.max(axis=0), 1e-300)
+    low = floor * scale
+    weights = np.ones_like(times)
+    solution = low
+    for _ in range(HUBER_STEPS):
+        root = np.sqrt(weights)
+        solution = lsq_linear(rows / scale * root[:, None], root, bounds=(low, np.inf), method="bvls").x
+        residuals = np.abs(rows / scale @ solution - 1.0)
+        limit = HUBER_K * max(1.4826 * float(np.median(residuals)), SCALE_FLOOR)
+        weights = np.minimum(1.0, limit / np.maximum(residuals, limit))
+    values = np.maximum(np.maximum(solution, low) / scale, floor)
+    free = solution > low * (1 + 1e-9)
+    return _line(rows, np.ones_like(times), values, weights, free, times)
+
+
+def _line(
+    rows: _Array, target: _Array, values: _Array, weights: _Array, free: NDArray[np.bool_], unit: _Array | None = None
+) -> LineFit:
+    predicted = rows @ values
+    loss = float(np.sum(weights * (predicted - target) ** 2))
+    degrees = len(target) - int(free.sum())
+    errors = np.zeros(len(values))
+    if degrees > 0 and free.any():
+        scale = np.maximum(np.abs(rows[:, free]).max(axis=0), 1e-300)
+        scaled = rows[:, free] / scale
+        covariance = np.linalg.pinv(scaled.T @ (weights[:, None] * scaled)) * (loss / degrees)
+        errors[free] = np.sqrt(np.maximum(np.diag(covariance), 0.0)) / scale
+    return LineFit(values, predicted * (1.0 if unit is None else unit), weights, errors, loss, degrees)
