@@ -73,10 +73,11 @@ class SplitOp:
 
 
 def _softmax(op: SplitOp) -> list[InternalCollective]:
-    """Every rank's log-sum-exp is gathered; backward, sums of the gradient are reduced (OneFlow section 6.3.1)."""
+    """Local maxima and sums of exponentials are gathered; backward, sums of the gradient are reduced (OneFlow section
+    6.3.1)."""
     shape, axes = op.local_output(), op.group()
     rows = prod(shape) // shape[op.node.args[1]]
-    calls = [op.gathered(rows, axes)]
+    calls = [op.gathered(2 * rows, axes)]
     return [*calls, op.reduced("backward", rows, axes)] if op.has_gradient(0) else calls
 
 
@@ -119,7 +120,33 @@ def _attention(op: SplitOp) -> list[InternalCollective]:
     return [*calls, op.reduced("backward", queries, axes)] if any(map(op.has_gradient, scored)) else calls
 
 
+def _extremum(op: SplitOp) -> list[InternalCollective]:
+    """Values and how many are as large are gathered; without a gradient, values are reduced."""
+    rows, axes = prod(op.local_output()), op.group()
+    if op.has_gradient(0):
+        return [op.gathered(2 * rows, axes)]
+    return [InternalCollective("forward", "all_reduce", rows * DTYPE_BYTES[op.node.outputs[0].dtype], axes)]
+
+
+def _indexed_extremum(op: SplitOp) -> list[InternalCollective]:
+    """Values and their indices are gathered together."""
+    rows, axes = prod(op.local_output()), op.group()
+    pair = sum(DTYPE_BYTES[meta.dtype] for meta in op.node.outputs)
+    return [InternalCollective("forward", "all_gather", rows * pair * op.mesh.group_size(axes), axes)]
+
+
+def _logsumexp(op: SplitOp) -> list[InternalCollective]:
+    return [op.gathered(prod(op.local_output()), op.group())]
+
+
 INTERNAL: Mapping[str, Callable[[SplitOp], list[InternalCollective]]] = {
+    "aten.amax.default": _extremum,
+    "aten.amin.default": _extremum,
+    "aten.max.default": _extremum,
+    "aten.min.default": _extremum,
+    "aten.max.dim": _indexed_extremum,
+    "aten.min.dim": _indexed_extremum,
+    "aten.logsumexp.default": _logsumexp,
     "aten.scaled_dot_product_attention.default": _attention,
     "aten.layer_norm.default": _layer_norm,
     "aten.rms_norm.default": _rms_norm,

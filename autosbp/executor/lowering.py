@@ -6,6 +6,7 @@ It holds local ops with local sizes and explicit communication, in the order of 
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -105,9 +106,9 @@ class _Lowering:
             if program is not None:
                 target, args, kwargs = program[0], list(program[1]), {}
         result: Any = self.fx.call_function(target, tuple(args), kwargs)
-        count = len(node.outputs)
-        for at in range(count):
-            self.values[Ref(node.name, at)] = result if count == 1 else result[at]
+        for at in range(len(node.outputs)):
+            one = result if len(node.outputs) == 1 else self.fx.call_function(operator.getitem, (result, at))
+            self.values[Ref(node.name, at)] = one
 
     def _argument(self, arg: Any, reads: Any) -> Any:
         if isinstance(arg, Ref):

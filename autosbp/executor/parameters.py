@@ -38,7 +38,7 @@ def _role(graph: LogicalGraph, name: str) -> str:
             at = refs.index(Ref(name))
             if node.op == "aten.embedding.default":
                 return "embedding"
-            if node.op == "aten.layer_norm.default":
+            if "_norm." in node.op:
                 return "scale" if at == 1 else "bias"
             if node.op in ("aten.linear.default", "aten.conv2d.default", "aten.addmm.default"):
                 return "bias" if len(graph.meta(Ref(name)).shape) == 1 else "weight"

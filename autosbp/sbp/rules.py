@@ -11,6 +11,7 @@ from autosbp.graph.shapes import check_shape
 from autosbp.sbp import _attention as attention
 from autosbp.sbp import _convolution as convolution
 from autosbp.sbp import _elementwise as elementwise
+from autosbp.sbp import _extrema as extrema
 from autosbp.sbp import _norms as norms
 from autosbp.sbp import _products as products
 from autosbp.sbp import _ranges as ranges
@@ -101,6 +102,13 @@ RULES: Mapping[str, Rule] = {
     # reductions
     "aten.sum.dim_IntList": reductions.sum_dims,
     "aten.sum.default": reductions.sum_dims,
+    "aten.amax.default": extrema.extremum("max"),
+    "aten.amin.default": extrema.extremum("min"),
+    "aten.max.default": extrema.extremum("max"),
+    "aten.min.default": extrema.extremum("min"),
+    "aten.max.dim": extrema.extremum_with_index,
+    "aten.min.dim": extrema.extremum_with_index,
+    "aten.logsumexp.default": extrema.logsumexp,
     # element-wise
     "aten.add.Tensor": elementwise.pointwise("0 1"),
     "aten.sub.Tensor": elementwise.pointwise("0 1"),

@@ -129,8 +129,8 @@ class _Distributed:
 
     @staticmethod
     def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
-        stacked = torch.stack(group.swap(tensor))
-        tensor.copy_(stacked.amax(0) if op == dist.ReduceOp.MAX else stacked.sum(0))
+        join = {dist.ReduceOp.MAX: torch.amax, dist.ReduceOp.MIN: torch.amin}.get(op, torch.sum)
+        tensor.copy_(join(torch.stack(group.swap(tensor)), 0))
 
     @staticmethod
     def all_to_all_single(out: torch.Tensor, source: torch.Tensor, group: Group) -> None:

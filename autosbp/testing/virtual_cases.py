@@ -94,6 +94,13 @@ _SCALARS = (of(x(4, 6), x()), of(x(6), data()))
 _COMPARED = (of(ints(3, 4, 6), ints(3, 6)), of(x(4, 6), data(4, 1)))
 _BOOLS = (of(mask(4, 6), mask(4, 6)), of(mask(4, 1, 6), mask(6, 1)))
 
+_EXTREMA = (
+    of(x(4, 6), (1,)),
+    of(x(6, 12, 2), (0, -1), True),
+    of(x(4, 6)),
+    of(data(6, 4), (0,)),
+    of(ints(9, 6, 4), (0,)),
+)
 _UNARY = (
     "gelu", "relu", "silu", "tanh", "sigmoid", "exp", "log", "rsqrt", "sqrt", "cos", "sin", "abs", "reciprocal", "erf",
     "neg", "hardtanh", "leaky_relu", "elu", "softplus",
@@ -252,6 +259,10 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         of(x(4, 6), (0,), False, dtype=DType("float32")),
     ),
     "aten.sum.default": (of(x(4, 6)), of(x(6)), of(ints(5, 4, 6))),
+    **{f"aten.{name}.default": _EXTREMA for name in ("amax", "amin")},
+    **{f"aten.{name}.default": (of(x(4, 6)), of(data(6)), of(ints(9, 6, 4))) for name in ("max", "min")},
+    **{f"aten.{name}.dim": (of(x(4, 6), -1), of(x(6, 4, 2), 0, True), of(data(12, 6), 1)) for name in ("max", "min")},
+    "aten.logsumexp.default": (of(x(4, 6), (1,)), of(x(6, 12, 2), (0, -1), True), of(x(2, 6, 6), (1, 2))),
     # element-wise, linear in something
     "aten.add.Tensor": (*_PAIRS, *_NUMBER, *_SCALARS, of(x(4, 6), x(4, 6), alpha=0.5)),
     "aten.sub.Tensor": (*_PAIRS, *_NUMBER, of(x(4, 6), x(6), alpha=2.0)),

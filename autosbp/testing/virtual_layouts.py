@@ -6,6 +6,7 @@ gradients of B means summing, of I taking one, and of P that all are equal.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import product
 
 import torch
@@ -15,6 +16,7 @@ from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, NdSbp, gradient, local_shape
 
 EXACT = 1e-10
+_JOINS: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
 
 
 def gradient_layout(layout: NdSbp) -> NdSbp:
@@ -42,8 +44,9 @@ def random_parts(whole: torch.Tensor, layout: NdSbp, mesh: Mesh, generator: torc
 def assert_holds(
     parts: list[torch.Tensor], layout: NdSbp, mesh: Mesh, whole: torch.Tensor, what: str, tolerance: float = EXACT
 ) -> None:
-    """``parts`` are ``whole`` in ``layout``: replicas agree, partial sums add up, shards lie where they belong."""
+    """``parts`` are ``whole`` in ``layout``: replicas agree, partial values join, shards lie where they belong."""
     partial = [axis for axis, sbp in enumerate(layout) if sbp.is_partial]
+    join = _JOINS[next((layout[axis].reduction for axis in partial), "sum")]
     local = tuple(B if sbp.is_partial else sbp for sbp in layout)
     shape = local_shape(tuple(whole.shape), layout, mesh)
     for rank, part in enumerate(parts):
@@ -52,9 +55,10 @@ def assert_holds(
     for rank in range(mesh.size):
         value = parts[rank]
         if partial:
-            value = torch.stack([parts[member] for member in mesh.group_ranks(partial, rank)]).sum(0).to(whole.dtype)
+            value = join(torch.stack([parts[member] for member in mesh.group_ranks(partial, rank)]), 0).to(whole.dtype)
         _assert_close(value, shard(whole, local, mesh, mesh.coordinate(rank)), f"{what}, rank {rank}", tolerance)
-    _assert_close(combine(parts, layout, mesh, tuple(whole.shape)), whole, what, tolerance)
+    if join is torch.sum:
+        _assert_close(combine(parts, layout, mesh, tuple(whole.shape)), whole, what, tolerance)
 
 
 def _assert_close(value: torch.Tensor, wanted: torch.Tensor, what: str, tolerance: float) -> None:

@@ -39,6 +39,10 @@ POSITIVE = frozenset(
     )  # fmt: skip
 )
 """Ops whose inputs stay away from zero, where they have poles; a variance is one."""
+TIED = frozenset(
+    f"aten.{name}" for name in ("amax.default", "amin.default", "max.default", "min.default", "max.dim", "min.dim")
+)
+"""Ops that tell equal values apart: their inputs are whole numbers, many of them equal."""
 SINGLE = 1e-5
 """The tolerance of ops that take or give float32."""
 
@@ -55,7 +59,7 @@ def check_layouts(graph: LogicalGraph, node: Node, signature: Signature, mesh: M
     generator = torch.Generator().manual_seed(0)
     highs = {leaf.name: leaf.high for leaf in graph.inputs}
     inputs = [
-        _random(meta, highs.get(ref.name), node.op in POSITIVE, generator)
+        _random(meta, highs.get(ref.name), node.op, generator)
         for ref, meta in zip(node.refs(), tensor_inputs(graph, node), strict=True)
     ]
     tracked = [ref.name in graph.differentiable and value.is_floating_point()
@@ -106,12 +110,14 @@ def _charged(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh) 
     return [call for call in calls if call.phase == "forward"] + backward[::-1]
 
 
-def _random(meta: TensorMeta, high: int | None, positive: bool, generator: torch.Generator) -> torch.Tensor:
+def _random(meta: TensorMeta, high: int | None, op: str, generator: torch.Generator) -> torch.Tensor:
     if not meta.is_float:
         bound = 2 if meta.dtype == "bool" else high or 2
         return torch.randint(0, bound, meta.sizes, generator=generator).to(dtype_of(meta.dtype))
     value = torch.randn(meta.sizes, generator=generator, dtype=torch.float64)
-    return (value.abs() + 0.5 if positive else value).to(dtype_of(meta.dtype))
+    if op in TIED:
+        value = value.round()
+    return (value.abs() + 0.5 if op in POSITIVE else value).to(dtype_of(meta.dtype))
 
 
 def _whole(

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autosbp.executor.split_ops import _attention, _norms, _ranges, _softmax
+from autosbp.executor.split_ops import _attention, _extrema, _norms, _ranges, _softmax
 from autosbp.executor.split_ops._base import Implementation, SplitCall
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "aten.scaled_dot_product_attention.default": _attention.attention,
     "aten.embedding.default": _ranges.embedding,
     "aten.gather.default": _ranges.gather,
+    "aten.amax.default": _extrema.extremum,
+    "aten.amin.default": _extrema.extremum,
+    "aten.max.default": _extrema.extremum,
+    "aten.min.default": _extrema.extremum,
+    "aten.max.dim": _extrema.indexed_extremum,
+    "aten.min.dim": _extrema.indexed_extremum,
+    "aten.logsumexp.default": _softmax.logsumexp,
     "aten.layer_norm.default": _norms.layer_norm,
     "aten.rms_norm.default": _norms.rms_norm,
     "aten.group_norm.default": _norms.group_norm,

@@ -160,7 +160,7 @@ def _moments(x: torch.Tensor, dims: tuple[int, ...], axes: Axes, runtime: Runtim
     """Mean and variance over all ranks' ``dims``, which stay with size 1; one all-gather of both."""
     local = torch.var_mean(x, dims, correction=0, keepdim=True)
     variances, means = gather_parts(torch.stack(local), axes, runtime).unbind(1)
-    mean = means.mean(0)
+    mean = means[0] + (means - means[0]).mean(0)
     return mean, (variances + (means - mean).square()).mean(0)
 
 

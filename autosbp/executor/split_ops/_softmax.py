@@ -1,7 +1,7 @@
-"""Softmax and its kin over a dim split on some axes: every rank's log-sum-exp is gathered (OneFlow section 6.3.1).
+"""Softmax and its kin over a dim split on some axes: local maxima and sums are joined (OneFlow section 6.3.1).
 
-The paper reduces maxima, then sums. One log-sum-exp per row holds both, so one gathering of ``ranks x rows`` numbers
-does the work of two reductions, and no rank exponentiates against another's maximum.
+The paper reduces maxima, then sums of exponentials below the maximum of all. Here every rank sums below its own maximum,
+so that one all-gather of both numbers of each row does the work of two all-reduces.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def logsumexp_split(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool, axes:
     return out if keepdim else out.squeeze(dims)
 
 
-def _gathered_logsumexp(
-    x: torch.Tensor, dims: tuple[int, ...], axes: tuple[int, ...], runtime: Runtime
-) -> torch.Tensor:
-    """Log-sum-exp over all ranks' ``dims``, which stay with size 1; one all-gather."""
-    local = torch.logsumexp(x.to(statistics_dtype(x)), dims, keepdim=True)
-    return torch.logsumexp(gather_parts(local, axes, runtime), 0)
-
-
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, axes: tuple[int, ...], log: bool, runtime: Runtime) -> Any:
-        out = x - _gathered_logsumexp(x, (dim,), axes, runtime)
-        out = (out if log else out.exp_()).to(x.dtype)
+        source = x.to(statistics_dtype(x))
+        own = source.amax(dim, keepdim=True)
+        # Below 0 where all is -inf, so that the sum is 0 and not undefined.
+        below = source - own.masked_fill(own == -torch.inf, 0.0)
+        sums = below.exp_().sum(dim, keepdim=True)
+        tops, sums = gather_parts(torch.stack((own, sums)), axes, runtime).unbind(1)
+        top = tops.amax(0)
+        total = ((tops - top).exp_() * sums).sum(0)
+        out = torch.sub(source, top, out=below)
+        out = (out.sub_(total.log_()) if log else out.exp_().div_(total)).to(x.dtype)
         ctx.save_for_backward(out)
         ctx.dim, ctx.axes, ctx.log, ctx.runtime = dim, axes, log, runtime
         return out
@@ -70,7 +70,8 @@ class _Softmax(torch.autograd.Function):
 class _LogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dims: tuple[int, ...], axes: tuple[int, ...], runtime: Runtime) -> Any:
-        out = _gathered_logsumexp(x, dims, axes, runtime)
+        local = torch.logsumexp(x.to(statistics_dtype(x)), dims, keepdim=True)
+        out = torch.logsumexp(gather_parts(local, axes, runtime), 0)
         ctx.save_for_backward(x, out)
         return out.to(x.dtype)
 

@@ -114,7 +114,7 @@ def test_products_of_matrices_hold_few_scores_at_once(monkeypatch: pytest.Monkey
 
     def work(_: Runtime) -> tuple[torch.Tensor, list[torch.Tensor]]:
         leaves = [each.clone().requires_grad_() for each in (query, key, value)]
-        out = attention_split(*leaves, None, 0, None, ())  # type: ignore[arg-type,misc]
+        out = attention_split(*leaves, None, 0, None, ())
         return out.detach(), list(torch.autograd.grad(out.sum(), leaves))
 
     ((out, grads),) = VirtualRanks(plain_mesh(1)).run(work)
