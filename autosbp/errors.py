@@ -3,7 +3,7 @@
     AutosbpError
     |-- InputError            a value that the caller gave is wrong; exit 2, HTTP 422
     |   `-- GraphError        a model graph breaks a rule of the IR
-    |-- UnsupportedError      a construct that cannot be captured or lowered; exit 2, HTTP 422
+    |-- UnsupportedError      what cannot be captured or lowered, or not on this machine; exit 2, HTTP 422
     |-- InfeasibleError       no strategy meets the limits; exit 3, HTTP 422
     |-- CalibrationError      a measurement failed; exit 4
     |-- TrialError            a trial run failed; exit 4

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+from autosbp.errors import InputError
 
 _POLL_S = 0.1
 _GRACE_S = 15.0
@@ -27,6 +30,27 @@ class Outcome:
     log_tail: str
 
 
+class Launch(Protocol):
+    """How ranks are started: ``run_ranks`` on this machine, ``EmulatedCluster.launch`` on several nodes."""
+
+    def __call__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        num_ranks: int,
+        log_path: Path,
+        *,
+        timeout_s: float,
+        poll: Callable[[], bool] | None = None,
+    ) -> Outcome:
+        """Run ``python -m module arguments`` as ``num_ranks`` ranks under torchrun's environment; wait for their end.
+
+        The output of rank 0's node goes to ``log_path``. ``poll`` is called about ten times a second; when it returns
+        False, or raises, or ``timeout_s`` passes, the ranks are ended. Every path in ``arguments`` can be read and
+        written by all ranks. No process is left.
+        """
+
+
 def run_ranks(
     module: str,
     arguments: Sequence[str],
@@ -35,27 +59,18 @@ def run_ranks(
     *,
     timeout_s: float,
     poll: Callable[[], bool] | None = None,
+    interface: str = "lo",
 ) -> Outcome:
-    """Run ``python -m module arguments`` as ``num_ranks`` ranks on the loopback interface and wait for their end.
+    """The ``Launch`` of this machine: one torchrun, whose ranks talk over ``interface``.
 
-    Output goes to ``log_path``. ``OMP_NUM_THREADS`` is 1 unless the environment sets it. ``poll`` is called about ten
-    times a second; when it returns False, or raises, or ``timeout_s`` passes, the ranks are ended. No process is left.
+    ``OMP_NUM_THREADS`` is 1 unless the environment sets it. Raises ``InputError`` before anything starts where the
+    interface does not exist.
     """
+    check_interface(interface)
     deadline = time.monotonic() + timeout_s
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={num_ranks}"),
-        *("--master-addr=127.0.0.1", f"--master-port={free_port()}", "--local-addr=127.0.0.1", "--max-restarts=0"),
-        *("-m", module, *arguments),
-    ]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=environment(),
-            start_new_session=True,
-        )
+    address = "127.0.0.1"
+    command = torchrun_command(module, arguments, num_ranks, master=(address, free_port()), local_address=address)
+    process = start(command, log_path, environment(interface))
     reason = ""
     try:
         while process.poll() is None and not reason:
@@ -69,15 +84,54 @@ def run_ranks(
         _end(process, module)
     if not reason and process.returncode != 0:
         reason = "a rank failed"
-    return Outcome(reason, log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip())
+    return Outcome(reason, log_tail(log_path))
 
 
-def environment() -> dict[str, str]:
-    """The caller's environment with this tree on the path and traffic kept to the loopback interface."""
+def torchrun_command(
+    module: str,
+    arguments: Sequence[str],
+    ranks_per_node: int,
+    *,
+    master: tuple[str, int],
+    local_address: str,
+    num_nodes: int = 1,
+    node: int = 0,
+) -> list[str]:
+    """torchrun for one node with a static rendezvous at ``master`` (address and port), which node 0 serves."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *(f"--nnodes={num_nodes}", f"--node-rank={node}", f"--nproc-per-node={ranks_per_node}"),
+        *(f"--master-addr={master[0]}", f"--master-port={master[1]}", f"--local-addr={local_address}"),
+        *("--max-restarts=0", "-m", module, *arguments),
+    ]
+
+
+def start(command: Sequence[str], log_path: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own; all that it prints goes to ``log_path``."""
+    with log_path.open("wb") as log:
+        return subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, start_new_session=True
+        )
+
+
+def log_tail(log_path: Path) -> str:
+    """The end of a log."""
+    return log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+
+
+def environment(interface: str = "lo") -> dict[str, str]:
+    """The caller's environment with this tree on the path and traffic kept to ``interface``."""
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [root]
-    forced = {"PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    forced = {"PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return {"OMP_NUM_THREADS": "1", **os.environ, **forced}
+
+
+def check_interface(name: str) -> None:
+    """Raise ``InputError`` where this machine has no network interface ``name``."""
+    known = [found for _, found in socket.if_nameindex()]
+    if name not in known:
+        raise InputError("interface", name, f"a network interface of this machine is expected: {', '.join(known)}")
 
 
 def free_port() -> int:

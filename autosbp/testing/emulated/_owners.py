@@ -1,0 +1,59 @@
+"""Names of the namespaces of an emulated cluster: each tells which process owns it, so that remains can be found.
+
+``autosbp-emu-PID-START-SERIAL-ROLE``: the owner's process id and its start time in clock ticks since boot (a process id
+is used again, the pair is not), the number of the cluster within the owner, and ``n0``, ``n1``, ... or ``switch``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+NAMESPACES = Path("/run/netns")
+_NAME = re.compile(r"autosbp-emu-(\d+)-(\d+)-(\d+)-(?:n\d+|switch)", re.ASCII)
+_START_FIELD = 19  # of /proc/PID/stat, counted from the state, which is the first field behind the command's name
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """One cluster of one process."""
+
+    pid: int
+    start_ticks: int
+    serial: int
+
+    def namespace(self, role: str) -> str:
+        return f"autosbp-emu-{self.pid}-{self.start_ticks}-{self.serial}-{role}"
+
+    @property
+    def alive(self) -> bool:
+        return start_ticks(self.pid) == self.start_ticks
+
+
+def this_process(serial: int) -> Owner:
+    """The owner of the ``serial``-th cluster of this process."""
+    ticks = start_ticks(os.getpid())
+    assert ticks is not None  # noqa: S101 - we run
+    return Owner(os.getpid(), ticks, serial)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started; None where it has ended, also when nobody has waited for it yet."""
+    with suppress(OSError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state in "ZX" else int(fields[_START_FIELD - 1])
+    return None
+
+
+def owned() -> list[tuple[str, Owner]]:
+    """Every namespace of an emulated cluster on this machine, with its owner."""
+    found = []
+    names = sorted(os.listdir(NAMESPACES)) if NAMESPACES.is_dir() else []
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match:
+            found.append((name, Owner(*map(int, match.groups()))))
+    return found
