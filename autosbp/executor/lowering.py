@@ -15,14 +15,14 @@ from autosbp.costmodel.compute import SIZE_ARGUMENTS
 from autosbp.errors import InputError
 from autosbp.executor import ops
 from autosbp.executor.split_ops import IMPLEMENTATIONS, SplitCall
-from autosbp.graph.ir import LogicalGraph, Ref
+from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.graph.materialise import constant_tensor, op_of, to_fx_arg
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import Step
 from autosbp.sbp.choices import found_choices, implemented_axes
 from autosbp.sbp.placement import NdSbp, local_shape, shard_index
 from autosbp.sbp.program import OUTPUT, Box, Op, program_items
-from autosbp.sbp.rules import sharding_of
+from autosbp.sbp.rules import RULES, sharding_of
 
 ReadKey = Ref | tuple[Ref, str, NdSbp]
 
@@ -50,6 +50,7 @@ class _Lowering:
         self.fx = torch.fx.Graph()
         self.root = torch.nn.Module()
         self.values: dict[ReadKey, Any] = {}
+        self.position = {node.name: at for at, node in enumerate(graph.nodes)}
 
     def run(self) -> torch.fx.GraphModule:
         for name in (*(leaf.name for leaf in self.graph.parameters), *(leaf.name for leaf in self.graph.inputs)):
@@ -58,12 +59,12 @@ class _Lowering:
             attribute = constant.name.replace(".", "_")
             self.root.register_buffer(attribute, constant_tensor(constant), persistent=False)
             self.values[Ref(constant.name)] = self.fx.get_attr(attribute)
-        for index, item in enumerate(program_items(self.graph, self.strategy)):
+        for item in program_items(self.graph, self.strategy):
             if isinstance(item, Box):
                 self.values[item.key] = self._box(item)
                 last = item
             else:
-                self._op(item, index)
+                self._op(item)
         assert last.group == OUTPUT
         self.fx.output(self.values[last.key])
         self.fx.lint()
@@ -89,7 +90,7 @@ class _Lowering:
             value = self.fx.call_function(torch.zeros_like, (value,))
         return value
 
-    def _op(self, item: Op, index: int) -> None:
+    def _op(self, item: Op) -> None:
         node = item.node
         reads = iter([self.values[read] for read in item.reads])
         args = [self._argument(arg, reads) for arg in node.args]
@@ -100,11 +101,12 @@ class _Lowering:
                 args[SIZE_ARGUMENTS[node.op]] = list(
                     local_shape(node.outputs[0].sizes, item.signature.outs[0], self.strategy.mesh)
                 )
-            if sharding_of(self.graph, node).random:
-                self.fx.call_function(ops.seed, (index, self._shard(item.signature.outs[0])))
             program = self._implemented(item, args, kwargs)
             if program is not None:
                 target, args, kwargs = program[0], list(program[1]), {}
+        if self._is_random(node):
+            shard = 0 if item.signature is None else self._shard(item.signature.outs[0])
+            target, args = ops.drawn, [target, self.position[node.name], shard, *args]
         result: Any = self.fx.call_function(target, tuple(args), kwargs)
         for at in range(len(node.outputs)):
             one = result if len(node.outputs) == 1 else self.fx.call_function(operator.getitem, (result, at))
@@ -116,6 +118,12 @@ class _Lowering:
         if isinstance(arg, tuple):
             return [self._argument(item, reads) for item in arg]
         return to_fx_arg(arg, {})
+
+    def _is_random(self, node: Node) -> bool:
+        """As the rule says, which knows the arguments; else as torch says of the op."""
+        if node.op in RULES:
+            return sharding_of(self.graph, node).random
+        return torch.Tag.nondeterministic_seeded in op_of(node.op).tags
 
     def _shard(self, layout: NdSbp) -> int:
         """A number that replicas share and other shards do not."""

@@ -6,12 +6,17 @@ printed program shows what is sent, where and when.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from autosbp.executor import _dist
 from autosbp.executor.runtime import Runtime, current
+
+_drawing = threading.Lock()
+"""One thread at a time: a device's generator belongs to the process."""
 
 
 def all_gather(x: torch.Tensor, axes: tuple[int, ...], src_dim: int, backward: str) -> torch.Tensor:
@@ -59,9 +64,32 @@ def permute_ranks(x: torch.Tensor, axes: tuple[int, int], backward: str) -> torc
     return _run(x, axes, "p2p", backward, -1, -1)
 
 
-def seed(node: int, shard: int) -> None:
-    """Before a random op: the same numbers on replicas, others on other shards and in other steps."""
-    torch.manual_seed(((current().step * 1_000_003 + node) * 1_000_003 + shard) % 2**63)
+def drawn(op: Callable[..., Any], node: int, shard: int, *args: Any, **kwargs: Any) -> Any:
+    """A random op: the same numbers on replicas, others on other shards, nodes, microbatches, steps and seeds. The
+    generator goes on as if nothing had been drawn, so that what the training loop draws stays equal on all ranks."""
+    runtime = current()
+    number = 0
+    for part in (runtime.seed, runtime.step, runtime.micro, node, shard):
+        number = (number * 1_000_003 + part) % 2**63
+    generator = _generator(runtime.device)
+    with _drawing:
+        state = generator.get_state()
+        generator.manual_seed(number)
+        try:
+            return op(*args, **kwargs)
+        finally:
+            generator.set_state(state)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """What ops on ``device`` draw from when they are given no generator."""
+    if device.type == "cpu":
+        return torch.default_generator
+    module: Any = torch.get_device_module(device)
+    generator: torch.Generator = module.default_generators[
+        module.current_device() if device.index is None else device.index
+    ]
+    return generator
 
 
 def _run(

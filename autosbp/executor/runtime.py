@@ -27,13 +27,19 @@ class Issued:
 
 @dataclass
 class Runtime:
-    """One rank. Groups are made collectively: every rank must make the same ones in the same order (``make_groups``)."""
+    """One rank. Groups are made collectively: every rank must make the same ones in the same order (``make_groups``).
+
+    ``seed``, ``step`` and ``micro`` (the microbatch within the step) tell random ops what to draw; they are the same on
+    every rank.
+    """
 
     mesh: Mesh
     rank: int
     device: torch.device
     issued: list[Issued] = field(default_factory=list)
+    seed: int = 0
     step: int = 0
+    micro: int = 0
     _groups: dict[tuple[int, ...], tuple[Any, list[int]]] = field(default_factory=dict)
 
     @property

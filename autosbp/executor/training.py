@@ -25,6 +25,7 @@ class Trainer:
         strategy: its mesh has as many devices as the process group has ranks.
         parameters: whole initial parameters by name; this rank keeps its shards.
         learning_rate: of AdamW or SGD, as the strategy says.
+        seed: of dropout; the same on every rank.
     """
 
     def __init__(
@@ -35,10 +36,11 @@ class Trainer:
         *,
         device: torch.device,
         learning_rate: float = 1e-3,
+        seed: int = 0,
     ) -> None:
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
         self.strategy = strategy
-        self.runtime = Runtime(strategy.mesh, dist.get_rank(), device)
+        self.runtime = Runtime(strategy.mesh, dist.get_rank(), device, seed=seed)
         self.charged = collectives(self.graph, strategy)
         self.runtime.make_groups([call.axes for call in self.charged])
         self.program = lower(self.graph, strategy, self.runtime.rank).to(device)
@@ -59,6 +61,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         with self.runtime.active():
             for at in range(count):
+                self.runtime.micro = at
                 inputs = [batch[leaf.name][at * size : (at + 1) * size] for leaf in self.graph.inputs]
                 loss = self.program(*self.locals.values(), *inputs)
                 (loss / count).backward()

@@ -39,5 +39,6 @@ def to_dtype(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
 
 
 def dropout(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """Random: each shard draws its own mask, replicas the same one; not linear across ranks."""
-    return Sharding(aligned(node, metas).factors(set()), random=True)
+    """``dropout(x, p, train)``. Random: each shard draws its own mask, replicas the same one; not linear across ranks."""
+    probability, train = node.args[1:3]
+    return Sharding(aligned(node, metas).factors(set()), random=bool(train and probability))

@@ -157,6 +157,6 @@ def local_program(graph: LogicalGraph, node: Node, signature: Signature, mesh: M
     reads = tuple(Ref(f"input{at}") for at, _ in enumerate(node.refs()))
     for read in reads:
         lowering.values[read] = lowering.fx.placeholder(read.name)
-    lowering._op(Op(node, reads, signature), 0)
+    lowering._op(Op(node, reads, signature))
     lowering.fx.output(tuple(lowering.values[Ref(node.name, at)] for at in range(len(node.outputs))))
     return torch.fx.GraphModule(lowering.root, lowering.fx)
