@@ -1,4 +1,8 @@
-"""Calibration: what was measured on a cluster, as data (DESIGN section 7). The package ``calibration`` measures."""
+"""Calibration: what was measured on a cluster, as data (DESIGN section 7). The package ``calibration`` measures.
+
+What later releases added to the file format is optional and is written only where it is used: older documents are read
+as they are, and keep their bytes and their ids.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,21 @@ from autosbp.errors import InputError
 from autosbp.jsonio import Fields, check_integer, digest
 
 SCHEMA = "autosbp.calibration/1"
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
+PLACEMENTS = ("contiguous", "strided")
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 _MAX = sys.float_info.max
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the samples of a point are distributed, in seconds: their median distance to the median, and ``QUANTILES``.
+
+    Some collectives have two usual times, up to 2x apart: the quantiles show it where a median does not.
+    """
+
+    mad_s: float
+    quantiles_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +41,29 @@ class Point:
     median_s: float
     iqr_s: float
     num_repeats: int
+    spread: Spread | None = None
 
-    def to_list(self) -> list[float]:
-        return [self.num_bytes, self.median_s, self.iqr_s, self.num_repeats]
+    def to_list(self) -> list[Any]:
+        plain = [self.num_bytes, self.median_s, self.iqr_s, self.num_repeats]
+        return plain if self.spread is None else [*plain, self.spread.mad_s, list(self.spread.quantiles_s)]
+
+    @staticmethod
+    def from_list(row: object, path: str) -> Point:
+        """Inverse of ``to_list``; raises ``InputError`` that names the field below ``path``."""
+        names = ("num_bytes", "median_s", "iqr_s", "num_repeats")
+        if not isinstance(row, (list, tuple)) or len(row) not in (len(names), len(names) + 2):
+            raise InputError(
+                path, row, f"[{', '.join(names)}] is expected, and mad_s, quantiles_s where they are known"
+            )
+        plain, spread = row[: len(names)], row[len(names) :]
+        fields = Fields(dict(zip(names, plain, strict=True)), path, names)
+        return Point(
+            fields.integer("num_bytes", low=1),
+            fields.positive("median_s"),
+            fields.number("iqr_s", high=_MAX),
+            fields.integer("num_repeats", low=1),
+            _spread(spread[0], spread[1], path) if spread else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +74,13 @@ class CollectiveFit:
     alpha and of the first beta; ``outliers`` are the sizes whose points the fit gave little weight.
 
     ``group_shape`` is units per cluster level, such as (2, 1): one device of each of two nodes. Points were taken with
-    all groups of that shape running at once, so beta includes the sharing of links. ``r2`` is of the plain residuals in
-    seconds; the relative errors are of ``|predicted - median| / median``. Plain least squares ("ols") may give an alpha
-    or beta below zero.
+    all groups of that shape running at once, so beta includes the sharing of links; with ``num_groups`` only so many
+    ran. Where groups of one shape can lie in two ways within the innermost level, ``placement`` tells which:
+    ``contiguous`` ones hold neighbours, ``strided`` ones every k-th device. The first fit of a kind and shape with all
+    groups is the one that plans are charged with.
+
+    ``r2`` is of the plain residuals in seconds; the relative errors are of ``|predicted - median| / median``. Plain
+    least squares ("ols") may give an alpha or beta below zero.
     """
 
     kind: str
@@ -54,6 +95,8 @@ class CollectiveFit:
     alpha_interval_s: tuple[float, float] | None = None
     beta_interval_s_per_byte: tuple[float, float] | None = None
     outliers: tuple[int, ...] = ()
+    placement: str | None = None
+    num_groups: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         document = {
@@ -71,6 +114,8 @@ class CollectiveFit:
             "alpha_interval_s": list(self.alpha_interval_s or ()),
             "beta_interval_s_per_byte": list(self.beta_interval_s_per_byte or ()),
             "outliers": list(self.outliers),
+            "placement": self.placement,
+            "num_groups": self.num_groups,
         }
         return document | {key: value for key, value in optional.items() if value}
 
@@ -134,10 +179,11 @@ class Calibration:
             _flag(fields.raw("complete", True)),
             tuple(_note(note, index) for index, note in enumerate(fields.sequence("notes", ()))),
         )
-        keys = [(fit.kind, fit.group_shape) for fit in calibration.collectives]
+        keys = [(fit.kind, fit.group_shape, fit.placement, fit.num_groups) for fit in calibration.collectives]
         for index, key in enumerate(keys):
             if key in keys[:index]:
-                raise InputError(f"collectives[{index}]", key, "one fit per kind and group shape is expected")
+                limit = "one fit per kind, group shape, placement and number of groups is expected"
+                raise InputError(f"collectives[{index}]", key, limit)
         given = fields.raw("calibration_id", None)
         if given is not None and given != calibration.calibration_id:
             raise InputError("calibration_id", given, f"{calibration.calibration_id} is the id of these contents")
@@ -163,17 +209,17 @@ def _op_time(times: object, path: str) -> OpTime:
     return OpTime(fields.number("forward_s", high=_MAX), fields.number("backward_s", high=_MAX))
 
 
-def _point(row: object, path: str) -> Point:
-    names = ("num_bytes", "median_s", "iqr_s", "num_repeats")
-    if not isinstance(row, (list, tuple)) or len(row) != len(names):
-        raise InputError(path, row, f"[{', '.join(names)}] is expected")
-    fields = Fields(dict(zip(names, row, strict=True)), path, names)
-    return Point(
-        fields.integer("num_bytes", low=1),
-        fields.positive("median_s"),
-        fields.number("iqr_s", high=_MAX),
-        fields.integer("num_repeats", low=1),
-    )
+def _spread(mad_s: object, quantiles_s: object, path: str) -> Spread:
+    fields = Fields({"mad_s": mad_s, "quantiles_s": quantiles_s}, path, ("mad_s", "quantiles_s"))
+    row = fields.sequence("quantiles_s")
+    names = [f"{quantile:g}" for quantile in QUANTILES]
+    if len(row) != len(names):
+        raise InputError(fields.at("quantiles_s"), row, f"the quantiles {', '.join(names)} are expected")
+    entry = Fields(dict(zip(names, row, strict=True)), fields.at("quantiles_s"), names)
+    values = tuple(entry.number(name, high=_MAX) for name in names)
+    if values != tuple(sorted(values)):
+        raise InputError(fields.at("quantiles_s"), row, "times in ascending order are expected")
+    return Spread(fields.number("mad_s", high=_MAX), values)
 
 
 def _fit(entry: object, path: str, limits: tuple[int, ...]) -> CollectiveFit:
@@ -186,7 +232,9 @@ def _fit(entry: object, path: str, limits: tuple[int, ...]) -> CollectiveFit:
     shape = tuple(
         check_integer(f"{path}.group_shape[{index}]", count, 1, limits[index]) for index, count in enumerate(counts)
     )
-    points = tuple(_point(row, f"{path}.points[{index}]") for index, row in enumerate(fields.sequence("points")))
+    points = tuple(
+        Point.from_list(row, f"{path}.points[{index}]") for index, row in enumerate(fields.sequence("points"))
+    )
     return CollectiveFit(
         fields.text("kind", choices=KINDS),
         shape,
@@ -200,6 +248,8 @@ def _fit(entry: object, path: str, limits: tuple[int, ...]) -> CollectiveFit:
         _interval(fields, "alpha_interval_s"),
         _interval(fields, "beta_interval_s_per_byte"),
         tuple(check_integer(fields.at("outliers"), size, 1, 2**53) for size in fields.sequence("outliers", ())),
+        fields.text("placement", choices=PLACEMENTS) if fields.has("placement") else None,
+        fields.integer("num_groups", low=1) if fields.has("num_groups") else None,
     )
 
 

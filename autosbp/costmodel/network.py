@@ -1,10 +1,12 @@
 """Time of one collective from alpha and beta, per group shape (DESIGN section 7; AutoDDL section 3.1).
 
 ``bytes`` is the full (gathered, reduced or exchanged) message on one device: the input of reduce-scatter and
-all-reduce, the output of all-gather, the buffer of all-to-all, the message of P2P.
+all-reduce, the output of all-gather, the buffer of all-to-all, the message of broadcast and P2P. Broadcast is counted
+as a pipelined ring, as nccl-tests does.
 
     all_reduce                                    2 (p-1) alpha + 2 (p-1)/p bytes beta
     all_gather, reduce_scatter, all_to_all          (p-1) alpha +   (p-1)/p bytes beta
+    broadcast                                       (p-1) alpha +           bytes beta
     p2p                                                   alpha +           bytes beta
 """
 
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import KINDS as KINDS
-from autosbp.costmodel.calibration import Calibration
+from autosbp.costmodel.calibration import Calibration, CollectiveFit
 
 Floats = NDArray[np.float64]
 
@@ -32,7 +34,7 @@ def alpha_count(kind: str, num_ranks: int) -> float:
 
 def beta_factor(kind: str, num_ranks: int) -> float:
     """Bytes that one device sends, per byte of the message."""
-    if kind == "p2p":
+    if kind in ("p2p", "broadcast"):
         return 1.0
     return (num_ranks - 1) / num_ranks * (2 if kind == "all_reduce" else 1)
 
@@ -74,15 +76,17 @@ class NetworkModel:
 
         all_gather, reduce_scatter    (p-1)/p bytes      one stream of a ring through the nodes
         all_reduce                  2 (p-1)/p bytes
+        broadcast                             bytes
         all_to_all                  m (n-1)/n bytes      each of m ranks sends to the p-m ranks of other nodes
         p2p                       max(m-1, 1) bytes      a permutation leaves one of m > 1 ranks in its node
     """
 
     def __init__(self, cluster: Cluster, calibration: Calibration | None = None) -> None:
         self.cluster = cluster
-        self._fits = (
-            {} if calibration is None else {(fit.kind, fit.group_shape): fit for fit in calibration.collectives}
-        )
+        self._fits: dict[tuple[str, tuple[int, ...]], CollectiveFit] = {}
+        for fit in () if calibration is None else calibration.collectives:
+            if fit.num_groups is None:
+                self._fits.setdefault((fit.kind, fit.group_shape), fit)
 
     def alpha_beta(self, kind: str, group_shape: tuple[int, ...]) -> AlphaBeta:
         fit = self._fits.get((kind, group_shape))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autosbp.cluster import load_cluster
-from autosbp.costmodel.calibration import Calibration, CollectiveFit, OpTime, Point
+from autosbp.costmodel.calibration import Calibration, CollectiveFit, OpTime, Point, Spread
 from autosbp.errors import InputError
 from autosbp.jsonio import canonical, loads
 
@@ -55,6 +57,28 @@ def test_knots_intervals_and_outliers_round_trip_and_old_documents_keep_their_id
     assert {key: again[key] for key in new} == new
 
 
+def test_spreads_placements_and_numbers_of_groups_round_trip() -> None:
+    plain = example()
+    spread = Spread(1e-5, (1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3, 4e-3))
+    first = plain.collectives[0]
+    measured = replace(first, kind="broadcast", points=(replace(first.points[0], spread=spread),))
+    variants = (
+        replace(measured, placement="contiguous"),
+        replace(measured, placement="strided"),
+        replace(measured, num_groups=1),
+    )
+    calibration = replace(plain, collectives=variants)
+    assert Calibration.from_dict(loads(canonical(calibration.to_dict()))) == calibration
+    assert len({calibration.calibration_id, plain.calibration_id}) == 2
+
+
+def test_a_document_of_the_first_release_keeps_its_bytes_and_its_id() -> None:
+    document = json.loads((Path(__file__).parent / "data" / "calibration-1.json").read_text())
+    calibration = Calibration.from_dict(document)
+    assert calibration == example()
+    assert {**calibration.to_dict(), "calibration_id": calibration.calibration_id} == document
+
+
 BAD: list[tuple[list[Any], Any, str]] = [
     (["schema"], "autosbp.calibration/2", "schema"),
     (["backend"], "mpi", "backend"),
@@ -62,7 +86,9 @@ BAD: list[tuple[list[Any], Any, str]] = [
     (["notes", 0], 3, "notes[0]"),
     (["extra"], 1, "extra"),
     (["cluster", "levels", 0, "count"], 0, "levels[0].count"),
-    (["collectives", 0, "kind"], "broadcast", "collectives[0].kind"),
+    (["collectives", 0, "kind"], "barrier", "collectives[0].kind"),
+    (["collectives", 0, "placement"], "diagonal", "collectives[0].placement"),
+    (["collectives", 0, "num_groups"], 0, "collectives[0].num_groups"),
     (["collectives", 0, "group_shape"], [2], "collectives[0].group_shape"),
     (["collectives", 0, "group_shape"], [4, 1], "collectives[0].group_shape[0]"),
     (["collectives", 0, "alpha_s"], float("inf"), "collectives[0].alpha_s"),
@@ -77,6 +103,10 @@ BAD: list[tuple[list[Any], Any, str]] = [
     (["collectives", 0, "points", 0, 0], 1024.5, "collectives[0].points[0].num_bytes"),
     (["collectives", 0, "points", 0, 1], 0.0, "collectives[0].points[0].median_s"),
     (["collectives", 1, "points", 0, 3], 0, "collectives[1].points[0].num_repeats"),
+    (["collectives", 1, "points", 0], [1, 1.0, 1.0, 1, -1.0, [0.0] * 7], "collectives[1].points[0].mad_s"),
+    (["collectives", 1, "points", 0], [1, 1.0, 1.0, 1, 0.0, [0.0] * 6], "collectives[1].points[0].quantiles_s"),
+    (["collectives", 1, "points", 0], [1, 1.0, 1.0, 1, 0.0, [2.0] + [1.0] * 6], "collectives[1].points[0].quantiles_s"),
+    (["collectives", 1, "points", 0], [1, 1.0, 1.0, 1, 0.0, [-1.0] * 7], "collectives[1].points[0].quantiles_s.0"),
     (["ops", "op"], [1.0], "ops[op]"),
     (["ops", "op"], [1.0, float("inf")], "ops[op].backward_s"),
     (["ops", "op"], {"forward_s": 1}, "ops[op]"),

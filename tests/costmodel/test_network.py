@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autosbp.cluster import load_cluster
@@ -19,6 +21,7 @@ DAINT = load_cluster("piz-daint:8")  # 10 us and 8.5 GB/s
         ("all_gather", 7, 0.875),
         ("reduce_scatter", 7, 0.875),
         ("all_to_all", 7, 0.875),
+        ("broadcast", 7, 1.0),
         ("p2p", 1, 1.0),
     ],
 )
@@ -92,3 +95,11 @@ def test_a_measured_fit_goes_before_the_levels_and_only_for_its_kind_and_shape()
 
 def test_a_negative_fitted_alpha_never_gives_a_negative_time() -> None:
     assert NetworkModel(DGX, calibration(-1e-4)).time_s("all_reduce", 1.0, (2, 1)) == 0.0
+
+
+def test_plans_are_charged_with_the_first_fit_of_all_groups() -> None:
+    first = calibration(1e-4).collectives[0]
+    alone = replace(first, num_groups=1, beta_s_per_byte=5e-10)
+    strided, contiguous = replace(first, placement="strided"), replace(first, placement="contiguous", alpha_s=5e-4)
+    document = replace(calibration(1e-4), collectives=(alone, strided, contiguous))
+    assert NetworkModel(DGX, document).time_s("all_reduce", 1e6, (2, 1)) == pytest.approx(2e-4 + 1e-3)
