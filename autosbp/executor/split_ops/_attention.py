@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from autosbp.executor.runtime import Runtime, current
-from autosbp.executor.split_ops._attention_blocks import Block, block_backward, block_forward, has_fused, plan_blocks
+from autosbp.executor.split_ops._attention_blocks import Block, plan_blocks
+from autosbp.executor.split_ops._attention_kernels import choose_kernel
 from autosbp.executor.split_ops._base import SplitCall
 from autosbp.executor.split_ops._collectives import add_parts, gather_parts, statistics_dtype
 
@@ -50,11 +51,9 @@ class _Attention(torch.autograd.Function):
         axes: tuple[int, ...],
         runtime: Runtime,
     ) -> torch.Tensor:
-        fused = has_fused(query, key, value, mask, mask_gradient=ctx.needs_input_grad[3])
-        blocks = plan_blocks(query, key, ahead, fused=fused)
-        parts = [
-            block_forward(*_cut(block, query, key, value, mask), block.triangle, scale, fused=fused) for block in blocks
-        ]
+        kernel = choose_kernel(query, key, value, mask, mask_gradient=ctx.needs_input_grad[3])
+        blocks = plan_blocks(query, key, ahead, fused=kernel.fused)
+        parts = [kernel.forward(*_cut(block, query, key, value, mask), block.triangle, scale) for block in blocks]
         total = query.new_full(query.shape[:-1], -torch.inf, dtype=statistics_dtype(query))
         for block, (_, own) in zip(blocks, parts, strict=True):
             rows = total.narrow(-1, *block.query)
@@ -69,7 +68,7 @@ class _Attention(torch.autograd.Function):
         ]
         out = _placed(weighted, (*query.shape[:-1], value.shape[-1]), total).to(query.dtype)
         ctx.save_for_backward(query, key, value, mask, out, total)
-        ctx.blocks, ctx.scale, ctx.fused, ctx.axes, ctx.runtime = blocks, scale, fused, axes, runtime
+        ctx.blocks, ctx.scale, ctx.kernel, ctx.axes, ctx.runtime = blocks, scale, kernel, axes, runtime
         return out
 
     @staticmethod
@@ -82,14 +81,13 @@ class _Attention(torch.autograd.Function):
         grad_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
         found = []
         for block in ctx.blocks:
-            *parts, scores = block_backward(
+            *parts, scores = ctx.kernel.backward(
                 grad.narrow(-2, *block.query),
                 product.narrow(-1, *block.query),
                 total.narrow(-1, *block.query),
                 *_cut(block, query, key, value, mask),
                 block.triangle,
                 ctx.scale,
-                fused=ctx.fused,
             )
             found.append(parts)
             if grad_mask is not None:

@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from autosbp.executor.runtime import Runtime
 from autosbp.executor.split_ops import _attention_blocks as blocks
 from autosbp.executor.split_ops._attention import attention_split
+from autosbp.executor.split_ops._attention_kernels import FLASH_CUDA
 from autosbp.plan import Signature
 from autosbp.sbp.choices import axis_choices
 from autosbp.sbp.placement import S
@@ -20,6 +21,7 @@ from autosbp.testing.virtual import VirtualRanks, plain_mesh
 from autosbp.testing.virtual_cases import Case, of, op_case, x
 from autosbp.testing.virtual_ops import check_layouts
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 OP = "aten.scaled_dot_product_attention.default"
 
 
@@ -76,10 +78,11 @@ def test_queries_that_a_mask_hides_from_some_or_all_ranks(kind: str, width: int)
         assert bool((out[:, :, 0] == 0).all())
 
 
-def test_half_precision_is_as_near_to_the_truth_as_torch_is() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_half_precision_is_as_near_to_the_truth_as_torch_is(device: str) -> None:
     generator = torch.Generator().manual_seed(2)
     exact = [torch.randn(1, 2, 64, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
-    halves = [each.bfloat16() for each in exact]
+    halves = [each.to(device, torch.bfloat16) for each in exact]
     wanted, wanted_grads = whole(*[each.double() for each in halves], None)
     results = [over_split_keys(*halves, None, 4), whole(*halves, None)]
     errors = [
@@ -87,6 +90,14 @@ def test_half_precision_is_as_near_to_the_truth_as_torch_is() -> None:
         for out, grads in results
     ]
     assert all(split <= 2.5 * torch_own for split, torch_own in zip(*errors, strict=True)), errors
+
+
+def test_the_kernel_of_gpus_takes_grouped_heads_and_the_log_sum_exp_of_others() -> None:
+    query, key = (torch.empty(2, heads, 64, 32, dtype=torch.bfloat16, device="meta") for heads in (8, 2))
+    out, total = FLASH_CUDA.forward(query, key, key, None, True, 0.3)
+    assert (out.shape, total.shape) == (query.shape, query.shape[:-1])
+    *grads, _ = FLASH_CUDA.backward(out, total, total, query, key, key, None, True, 0.3)
+    assert [each.shape for each in grads] == [query.shape, key.shape, key.shape]
 
 
 def test_it_keeps_no_scores_for_the_backward_pass() -> None:
