@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import torch
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind
 
 from autosbp.errors import UnsupportedError
 from autosbp.graph.ir import Arg, Constant, DType, Input, LogicalGraph, Node, Parameter, Ref, Sym, TensorMeta
@@ -15,6 +15,10 @@ from autosbp.graph.materialise import make_constant
 
 BATCH = "batch"
 _EXAMPLE_BATCH = 4
+_BATCH_NORMS = (
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+)
 
 
 class Importer:
@@ -25,13 +29,18 @@ class Importer:
         self.values: dict[Any, Arg] = {}
         self.nodes: list[Node] = []
         self.counts: dict[str, int] = {}
+        self.here: Any = None
 
     def run(self, name: str, provenance: dict[str, str]) -> LogicalGraph:
         parameters, inputs, constants = self._leaves()
         outputs = self._body(self.program.graph)
-        loss = outputs[0] if isinstance(outputs, tuple) else outputs
+        loss = self._loss(outputs)
         if not isinstance(loss, Ref):
             raise UnsupportedError(f"{name}: the module's first output must be the loss tensor, not {loss!r}")
+        changed = [spec.target for spec in self.program.graph_signature.output_specs if "MUTATION" in spec.kind.name]
+        if changed:
+            shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+            provenance["not_updated"] = f"the forward pass also changes {shown}; training here leaves them as they are"
         return LogicalGraph(
             name, {BATCH: _EXAMPLE_BATCH}, parameters, inputs, constants, tuple(self.nodes), loss, provenance
         )
@@ -64,9 +73,17 @@ class Importer:
             else:
                 raise UnsupportedError(f"input {spec.arg.name} of kind {spec.kind} cannot be captured")
         for spec in self.program.graph_signature.output_specs:
-            if "MUTATION" in spec.kind.name:
-                raise UnsupportedError(f"{spec.target} is changed in place during the forward pass; make it functional")
+            if spec.kind == OutputKind.USER_INPUT_MUTATION:
+                raise UnsupportedError(f"the input {spec.target} is changed in place; work on a copy of it")
         return tuple(parameters.values()), tuple(inputs), tuple(constants)
+
+    def _loss(self, outputs: Arg) -> Arg:
+        """The module's first own output: what comes before it are buffers' new values."""
+        specs = self.program.graph_signature.output_specs
+        own = [at for at, spec in enumerate(specs) if spec.kind == OutputKind.USER_OUTPUT]
+        if not isinstance(outputs, tuple):
+            return outputs
+        return outputs[own[0]] if own and own[0] < len(outputs) else None
 
     def _constant(self, target: str) -> torch.Tensor:
         try:
@@ -82,23 +99,29 @@ class Importer:
             if fx_node.op == "output":
                 return self._arg(fx_node.args[0])
             if fx_node.op == "call_function":
+                self.here = fx_node
                 self.values[fx_node] = self._call(fx_node)
         raise AssertionError("an exported graph ends in its output")
 
     def _call(self, fx_node: Any) -> Arg:
         target = fx_node.target
         value = fx_node.meta.get("val")
-        if isinstance(value, (int, torch.SymInt)):
-            return value if isinstance(value, int) else Sym(_expression(value))
+        if isinstance(value, (int, float)):
+            return value
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return Sym(self._expression(value))
         if target is operator.getitem:
             source = self._arg(fx_node.args[0])
             return source[fx_node.args[1]] if isinstance(source, tuple) else Ref(source.name, fx_node.args[1])
+        if target in _BATCH_NORMS:
+            return self._batch_norm(fx_node)
         if getattr(target, "__name__", "") == "wrap_with_set_grad_enabled":
             return self._inline(fx_node)
         if not isinstance(target, torch._ops.OpOverload):
-            raise UnsupportedError(f"{target} cannot be captured{_where(fx_node)}; rewrite it with ATen ops")
-        if target.namespace != "aten":
-            raise UnsupportedError(f"custom op {target} has no sharding rule{_where(fx_node)}")
+            raise UnsupportedError(
+                f"{getattr(target, '__name__', target)} cannot be captured{_where(fx_node)}; control flow has no place in "
+                "a graph: write both branches and choose with torch.where"
+            )
         if value is None:  # assertions about shapes and metadata
             return None
         if target._schema.is_mutable and target is not torch.ops.aten.detach_.default:
@@ -107,10 +130,23 @@ class Importer:
         args, kwargs = self._normalised(fx_node)
         short = target._schema.name.split("::")[1]
         self.counts[short] = self.counts.get(short, -1) + 1
-        op = f"aten.{short}.{target._overloadname}"
+        op = f"{target.namespace}.{short}.{target._overloadname or 'default'}"
         node = Node(f"{short}_{self.counts[short]}", op, args, kwargs, tuple(self._meta(item) for item in outputs))
         self.nodes.append(node)
         return Ref(node.name)
+
+    def _batch_norm(self, fx_node: Any) -> Arg:
+        """Batch norm with the batch's statistics, as one op that neither reads nor writes running ones."""
+        source, weight, bias = (self._arg(arg) for arg in fx_node.args[:3])
+        training, momentum, eps = fx_node.args[5:8]
+        if not training:
+            raise UnsupportedError(f"batch norm without training statistics cannot be captured{_where(fx_node)}")
+        short = "batch_norm"
+        self.counts[short] = self.counts.get(short, -1) + 1
+        args = (source, weight, bias, None, None, True, momentum, eps, False)
+        name, out = f"{short}_{self.counts[short]}", self._meta(fx_node.meta["val"][0])
+        self.nodes.append(Node(name, "aten.batch_norm.default", args, {}, (out,)))
+        return (Ref(name), None, None, None, None)
 
     def _inline(self, fx_node: Any) -> Arg:
         """A no-grad region is inlined: nothing in it may depend on a parameter, so its gradient is empty anyway."""
@@ -146,8 +182,8 @@ class Importer:
             return self.values[arg]
         if isinstance(arg, (list, tuple)):
             return tuple(self._arg(item) for item in arg)
-        if isinstance(arg, torch.SymInt):
-            return Sym(_expression(arg))
+        if isinstance(arg, (torch.SymInt, torch.SymFloat)):
+            return Sym(self._expression(arg))
         if isinstance(arg, torch.dtype):
             return DType(str(arg).removeprefix("torch."))
         if arg is None or isinstance(arg, (bool, int, float, str)):
@@ -159,16 +195,23 @@ class Importer:
     def _meta(self, value: Any) -> TensorMeta:
         if not isinstance(value, torch.Tensor):
             raise UnsupportedError(f"an op returns {type(value).__name__}; only tensors can be captured")
-        shape = tuple(dim if isinstance(dim, int) else _expression(dim) for dim in value.shape)
+        shape = tuple(dim if isinstance(dim, int) else self._expression(dim) for dim in value.shape)
         return TensorMeta(shape, str(value.dtype).removeprefix("torch."))
 
-
-def _expression(value: torch.SymInt) -> str:
-    """The symbolic size in terms of ``batch``; anything but sums of products is refused."""
-    text = re.sub(r"\bs\d+\b", BATCH, str(value.node.expr)).replace(" ", "")
-    if not re.fullmatch(r"[\dbatch*+]+", text):
-        raise UnsupportedError(f"the size {text} depends on the batch in a way that cannot be planned")
-    return text
+    def _expression(self, value: torch.SymInt | torch.SymFloat) -> str:
+        """The symbolic size in terms of ``batch``; anything but sums of products is refused."""
+        text = re.sub(r"\bs\d+\b", BATCH, str(value.node.expr)).replace(" ", "")
+        text = re.sub(r"ToFloat\(([^()]*)\)|\b1\.0\*", r"\1", text)
+        what = "" if self.here is None else f" of {self.here.target}{_where(self.here)}"
+        if re.search(r"\b(zu|u)\d+\b", text):
+            raise UnsupportedError(
+                f"a size{what} depends on values; use a dense form, such as masks, one-hot or top-k of fixed k"
+            )
+        if not re.fullmatch(r"[\dbatch*+]+", text):
+            raise UnsupportedError(
+                f"the size {text}{what} depends on the batch in a way that cannot be planned; keep the batch a dim of its own"
+            )
+        return text
 
 
 def _where(fx_node: Any) -> str:

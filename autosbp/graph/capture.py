@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from autosbp.errors import UnsupportedError
 from autosbp.graph._importer import BATCH, Importer
+from autosbp.graph._refusals import explain_failure
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.passes import canonicalise
 
@@ -73,7 +74,7 @@ def capture(
         provenance: free text kept in the document, such as the config's origin.
 
     Raises:
-        UnsupportedError: for data-dependent shapes, mutation, control flow or ops that cannot be imported.
+        UnsupportedError: for data-dependent shapes, control flow, changed inputs or ops that cannot be imported.
     """
     fakes = _Fakes()
     inputs = {key: fakes.tensor(tensor) for key, tensor in example_inputs.items()}
@@ -84,12 +85,22 @@ def capture(
             program = export(
                 fakes.module(module), (), inputs, dynamic_shapes={key: {0: batch} for key in inputs}, strict=False
             )
-    except Exception as error:
-        raise UnsupportedError(
-            f"torch.export cannot capture {name}: {type(error).__name__}: {str(error)[:2000]}"
-        ) from error
+            if _mutates(program.graph):
+                program = program.run_decompositions({})  # decomposes nothing, but makes every op functional
+    except Exception as error:  # export fails with errors of many types
+        raise UnsupportedError(explain_failure(name, error)) from error
     graph = Importer(module, program, dict(input_high or {})).run(name, dict(provenance or {}))
     return canonicalise(graph)
+
+
+def _mutates(graph: torch.fx.Graph) -> bool:
+    """Whether an op changes a tensor in place; batch norm changes its running statistics."""
+    return any(
+        isinstance(node.target, torch._ops.OpOverload)
+        and (node.target._schema.is_mutable or node.target is torch.ops.aten.batch_norm.default)
+        for node in graph.nodes
+        if node.op == "call_function" and node.target is not torch.ops.aten.detach_.default
+    )
 
 
 class _Fakes:

@@ -11,6 +11,7 @@ import torch
 from autosbp.errors import GraphError
 from autosbp.graph.constants import decode_bytes, encode_bytes
 from autosbp.graph.ir import Arg, Constant, DType, LogicalGraph, Parameter, Ref, Sym, TensorMeta
+from autosbp.graph.own_ops import OWN_OPS
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -19,15 +20,32 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
+_TORCH_INTERNAL = frozenset(
+    ("prim", "prims", "c10d", "_c10d_functional", "c10d_functional", "_dtensor", "symm_mem", "inductor", "profiler",
+     "debugprims", "rngprims", "higher_order", "quantized", "_quantized", "mkldnn", "mkldnn_prepacked", "mkl", "xnnpack",
+     "prepacked", "streams")
+)  # fmt: skip
+_TOUCHES_FILES = frozenset(("from_file",))
+
+
 def op_of(name: str) -> Any:
-    """The torch op of ``aten.NAME.OVERLOAD``; other namespaces are a ``GraphError``."""
+    """The torch op of ``NAMESPACE.NAME.OVERLOAD``: a functional one of ATen, our own, or of a library of custom ops
+    that the caller has imported. Anything else is a ``GraphError``: a document must not reach files or process groups."""
     parts = name.split(".")
-    if len(parts) != 3 or parts[0] != "aten":
-        raise GraphError("op", name, "aten.NAME.OVERLOAD is expected")
+    if len(parts) != 3 or not all(part.isidentifier() for part in parts) or parts[0] in _TORCH_INTERNAL:
+        raise GraphError("op", name, "NAMESPACE.NAME.OVERLOAD is expected, of aten or of a library of custom ops")
+    if parts[0] == "autosbp" and parts[1] in OWN_OPS:
+        return OWN_OPS[parts[1]]
     try:
-        return getattr(getattr(torch.ops.aten, parts[1]), parts[2])
+        op = getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
     except AttributeError:
-        raise GraphError("op", name, f"an op of torch {torch.__version__} is expected") from None
+        where = (
+            f"torch {torch.__version__}" if parts[0] == "aten" else f"the library of {parts[0]}, once it is imported"
+        )
+        raise GraphError("op", name, f"an op of {where} is expected") from None
+    if op._schema.is_mutable or parts[1] in _TOUCHES_FILES:
+        raise GraphError("op", name, "an op that changes nothing and reads only its arguments is expected")
+    return op
 
 
 def constant_tensor(constant: Constant) -> torch.Tensor:
@@ -38,7 +56,8 @@ def constant_tensor(constant: Constant) -> torch.Tensor:
 
 def make_constant(name: str, tensor: torch.Tensor) -> Constant:
     """A constant of the IR with the tensor's values."""
-    array = tensor.detach().cpu().contiguous()
+    # A size-1 dim may have any stride and count as contiguous; a view as bytes needs it to be 1.
+    array = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     data = array.view(torch.uint8) if array.dim() else array.reshape(1).view(torch.uint8)
     meta = TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
     return Constant(name, meta, encode_bytes(data.numpy().tobytes()))

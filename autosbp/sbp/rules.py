@@ -3,6 +3,7 @@ private file per family (``_norms``, ``_shapes``, ...)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping
 
 from autosbp.errors import GraphError
@@ -128,6 +129,7 @@ RULES: Mapping[str, Rule] = {
 KEYWORDS = frozenset(("alpha", "approximate", "beta", "dtype", "enable_gqa", "scale"))
 """Keyword arguments that no rule needs to know. Rules read all others by position, where capture puts them."""
 
+_OP = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*")
 _TENSOR = object()
 _WHOLE = Sharding(())
 _MAX_KNOWN = 16_384
@@ -185,6 +187,8 @@ def check_graph(graph: LogicalGraph) -> None:
 
 def _check_nodes(bound: LogicalGraph) -> None:
     for node in bound.nodes:
+        if not _OP.fullmatch(node.op):
+            raise GraphError(f"{node.name}.op", node.op, "NAMESPACE.NAME.OVERLOAD is expected")
         sharding = sharding_of(bound, node)
         if any(len(factor.outs) != len(node.outputs) for factor in sharding.factors):
             expected = len(sharding.factors[0].outs)

@@ -60,7 +60,13 @@ def assert_same(graph: LogicalGraph, module: torch.nn.Module, batch: Mapping[str
     loss, grads = run_graph(graph, named, batch)
     torch.manual_seed(7)
     returned = module(**batch)
-    expected = returned[0] if isinstance(returned, tuple) else returned.loss
+    expected = (
+        returned
+        if isinstance(returned, torch.Tensor)
+        else returned[0]
+        if isinstance(returned, tuple)
+        else returned.loss
+    )
     module.zero_grad()
     expected.backward()
     assert torch.isfinite(expected)

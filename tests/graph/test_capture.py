@@ -179,7 +179,9 @@ class Unplannable(nn.Module):
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
         logits = self.head(x)
         if self.kind == "mutation":
-            logits = self.norm(logits)
+            x.add_(1)
+        elif self.kind == "control":
+            logits = torch.cond(logits.sum() > 0, torch.sin, torch.cos, (logits,))
         elif self.kind == "data":
             logits = logits[labels > 3]
             labels = labels[labels > 3]
@@ -190,7 +192,41 @@ class Unplannable(nn.Module):
         return functional.cross_entropy(logits, labels)
 
 
-@pytest.mark.parametrize("kind", ["mutation", "data", "weights", "output"])
-def test_what_cannot_be_planned_is_refused(kind: str) -> None:
-    with pytest.raises(UnsupportedError):
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("mutation", "input x is changed in place"),
+        ("control", "torch.where"),
+        ("data", r"test_capture.py.*dense form"),
+        ("weights", "nll_loss_forward.*test_capture.py, line"),
+        ("output", "loss tensor"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_what_to_do(kind: str, says: str) -> None:
+    with pytest.raises(UnsupportedError, match=says):
         captured(lambda: Unplannable(kind), **images(3, 6))
+
+
+class InPlace(torch.nn.Module):
+    """Batch norm, whose running statistics change, and values changed in place through views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.head = torch.nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(x)
+        hidden += 1.0
+        hidden[:, 1:3] *= 2.0
+        hidden[:, 0] = 3.0
+        return functional.cross_entropy(self.head(hidden), labels)
+
+
+def test_ops_in_place_become_functional_and_running_statistics_are_left_alone() -> None:
+    inputs = images(6, 6, classes=4)
+    graph = captured(InPlace, **inputs)
+    assert "norm.running_mean" in graph.provenance["not_updated"]
+    module = InPlace().double().train()
+    weights(module)
+    assert_same(graph, module, inputs)

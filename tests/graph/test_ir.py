@@ -74,7 +74,13 @@ def test_casting_changes_every_float_tensor_and_cast() -> None:
     ) == 2.0  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["os.system", "prims.add.default", "aten.nothing.default", "aten.add.nothing"])
-def test_only_ops_of_torch_are_run(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os.system", "os.system.default", "prims.add.default", "aten.nothing.default", "aten.add.nothing",
+        "aten.add_.Tensor", "aten.from_file.default", "_c10d_functional.all_reduce.default", "autosbp.other.default",
+    ],
+)  # fmt: skip
+def test_only_functional_ops_of_torch_and_of_loaded_libraries_are_run(name: str) -> None:
     with pytest.raises(GraphError, match="op"):
         op_of(name)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.passes._cleanup import drop_dead, drop_no_ops, rename
 from autosbp.graph.passes._constants import fold_constants, share_constants
+from autosbp.graph.passes._creation import plain_creation
 from autosbp.graph.passes._fuse import fuse_gelu
 from autosbp.graph.passes._linear import unfuse_split_linears, view_addmm_to_linear
 from autosbp.graph.passes._losses import explicit_cross_entropy, explicit_means
@@ -14,6 +15,7 @@ from autosbp.graph.passes._views import canonical_views
 
 PASSES: tuple[Callable[[LogicalGraph], LogicalGraph], ...] = (
     drop_dead,
+    plain_creation,
     canonical_views,
     drop_no_ops,
     share_constants,

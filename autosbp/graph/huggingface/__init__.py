@@ -1,0 +1,69 @@
+"""Hugging Face models from a config file: the class is transformers' own, never remote code; no weights are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from autosbp.errors import InputError, UnsupportedError
+from autosbp.graph.ir import FLOATS, LogicalGraph
+
+
+def capture_hf_config(
+    config: Mapping[str, Any], seq_len: int | None = None, name: str | None = None, image_size: int | None = None
+) -> LogicalGraph:
+    """Capture the training loss of the model that ``config`` describes.
+
+    Args:
+        config: the content of a ``config.json``. ``architectures`` names the class, or else the usual one for its
+            ``model_type`` is taken; ``dtype`` (or ``torch_dtype``) gives the dtype.
+        seq_len: tokens per sequence; by default the config's maximum, at most ``DEFAULT_SEQ_LEN``.
+        name: the graph's name; by default the model type.
+        image_size: pixels per side of images; by default the config's.
+
+    Raises:
+        InputError: for an unknown model type, a class without a training loss, or a size beyond the config's limits.
+        UnsupportedError: when transformers is not installed, or the model cannot be captured.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise UnsupportedError("capturing a Hugging Face model needs the extra: pip install 'autosbp[hf]'") from error
+    from autosbp.graph.capture import build_on_meta, capture
+    from autosbp.graph.huggingface._classes import training_class
+    from autosbp.graph.huggingface._config import read_config
+    from autosbp.graph.huggingface._experts import use_expert_op
+    from autosbp.graph.huggingface._inputs import Sizes, example_inputs
+
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    hf_config = read_config(config)
+    dtype = getattr(torch, _dtype(config))
+    chosen = training_class(hf_config, config)
+    try:
+        module = build_on_meta(lambda: chosen.cls._from_config(hf_config, dtype=dtype), dtype)
+    except Exception as error:  # modules check their sizes with errors of many types
+        raise refused(hf_config.model_type, error) from error
+    inputs = example_inputs(module, hf_config, chosen, Sizes(seq_len, image_size), dtype)
+    use_expert_op(module)
+    return capture(
+        module,
+        inputs.tensors,
+        name=name or hf_config.model_type,
+        input_high=inputs.highs,
+        provenance={"source": f"transformers {transformers.__version__} {type(module).__name__}", **inputs.sizes},
+    )
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in FLOATS:
+        raise InputError("config.dtype", name, f"one of {', '.join(sorted(FLOATS))} is expected")
+    return name
+
+
+def refused(model_type: str, error: Exception) -> InputError:
+    reason = f"{type(error).__name__}: {error}"
+    return InputError("config", model_type, f"a config that transformers accepts is expected ({reason[:400]})")

@@ -1,0 +1,56 @@
+"""Mixtures of experts: transformers' expert layers are captured as one op (``autosbp.graph.own_ops.experts``).
+
+Its own forms sort tokens of the whole batch, gather a weight per token, or branch on the data; none of these can be
+split by tokens. Layers with biases, other gates or interleaved weights keep transformers' grouped form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autosbp.graph.own_ops import experts_op
+
+_NAME = "autosbp"
+_ACTIVATIONS = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+}
+
+
+def use_expert_op(module: torch.nn.Module) -> None:
+    """Make every expert layer of ``module`` that the op can express run as the op."""
+    try:
+        from transformers.integrations import moe
+    except ImportError:  # releases before experts were one interface
+        return
+    moe.ALL_EXPERTS_FUNCTIONS[_NAME] = _forward
+    part: Any
+    for part in module.modules():
+        if hasattr(part, "has_gate") and hasattr(part, "gate_up_proj") and hasattr(part, "config"):
+            part.config._experts_implementation_internal = _NAME
+
+
+def _forward(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    from transformers.integrations import moe
+
+    activation = _ACTIVATIONS.get(type(self.act_fn).__name__)
+    plain = self.has_gate and self.is_concatenated and not self.has_bias and not self.has_post_expert_norm
+    if not plain or activation is None or type(self)._apply_gate is not moe._default_apply_gate:
+        grouped: torch.Tensor = moe.grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
+        return grouped
+    gate_up, down = self.gate_up_proj, self.down_proj
+    if self.is_transposed:
+        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+    gate, up = gate_up.chunk(2, dim=1)
+    out: torch.Tensor = experts_op(hidden_states, top_k_index, top_k_weights, gate, up, down, activation)
+    return out
