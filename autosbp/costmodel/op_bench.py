@@ -17,6 +17,7 @@ from autosbp.errors import InputError
 from autosbp.jsonio import Fields, loads
 
 NAMESPACES = ("aten", "autosbp")
+_OPERATORS = ("__and__", "__or__")
 _DTYPES = {
     name: getattr(torch, name)
     for name in ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -63,7 +64,7 @@ def _resolve(name: str) -> Callable[..., object]:
         raise InputError("op", name, f"NAMESPACE.NAME.OVERLOAD with a namespace of {', '.join(NAMESPACES)} is expected")
     op: Any = torch.ops
     for part in parts:
-        op = None if part.startswith("__") else getattr(op, part, None)
+        op = None if part.startswith("__") and part not in _OPERATORS else getattr(op, part, None)
     if not isinstance(op, torch._ops.OpOverload):
         raise InputError("op", name, "an op that this torch has is expected")
     if any(argument.name == "filename" for argument in op._schema.arguments):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autosbp.graph.ir import DTYPE_BYTES, Node, Ref, TensorMeta
+from autosbp.errors import AutosbpError
+from autosbp.graph.ir import FLOATS, DType, Node, Ref, TensorMeta
+from autosbp.graph.shapes import known_shape
+from autosbp.sbp.rules import RULES
 
-REDUCTIONS = frozenset(("aten.sum.default", "aten.sum.dim_IntList"))
+_BOOLEAN = frozenset(("eq", "ne", "lt", "gt", "le", "ge", "logical_and", "logical_or", "logical_not"))
+_INDEXED = frozenset(("aten.max.dim", "aten.min.dim"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +28,6 @@ class OpWork:
 
 def op_work(key: str) -> OpWork | None:
     """The work of the op with this key; None for keys that are not understood."""
-    from autosbp.errors import AutosbpError
-    from autosbp.sbp.rules import RULES
-
     document = json.loads(key)
     metas: list[TensorMeta] = []
 
@@ -35,52 +35,39 @@ def op_work(key: str) -> OpWork | None:
         if isinstance(item, Mapping) and "t" in item:
             metas.append(TensorMeta(tuple(item["t"]), item["d"]))
             return Ref(f"t{len(metas) - 1}")
+        if isinstance(item, Mapping):
+            return DType(item["dtype"])
         return tuple(decode(entry) for entry in item) if isinstance(item, list) else item
 
-    args = tuple(decode(item) for item in document["args"])
     op = document["op"]
+    args = tuple(decode(item) for item in document["args"])
+    kwargs = {name: decode(item) for name, item in document["kwargs"].items()}
     if op not in RULES or not metas:
         return None
-    out = TensorMeta(_output_shape(op, args, metas), metas[0].dtype)
+    node = Node("op", op, args, kwargs, ())
     try:
-        flops = RULES[op](Node("op", op, args, {}, (out,)), metas).flops
-    except (AutosbpError, IndexError):
+        node = replace(node, outputs=_outputs(node, metas))
+        flops = RULES[op](node, metas).flops
+    except (AutosbpError, IndexError, TypeError, ValueError):
         return None
-    touched = sum(prod(meta.sizes) * DTYPE_BYTES[meta.dtype] for meta in (*metas, out))
-    return OpWork(op, flops, touched, metas[0].dtype)
+    return OpWork(op, flops, sum(meta.num_bytes for meta in (*metas, *node.outputs)), metas[0].dtype)
 
 
-def _output_shape(op: str, args: tuple[Any, ...], metas: list[TensorMeta]) -> tuple[int, ...]:
-    first = metas[0].sizes
-    if "_norm." in op:
-        return first
-    if op == "aten.linear.default":
-        return (*first[:-1], metas[1].sizes[0])
-    if op in ("aten.mm.default", "aten.bmm.default", "aten.matmul.default"):
-        return (*first[:-1], metas[1].sizes[-1])
-    if op == "aten.scaled_dot_product_attention.default":
-        return (*first[:-1], metas[2].sizes[-1])
-    if op == "aten.embedding.default":
-        return (*metas[1].sizes, first[-1])
-    if op == "aten.gather.default":
-        return metas[1].sizes
-    if op == "aten.conv2d.default":
-        stride, padding = _pair(args, 3, 1), _pair(args, 4, 0)
-        kernel = metas[1].sizes[2:]
-        space = [
-            (size + 2 * pad - k) // step + 1
-            for size, pad, k, step in zip(first[2:], padding, kernel, stride, strict=True)
-        ]
-        return (first[0], metas[1].sizes[0], *space)
-    if op == "aten.sum.default":
-        return ()
-    ndim = max(len(meta.shape) for meta in metas)
-    padded = [(1,) * (ndim - len(meta.shape)) + meta.sizes for meta in metas]
-    return tuple(max(sizes) for sizes in zip(*padded, strict=True))
+def _outputs(node: Node, metas: Sequence[TensorMeta]) -> tuple[TensorMeta, ...]:
+    shape = known_shape(node, metas)
+    if shape is None:
+        ndim = max(len(meta.shape) for meta in metas)
+        padded = [(1,) * (ndim - len(meta.shape)) + meta.sizes for meta in metas]
+        shape = tuple(max(sizes) for sizes in zip(*padded, strict=True))
+    indices = (TensorMeta(shape, "int64"),) if node.op in _INDEXED else ()
+    return (TensorMeta(shape, _dtype(node, metas)), *indices)
 
 
-def _pair(args: tuple[Any, ...], position: int, default: int) -> tuple[int, int]:
-    value = args[position] if len(args) > position else default
-    if isinstance(value, tuple):
-        return (value[0], value[-1])
-    return (value, value) if isinstance(value, int) else (default, default)
+def _dtype(node: Node, metas: Sequence[TensorMeta]) -> str:
+    given = [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, DType)]
+    if given:
+        return given[-1].name
+    if node.op.split(".")[1] in _BOOLEAN:
+        return "bool"
+    floats = [meta.dtype for meta in metas if meta.dtype in FLOATS]
+    return floats[0] if floats else metas[0].dtype

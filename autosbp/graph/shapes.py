@@ -18,13 +18,17 @@ _Formula = Callable[[Node, Sequence[TensorMeta]], Shape]
 
 def check_shape(node: Node, metas: Sequence[TensorMeta]) -> None:
     """Raise ``GraphError`` when the output's shape contradicts the op's attributes; ``metas`` are its tensor inputs."""
-    formula = _FORMULAS.get(node.op)
-    if formula is None:
-        return
-    expected = formula(node, metas)
-    if node.outputs[0].sizes != expected:
+    expected = known_shape(node, metas)
+    if expected is not None and node.outputs[0].sizes != expected:
         field = f"{node.name}.outputs[0].shape"
         raise GraphError(field, list(node.outputs[0].sizes), f"{list(expected)} is expected by {node.op}")
+
+
+def known_shape(node: Node, metas: Sequence[TensorMeta]) -> Shape | None:
+    """The shape of the first output, from the attributes and the shapes of the tensor inputs; None for ops whose output
+    their factors tell."""
+    formula = _FORMULAS.get(node.op)
+    return None if formula is None else formula(node, metas)
 
 
 def _arg(node: Node, position: int, default: Any) -> Any:
@@ -107,9 +111,38 @@ def _pad(node: Node, metas: Sequence[TensorMeta]) -> Shape:
 
 def _sum(node: Node, metas: Sequence[TensorMeta]) -> Shape:
     sizes = metas[0].sizes
-    reduced = {_dim(dim, len(sizes)) for dim in _arg(node, 1, ()) or range(len(sizes))}
+    dims = _arg(node, 1, ())
+    reduced = {_dim(dim, len(sizes)) for dim in ((dims,) if isinstance(dims, int) else dims or range(len(sizes)))}
     keep = bool(_arg(node, 2, False))
     return tuple(1 if dim in reduced else size for dim, size in enumerate(sizes) if keep or dim not in reduced)
+
+
+def _product(_node: Node, metas: Sequence[TensorMeta]) -> Shape:
+    """Matrix products with broadcast leading dims."""
+    left, right = metas[-2].sizes, metas[-1].sizes
+    ndim = max(len(left), len(right)) - 2
+    leads = [(1,) * (ndim + 2 - len(sizes)) + sizes[:-2] for sizes in (left, right)]
+    return (*map(max, zip(*leads, strict=True)), left[-2], right[-1])
+
+
+def _linear(_node: Node, metas: Sequence[TensorMeta]) -> Shape:
+    return (*metas[0].sizes[:-1], metas[1].sizes[0])
+
+
+def _attention(_node: Node, metas: Sequence[TensorMeta]) -> Shape:
+    return (*metas[0].sizes[:-1], metas[2].sizes[-1])
+
+
+def _embedding(_node: Node, metas: Sequence[TensorMeta]) -> Shape:
+    return (*metas[1].sizes, metas[0].sizes[1])
+
+
+def _index(_node: Node, metas: Sequence[TensorMeta]) -> Shape:
+    return metas[1].sizes
+
+
+def _permute(node: Node, metas: Sequence[TensorMeta]) -> Shape:
+    return tuple(metas[0].sizes[dim] for dim in node.args[1])
 
 
 def _given(node: Node, _metas: Sequence[TensorMeta]) -> Shape:
@@ -122,6 +155,15 @@ def _same(_node: Node, metas: Sequence[TensorMeta]) -> Shape:
 
 
 _FORMULAS: Mapping[str, _Formula] = {
+    "aten.linear.default": _linear,
+    "aten.mm.default": _product,
+    "aten.bmm.default": _product,
+    "aten.addmm.default": _product,
+    "aten.matmul.default": _product,
+    "aten.scaled_dot_product_attention.default": _attention,
+    "aten.embedding.default": _embedding,
+    "aten.gather.default": _index,
+    "aten.permute.default": _permute,
     "aten.conv2d.default": _conv2d,
     "aten.conv2d.padding": _conv2d,
     "aten.max_pool2d.default": _pool2d,
@@ -136,6 +178,8 @@ _FORMULAS: Mapping[str, _Formula] = {
     "aten.amin.default": _sum,
     "aten.max.default": _sum,
     "aten.min.default": _sum,
+    "aten.max.dim": _sum,
+    "aten.min.dim": _sum,
     "aten.logsumexp.default": _sum,
     "aten.reshape.default": _given,
     "aten.expand.default": _given,
