@@ -1,4 +1,4 @@
-"""The work of a timed op is read from its key alone, for every op that has a rule."""
+"""The work of a timed op is read from its key alone: right, or unknown for ops without products."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def test_bytes_and_flops_are_those_of_the_op_and_its_key_runs(op: str) -> None:
             gradients,
             highs,
         )
-        work = op_work(key)
-        assert work is not None, case
-        assert work.num_bytes == sum(meta.num_bytes for meta in (*metas, *node.outputs)), case
-        assert work.flops == sharding_of(graph, node).flops
+        work, flops = op_work(key), sharding_of(graph, node).flops
+        assert work is not None or flops == 0, case
+        if work is not None:
+            assert work.num_bytes == sum(meta.num_bytes for meta in (*metas, *node.outputs)), case
+            assert work.flops == flops, case
         forward, backward = run_op(key)
         forward()
         backward()
