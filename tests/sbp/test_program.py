@@ -87,8 +87,8 @@ def test_stored_layouts_must_be_whole_or_evenly_split(layout: str) -> None:
         list(program_items(graph.bind(batch=6), wrong))
 
 
-def test_a_value_without_gradient_of_one_with_a_gradient_is_refused() -> None:
-    """Values without gradient are computed whole on every rank; of a split or partial value that would be wrong."""
+def test_a_value_without_gradient_is_laid_out_with_the_parameter_that_it_depends_on() -> None:
+    """Computed whole on every rank, as data is, a mask made of a split value would be wrong."""
     document = {
         "schema": "autosbp.graph/1",
         "name": "hand-made relu",
@@ -117,8 +117,10 @@ def test_a_value_without_gradient_of_one_with_a_gradient_is_refused() -> None:
         ],
         "loss": {"ref": "loss"},
     }
-    with pytest.raises(GraphError, match="kept"):
-        load_graph(document)
+    graph = cast_floats(load_graph(document), "float32", "float64")
+    assert "kept" in graph.computed and "kept" not in graph.differentiable
+    for strategy in sample_strategies(graph, load_cluster("local:2x2"), 6, global_batch=1, micro_batch=1):
+        check_strategy(graph, strategy)
 
 
 def test_arguments_that_rules_read_by_position_are_refused_by_name() -> None:
