@@ -50,8 +50,11 @@ class _Softmax(torch.autograd.Function):
         tops, sums = gather_parts(torch.stack((own, sums)), axes, runtime).unbind(1)
         top = tops.amax(0)
         total = ((tops - top).exp_() * sums).sum(0)
-        out = torch.sub(source, top, out=below)
-        out = (out.sub_(total.log_()) if log else out.exp_().div_(total)).to(x.dtype)
+        if log:
+            torch.sub(source, top, out=below).sub_(total.log_())
+        else:
+            below.mul_((own - top).exp_().div_(total))
+        out = below.to(x.dtype)
         ctx.save_for_backward(out)
         ctx.dim, ctx.axes, ctx.log, ctx.runtime = dim, axes, log, runtime
         return out
