@@ -147,6 +147,9 @@ def _end(process: subprocess.Popen[bytes], module: str) -> None:
         return
     ranks = _children(process.pid)
     process.terminate()
+    for pid in ranks:  # a rank that is stopped would take no notice
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
     try:
         process.wait(_GRACE_S)
     except subprocess.TimeoutExpired:

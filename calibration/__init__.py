@@ -18,8 +18,10 @@ from pathlib import Path
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import InputError
+from autosbp.torchrun import Launch, run_ranks
 from calibration._fit import METHODS, fit_collective
-from calibration._launch import Progress, launch
+from calibration._launch import Progress
+from calibration._launch import launch as measure
 from calibration._nccl_tests import NcclLog, import_nccl_log, read_nccl_log
 from calibration._request import DEFAULT_SIZES, Request
 from calibration._results import assemble, read_results
@@ -43,28 +45,40 @@ def calibrate(
     *,
     backend: str | None = None,
     sizes: Sequence[int] | None = None,
-    repeats: int = 10,
+    repeats: int = 30,
     op_keys: Sequence[str] = (),
     method: str = "relative",
     timeout_s: float = 600.0,
     progress: Callable[[Progress], None] | None = None,
     workdir: Path | None = None,
-    point_s: float = 0.25,
+    point_s: float = 1.0,
     op_s: float = 0.25,
+    budget_s: float = 150.0,
+    stall_s: float = 60.0,
+    variants: bool = True,
+    launch: Launch = run_ranks,
 ) -> Calibration:
-    """Measure every collective over every group shape of ``cluster`` with one rank per device on this machine.
+    """Measure every collective over every group shape of ``cluster`` with one rank per device.
 
     Args:
         backend: ``gloo`` or ``nccl``; by default what the cluster's device kind uses.
-        sizes: message sizes in bytes, at least three; 1 KB to 16 MB in steps of 4 by default. A size is rounded up to a
-            whole number of float32 per rank.
-        repeats: most repeats per size; fewer (three at least) where ``point_s`` seconds do not hold as many.
+        sizes: message sizes in bytes, at least three; in steps of 4 from 1 KB to 16 MB (Gloo) or 1 GB (NCCL) by default.
+            A size is rounded up to a whole number of float32 per rank.
+        repeats: most repeats per size; fewer (three at least) where ``point_s`` seconds, or its part of ``budget_s``, do
+            not hold as many. The calibration's notes say how many points have fewer.
         op_keys: ops to time with all ranks running at once, as ``autosbp.costmodel.op_bench`` reads them; ``op_s``
             seconds for each of forward and backward.
         method: ``relative`` or ``ols``, see ``calibration._fit``.
         timeout_s: limit of the whole run.
+        budget_s: time box of all collectives together. Sizes that it does not hold are left out, but for the smallest
+            three, and the calibration's notes name them.
+        stall_s: a run that measures nothing new for so long hangs, and is ended.
+        variants: also measure one group alone, and contiguous beside strided groups.
+        launch: how ranks are started: on this machine over the loopback interface, by default.
+            ``partial(run_ranks, interface="eth0")`` takes another one, ``EmulatedCluster.launch`` several nodes.
         progress: called from this thread as each measurement starts.
-        workdir: where request, results and log are kept. By default a temporary folder, removed after success.
+        workdir: where request, results and log are kept. By default a temporary folder, removed after success. A run
+            that ended early is continued by another one of the same request in the same folder.
 
     Raises:
         InputError: an argument is out of range.
@@ -73,20 +87,24 @@ def calibrate(
     """
     if method not in METHODS:
         raise InputError("method", method, f"one of {', '.join(METHODS)} is expected")
+    backend = backend or ("nccl" if cluster.device.kind == "cuda" else "gloo")
     request = Request(
         cluster,
-        backend or ("nccl" if cluster.device.kind == "cuda" else "gloo"),
-        tuple(DEFAULT_SIZES if sizes is None else sizes),
+        backend,
+        tuple(DEFAULT_SIZES.get(backend, ()) if sizes is None else sizes),
         repeats,
         point_s,
         tuple(op_keys),
         op_s,
         timeout_s,
+        budget_s,
+        stall_s,
+        variants,
     )
     if workdir is not None:
         workdir.mkdir(parents=True, exist_ok=True)
-        return assemble(request, launch(request, workdir, progress), method)
+        return assemble(request, measure(request, workdir, launch, progress), method)
     folder = Path(tempfile.mkdtemp(prefix="autosbp-calibration-"))
-    calibration = assemble(request, launch(request, folder, progress), method)
+    calibration = assemble(request, measure(request, folder, launch, progress), method)
     shutil.rmtree(folder)
     return calibration

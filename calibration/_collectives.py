@@ -6,7 +6,9 @@ names; this is the one file that knows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +28,8 @@ def message_bytes(num_bytes: int, num_ranks: int) -> int:
 def prepare(kind: str, num_bytes: int, ranks: list[int], group: Any, device: torch.device) -> Callable[[], None]:
     """A call that runs one collective of ``num_bytes``, the full message as ``autosbp.costmodel.network`` counts it.
 
-    ``p2p`` is a shift around the ring of the group: an exchange in a group of two.
+    ``p2p`` is a shift around the ring of the group: an exchange in a group of two. ``broadcast`` starts at the group's
+    first rank.
     """
     full = torch.zeros(num_bytes // _ELEMENT_BYTES, device=device)
     part = torch.zeros(full.numel() // len(ranks), device=device)
@@ -45,6 +48,7 @@ def prepare(kind: str, num_bytes: int, ranks: list[int], group: Any, device: tor
         "all_gather": lambda: _all_gather(full, part, group=group),
         "reduce_scatter": lambda: _reduce_scatter(part, full, group=group),
         "all_to_all": lambda: dist.all_to_all_single(other, full, group=group),
+        "broadcast": lambda: dist.broadcast(full, src=ranks[0], group=group),
         "p2p": p2p,
     }
     chosen = runs[kind]
@@ -53,6 +57,20 @@ def prepare(kind: str, num_bytes: int, ranks: list[int], group: Any, device: tor
         chosen()
 
     return run
+
+
+def buffer_bytes(num_bytes: int) -> int:
+    """What ``prepare`` and a collective of this size occupy on a rank, at most: message, copy, part and staging."""
+    return 4 * num_bytes
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that one rank may use now: of its GPU, or its part of what this machine has available."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    return available // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def wait_for_device(device: torch.device) -> None:
@@ -66,6 +84,13 @@ def largest(value: float, device: torch.device) -> float:
     tensor = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return float(tensor.item())
+
+
+def from_rank_0(value: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def gather_series(series: list[float], device: torch.device) -> list[list[float]]:

@@ -1,16 +1,24 @@
-"""Starts the ranks of a calibration on this machine, follows their measurements, and keeps partial results."""
+"""Starts the ranks of a calibration, follows their measurements, and keeps partial results."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from autosbp.errors import CalibrationError, InputError
-from autosbp.jsonio import canonical
-from autosbp.torchrun import MAX_LOCAL_RANKS, run_ranks
+from autosbp.jsonio import canonical, loads
+from autosbp.processes import start_ticks
+from autosbp.torchrun import MAX_LOCAL_RANKS, Launch
 from calibration._request import Request, measurement_names
 from calibration._results import Results, read_results
+
+_WORKER = "calibration._worker"
+_STATES = {"T": "stopped", "t": "being traced", "Z": "dead", "D": "waiting for the kernel"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,43 +30,115 @@ class Progress:
     name: str
 
 
-def launch(request: Request, workdir: Path, progress: Callable[[Progress], None] | None = None) -> Results:
-    """Run ``request`` with one rank per device of its cluster, all on this machine, and return the results.
+def launch(
+    request: Request, workdir: Path, start: Launch, progress: Callable[[Progress], None] | None = None
+) -> Results:
+    """Run ``request`` with one rank per device of its cluster, started by ``start``, and return the results.
 
     ``workdir`` gets ``request.json``, ``results.jsonl`` (a line per measurement, kept whatever happens) and
-    ``ranks.log``. Only the loopback interface is used. ``OMP_NUM_THREADS`` is 1 unless the environment sets it. Raises
-    ``CalibrationError`` with the name of the measurement and the end of the log when a rank fails or
-    ``request.timeout_s`` passes, and ``InputError`` above ``MAX_LOCAL_RANKS`` ranks. An exception of ``progress`` ends
-    the run. No process is left behind.
+    ``ranks.log``. An unfinished results file of the same request is continued, another one is kept beside it under the
+    id of its request. Raises ``CalibrationError`` with the name of the measurement and the end of the log when a rank
+    fails or hangs or ``request.timeout_s`` passes, and ``InputError`` above ``MAX_LOCAL_RANKS`` ranks. An exception of
+    ``progress`` ends the run. No process is left behind.
     """
     if request.cluster.num_devices > MAX_LOCAL_RANKS:
         raise InputError("cluster", request.cluster.name, f"at most {MAX_LOCAL_RANKS} ranks can start on one machine")
     results_path = workdir / "results.jsonl"
+    continue_or_begin(request, results_path)
     (workdir / "request.json").write_bytes(canonical(request.to_dict()))
-    results_path.unlink(missing_ok=True)
-    total = len(measurement_names(request))
-    shown = -1
-
-    def follow() -> bool:
-        nonlocal shown
-        begun = read_results(results_path).begun if progress else ()
-        if progress and len(begun) - 1 > shown:
-            shown = len(begun) - 1
-            progress(Progress(shown, total, begun[-1]))
-        return True
-
-    outcome = run_ranks(
-        "calibration._worker",
+    watch = Watch(request, results_path, progress)
+    outcome = start(
+        _WORKER,
         [str(workdir / "request.json"), str(results_path)],
         request.cluster.num_devices,
         workdir / "ranks.log",
         timeout_s=request.timeout_s,
-        poll=follow,
+        poll=watch.look,
     )
-    if outcome.reason:
-        name = read_results(results_path).current
+    results = read_results(results_path)
+    reason = watch.stalled or outcome.reason
+    if reason:
         raise CalibrationError(
-            f"{name}: {outcome.reason}; results so far are in {results_path}\n"
+            f"{results.current}: {reason}; {len(results.made)} results so far are in {results_path}\n"
             f"end of the ranks' log:\n{outcome.log_tail}"
         )
-    return read_results(results_path)
+    return results
+
+
+def continue_or_begin(request: Request, path: Path) -> None:
+    """Leave in ``path`` what an unfinished run of the same request has found, or nothing but the request's id.
+
+    Ranks that a killed run has left are ended. Raises ``InputError`` while the run that writes to ``path`` goes on.
+    """
+    text = path.read_bytes() if path.exists() else b""
+    text = text[: text.rfind(b"\n") + 1]
+    known = Results()
+    with suppress(InputError):  # a file that cannot be read is kept beside the new one, too
+        known = read_results(path)
+    _end_remains(known, path)
+    same = known.request_id == request.request_id and not known.done
+    if text and not same and not known.done:
+        path.rename(path.with_name(f"results-{known.request_id or 'unknown'}.jsonl"))
+    header = {"request": request.request_id, "owner": [os.getpid(), start_ticks(os.getpid())]}
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes((text if same else b"") + canonical(header) + b"\n")
+    part.rename(path)  # another file: what a rank that was left writes to the old one is lost
+
+
+def _end_remains(known: Results, path: Path) -> None:
+    """End the ranks of a run whose owner was killed: those that its results name and that were given this file."""
+    if known.owner is not None and known.owner[0] != os.getpid() and start_ticks(known.owner[0]) == known.owner[1]:
+        limit = f"a folder that process {known.owner[0]} is not calibrating in is expected"
+        raise InputError("workdir", str(path.parent), limit)
+    for pid in known.pids:
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if _WORKER.encode() in command and str(path).encode() in command:
+                os.kill(pid, signal.SIGKILL)
+
+
+class Watch:
+    """Looks at the results file while ranks run: tells progress, and says no where nothing happens any more."""
+
+    def __init__(self, request: Request, path: Path, progress: Callable[[Progress], None] | None) -> None:
+        self.path, self.progress, self.stall_s = path, progress, request.stall_s
+        self.total = len(measurement_names(request))
+        self.results, self.at, self.shown = read_results(path), path.stat().st_size, ""
+        self.changed_ns, self.changed_s = 0, time.monotonic()
+        self.stalled = ""
+
+    def look(self) -> bool:
+        """Called often; False ends the run, and ``stalled`` says why."""
+        self._read()
+        name = self.results.current
+        if self.progress is not None and self.results.begun and name not in (self.shown, "between measurements"):
+            self.shown = name
+            self.progress(Progress(len(self.results.made), self.total, name))
+        changed_ns = self.path.stat().st_mtime_ns
+        if changed_ns != self.changed_ns or not self.results.pids:
+            self.changed_ns, self.changed_s = changed_ns, time.monotonic()
+        if time.monotonic() - self.changed_s > self.stall_s:
+            self.stalled = f"no rank has answered for {self.stall_s:g} s{_suspects(self.results.pids)}"
+        return not self.stalled
+
+    def _read(self) -> None:
+        """Take the lines that are new since the last look: the file is long, and the ranks need the processor."""
+        with self.path.open("rb") as file:
+            file.seek(self.at)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self.at += len(whole)
+        for line in whole.splitlines():
+            self.results.take(loads(line, self.path.name), self.path.name)
+
+
+def _suspects(pids: tuple[int, ...]) -> str:
+    """Ranks whose process does not run, as words; only those of this machine can be seen."""
+    found = []
+    for rank, pid in enumerate(pids):
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state in _STATES and (_WORKER.encode() in command or state == "Z"):
+                found.append(f"rank {rank} (process {pid}) is {_STATES[state]}")
+    return f": {', '.join(found)}" if found else ""

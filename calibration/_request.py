@@ -1,39 +1,52 @@
-"""What a run measures: the sizes, the group shapes of the cluster's mesh, and the order of the measurements."""
+"""What a run measures: the sizes, the placements of groups on the cluster's mesh, and the order of the measurements."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from importlib.metadata import version
 from typing import Any
 
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import KINDS
 from autosbp.errors import InputError
-from autosbp.jsonio import check_integer
-from autosbp.sbp.mesh import Mesh
+from autosbp.jsonio import check_integer, digest
+from calibration._placements import Placement, placements
 
 BACKENDS = ("gloo", "nccl")
-DEFAULT_SIZES = tuple(2**power for power in range(10, 25, 2))  # 1 KB .. 16 MB
 MIN_SIZES = 3
 MAX_SIZE_BYTES = 2**32
+_KB, _MB, _GB = 2**10, 2**20, 2**30
+# Steps of 4x from 1 KB. A run leaves out the largest where time or memory does not hold them.
+DEFAULT_SIZES = {
+    "gloo": tuple(_KB * 4**step for step in range(8)),  # .. 16 MB
+    "nccl": tuple(_KB * 4**step for step in range(11)),  # .. 1 GB
+}
+_HOW_LONG = ("timeout_s", "stall_s")  # they limit a run, and say nothing of what it finds
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One run. ``point_s`` and ``op_s`` are the time boxes of one collective size and of one direction of one op.
+    """One run. ``budget_s`` is the time box of all collectives, ``point_s`` that of one size of one of them, ``op_s``
+    that of one direction of one op.
 
-    A box is shared by at most ``repeats`` repeats, and by at least three even where they take longer.
+    The box of a size is shared by at most ``repeats`` repeats, and by at least three even where they take longer. With
+    ``variants``, other placements of the same group shapes are measured, too: see ``calibration._placements``. A run
+    that measures nothing new for ``stall_s`` hangs.
     """
 
     cluster: Cluster
     backend: str
-    sizes: tuple[int, ...] = DEFAULT_SIZES
-    repeats: int = 10
-    point_s: float = 0.25
+    sizes: tuple[int, ...] = DEFAULT_SIZES["gloo"]
+    repeats: int = 30
+    point_s: float = 1.0
     op_keys: tuple[str, ...] = ()
     op_s: float = 0.25
     timeout_s: float = 600.0
+    budget_s: float = 150.0
+    stall_s: float = 60.0
+    variants: bool = True
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -43,7 +56,7 @@ class Request:
         if len(set(self.sizes)) < MIN_SIZES:
             raise InputError("sizes", list(self.sizes), f"at least {MIN_SIZES} different sizes are expected")
         check_integer("repeats", self.repeats, 1, 10_000)
-        for name in ("point_s", "op_s", "timeout_s"):
+        for name in ("point_s", "op_s", "timeout_s", "budget_s", "stall_s"):
             value = getattr(self, name)
             if not 0 < value <= 1e6:
                 raise InputError(name, value, "seconds in (0, 1e6] are expected")
@@ -57,27 +70,31 @@ class Request:
         cluster = Cluster.from_dict(data["cluster"])
         return Request(**{**data, "cluster": cluster, "sizes": tuple(data["sizes"]), "op_keys": tuple(data["op_keys"])})
 
+    @property
+    def request_id(self) -> str:
+        """What must be equal for one run to go on with the results of another: the request, the host, the torch."""
+        what = {name: value for name, value in self.to_dict().items() if name not in _HOW_LONG}
+        return digest({**what, "host": platform.node(), "torch": version("torch")})
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One collective at one size over all groups of ``axes`` at once."""
+    """One collective at one size over the groups of a placement."""
 
     kind: str
-    group_shape: tuple[int, ...]
-    axes: tuple[int, ...]
+    placement: Placement
     num_bytes: int
 
     @property
     def name(self) -> str:
-        return f"{self.kind} over {'x'.join(map(str, self.group_shape))}, {self.num_bytes} bytes"
+        return f"{self.kind} over {self.placement.name}, {self.num_bytes} bytes"
 
 
-def measurements(request: Request) -> Iterator[Measurement]:
-    """Every collective measurement of the run, in the order in which it is made."""
-    for shape, axes in group_axes(request.cluster.mesh()).items():
+def series(request: Request) -> Iterator[list[Measurement]]:
+    """Every collective measurement of the run, in the order in which it is made: the sizes of one kind and placement."""
+    for placement in placements(request.cluster.mesh(), request.variants):
         for kind in KINDS:
-            for size in sorted(set(request.sizes)):
-                yield Measurement(kind, shape, axes, size)
+            yield [Measurement(kind, placement, size) for size in sorted(set(request.sizes))]
 
 
 def op_name(key: str) -> str:
@@ -87,22 +104,4 @@ def op_name(key: str) -> str:
 
 def measurement_names(request: Request) -> list[str]:
     """The names of all measurements of the run, in order."""
-    return [one.name for one in measurements(request)] + [op_name(key) for key in request.op_keys]
-
-
-def group_axes(mesh: Mesh) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Each distinct shape of a group of two or more ranks, with the first set of axes that has it.
-
-    Shapes are enumerated level by level as products of axis sizes, so a mesh of many axes costs no power set.
-    """
-    levels: list[dict[int, tuple[int, ...]]] = [{1: ()} for _ in mesh.level_counts]
-    for index, axis in enumerate(mesh.axes):
-        known = levels[axis.level]
-        for count, axes in list(known.items()):
-            known.setdefault(count * axis.size, (*axes, index))
-    chosen = {}
-    for counts in product(*(sorted(level) for level in levels)):
-        axes = tuple(sorted(axis for level, count in zip(levels, counts, strict=True) for axis in level[count]))
-        if axes:
-            chosen[counts] = axes
-    return chosen
+    return [one.name for sizes in series(request) for one in sizes] + [op_name(key) for key in request.op_keys]

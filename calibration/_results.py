@@ -4,72 +4,134 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from autosbp.costmodel.calibration import Calibration, OpTime, Point
+from autosbp.costmodel.calibration import Calibration, CollectiveFit, OpTime, Point
 from autosbp.errors import CalibrationError
 from autosbp.jsonio import loads
 from calibration._fit import BETA_FLOOR_S_PER_BYTE, MIN_POINTS, fit_collective
-from calibration._request import Request, measurement_names
+from calibration._placements import Placement
+from calibration._request import Measurement, Request, measurement_names
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
-    """What a results file holds so far. ``begun`` are the names of the measurements that were started, in order."""
+class Series:
+    """One collective over one placement: what one fit is made of."""
 
-    pids: tuple[int, ...]
-    begun: tuple[str, ...]
-    points: Mapping[tuple[str, tuple[int, ...]], tuple[Point, ...]]
-    ops: Mapping[str, OpTime]
-    done: bool
+    kind: str
+    group_shape: tuple[int, ...]
+    label: str | None
+    num_groups: int | None
+
+    @staticmethod
+    def of(measurement: Measurement) -> Series:
+        placement = measurement.placement
+        return Series(measurement.kind, placement.group_shape, placement.label, placement.num_groups)
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} over {Placement(self.group_shape, (), self.label, self.num_groups).name}"
+
+
+@dataclass(slots=True)
+class Results:
+    """What a results file holds so far; see ``calibration._worker`` for its lines.
+
+    ``owner`` is the process that asked for the run, as id and start time. ``begun`` are the names of the measurements
+    that were started, in order; ``made`` are those that have a result or were left out, ``left_out`` the latter with
+    the reason.
+    """
+
+    request_id: str | None = None
+    owner: tuple[int, int] | None = None
+    pids: tuple[int, ...] = ()
+    begun: list[str] = field(default_factory=list)
+    made: set[str] = field(default_factory=set)
+    left_out: dict[str, str] = field(default_factory=dict)
+    points: dict[Series, list[Point]] = field(default_factory=lambda: defaultdict(list))
+    ops: dict[str, OpTime] = field(default_factory=dict)
+    done: bool = False
 
     @property
     def current(self) -> str:
         """The measurement that was running when the file ended."""
-        return self.begun[-1] if self.begun else "start of the ranks"
+        running = self.begun and self.begun[-1] not in self.made
+        return self.begun[-1] if running else "between measurements" if self.begun else "start of the ranks"
+
+    def take(self, record: Mapping[str, Any], where: str) -> None:
+        """Add one line."""
+        if "request" in record:  # a run begins, or is continued
+            self.request_id, self.pids, self.begun = record["request"], (), []
+            self.owner = tuple(record["owner"]) if "owner" in record else None
+        elif "ranks" in record:
+            self.pids = tuple(record["ranks"])
+        elif "begin" in record:
+            self.begun.append(record["begin"])
+        elif "left_out" in record:
+            self.left_out[self.begun[-1]] = record["left_out"]
+            self.made.add(self.begun[-1])
+        elif "point" in record:
+            found = record["point"]
+            series = Series(found["kind"], tuple(found["group_shape"]), found.get("placement"), found.get("num_groups"))
+            self.points[series].append(Point.from_list(found["values"], where))
+            self.made.add(self.begun[-1])
+        elif "op" in record:
+            self.ops[record["op"]["key"]] = OpTime(record["op"]["forward_s"], record["op"]["backward_s"])
+            self.made.add(self.begun[-1])
+        else:
+            self.done = True
 
 
 def read_results(path: Path) -> Results:
     """Read a results file; a last line that is still being written is left out, and a missing file is an empty one."""
+    results = Results()
     text = path.read_bytes() if path.exists() else b""
-    pids: tuple[int, ...] = ()
-    begun, ops, done = [], {}, False
-    points: dict[tuple[str, tuple[int, ...]], list[Point]] = defaultdict(list)
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
-        record = loads(line, f"{path.name} line {number}")
-        if "ranks" in record:
-            pids = tuple(record["ranks"])
-        elif "begin" in record:
-            begun.append(record["begin"])
-        elif "point" in record:
-            size, median_s, iqr_s, repeats = record["point"]["values"]
-            key = (record["point"]["kind"], tuple(record["point"]["group_shape"]))
-            points[key].append(Point(size, median_s, iqr_s, repeats))
-        elif "op" in record:
-            ops[record["op"]["key"]] = OpTime(record["op"]["forward_s"], record["op"]["backward_s"])
-        else:
-            done = True
-    return Results(pids, tuple(begun), {key: tuple(value) for key, value in points.items()}, ops, done)
+        where = f"{path.name} line {number}"
+        results.take(loads(line, where), where)
+    return results
 
 
 def assemble(request: Request, results: Results, method: str, partial: bool = False) -> Calibration:
-    """Fit every kind and group shape of ``results``.
+    """Fit every kind and placement of ``results``.
 
-    With ``partial``, kinds and shapes of too few points are left out and the calibration says that it is not complete;
-    without, an unfinished run raises ``CalibrationError`` that names the measurement it ended in.
+    With ``partial``, kinds and placements of too few points are left out and the calibration says that it is not
+    complete; without, an unfinished run raises ``CalibrationError`` that names the measurement it ended in.
     """
     if not results.done and not partial:
-        left = len(measurement_names(request)) - len(results.begun) + 1
+        left = len(measurement_names(request)) - len(results.made)
         raise CalibrationError(f"{results.current}: the run ended here, {left} measurements before its end")
-    fits, notes = [], []
-    for (kind, shape), points in results.points.items():
-        if partial and len(points) < MIN_POINTS:
-            continue
-        fit = fit_collective(kind, shape, points, method)
-        fits.append(fit)
-        if method == "relative" and fit.beta_s_per_byte <= BETA_FLOOR_S_PER_BYTE:
-            notes.append(
-                f"{kind} over {'x'.join(map(str, shape))}: times do not grow with size; measure larger messages"
-            )
+    fits = []
+    for series, points in results.points.items():
+        if not partial or len(points) >= MIN_POINTS:
+            fit = fit_collective(series.kind, series.group_shape, points, method)
+            fits.append(replace(fit, placement=series.label, num_groups=series.num_groups))
+    notes = [*_flat(fits, method), *_few_repeats(request, fits), *_left_out(results)]
     return Calibration(request.cluster, request.backend, method, tuple(fits), results.ops, results.done, tuple(notes))
+
+
+def _flat(fits: list[CollectiveFit], method: str) -> list[str]:
+    return [
+        f"{Series(fit.kind, fit.group_shape, fit.placement, fit.num_groups).name}: "
+        "times do not grow with size; measure larger messages"
+        for fit in fits
+        if method == "relative" and fit.beta_s_per_byte <= BETA_FLOOR_S_PER_BYTE
+    ]
+
+
+def _few_repeats(request: Request, fits: list[CollectiveFit]) -> list[str]:
+    """A time box that was full before the repeats were made is told, with the least number that there was."""
+    repeats = [point.num_repeats for fit in fits for point in fit.points]
+    few = [count for count in repeats if count < request.repeats]
+    if not few:
+        return []
+    return [f"{len(few)} of {len(repeats)} points have fewer than {request.repeats} repeats, the least {min(few)}"]
+
+
+def _left_out(results: Results) -> list[str]:
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name, reason in results.left_out.items():
+        reasons[reason].append(name)
+    return [f"left out, {reason}: {'; '.join(names)}" for reason, names in reasons.items()]

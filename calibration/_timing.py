@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from statistics import quantiles
+from statistics import median
 
-from autosbp.costmodel.calibration import Point
+from autosbp.costmodel.calibration import QUANTILES, Point, Spread
 
 MIN_REPEATS = 3
+LEAST_CALLS = MIN_REPEATS + 2  # and two to warm up and to see how long one takes
 _MAX_BATCH = 1000
 
 
@@ -49,7 +50,18 @@ def slowest_rank_times(by_rank: Sequence[Sequence[float]], groups: Sequence[Sequ
     return [max(times) for ranks in groups for times in zip(*(by_rank[rank] for rank in ranks), strict=True)]
 
 
-def summary(num_bytes: int, times: Sequence[float]) -> Point:
-    """Median and interquartile range of at least two times, in seconds."""
-    first, median, third = quantiles(times, n=4, method="inclusive")
-    return Point(num_bytes, median, third - first, len(times))
+def summary(num_bytes: int, times: Sequence[float], num_repeats: int) -> Point:
+    """Median, interquartile range and spread of the times, in seconds; several groups give as many times a repeat."""
+    ordered = sorted(times)
+    found = tuple(_quantile(ordered, part) for part in QUANTILES)
+    middle, low, high = (found[QUANTILES.index(part)] for part in (0.5, 0.25, 0.75))
+    mad_s = median(abs(time - middle) for time in times)
+    return Point(num_bytes, middle, high - low, num_repeats, Spread(mad_s, found))
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    """Linear between the two nearest of the ordered values."""
+    at = part * (len(ordered) - 1)
+    below = ordered[int(at)]
+    above = ordered[min(int(at) + 1, len(ordered) - 1)]
+    return below + (above - below) * (at - int(at))

@@ -1,14 +1,17 @@
 """What one rank does: measure every collective, then every op, and let rank 0 write each result as it is made.
 
 Started by ``calibration._launch`` as ``torchrun -m calibration._worker REQUEST.json RESULTS.jsonl``; it also runs under
-any other launcher that sets torchrun's environment. Lines of the results file are objects: ``{"ranks": [pid, ...]}``,
-``{"begin": NAME}`` before each measurement, then ``{"point": ...}`` or ``{"op": ...}``, and ``{"done": true}``.
+any other launcher that sets torchrun's environment. Lines of the results file are objects: ``{"request": ID}``, then
+``{"ranks": [pid, ...]}``, ``{"begin": NAME}`` before each measurement and ``{"point": ...}``, ``{"op": ...}`` or
+``{"left_out": REASON}`` after it, and ``{"done": true}``. What the file holds already is not measured again.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,20 @@ import torch.distributed as dist
 from autosbp.costmodel.op_bench import run_op
 from autosbp.errors import CalibrationError
 from autosbp.jsonio import canonical, loads
-from calibration._collectives import gather_series, largest, message_bytes, prepare, wait_for_device
-from calibration._request import Measurement, Request, measurements, op_name
+from calibration._budget import SeriesBudget
+from calibration._collectives import (
+    buffer_bytes,
+    free_bytes,
+    from_rank_0,
+    gather_series,
+    largest,
+    message_bytes,
+    prepare,
+    wait_for_device,
+)
+from calibration._placements import Placement
+from calibration._request import Measurement, Request, op_name, series
+from calibration._results import Series, read_results
 from calibration._timing import sample, slowest_rank_times, summary
 
 _COLLECTIVE_BATCH_S = 0.005
@@ -31,19 +46,38 @@ def main(request_path: str, results_path: str) -> None:
     request = Request.from_dict(loads(Path(request_path).read_bytes()))
     device = _device(request.backend)
     dist.init_process_group(request.backend, timeout=timedelta(seconds=request.timeout_s))
-    with open(results_path if dist.get_rank() == 0 else os.devnull, "ab", buffering=0) as results:
-
-        def write(record: dict[str, Any]) -> None:
-            results.write(canonical(record) + b"\n")
-
+    with Log(results_path if dist.get_rank() == 0 else os.devnull) as log:
         pids = gather_series([float(os.getpid())], device)
-        write({"ranks": [int(pid[0]) for pid in pids]})
-        _measure_collectives(request, device, write)
+        log.write({"ranks": [int(pid[0]) for pid in pids]})
+        known = from_rank_0(read_results(Path(results_path)) if dist.get_rank() == 0 else None)
+        Collectives(request, device, log, known.points, known.made).measure()
         for key in request.op_keys:
-            write({"begin": op_name(key)})
-            write({"op": {"key": key, **_op_times(request, key, device)}})
-        write({"done": True})
+            if op_name(key) not in known.made:
+                log.write({"begin": op_name(key)})
+                log.write({"op": {"key": key, **_op_times(request, key, device, log)}})
+        log.write({"done": True})
     dist.destroy_process_group()
+
+
+class Log:
+    """The results file. ``beat`` changes its time, which says that the ranks still answer one another."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in __exit__
+        self._device = path == os.devnull
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._file.write(canonical(record) + b"\n")
+
+    def beat(self) -> None:
+        if not self._device:
+            os.utime(self._file.fileno())
 
 
 def _device(backend: str) -> torch.device:
@@ -58,43 +92,91 @@ def _device(backend: str) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _measure_collectives(request: Request, device: torch.device, write: Any) -> None:
-    mesh, axes, groups, mine = request.cluster.mesh(), None, [], None
-    for measurement in measurements(request):
-        write({"begin": measurement.name})
-        if measurement.axes != axes:
-            if mine is not None:
-                dist.destroy_process_group(mine)
-            axes, groups = measurement.axes, mesh.all_groups(measurement.axes)
-            made = [dist.new_group(ranks) for ranks in groups]
-            mine = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
-        write({"point": _point(request, measurement, groups, mine, device)})
+class Collectives:
+    """The collective measurements of a run, as one rank makes them."""
+
+    def __init__(self, request: Request, device: torch.device, log: Log, known: Any, made: set[str]) -> None:
+        self.request, self.device, self.log, self.known, self.made = request, device, log, known, made
+        self.axes: tuple[int, ...] | None = None
+        self.groups: list[list[int]] = []
+        self.mine: Any = None
+        self.started_s = time.monotonic()
+
+    def measure(self) -> None:
+        """All series that are not complete; each gets an equal part of the time that is left."""
+        open_series = [sizes for sizes in series(self.request) if not self.made.issuperset(one.name for one in sizes)]
+        for at, sizes in enumerate(open_series):
+            left_s = self.request.budget_s - self._now_s()
+            self._series(sizes, SeriesBudget(left_s / (len(open_series) - at), len(sizes)))
+
+    def _series(self, sizes: list[Measurement], budget: SeriesBudget) -> None:
+        self._make_groups(sizes[0].placement)
+        for point in self.known.get(Series.of(sizes[0]), ()):
+            budget.took(point.num_bytes, point.median_s, 0.0)
+        for measurement in sizes:
+            if measurement.name in self.made:
+                continue
+            self.log.write({"begin": measurement.name})
+            reason = self._too_much(measurement, budget)
+            self.log.write({"left_out": reason} if reason else {"point": self._point(measurement, budget)})
+
+    def _now_s(self) -> float:
+        """Seconds since the start, the same on every rank."""
+        return largest(time.monotonic() - self.started_s, self.device)
+
+    def _make_groups(self, placement: Placement) -> None:
+        if placement.axes == self.axes:
+            return
+        if self.mine is not None:
+            dist.destroy_process_group(self.mine)
+        self.axes, self.groups = placement.axes, self.request.cluster.mesh().all_groups(placement.axes)
+        made = [dist.new_group(ranks) for ranks in self.groups]
+        self.mine = next(group for group, ranks in zip(made, self.groups, strict=True) if dist.get_rank() in ranks)
+
+    def _too_much(self, measurement: Measurement, budget: SeriesBudget) -> str | None:
+        """Why a size cannot be measured, the same on every rank."""
+        if largest(buffer_bytes(measurement.num_bytes) - free_bytes(self.device), self.device) > 0:
+            return "memory does not hold it"
+        if not budget.fits(measurement.num_bytes):
+            return f"the time box of {self.request.budget_s:g} s does not hold it"
+        return None
+
+    def _point(self, measurement: Measurement, budget: SeriesBudget) -> dict[str, Any]:
+        """Groups run the collective at once, the other ranks wait; a sample is the time of a group's slowest rank."""
+        placement, began_s = measurement.placement, self._now_s()
+        ranks = next(ranks for ranks in self.groups if dist.get_rank() in ranks)
+        running = self.groups[: placement.num_groups]
+        num_bytes = message_bytes(measurement.num_bytes, len(ranks))
+        run = prepare(measurement.kind, num_bytes, ranks, self.mine, self.device) if ranks in running else _wait
+        box_s = budget.box_s(self.request.point_s)
+        times = _times(run, self.request.repeats, box_s, _COLLECTIVE_BATCH_S, self.device, self.log)
+        point = summary(num_bytes, slowest_rank_times(gather_series(times, self.device), running), len(times))
+        budget.took(num_bytes, point.median_s, self._now_s() - began_s)
+        found = {"kind": measurement.kind, "group_shape": list(placement.group_shape), "values": point.to_list()}
+        added = {"placement": placement.label, "num_groups": placement.num_groups}
+        return found | {name: value for name, value in added.items() if value is not None}
 
 
-def _point(
-    request: Request, measurement: Measurement, groups: list[list[int]], group: Any, device: torch.device
-) -> dict[str, Any]:
-    """All groups run the collective at once; a sample is the time of a group's slowest rank."""
-    ranks = next(ranks for ranks in groups if dist.get_rank() in ranks)
-    num_bytes = message_bytes(measurement.num_bytes, len(ranks))
-    collective = prepare(measurement.kind, num_bytes, ranks, group, device)
-    times = _times(collective, request.repeats, request.point_s, _COLLECTIVE_BATCH_S, device)
-    point = summary(num_bytes, slowest_rank_times(gather_series(times, device), groups))
-    return {"kind": measurement.kind, "group_shape": list(measurement.group_shape), "values": point.to_list()}
+def _wait() -> None:
+    """What a rank does while others are measured: it meets them again before and after."""
 
 
-def _op_times(request: Request, key: str, device: torch.device) -> dict[str, float]:
+def _op_times(request: Request, key: str, device: torch.device, log: Log) -> dict[str, float]:
     """Medians over ranks and repeats, all ranks running at once as in a step."""
     seconds = {}
     for name, call in zip(("forward_s", "backward_s"), run_op(key, str(device)), strict=True):
-        by_rank = gather_series(_times(call, request.repeats, request.op_s, _OP_BATCH_S, device), device)
-        seconds[name] = summary(0, [value for times in by_rank for value in times]).median_s
+        by_rank = gather_series(_times(call, request.repeats, request.op_s, _OP_BATCH_S, device, log), device)
+        samples = [value for times in by_rank for value in times]
+        seconds[name] = summary(0, samples, len(by_rank[0])).median_s
     return seconds
 
 
-def _times(call: Any, repeats: int, box_s: float, batch_s: float, device: torch.device) -> list[float]:
+def _times(
+    call: Callable[[], object], repeats: int, box_s: float, batch_s: float, device: torch.device, log: Log
+) -> list[float]:
     def together(value: float) -> float:
         wait_for_device(device)
+        log.beat()
         return largest(value, device)
 
     def run() -> None:

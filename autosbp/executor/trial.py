@@ -1,4 +1,4 @@
-"""``run_trial``: a measured run of a plan on this machine's ranks. Does not import torch in the caller's process."""
+"""``run_trial``: a measured run of a plan on real ranks. Does not import torch in the caller's process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import canonical, check_integer, loads
 from autosbp.plan import Plan
 from autosbp.sbp.program import program_items
-from autosbp.torchrun import MAX_LOCAL_RANKS, run_ranks
+from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, run_ranks
 
 
 def run_trial(
@@ -25,8 +25,9 @@ def run_trial(
     workdir: Path,
     log: Callable[[str], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    launch: Launch = run_ranks,
 ) -> dict[str, Any]:
-    """Train under the plan's strategy with one rank per device, all on this machine, and measure.
+    """Train under the plan's strategy with one rank per device and measure.
 
     Args:
         plan: of ``graph``; checked by its hash.
@@ -34,6 +35,7 @@ def run_trial(
         workdir: gets ``request.json``, ``result.json`` and ``ranks.log``.
         log: called with each line that the ranks print.
         cancelled: asked ten times a second; True ends the run.
+        launch: how the ranks are started; all on this machine by default.
 
     Returns:
         step time (median and IQR in seconds), memory, losses, the difference to single-device training, the collectives
@@ -63,7 +65,7 @@ def run_trial(
         tail.read()
         return not (cancelled is not None and cancelled())
 
-    outcome = run_ranks(
+    outcome = launch(
         "autosbp.executor.worker",
         [str(workdir / "request.json"), str(result_path)],
         strategy.mesh.size,

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,9 @@ from autosbp.costmodel.calibration import KINDS, Calibration
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical, loads
+from autosbp.torchrun import run_ranks
 from calibration import Progress, calibrate, read_results
+from tests.cli.processes import COMMAND, autosbp, environment
 
 CLUSTER = load_cluster("local:2x2")
 SIZES = (1 << 10, 1 << 16, 1 << 22)
@@ -39,13 +43,15 @@ def test_four_ranks_are_measured_fitted_and_stored(tmp_path: Path) -> None:
         CLUSTER, sizes=SIZES, repeats=5, point_s=0.1, op_keys=[LINEAR], progress=seen.append, workdir=tmp_path
     )
     assert calibration.complete and calibration.backend == "gloo"
-    shapes = [(1, 2), (2, 1), (2, 2)]
-    assert [(fit.group_shape, fit.kind) for fit in calibration.collectives] == [(s, k) for s in shapes for k in KINDS]
+    placements = [((1, 2), None), ((1, 2), 1), ((2, 1), None), ((2, 1), 1), ((2, 2), None)]
+    found = [(fit.group_shape, fit.num_groups, fit.kind) for fit in calibration.collectives]
+    assert found == [(*placement, kind) for placement in placements for kind in KINDS]
     for fit in calibration.collectives:
         assert fit.alpha_s >= 0 and fit.beta_s_per_byte > 0
         assert [point.num_bytes for point in fit.points] == list(SIZES)
         assert all(point.median_s > 0 for point in fit.points)
-        assert all(point.num_repeats >= 3 and point.iqr_s >= 0 for point in fit.points)
+        assert all(3 <= point.num_repeats <= 5 and point.iqr_s >= 0 for point in fit.points)
+        assert all(point.spread and point.spread.quantiles_s[3] == point.median_s for point in fit.points)
     # A busy machine can make any one pair of sizes come out the wrong way round, but not their sums.
     fits = calibration.collectives
     assert sum(fit.points[-1].median_s for fit in fits) > sum(fit.points[0].median_s for fit in fits)
@@ -53,7 +59,7 @@ def test_four_ranks_are_measured_fitted_and_stored(tmp_path: Path) -> None:
     for kind in KINDS:
         assert 0 <= model.time_s(kind, 1 << 10, (2, 2)) < model.time_s(kind, 1 << 24, (2, 2))
     assert calibration.ops[LINEAR].forward_s > 0 and calibration.ops[LINEAR].backward_s > 0
-    assert [one.done for one in seen] == sorted({one.done for one in seen}) and seen[0].total == 46
+    assert [one.done for one in seen] == sorted({one.done for one in seen}) and seen[0].total == 91
     assert Calibration.from_dict(loads(canonical(calibration.to_dict()))) == calibration
     assert (tmp_path / "ranks.log").read_text() == ""  # no warnings from the ranks
     assert gone(read_results(tmp_path / "results.jsonl").pids)
@@ -67,7 +73,7 @@ def test_a_bad_op_key_fails_by_name_and_keeps_what_was_measured(tmp_path: Path) 
     assert message.startswith(f"op {key}: a rank failed")
     assert "an op that this torch has is expected" in message
     results = read_results(tmp_path / "results.jsonl")
-    assert len(results.points) == 5 and not results.done and gone(results.pids)
+    assert len(results.points) == 6 and not results.done and gone(results.pids)
 
 
 def test_a_rank_that_dies_fails_by_name_and_ends_the_others(tmp_path: Path) -> None:
@@ -84,13 +90,70 @@ def test_a_rank_that_dies_fails_by_name_and_ends_the_others(tmp_path: Path) -> N
     assert gone(read_results(tmp_path / "results.jsonl").pids)
 
 
+def test_a_hung_rank_is_named_and_the_next_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    path = tmp_path / "results.jsonl"
+
+    def stop_last_rank(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.done >= 3 and seen[-2].done < 3:
+            os.kill(read_results(path).pids[-1], signal.SIGSTOP)
+
+    def run(**more: Any) -> Calibration:
+        return calibrate(load_cluster("local:2"), sizes=SIZES, point_s=0.2, workdir=tmp_path, **more)
+
+    with pytest.raises(
+        CalibrationError, match="no rank has answered for 3 s: rank 1 .* is stopped; .* so far"
+    ) as caught:
+        run(progress=stop_last_rank, stall_s=3)
+    partial = read_results(path)
+    assert str(caught.value).startswith(f"{partial.current}: ")
+    assert len(partial.made) >= 3 and not partial.done and gone(partial.pids)
+    begun = len(seen)
+    calibration = run(progress=seen.append)
+    assert seen[begun].done == len(partial.made)
+    assert calibration.complete and len(calibration.collectives) == 6
+    kept = [point for points in partial.points.values() for point in points]
+    assert [point for fit in calibration.collectives for point in fit.points][: len(kept)] == kept
+
+
+def test_what_a_killed_command_has_measured_is_kept_and_its_ranks_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "calib.json"
+    partial = tmp_path / "calib.json.partial" / "results.jsonl"
+    arguments = ["calibrate", "--cluster", "local:2", "--sizes", "1024,65536,4194304", "--no-variants", "-o", str(path)]
+    with subprocess.Popen([*COMMAND, *arguments], env=environment(), stderr=subprocess.PIPE) as command:
+        assert command.stderr is not None
+        while not command.stderr.readline().startswith(b"[3/18]"):
+            assert command.poll() is None
+        command.kill()
+    left = read_results(partial)
+    assert len(left.made) >= 2 and not gone(left.pids) and not path.exists()
+    done = autosbp(*arguments)
+    assert done.returncode == 0, done.stderr
+    made = int(done.stderr.splitlines()[0].removeprefix("[").partition("/")[0]) - 1
+    assert made >= len(left.made) and gone(left.pids)
+    assert Calibration.from_dict(loads(path.read_bytes())).complete and not partial.parent.exists()
+
+
 def test_a_run_out_of_time_says_so_and_leaves_no_process(tmp_path: Path) -> None:
     started: list[Progress] = []
     with pytest.raises(CalibrationError, match="timed out after 9 s"):
         calibrate(
-            load_cluster("local:2"), repeats=10_000, point_s=60, timeout_s=9, progress=started.append, workdir=tmp_path
+            load_cluster("local:2"),
+            repeats=10_000,
+            point_s=60,
+            budget_s=10_000,
+            timeout_s=9,
+            progress=started.append,
+            workdir=tmp_path,
         )
     assert gone(read_results(tmp_path / "results.jsonl").pids)
+
+
+def test_an_interface_that_does_not_exist_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="interface: 'eth99' .* lo"):
+        calibrate(CLUSTER, workdir=tmp_path, launch=partial(run_ranks, interface="eth99"))
+    assert not (tmp_path / "ranks.log").exists()
 
 
 def test_too_many_ranks_for_one_machine_are_refused_before_anything_starts(tmp_path: Path) -> None:

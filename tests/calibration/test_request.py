@@ -1,8 +1,8 @@
-"""What a run measures: every distinct group shape once, and arguments within their limits."""
+"""What a run measures, in which order, which runs are the same, and arguments within their limits."""
 
 from __future__ import annotations
 
-from itertools import combinations
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,32 +11,36 @@ from autosbp.cluster import load_cluster
 from autosbp.errors import InputError
 from autosbp.jsonio import canonical, loads
 from calibration._collectives import message_bytes
-from calibration._request import Request, group_axes, measurement_names, measurements
+from calibration._request import Request, measurement_names, series
 
 LOCAL = load_cluster("local:2x2")
 
 
-@pytest.mark.parametrize("spec", ["local:1", "local:4", "local:2x2", "summit:6", "dgx-a100-80g:8", "gcp-a100-16:2"])
-def test_shapes_are_those_of_all_subsets_of_axes(spec: str) -> None:
-    mesh = load_cluster(spec).mesh()
-    subsets = [axes for size in range(1, mesh.ndim + 1) for axes in combinations(range(mesh.ndim), size)]
-    chosen = group_axes(mesh)
-    assert set(chosen) == {mesh.group_shape(axes) for axes in subsets}
-    assert all(mesh.group_shape(axes) == shape and list(axes) == sorted(axes) for shape, axes in chosen.items())
-
-
-def test_largest_cluster_has_few_shapes() -> None:
-    assert len(group_axes(load_cluster(f"dgx-h100:{2**17}").mesh())) == 18 * 4 - 1
-
-
-def test_measurements_come_shape_by_shape_with_sizes_ascending() -> None:
+def test_measurements_come_placement_by_placement_with_sizes_ascending() -> None:
     request = Request(LOCAL, "gloo", (4096, 1024, 2048, 1024), op_keys=("k",))
-    made = list(measurements(request))
-    assert len(made) == 3 * 5 * 3
-    assert [one.num_bytes for one in made[:3]] == [1024, 2048, 4096]
-    assert [one.group_shape for one in made[::15]] == [(1, 2), (2, 1), (2, 2)]
-    assert measurement_names(request)[-1] == "op k"
-    assert made[0].name == "all_reduce over 1x2, 1024 bytes"
+    made = list(series(request))
+    assert len(made) == 5 * 6
+    assert [one.num_bytes for one in made[0]] == [1024, 2048, 4096]
+    assert [sizes[0].placement.name for sizes in made[::6]] == [
+        *("1x2", "1x2 one group alone", "2x1", "2x1 one group alone", "2x2"),
+    ]
+    names = measurement_names(request)
+    assert names[0] == "all_reduce over 1x2, 1024 bytes" and names[-1] == "op k"
+    assert len(set(names)) == len(names) == 5 * 6 * 3 + 1
+    assert len(list(series(replace(request, variants=False)))) == 3 * 6
+
+
+def test_requests_that_find_the_same_have_one_id() -> None:
+    request = Request(LOCAL, "gloo", (1, 2, 3))
+    assert request.request_id == replace(request, timeout_s=1.0, stall_s=1.0).request_id
+    others = [
+        replace(request, repeats=31),
+        replace(request, sizes=(1, 2, 4)),
+        replace(request, budget_s=1.0),
+        replace(request, op_keys=("k",)),
+        replace(request, cluster=load_cluster("local:4")),
+    ]
+    assert len({request.request_id, *(other.request_id for other in others)}) == 6
 
 
 def test_request_round_trips_through_json() -> None:
@@ -62,6 +66,8 @@ def test_message_is_rounded_up_to_equal_parts() -> None:
         ({"point_s": 0.0}, "point_s"),
         ({"op_s": float("nan")}, "op_s"),
         ({"timeout_s": float("inf")}, "timeout_s"),
+        ({"budget_s": -1.0}, "budget_s"),
+        ({"stall_s": 0.0}, "stall_s"),
     ],
 )
 def test_arguments_out_of_range_are_refused_by_name(changes: dict[str, Any], field: str) -> None:

@@ -1,7 +1,9 @@
-"""Results files: whole runs, and what a run that ended early left behind."""
+"""Results files: whole runs, what a run that ended early left behind, and which run may go on with it."""
 
 from __future__ import annotations
 
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,18 +12,22 @@ from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import OpTime
 from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical
+from autosbp.processes import start_ticks
 from calibration import Request, assemble, read_results
-from calibration._request import measurements
+from calibration._launch import continue_or_begin
+from calibration._request import series
 
 REQUEST = Request(load_cluster("local:2"), "gloo", (1024, 4096, 16384), op_keys=("k",))
 
 
 def lines() -> list[bytes]:
-    made: list[object] = [{"ranks": [7, 8]}]
-    for one in measurements(REQUEST):
-        values = [one.num_bytes, 1e-3 + 1e-9 * one.num_bytes, 0.0, 10]
-        made.append({"begin": one.name})
-        made.append({"point": {"kind": one.kind, "group_shape": list(one.group_shape), "values": values}})
+    made: list[object] = [{"request": REQUEST.request_id}, {"ranks": [7, 8]}]
+    for sizes in series(REQUEST):
+        for one in sizes:
+            values = [one.num_bytes, 1e-3 + 1e-9 * one.num_bytes, 0.0, 30]
+            made.append({"begin": one.name})
+            shape = list(one.placement.group_shape)
+            made.append({"point": {"kind": one.kind, "group_shape": shape, "values": values}})
     made += [{"begin": "op k"}, {"op": {"key": "k", "forward_s": 1e-3, "backward_s": 2e-3}}, {"done": True}]
     return [canonical(record) + b"\n" for record in made]
 
@@ -30,15 +36,15 @@ def test_a_whole_run_is_a_complete_calibration(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(lines()))
     calibration = assemble(REQUEST, read_results(path), "relative")
-    assert calibration.complete and len(calibration.collectives) == 5 and calibration.ops == {"k": OpTime(1e-3, 2e-3)}
+    assert calibration.complete and len(calibration.collectives) == 6 and calibration.ops == {"k": OpTime(1e-3, 2e-3)}
     assert calibration.notes == () and read_results(path).pids == (7, 8)
 
 
 def test_a_run_that_ended_early_is_refused_by_name_or_taken_as_partial(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    path.write_bytes(b"".join(lines()[:10]) + b'{"poi')
+    path.write_bytes(b"".join(lines()[:11]) + b'{"poi')
     results = read_results(path)
-    with pytest.raises(CalibrationError, match="all_gather over 2, 4096 bytes: .* 12 measurements before its end"):
+    with pytest.raises(CalibrationError, match="all_gather over 2, 4096 bytes: .* 15 measurements before its end"):
         assemble(REQUEST, results, "relative")
     partial = assemble(REQUEST, results, "relative", partial=True)
     assert not partial.complete and [fit.kind for fit in partial.collectives] == ["all_reduce"]
@@ -48,14 +54,62 @@ def test_no_file_is_a_run_that_did_not_start(tmp_path: Path) -> None:
     assert read_results(tmp_path / "none").current == "start of the ranks"
 
 
-def test_a_line_that_is_not_json_is_refused_by_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [b"{]\n", b'{"begin":"x"}\n{"point":{"kind":"p2p","group_shape":[2],"values":[1]}}\n'])
+def test_a_line_that_is_no_result_is_refused_by_number(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "results.jsonl"
-    path.write_bytes(lines()[0] + b"{]\n")
-    with pytest.raises(InputError, match="line 2"):
+    path.write_bytes(lines()[0] + line)
+    with pytest.raises(InputError, match=f"line {1 + line.count(bytes([10]))}"):
         read_results(path)
 
 
-def test_flat_times_leave_a_note(tmp_path: Path) -> None:
+def test_flat_times_few_repeats_and_sizes_left_out_leave_notes(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    path.write_bytes(b"".join(line.replace(b"0.001016384", b"0.0009") for line in lines()))
-    assert "do not grow with size" in assemble(REQUEST, read_results(path), "relative").notes[0]
+    changed = [line.replace(b"0.001016384", b"0.0009").replace(b"0.0,30", b"0.0,7") for line in lines()]
+    changed[-1:-1] = [canonical({"begin": "p2p over 2, 65536 bytes"}), b"\n", canonical({"left_out": "too big"}), b"\n"]
+    path.write_bytes(b"".join(changed))
+    notes = assemble(REQUEST, read_results(path), "relative").notes
+    assert "all_reduce over 2: times do not grow with size" in notes[0]
+    assert notes[-2:] == (
+        "18 of 18 points have fewer than 30 repeats, the least 7",
+        "left out, too big: p2p over 2, 65536 bytes",
+    )
+
+
+def test_an_unfinished_run_is_continued_without_the_line_that_was_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"".join(lines()[:6]) + b'{"poi')
+    continue_or_begin(replace(REQUEST, timeout_s=1.0), path)
+    assert path.read_bytes().startswith(b"".join(lines()[:6]) + b'{"owner":')
+    results = read_results(path)
+    assert results.made == {"all_reduce over 2, 1024 bytes", "all_reduce over 2, 4096 bytes"}
+    assert results.current == "start of the ranks" and results.pids == ()
+
+
+@pytest.mark.parametrize("left", [b"".join(lines()[:6]), b"no JSON\n"])
+def test_an_unfinished_run_of_another_request_is_kept_beside_the_new_one(tmp_path: Path, left: bytes) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(left)
+    continue_or_begin(replace(REQUEST, repeats=31), path)
+    assert read_results(path).made == set()
+    others = [other for other in tmp_path.iterdir() if other != path]
+    assert [other.read_bytes() for other in others] == [left]
+
+
+def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"".join(lines()))
+    continue_or_begin(REQUEST, path)
+    results = read_results(path)
+    assert results.made == set() and results.request_id == REQUEST.request_id and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_in_which_another_process_calibrates_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with subprocess.Popen(["sleep", "60"]) as other:
+        header = {"request": REQUEST.request_id, "owner": [other.pid, start_ticks(other.pid)]}
+        path.write_bytes(canonical(header) + b"\n")
+        with pytest.raises(InputError, match=f"workdir: .* process {other.pid} is not calibrating"):
+            continue_or_begin(REQUEST, path)
+        other.kill()
+        other.wait()
+    continue_or_begin(REQUEST, path)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from calibration._timing import MIN_REPEATS, sample, slowest_rank_times, summary
+from autosbp.costmodel.calibration import Spread
+from calibration._timing import LEAST_CALLS, MIN_REPEATS, sample, slowest_rank_times, summary
 
 
 class Clock:
@@ -30,7 +31,9 @@ def test_all_repeats_are_made_where_they_fit() -> None:
 
 
 def test_slow_calls_are_repeated_at_least_three_times() -> None:
-    assert len(Clock(2.0).sample(box_s=0.5)) == MIN_REPEATS
+    clock = Clock(2.0)
+    assert len(clock.sample(box_s=0.5)) == MIN_REPEATS
+    assert clock.calls == LEAST_CALLS
 
 
 def test_a_box_that_holds_some_repeats_gets_those() -> None:
@@ -48,6 +51,13 @@ def test_slowest_rank_of_each_group_and_repeat() -> None:
     assert slowest_rank_times(by_rank, [[0, 2], [1, 3]]) == [3.0, 5.0, 2.0, 4.0]
 
 
-def test_summary_is_median_and_interquartile_range() -> None:
-    point = summary(1024, [1.0, 2.0, 3.0, 4.0, 100.0])
+def test_summary_is_median_interquartile_range_and_spread() -> None:
+    point = summary(1024, [4.0, 1.0, 100.0, 3.0, 2.0], 5)
     assert (point.num_bytes, point.median_s, point.iqr_s, point.num_repeats) == (1024, 3.0, 2.0, 5)
+    assert point.spread == Spread(1.0, (1.0, pytest.approx(1.4), 2.0, 3.0, 4.0, pytest.approx(61.6), 100.0))
+
+
+def test_summary_shows_two_usual_times_where_a_median_does_not() -> None:
+    point = summary(1024, [1.0] * 14 + [2.0] * 16, 30)
+    assert point.median_s == 2.0 and point.spread is not None
+    assert point.spread.quantiles_s == (1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0)

@@ -44,7 +44,7 @@ def fits(**changes: Any) -> dict[str, Any]:
         fits(points=[3]),
         fits(points=[["a", "b", "c", "d"]]),
         fits(group_shape=[2]),
-        fits(kind="broadcast"),
+        fits(kind="barrier"),
         {"cluster_id": "clu-none"},
         {"cluster_id": "clu-none", "surprise": 1},
         {"cluster_id": 3},

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from autosbp.processes import start_ticks
 from autosbp.testing.emulated import EmulatedCluster
-from autosbp.testing.emulated._owners import start_ticks
 from tests.cli.processes import environment
 
 NETNS = Path("/run/netns")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from autosbp.processes import start_ticks
+
 NAMESPACES = Path("/run/netns")
 _NAME = re.compile(r"autosbp-emu-(\d+)-(\d+)-(\d+)-(?:n\d+|switch)", re.ASCII)
-_START_FIELD = 19  # of /proc/PID/stat, counted from the state, which is the first field behind the command's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,6 @@ def this_process(serial: int) -> Owner:
     ticks = start_ticks(os.getpid())
     assert ticks is not None  # noqa: S101 - we run
     return Owner(os.getpid(), ticks, serial)
-
-
-def start_ticks(pid: int) -> int | None:
-    """When the process started; None where it has ended, also when nobody has waited for it yet."""
-    with suppress(OSError):
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state in "ZX" else int(fields[_START_FIELD - 1])
-    return None
 
 
 def owned() -> list[tuple[str, Owner]]:
