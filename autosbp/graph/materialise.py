@@ -48,6 +48,11 @@ def op_of(name: str) -> Any:
     return op
 
 
+def is_random(name: str) -> bool:
+    """Whether torch says that an op draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(op_of(name), "tags", ())
+
+
 def constant_tensor(constant: Constant) -> torch.Tensor:
     """The values of a constant."""
     data = bytearray(decode_bytes(constant.data, constant.meta.num_bytes))

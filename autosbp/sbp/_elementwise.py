@@ -32,6 +32,16 @@ def masked_fill(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
     return Sharding(aligned(node, metas).factors(set()), linear=FIRST if value == 0 else ())
 
 
+def where_number(position: int) -> Rule:
+    """``where`` with a number as argument ``position``; linear in the tensor when it is 0."""
+
+    def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+        linear = (frozenset((1,)),) if node.args[position] == 0 else ()
+        return Sharding(aligned(node, metas).factors(set()), linear=linear)
+
+    return rule
+
+
 def to_dtype(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
     """A cast; partial sums survive casts between float types only."""
     linear = FIRST if metas[0].is_float and node.outputs[0].is_float else ()

@@ -1,13 +1,14 @@
-"""Rules of matrix products that broadcast."""
+"""Rules of matrix products that notation cannot say: broadcasts, and equations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from autosbp.errors import GraphError
 from autosbp.graph.ir import Node, TensorMeta
-from autosbp.sbp.sharding import FactorTable, Sharding
+from autosbp.sbp.sharding import FactorTable, Rule, Sharding, notation
 
 
 def matmul(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
@@ -32,3 +33,46 @@ def matmul(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
     factors = table.factors(set())
     flops = 2.0 * prod(out.sizes) * left.sizes[-1]
     return Sharding(factors, linear=(frozenset((0,)), frozenset((1,))), flops=flops)
+
+
+def added(product: str) -> Rule:
+    """``beta x + alpha product``, with x broadcast to the product's shape from the right: addmm, baddbmm, addmv."""
+    left, _, right = product.partition("->")
+    names = right.split()
+
+    def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+        ndim = len(metas[0].shape)
+        sizes = metas[0].sizes
+        # A dim of size 1 that is broadcast has no factor; a name of its own, held by nothing else, says so.
+        own = [
+            name if size == out else f"x{at}"
+            for at, (name, size, out) in enumerate(
+                zip(names[len(names) - ndim :], sizes, node.outputs[0].sizes[len(names) - ndim :], strict=True)
+            )
+        ]
+        text = f"+{' '.join(own)}, {left} -> {right}" if own else f"+, {left} -> {right}"
+        found = notation(text, linear="1; 2", flops=2)(node, metas)
+        kept = tuple(factor for factor in found.factors if not factor.name.startswith("x"))
+        return replace(found, factors=kept)
+
+    return rule
+
+
+def einsum(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """An equation is the rule: ``einsum("bij,bjk->bik", ...)``; ellipses and repeated letters stay whole."""
+    equation = node.args[0].replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    if "." in equation or not arrow or any(len(set(term)) != len(term) for term in (*terms, right)):
+        return Sharding(())
+    table = FactorTable(node, len(metas), 1)
+    letters: dict[str, int] = {}
+    for position, (term, meta) in enumerate(zip(terms, metas, strict=True)):
+        for dim, (letter, size) in enumerate(zip(term, meta.sizes, strict=True)):
+            letters[letter] = max(size, letters.get(letter, 1))
+            if size > 1:
+                table.set(letter, size, position, dim, output=False)
+    for dim, (letter, size) in enumerate(zip(right, node.outputs[0].sizes, strict=True)):
+        table.set(letter, size, 0, dim, output=True)
+    flops = 2.0 * prod(letters.values()) if len(terms) > 1 else 0.0
+    return Sharding(table.factors(set()), linear=tuple(frozenset((at,)) for at in range(len(metas))), flops=flops)

@@ -10,79 +10,41 @@ from autosbp.errors import GraphError
 from autosbp.graph.ir import Arg, LogicalGraph, Node, Ref, map_arg
 from autosbp.graph.shapes import check_shape
 from autosbp.sbp import _attention as attention
+from autosbp.sbp import _changed_dims as dims
 from autosbp.sbp import _convolution as convolution
 from autosbp.sbp import _elementwise as elementwise
+from autosbp.sbp import _experts as experts
 from autosbp.sbp import _extrema as extrema
+from autosbp.sbp import _indexing as indexing
+from autosbp.sbp import _losses as losses
 from autosbp.sbp import _norms as norms
 from autosbp.sbp import _products as products
 from autosbp.sbp import _ranges as ranges
 from autosbp.sbp import _reductions as reductions
 from autosbp.sbp import _shapes as shapes
+from autosbp.sbp._op_lists import LOSSES, POINTWISE, POOLINGS
 from autosbp.sbp.sharding import AxisOption, Rule, Sharding, axis_options, notation, tensor_inputs
-
-_POINTWISE = [
-    "gelu.default",
-    "relu.default",
-    "silu.default",
-    "tanh.default",
-    "sigmoid.default",
-    "exp.default",
-    "log.default",
-    "rsqrt.default",
-    "sqrt.default",
-    "pow.Tensor_Scalar",
-    "cos.default",
-    "sin.default",
-    "abs.default",
-    "reciprocal.default",
-    "erf.default",
-    "eq.Scalar",
-    "ne.Scalar",
-    "lt.Scalar",
-    "gt.Scalar",
-    "le.Scalar",
-    "ge.Scalar",
-    "eq.Tensor",
-    "ne.Tensor",
-    "lt.Tensor",
-    "gt.Tensor",
-    "le.Tensor",
-    "ge.Tensor",
-    "logical_not.default",
-    "logical_and.default",
-    "logical_or.default",
-    "bitwise_and.Tensor",
-    "bitwise_or.Tensor",
-    "bitwise_not.default",
-    "__and__.Tensor",
-    "__or__.Tensor",
-    "clamp.default",
-    "clamp_min.default",
-    "minimum.default",
-    "maximum.default",
-    "hardtanh.default",
-    "leaky_relu.default",
-    "elu.default",
-    "softplus.default",
-    "add.Scalar",
-    "sub.Scalar",
-    "rsub.Scalar",
-    "pow.Tensor_Tensor",
-]
 
 RULES: Mapping[str, Rule] = {
     # matrix products
     "aten.linear.default": notation("b... k, n k, +[n] -> b... n", linear="0; 1", flops=2),
     "aten.mm.default": notation("m k, k n -> m n", linear="0; 1", flops=2),
     "aten.bmm.default": notation("b m k, b k n -> b m n", linear="0; 1", flops=2),
-    "aten.addmm.default": notation("+[n], m k, k n -> m n", linear="1; 2", flops=2),
+    "aten.addmm.default": products.added("m k, k n -> m n"),
+    "aten.baddbmm.default": products.added("b m k, b k n -> b m n"),
+    "aten.addbmm.default": products.added("b m k, b k n -> m n"),
+    "aten.addmv.default": products.added("m k, k -> m"),
+    "aten.mv.default": notation("m k, k -> m", linear="0; 1", flops=2),
+    "aten.dot.default": notation("k, k ->", linear="0; 1", flops=2),
+    "aten.outer.default": notation("m, n -> m n", linear="0; 1", flops=1),
     "aten.matmul.default": products.matmul,
+    "aten.einsum.default": products.einsum,
+    "autosbp.experts.default": experts.experts,
     # convolution and pooling
-    "aten.conv2d.default": convolution.conv2d,
-    "aten.conv2d.padding": convolution.conv2d,
-    "aten.max_pool2d.default": convolution.pooling,
-    "aten.avg_pool2d.default": convolution.pooling,
-    "aten.adaptive_avg_pool2d.default": convolution.pooling,
+    **{f"aten.conv{n}d.{form}": convolution.convolution(n) for n in (1, 2, 3) for form in ("default", "padding")},
+    "aten.conv_transpose1d.default": convolution.convolution(1, transposed=True),
+    **{f"aten.conv_transpose{n}d.input": convolution.convolution(n, transposed=True) for n in (2, 3)},
+    **{f"aten.{name}": convolution.pooling(spatial) for name, spatial in POOLINGS},
     # attention, normalisation, softmax, embedding, losses
     "aten.scaled_dot_product_attention.default": attention.attention,
     "aten.layer_norm.default": norms.layer_norm,
@@ -93,6 +55,23 @@ RULES: Mapping[str, Rule] = {
     "aten.log_softmax.int": norms.softmax,
     "aten.embedding.default": ranges.embedding,
     "aten.gather.default": ranges.gather,
+    **{f"aten.{name}": losses.elementwise_loss(position) for name, position in LOSSES},
+    # picking, placing and ordering
+    "aten.index.Tensor": indexing.index,
+    "aten.index_put.default": indexing.index_put,
+    "aten.index_select.default": indexing.index_select,
+    "aten.index_add.default": indexing.index_add,
+    **{f"aten.{name}": indexing.scatter for name in ("scatter.src", "scatter.value", "scatter_add.default")},
+    "aten.scatter_reduce.two": indexing.scatter,
+    "aten.topk.default": indexing.along(2),
+    "aten.sort.default": indexing.along(1),
+    "aten.argsort.default": indexing.along(1),
+    "aten.cumsum.default": indexing.along(1, linear=True),
+    "aten.cumprod.default": indexing.along(1),
+    "aten.logcumsumexp.default": indexing.along(1),
+    "aten.one_hot.default": indexing.one_hot,
+    "aten.histc.default": indexing.histogram,
+    "aten.bucketize.Tensor": notation("b..., n -> b...", whole="n"),
     # shapes
     "aten.reshape.default": shapes.reshape,
     "aten.permute.default": shapes.permute,
@@ -100,6 +79,21 @@ RULES: Mapping[str, Rule] = {
     "aten.slice.Tensor": shapes.slice_tensor,
     "aten.cat.default": shapes.cat,
     "aten.constant_pad_nd.default": shapes.pad,
+    "aten.slice_scatter.default": dims.scattered_slice,
+    "aten.select_scatter.default": dims.scattered_slice,
+    "aten.flip.default": dims.rearranged(dims.argument(1)),
+    "aten.roll.default": dims.rearranged(dims.argument(2, all_when_empty=True)),
+    "aten.tril.default": dims.rearranged(dims.last(2)),
+    "aten.triu.default": dims.rearranged(dims.last(2)),
+    **{
+        f"aten.{kind}_pad{n}d.default": dims.rearranged(dims.last(n))
+        for kind in ("reflection", "replication")
+        for n in (1, 2, 3)
+    },
+    "aten.glu.default": dims.glu,
+    "aten.pixel_shuffle.default": dims.leading(1),
+    "aten.pixel_unshuffle.default": dims.leading(1),
+    "aten.im2col.default": dims.leading(1),
     # reductions
     "aten.sum.dim_IntList": reductions.sum_dims,
     "aten.sum.default": reductions.sum_dims,
@@ -110,6 +104,17 @@ RULES: Mapping[str, Rule] = {
     "aten.max.dim": extrema.extremum_with_index,
     "aten.min.dim": extrema.extremum_with_index,
     "aten.logsumexp.default": extrema.logsumexp,
+    "aten.prod.dim_int": dims.reduced(dims.argument(1), 2),
+    "aten.any.dim": dims.reduced(dims.argument(1), 2),
+    "aten.all.dim": dims.reduced(dims.argument(1), 2),
+    "aten.argmax.default": dims.reduced(dims.argument(1, all_when_empty=True), 2),
+    "aten.argmin.default": dims.reduced(dims.argument(1, all_when_empty=True), 2),
+    "aten.var.dim": dims.reduced(dims.argument(1, all_when_empty=True), 3),
+    "aten.std.dim": dims.reduced(dims.argument(1, all_when_empty=True), 3),
+    "aten.var.correction": dims.reduced(dims.argument(1, all_when_empty=True), 2),
+    "aten.std.correction": dims.reduced(dims.argument(1, all_when_empty=True), 2),
+    "aten.linalg_vector_norm.default": dims.reduced(dims.argument(2, all_when_empty=True), 3),
+    "aten.norm.ScalarOpt_dim": dims.reduced(dims.argument(2), 3),
     # element-wise
     "aten.add.Tensor": elementwise.pointwise("0 1"),
     "aten.sub.Tensor": elementwise.pointwise("0 1"),
@@ -121,12 +126,21 @@ RULES: Mapping[str, Rule] = {
     "aten.detach.default": elementwise.pointwise("0"),
     "aten.to.dtype": elementwise.to_dtype,
     "aten.where.self": elementwise.pointwise("1 2"),
+    "aten.where.ScalarOther": elementwise.where_number(2),
+    "aten.where.ScalarSelf": elementwise.where_number(1),
+    "aten.lerp.Scalar": elementwise.pointwise("0 1"),
+    "aten.lerp.Tensor": elementwise.pointwise("0 1"),
+    "aten.addcmul.default": elementwise.pointwise("0 1; 0 2"),
+    "aten.addcdiv.default": elementwise.pointwise("0 1"),
     "aten.masked_fill.Scalar": elementwise.masked_fill,
     "aten.dropout.default": elementwise.dropout,
-    **{f"aten.{name}": elementwise.pointwise("") for name in _POINTWISE},
+    **{f"aten.{name}": elementwise.pointwise("") for name in POINTWISE},
 }
 
-KEYWORDS = frozenset(("alpha", "approximate", "beta", "dtype", "enable_gqa", "scale"))
+KEYWORDS = frozenset(
+    ("alpha", "approximate", "beta", "correction", "dtype", "enable_gqa", "include_self", "log_target", "out_int32", "path",
+     "right", "rounding_mode", "scale", "value")
+)  # fmt: skip
 """Keyword arguments that no rule needs to know. Rules read all others by position, where capture puts them."""
 
 _OP = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*")
@@ -137,8 +151,8 @@ _known: dict[Hashable, Sharding] = {}
 
 
 def sharding_of(graph: LogicalGraph, node: Node) -> Sharding:
-    """The node's factors in a bound graph; a contradictory shape is a ``GraphError``. An op without a rule has none: it
-    runs whole on every rank."""
+    """The node's factors in a bound graph; a contradictory shape is a ``GraphError``. An op without a rule in ``RULES`` has
+    the one that its graph holds for it; without either it runs whole on every rank."""
     rule = RULES.get(node.op)
     if rule is None:
         return _WHOLE

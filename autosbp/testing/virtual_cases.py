@@ -1,85 +1,23 @@
 """Op cases for the numeric proof of sharding rules: for every op of ``RULES``, calls that exercise its attributes.
 
-A case is the op's positional and keyword arguments with tensors as ``Tensor`` descriptions. ``op_case`` makes the
-graph of one node from it, so a new rule needs one line in ``CASES``. Extents are such that 2 or 3 devices divide them.
+A new rule needs one line in ``CASES``. Extents are such that 2 or 3 devices divide them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
-import torch
-
-from autosbp.graph.ir import DType, Input, LogicalGraph, Node, Parameter, Ref, TensorMeta
-from autosbp.graph.materialise import dtype_of, op_of, to_fx_arg
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor argument. ``trained`` tensors carry a gradient; ``high`` bounds integers (exclusive)."""
-
-    shape: tuple[int, ...]
-    dtype: str = "float64"
-    trained: bool = True
-    high: int | None = None
-
-
-@dataclass(frozen=True)
-class Case:
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-def x(*shape: int, dtype: str = "float64") -> Tensor:
-    return Tensor(shape, dtype)
-
-
-def data(*shape: int) -> Tensor:
-    return Tensor(shape, trained=False)
-
-
-def ints(high: int, *shape: int) -> Tensor:
-    return Tensor(shape, "int64", False, high)
-
-
-def mask(*shape: int) -> Tensor:
-    return Tensor(shape, "bool", False)
-
-
-def of(*args: Any, **kwargs: Any) -> Case:
-    return Case(args, kwargs)
-
-
-def op_case(op: str, case: Case) -> tuple[LogicalGraph, Node]:
-    """The graph of one node; trained tensors are its parameters, others its inputs."""
-    parameters: list[Parameter] = []
-    inputs: list[Input] = []
-    examples: dict[str, torch.Tensor] = {}
-
-    def name(arg: Any) -> Any:
-        if isinstance(arg, tuple):
-            return tuple(name(item) for item in arg)
-        if not isinstance(arg, Tensor):
-            return arg
-        leaf, meta = f"t{len(examples)}", TensorMeta(arg.shape, arg.dtype)
-        examples[leaf] = torch.zeros(arg.shape, dtype=dtype_of(arg.dtype))
-        if arg.trained:
-            parameters.append(Parameter(leaf, meta, leaf))
-        else:
-            inputs.append(Input(leaf, meta, arg.high))
-        return Ref(leaf)
-
-    args = tuple(name(arg) for arg in case.args)
-    kwargs = {key: name(arg) for key, arg in case.kwargs.items()}
-    values = tuple(to_fx_arg(arg, examples) for arg in args)
-    result = op_of(op)(*values, **{key: to_fx_arg(arg, examples) for key, arg in kwargs.items()})
-    outputs = (result,) if isinstance(result, torch.Tensor) else tuple(result)
-    metas = tuple(TensorMeta(tuple(out.shape), str(out.dtype).removeprefix("torch.")) for out in outputs)
-    node = Node("node", op, args, kwargs, metas)
-    return LogicalGraph("case", {}, tuple(parameters), tuple(inputs), (), (node,), Ref("node")), node
-
+from autosbp.graph.ir import DType
+from autosbp.testing.cases_elementwise import ELEMENTWISE_CASES
+from autosbp.testing.cases_indexing import INDEXING_CASES
+from autosbp.testing.op_cases import Case as Case
+from autosbp.testing.op_cases import Tensor as Tensor
+from autosbp.testing.op_cases import data as data
+from autosbp.testing.op_cases import ints as ints
+from autosbp.testing.op_cases import mask as mask
+from autosbp.testing.op_cases import of as of
+from autosbp.testing.op_cases import op_case as op_case
+from autosbp.testing.op_cases import x as x
 
 _SAME = (of(x(4, 6)), of(x(6, 1, 4)))
 _PAIRS = (
@@ -306,4 +244,6 @@ CASES: Mapping[str, tuple[Case, ...]] = {
     "aten.add.Scalar": _NUMBER,
     "aten.sub.Scalar": _NUMBER,
     "aten.rsub.Scalar": _NUMBER,
+    **ELEMENTWISE_CASES,
+    **INDEXING_CASES,
 }

@@ -6,6 +6,7 @@ mesh. Random numbers come from a fixed seed. Both raise ``AssertionError`` that 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,23 +26,28 @@ from autosbp.sbp.sharding import AxisOption, tensor_inputs
 from autosbp.testing.virtual import VirtualRanks, plain_mesh
 from autosbp.testing.virtual_layouts import EXACT, assert_holds, gradient_layout, random_parts
 
-POSITIVE = frozenset(
-    f"aten.{name}"
-    for name in (
-        "log.default",
-        "sqrt.default",
-        "rsqrt.default",
-        "reciprocal.default",
-        "pow.Tensor_Scalar",
-        "pow.Tensor_Tensor",
-        "div.Tensor",
-        "batch_norm.default",
-    )  # fmt: skip
+_POSITIVE = (
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "pow",
+    "div",
+    "xlogy",
+    "kl_div",
+    "batch_norm",
 )
-"""Ops whose inputs stay away from zero, where they have poles; a variance is one."""
-TIED = frozenset(
-    f"aten.{name}" for name in ("amax.default", "amin.default", "max.default", "min.default", "max.dim", "min.dim")
-)
+_UNIT = ("acos", "asin", "atanh", "erfinv", "logit", "binary_cross_entropy")
+DOMAINS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(_POSITIVE, (0.5, 3.0)),
+    **dict.fromkeys(_UNIT, (0.1, 0.9)),
+    "acosh": (1.5, 3.0),
+}
+"""Ops, without overload, that are defined on a range only, or have poles outside of it; a variance is positive."""
+TIED = frozenset(("amax", "amin", "max", "min"))
 """Ops that tell equal values apart: their inputs are whole numbers, many of them equal."""
 SINGLE = 1e-5
 """The tolerance of ops that take or give float32."""
@@ -59,7 +65,7 @@ def check_layouts(graph: LogicalGraph, node: Node, signature: Signature, mesh: M
     generator = torch.Generator().manual_seed(0)
     highs = {leaf.name: leaf.high for leaf in graph.inputs}
     inputs = [
-        _random(meta, highs.get(ref.name), node.op, generator)
+        _random(meta, highs.get(ref.name), node.op.split(".")[1], generator)
         for ref, meta in zip(node.refs(), tensor_inputs(graph, node), strict=True)
     ]
     tracked = [ref.name in graph.differentiable and value.is_floating_point()
@@ -114,10 +120,12 @@ def _random(meta: TensorMeta, high: int | None, op: str, generator: torch.Genera
     if not meta.is_float:
         bound = 2 if meta.dtype == "bool" else high or 2
         return torch.randint(0, bound, meta.sizes, generator=generator).to(dtype_of(meta.dtype))
-    value = torch.randn(meta.sizes, generator=generator, dtype=torch.float64)
-    if op in TIED:
-        value = value.round()
-    return (value.abs() + 0.5 if op in POSITIVE else value).to(dtype_of(meta.dtype))
+    if op in DOMAINS:
+        low, top = DOMAINS[op]
+        value = low + (top - low) * torch.rand(meta.sizes, generator=generator, dtype=torch.float64)
+    else:
+        value = torch.randn(meta.sizes, generator=generator, dtype=torch.float64)
+    return (value.round() if op in TIED else value).to(dtype_of(meta.dtype))
 
 
 def _whole(

@@ -1,4 +1,4 @@
-"""Ops that index a dim of which a rank holds a range: what lies outside gives zeros, so the output is P."""
+"""Ops that index a dim (rows, experts) of which a rank holds a range: what lies outside gives zeros, so the output is P."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from autosbp.executor.split_ops._base import SplitCall
+from autosbp.graph import own_ops
 
 
 def embedding_range(weight: torch.Tensor, ids: torch.Tensor, start: int, padding: int = -1) -> torch.Tensor:
@@ -35,3 +36,8 @@ def embedding(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
 def gather(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
     dim = call.node.args[1] % len(call.node.outputs[0].shape)
     return gather_range, (call.args[0], dim, call.args[2], call.start(0, dim))
+
+
+def experts(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
+    """A mixture of experts of which this rank holds a range."""
+    return own_ops.experts, (*call.args[:7], call.start(3, 0))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from autosbp.graph.ir import Constant, LogicalGraph, Node, Ref, Sym
+from autosbp.graph.materialise import constant_tensor, is_random, make_constant, op_of, to_fx_arg
 from autosbp.graph.passes._edit import consumers, rebuild, substitute
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
@@ -59,8 +60,9 @@ def share_constants(graph: LogicalGraph) -> LogicalGraph:
     first: dict[object, Ref] = {}
     table: dict[Ref, Ref] = {}
     nodes = []
+    fixed = fixed_names(graph)
     for node in graph.nodes:
-        if node.name in graph.constant_names and "dropout" not in node.op and len(node.outputs) == 1:
+        if node.name in fixed and len(node.outputs) == 1:
             changed = node.map_args(lambda arg: substitute(arg, table))
             key = (node.op, repr(changed.args), repr(changed.kwargs))
             if key in first:
@@ -71,26 +73,33 @@ def share_constants(graph: LogicalGraph) -> LogicalGraph:
     return rebuild(graph, nodes, table)
 
 
+def fixed_names(graph: LogicalGraph) -> frozenset[str]:
+    """Constant values that are the same at every run: none that a random op makes, or that is made of one."""
+    known = {constant.name for constant in graph.constants}
+    for node in graph.nodes:
+        if (
+            node.name in graph.constant_names
+            and all(ref.name in known for ref in node.refs())
+            and not is_random(node.op)
+        ):
+            known.add(node.name)
+    return frozenset(known)
+
+
 def _frontier(graph: LogicalGraph) -> set[str]:
     """Constant nodes that a non-constant node reads."""
-    computed = {node.name for node in graph.nodes if node.name in graph.constant_names}
-    return {
-        ref.name
-        for node in graph.nodes
-        if node.name not in graph.constant_names
-        for ref in node.refs()
-        if ref.name in computed
-    }
+    fixed = fixed_names(graph)
+    computed = {node.name for node in graph.nodes if node.name in fixed}
+    return {ref.name for node in graph.nodes if node.name not in fixed for ref in node.refs() if ref.name in computed}
 
 
 def _evaluate(graph: LogicalGraph, batch: int, frontier: set[str]) -> dict[str, torch.Tensor]:
     """Values of the frontier at this batch size, leaving out what is too large to compute here."""
-    from autosbp.graph.materialise import constant_tensor, op_of, to_fx_arg
-
     bound = graph.bind(**dict.fromkeys(graph.symbols, batch))
     values: dict[str, Any] = {constant.name: constant_tensor(constant) for constant in graph.constants}
+    fixed = fixed_names(graph)
     for node in bound.nodes:
-        if node.name not in graph.constant_names or any(ref.name not in values for ref in node.refs()):
+        if node.name not in fixed or any(ref.name not in values for ref in node.refs()):
             continue
         if sum(torch.Size(meta.sizes).numel() for meta in node.outputs) > MAX_EVALUATED_ELEMENTS:
             continue
@@ -101,8 +110,6 @@ def _evaluate(graph: LogicalGraph, batch: int, frontier: set[str]) -> dict[str, 
 
 
 def _store(name: str, tensor: torch.Tensor) -> Constant | None:
-    from autosbp.graph.materialise import make_constant
-
     constant = make_constant(name, tensor)
     return constant if len(constant.data) <= MAX_FOLDED_TEXT else None
 

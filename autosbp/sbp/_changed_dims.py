@@ -1,0 +1,92 @@
+"""Rules of ops that rearrange or reduce some dims, which stay whole, and leave the others alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from autosbp.graph.ir import Node, TensorMeta
+from autosbp.sbp._common import FIRST, unchanged
+from autosbp.sbp.sharding import FactorTable, Rule, Sharding
+
+Dims = Callable[[Node, int], set[int]]
+
+
+def argument(position: int, *, all_when_empty: bool = False) -> Dims:
+    """The dims that an argument gives: an int, several, or none."""
+
+    def dims(node: Node, ndim: int) -> set[int]:
+        given = node.args[position] if len(node.args) > position else None
+        several = given if isinstance(given, tuple) else () if given is None else (given,)
+        found = {dim % ndim for dim in several} if ndim else set()
+        return set(range(ndim)) if all_when_empty and not found else found
+
+    return dims
+
+
+def last(count: int) -> Dims:
+    """The last ``count`` dims."""
+    return lambda _, ndim: set(range(max(ndim - count, 0), ndim))
+
+
+def rearranged(dims: Dims, *, linear: bool = True) -> Rule:
+    """Inputs and output have the same dims but for those that change: flip, roll, triu, padding, interpolation."""
+
+    def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+        changed = dims(node, len(metas[0].shape))
+        every = tuple(frozenset(range(len(metas))) for _ in (0,) if linear)
+        return Sharding(unchanged(node, metas, changed), linear=every)
+
+    return rule
+
+
+def reduced(dims: Dims, keep_position: int) -> Rule:
+    """A reduction that only whole dims allow: prod, any, variance, norms, argmax."""
+
+    def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+        gone = dims(node, len(metas[0].shape))
+        keep = len(node.args) > keep_position and bool(node.args[keep_position])
+        table = FactorTable(node, 1, len(node.outputs))
+        at = 0
+        for dim, size in enumerate(metas[0].sizes):
+            if dim not in gone:
+                table.set(f"d{dim}", size, 0, dim, output=False)
+                for output, meta in enumerate(node.outputs):
+                    table.set(f"d{dim}", meta.sizes[at], output, at, output=True)
+            at += dim not in gone or keep
+        return Sharding(table.factors(set()))
+
+    return rule
+
+
+def scattered_slice(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``slice_scatter(x, part, dim, ...)`` and ``select_scatter(x, part, dim, i)``: the other dims stay."""
+    target, part = metas
+    dim = (node.args[2] if len(node.args) > 2 else 0) % len(target.shape)
+    dropped = len(part.shape) < len(target.shape)
+    table = FactorTable(node, 2, 1)
+    for at, size in enumerate(target.sizes):
+        if at != dim:
+            table.set(f"d{at}", size, 0, at, output=False)
+            inner = at - (dropped and at > dim)
+            table.set(f"d{at}", part.sizes[inner], 1, inner, output=False)
+            table.set(f"d{at}", size, 0, at, output=True)
+    return Sharding(table.factors(set()), linear=(frozenset((0, 1)),))
+
+
+def glu(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``glu(x, dim)`` halves a dim."""
+    dim = (node.args[1] if len(node.args) > 1 else -1) % len(metas[0].shape)
+    return Sharding(unchanged(node, metas, {dim}))
+
+
+def leading(count: int, *, linear: bool = True) -> Rule:
+    """Only the first ``count`` dims stay: pixel shuffles, unfolding of windows."""
+
+    def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+        table = FactorTable(node, 1, 1)
+        for at, size in enumerate(metas[0].sizes[:count]):
+            table.set(f"d{at}", size, 0, at, output=False)
+            table.set(f"d{at}", node.outputs[0].sizes[at], 0, at, output=True)
+        return Sharding(table.factors(set()), linear=FIRST if linear else ())
+
+    return rule

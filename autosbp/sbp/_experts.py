@@ -1,0 +1,21 @@
+"""The rule of a mixture of experts as one op (``graph.own_ops.experts``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autosbp.graph.ir import Node, TensorMeta
+from autosbp.sbp.sharding import Sharding, notation
+
+_NOTATION = notation("t d, t k, t k, e f d, e f d, e d f -> t d", linear="2; 5", whole="d k e", split_impls=("e",))
+
+
+def experts(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """Tokens, the experts' width and the experts themselves may be split; an expert that is elsewhere adds nothing.
+
+    Each of t k slots is three products of d f.
+    """
+    tokens, width = metas[0].sizes
+    slots, inner = metas[1].sizes[1], metas[3].sizes[1]
+    return replace(_NOTATION(node, metas), flops=6.0 * tokens * slots * width * inner)

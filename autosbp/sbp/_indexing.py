@@ -1,0 +1,146 @@
+"""Rules of ops that pick or place elements by index tensors, and of ops that order a dim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autosbp.graph.ir import Node, Ref, TensorMeta
+from autosbp.sbp._common import FIRST, dim_argument
+from autosbp.sbp.sharding import FactorTable, Rule, Sharding
+
+
+def index(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``x[i, :, j]``: dims without an index stay; the indices' own dims, broadcast, take their place in the output."""
+    source, out = metas[0], node.outputs[0]
+    table = FactorTable(node, len(metas), 1)
+    kept, places, first = _indexed(node, source)
+    lead = max(len(meta.shape) for meta in metas[1:])
+    for dim, at in zip(kept, places, strict=True):
+        table.set(f"d{dim}", source.sizes[dim], 0, dim, output=False)
+        table.set(
+            f"d{dim}", out.sizes[at + (lead if at >= first else 0)], 0, at + (lead if at >= first else 0), output=True
+        )
+    for position, meta in enumerate(metas[1:], start=1):
+        for dim, size in enumerate(meta.sizes):
+            at = lead - len(meta.shape) + dim
+            if size != 1 or out.sizes[first + at] == 1:
+                table.set(f"i{at}", size, position, dim, output=False)
+                table.set(f"i{at}", out.sizes[first + at], 0, first + at, output=True)
+    return Sharding(table.factors(set()), linear=FIRST)
+
+
+def _indexed(node: Node, source: TensorMeta) -> tuple[list[int], list[int], int]:
+    """Dims without an index, their places among themselves, and before which of them the indices' dims stand."""
+    given = node.args[1]
+    taken = [dim for dim, entry in enumerate(given) if isinstance(entry, Ref)]
+    kept = [dim for dim in range(len(source.shape)) if dim not in taken]
+    adjacent = taken == list(range(taken[0], taken[-1] + 1))
+    first = sum(1 for dim in kept if dim < taken[0]) if adjacent else 0
+    return kept, list(range(len(kept))), first
+
+
+def index_put(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``x[i] = values`` with values of the indexed shape: dims without an index stay."""
+    source, values = metas[0], metas[-1]
+    table = FactorTable(node, len(metas), 1)
+    kept, places, first = _indexed(node, source)
+    lead = max(len(meta.shape) for meta in metas[1:-1])
+    whole = len(values.shape) == lead + len(kept)
+    for dim, at in zip(kept, places, strict=True):
+        table.set(f"d{dim}", source.sizes[dim], 0, dim, output=False)
+        table.set(f"d{dim}", node.outputs[0].sizes[dim], 0, dim, output=True)
+        place = at + (lead if at >= first else 0)
+        if whole and values.sizes[place] == source.sizes[dim]:
+            table.set(f"d{dim}", values.sizes[place], len(metas) - 1, place, output=False)
+        elif len(values.shape) and not (whole and values.sizes[place] == 1):
+            return Sharding(())
+    return Sharding(table.factors(set()), linear=(frozenset((0, len(metas) - 1)),))
+
+
+def index_select(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``index_select(x, dim, i)``: other dims stay, the index's dim takes the place of ``dim``."""
+    source, chosen, out = metas[0], metas[1], node.outputs[0]
+    dim = dim_argument(node, 1, len(source.shape))
+    table = FactorTable(node, 2, 1)
+    for at, size in enumerate(source.sizes):
+        if at == dim:
+            table.set("i", chosen.sizes[0], 1, 0, output=False)
+            table.set("i", out.sizes[at], 0, at, output=True)
+        else:
+            table.set(f"d{at}", size, 0, at, output=False)
+            table.set(f"d{at}", out.sizes[at], 0, at, output=True)
+    return Sharding(table.factors(set()), linear=FIRST)
+
+
+def index_add(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``index_add(x, dim, i, source)``: other dims together; parts of the index add up (P, x on one rank)."""
+    target, chosen, source = metas
+    dim = dim_argument(node, 1, len(target.shape))
+    table = FactorTable(node, 3, 1)
+    for at, size in enumerate(target.sizes):
+        if at != dim:
+            table.set(f"d{at}", size, 0, at, output=False)
+            table.set(f"d{at}", source.sizes[at], 2, at, output=False)
+            table.set(f"d{at}", size, 0, at, output=True)
+    table.set("i", chosen.sizes[0] if chosen.shape else 1, 1, 0, output=False)
+    table.set("i", source.sizes[dim], 2, dim, output=False)
+    return Sharding(table.factors(set()), additive=frozenset((0,)), linear=(frozenset((0, 2)),))
+
+
+def scatter(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``scatter(x, dim, i, source or value)``: other dims together where all are of one size; linear in x and source."""
+    target = metas[0]
+    dim = dim_argument(node, 1, len(target.shape))
+    table = FactorTable(node, len(metas), 1)
+    adds = "scatter_add" in node.op
+    for at, size in enumerate(target.sizes):
+        if at != dim and all(meta.sizes[at] == size for meta in metas):
+            for position in range(len(metas)):
+                table.set(f"d{at}", size, position, at, output=False)
+            table.set(f"d{at}", size, 0, at, output=True)
+    if adds and metas[1].sizes[dim] == metas[2].sizes[dim]:
+        for position in (1, 2):
+            table.set("i", metas[position].sizes[dim], position, dim, output=False)
+    tensors = frozenset((0, 2)) if len(metas) == 3 else frozenset((0,))
+    by_value = len(metas) == 2 and node.args[3] != 0
+    linear = () if by_value or "reduce" in node.op else (tensors,)
+    return Sharding(table.factors(set()), additive=frozenset((0,)) if adds else frozenset(), linear=linear)
+
+
+def along(position: int, *, linear: bool = False, default: int = -1) -> Rule:
+    """Ops that need one dim whole (argument ``position``) and give one or more outputs of the other dims' sizes: sort,
+    top-k, cumulative sums."""
+
+    def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+        ndim = len(metas[0].shape)
+        given = node.args[position] if len(node.args) > position else default
+        dim = given % ndim if ndim else 0
+        table = FactorTable(node, len(metas), len(node.outputs))
+        for at, size in enumerate(metas[0].sizes):
+            if at != dim:
+                table.set(f"d{at}", size, 0, at, output=False)
+                for output, meta in enumerate(node.outputs):
+                    table.set(f"d{at}", meta.sizes[at], output, at, output=True)
+        return Sharding(table.factors(set()), linear=FIRST if linear else ())
+
+    return rule
+
+
+def one_hot(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """A new last dim of classes."""
+    table = FactorTable(node, 1, 1)
+    for at, size in enumerate(metas[0].sizes):
+        table.set(f"d{at}", size, 0, at, output=False)
+        table.set(f"d{at}", node.outputs[0].sizes[at], 0, at, output=True)
+    return Sharding(table.factors(set()))
+
+
+def histogram(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``histc(x, bins, min, max)`` with given ends: parts of x add up."""
+    low, high = (float(node.args[at]) if len(node.args) > at else 0.0 for at in (2, 3))
+    if low == high:  # the ends are those of the data
+        return Sharding(())
+    table = FactorTable(node, 1, 1)
+    for at, size in enumerate(metas[0].sizes):
+        table.set(f"d{at}", size, 0, at, output=False)
+    return Sharding(table.factors(set()))
