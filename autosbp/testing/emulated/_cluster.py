@@ -50,6 +50,7 @@ class EmulatedCluster:
         self._switch: subprocess.Popen[bytes] | None = None
         self._ports = itertools.cycle(range(_FIRST_PORT, _FIRST_PORT + _NUM_PORTS))
         self._cleanup = ExitStack()
+        self._running = threading.Lock()
 
     @staticmethod
     def of(cluster: Cluster) -> EmulatedCluster:
@@ -102,22 +103,24 @@ class EmulatedCluster:
     ) -> Outcome:
         """The ``autosbp.torchrun.Launch`` of this cluster; ``num_ranks`` must be all of its ranks.
 
-        Node 0 logs to ``log_path`` and node N to a file beside it, ``ranks.nodeN.log`` for ``ranks.log``.
+        Node 0 logs to ``log_path`` and node N to a file beside it, ``ranks.nodeN.log`` for ``ranks.log``. One run at a
+        time, others wait: at its end whatever runs in the nodes is ended.
         """
         if self._owner is None:
             raise AutosbpError("an emulated cluster starts ranks only inside its with-block")
         if num_ranks != self.shape.num_ranks:
             raise InputError("num_ranks", num_ranks, f"{self.shape.num_ranks} are expected: all of the cluster's")
-        return run_on_nodes(
-            self._namespaces,
-            module,
-            arguments,
-            self.shape.ranks_per_node,
-            log_path,
-            port=next(self._ports),
-            timeout_s=timeout_s,
-            poll=poll,
-        )
+        with self._running:
+            return run_on_nodes(
+                self._namespaces,
+                module,
+                arguments,
+                self.shape.ranks_per_node,
+                log_path,
+                port=next(self._ports),
+                timeout_s=timeout_s,
+                poll=poll,
+            )
 
     def run(
         self, module: str, arguments: Sequence[str] = (), *, timeout_s: float = 600.0, log_dir: Path | None = None

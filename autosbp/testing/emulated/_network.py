@@ -131,7 +131,10 @@ def why_not() -> str | None:
 
 def tool(*command: str) -> str:
     """Run ``ip`` or ``tc``; its output, or ``UnsupportedError`` with what it said."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, stdin=subprocess.DEVNULL)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise UnsupportedError(f"{' '.join(command)}: no answer in {_COMMAND_S:g} s") from None
     if done.returncode != 0:
         raise UnsupportedError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()}")
     return done.stdout
