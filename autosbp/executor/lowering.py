@@ -7,6 +7,7 @@ It holds local ops with local sizes and explicit communication, in the order of 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from autosbp.costmodel.compute import SIZE_ARGUMENTS
 from autosbp.errors import InputError
 from autosbp.executor import ops
 from autosbp.executor.split_ops import IMPLEMENTATIONS, SplitCall
+from autosbp.graph.attributes import divided
 from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.graph.materialise import constant_tensor, op_of, to_fx_arg
 from autosbp.plan import Strategy
@@ -23,6 +25,7 @@ from autosbp.sbp.choices import found_choices, implemented_axes
 from autosbp.sbp.placement import NdSbp, local_shape, shard_index
 from autosbp.sbp.program import OUTPUT, Box, Op, program_items
 from autosbp.sbp.rules import RULES, sharding_of
+from autosbp.sbp.sharding import AxisOption
 
 ReadKey = Ref | tuple[Ref, str, NdSbp]
 
@@ -101,7 +104,11 @@ class _Lowering:
                 args[SIZE_ARGUMENTS[node.op]] = list(
                     local_shape(node.outputs[0].sizes, item.signature.outs[0], self.strategy.mesh)
                 )
-            program = self._implemented(item, args, kwargs)
+            choices = found_choices(self.graph, node, item.signature, self.strategy.mesh.ndim)
+            for axis, choice in zip(self.strategy.mesh.axes, choices, strict=True):
+                for path in choice.divided if choice is not None else ():
+                    args, kwargs = divided(args, kwargs, path, axis.size)
+            program = self._implemented(item, choices, args, kwargs)
             if program is not None:
                 target, args, kwargs = program[0], list(program[1]), {}
         if self._is_random(node):
@@ -121,7 +128,7 @@ class _Lowering:
 
     def _is_random(self, node: Node) -> bool:
         """As the rule says, which knows the arguments; else as torch says of the op."""
-        if node.op in RULES:
+        if node.op in RULES or node.rule:
             return sharding_of(self.graph, node).random
         return torch.Tag.nondeterministic_seeded in op_of(node.op).tags
 
@@ -132,10 +139,11 @@ class _Lowering:
             place = place * axis.size + (at if sbp.is_split else 0)
         return place
 
-    def _implemented(self, item: Op, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+    def _implemented(
+        self, item: Op, choices: Sequence[AxisOption | None], args: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...]] | None:
         """The call that replaces an op whose whole dim is split; None where the op itself runs."""
         assert item.signature is not None
-        choices = found_choices(self.graph, item.node, item.signature, self.strategy.mesh.ndim)
         axes = implemented_axes(choices)
         if not axes:
             return None

@@ -10,6 +10,7 @@ from autosbp.errors import GraphError
 from autosbp.graph.constants import decode_bytes
 from autosbp.graph.dims import MAX_DIM_SIZE, Dim, symbols_of
 from autosbp.graph.fold import unfold_nodes
+from autosbp.graph.found import FoundRule, read_rules
 from autosbp.graph.ir import (
     DTYPE_BYTES,
     Arg,
@@ -41,11 +42,12 @@ class Reader:
         self.fields = Fields(
             data,
             "",
-            ("schema", "name", "symbols", "parameters", "inputs", "constants", "nodes", "loss", "provenance"),
+            ("schema", "name", "symbols", "parameters", "inputs", "constants", "rules", "nodes", "loss", "provenance"),
         )
         self.fields.schema(SCHEMA)
         self.symbols: dict[str, int] = {}
         self.metas: dict[str, tuple[TensorMeta, ...]] = {}
+        self.rules: dict[str, FoundRule] = {}
         self.constant_bytes = 0
 
     def read(self) -> LogicalGraph:
@@ -58,6 +60,7 @@ class Reader:
         parameters = tuple(self._parameter(entry, index) for index, entry in enumerate(fields.sequence("parameters")))
         inputs = tuple(self._input(entry, index) for index, entry in enumerate(fields.sequence("inputs")))
         constants = tuple(self._constant(entry, index) for index, entry in enumerate(fields.sequence("constants", [])))
+        self.rules = read_rules(fields.mapping("rules", {}))
         entries = unfold_nodes(fields.sequence("nodes"), MAX_NODES)
         nodes = tuple(self._node(entry, index) for index, entry in enumerate(entries))
         loss = self._arg(fields.raw("loss"), "loss")
@@ -67,17 +70,18 @@ class Reader:
         if meta.shape != () or not meta.is_float:
             raise GraphError("loss", list(meta.shape), "a float scalar is expected")
         provenance = {str(key): str(value) for key, value in fields.mapping("provenance", {}).items()}
-        return LogicalGraph(fields.text("name"), self.symbols, parameters, inputs, constants, nodes, loss, provenance)
+        name = fields.text("name")
+        return LogicalGraph(name, self.symbols, parameters, inputs, constants, nodes, loss, provenance, self.rules)
 
     def _parameter(self, entry: object, index: int) -> Parameter:
         path = f"parameters[{index}]"
-        fields = Fields(entry, path, ("name", "shape", "dtype", "source", "transforms"))
+        fields = Fields(entry, path, ("name", "shape", "dtype", "source", "transforms", "trained"))
         name, meta = self._name(fields), self._meta(fields)
         if any(symbols_of(dim) for dim in meta.shape):
             raise GraphError(f"{path}.shape", list(meta.shape), "parameters have no symbolic dims")
         self.metas[name] = (meta,)
         transforms = tuple(self._transform(step, f"{path}.transforms") for step in fields.sequence("transforms", ()))
-        return Parameter(name, meta, fields.text("source", name), transforms)
+        return Parameter(name, meta, fields.text("source", name), transforms, fields.boolean("trained", True))
 
     def _transform(self, step: object, path: str) -> tuple[Any, ...]:
         if isinstance(step, (list, tuple)) and tuple(step) == ("t",):
@@ -111,7 +115,7 @@ class Reader:
 
     def _node(self, entry: object, index: int) -> Node:
         path = f"nodes[{index}]"
-        fields = Fields(entry, path, ("name", "op", "args", "kwargs", "outputs"))
+        fields = Fields(entry, path, ("name", "op", "args", "kwargs", "outputs", "rule"))
         name, op = self._name(fields), fields.text("op")
         args = tuple(self._arg(arg, f"{path}.args[{at}]") for at, arg in enumerate(fields.sequence("args")))
         kwargs = {str(key): self._arg(arg, f"{path}.kwargs.{key}") for key, arg in fields.mapping("kwargs", {}).items()}
@@ -121,8 +125,11 @@ class Reader:
         )
         if not outputs:
             raise GraphError(f"{path}.outputs", [], "at least one output is expected")
+        rule = fields.text("rule") if fields.has("rule") else ""
+        if rule and rule not in self.rules:
+            raise GraphError(f"{path}.rule", rule, f"rules of the graph are {', '.join(self.rules) or 'none'}")
         self.metas[name] = outputs
-        return Node(name, op, args, kwargs, outputs)
+        return Node(name, op, args, kwargs, outputs, rule)
 
     def _name(self, fields: Fields) -> str:
         name = fields.text("name")

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 from autosbp.graph.dims import Dim, evaluate
+from autosbp.graph.found import FoundRule
 from autosbp.jsonio import digest
 
 DTYPE_BYTES: Mapping[str, int] = {
@@ -75,13 +76,15 @@ Arg = Any  # None | bool | int | float | str | Ref | Sym | DType | tuple[Arg, ..
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One op. ``op`` is ``aten.NAME.OVERLOAD``."""
+    """One op. ``op`` is ``NAMESPACE.NAME.OVERLOAD``; ``rule`` names its layouts among the graph's ``rules``, where the
+    table of rules has none."""
 
     name: str
     op: str
     args: tuple[Arg, ...]
     kwargs: Mapping[str, Arg]
     outputs: tuple[TensorMeta, ...]
+    rule: str = ""
 
     def refs(self) -> Iterator[Ref]:
         """Every tensor argument, in order, with repeats."""
@@ -114,13 +117,14 @@ def map_arg(arg: Arg, change: Callable[[Arg], Arg]) -> Arg:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A trained tensor. ``source`` is the checkpoint's tensor that it is a part of; ``transforms`` lead from that
-    tensor to this one: ``("slice", dim, start, stop)`` and ``("t",)``, in order."""
+    """A weight. ``source`` is the checkpoint's tensor that it is a part of; ``transforms`` lead from that tensor to this
+    one: ``("slice", dim, start, stop)`` and ``("t",)``, in order. One that is not ``trained`` (frozen) has no gradient."""
 
     name: str
     meta: TensorMeta
     source: str
     transforms: tuple[tuple[Any, ...], ...] = ()
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class LogicalGraph:
-    """See the module's docstring. ``symbols`` maps each symbolic dim to the size it was captured with."""
+    """See the module's docstring. ``symbols`` maps each symbolic dim to the size it was captured with; ``rules`` are
+    layouts of ops that the table of rules lacks, by the names that nodes give (``autosbp.graph.found``)."""
 
     name: str
     symbols: Mapping[str, int]
@@ -153,6 +158,7 @@ class LogicalGraph:
     nodes: tuple[Node, ...]
     loss: Ref
     provenance: Mapping[str, str] = field(default_factory=dict)
+    rules: Mapping[str, FoundRule] = field(default_factory=dict)
 
     @property
     def leaves(self) -> Iterator[Parameter | Input | Constant]:
@@ -204,7 +210,7 @@ class LogicalGraph:
     @cached_property
     def differentiable(self) -> frozenset[str]:
         """Values that a gradient flows into: float values that a chain of float values leads to from a parameter."""
-        known = {parameter.name for parameter in self.parameters if parameter.meta.is_float}
+        known = {leaf.name for leaf in self.parameters if leaf.trained and leaf.meta.is_float}
         for node in self.nodes:
             flows = any(ref.name in known and self.meta(ref).is_float for ref in node.refs())
             if flows and node.op not in GRADIENT_STOPS and any(meta.is_float for meta in node.outputs):
@@ -242,6 +248,7 @@ class LogicalGraph:
             ),
             self.loss,
             self.provenance,
+            self.rules,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from autosbp.errors import GraphError, InputError
 from autosbp.graph._reader import SCHEMA, Reader
 from autosbp.graph.fold import fold_nodes
+from autosbp.graph.found import rules_to_dict
 from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Ref, Sym, TensorMeta
 
 
@@ -27,6 +28,7 @@ def to_dict(graph: LogicalGraph, fold: bool = True) -> dict[str, Any]:
                 **_encode_meta(leaf.meta),
                 **({} if leaf.source == leaf.name else {"source": leaf.source}),
                 **({"transforms": [list(step) for step in leaf.transforms]} if leaf.transforms else {}),
+                **({} if leaf.trained else {"trained": False}),
             }
             for leaf in graph.parameters
         ],
@@ -35,6 +37,7 @@ def to_dict(graph: LogicalGraph, fold: bool = True) -> dict[str, Any]:
             for leaf in graph.inputs
         ],
         "constants": [{"name": leaf.name, **_encode_meta(leaf.meta), "data": leaf.data} for leaf in graph.constants],
+        **({"rules": rules_to_dict(graph.rules)} if graph.rules else {}),
         "nodes": fold_nodes(nodes) if fold else nodes,
         "loss": _encode(graph.loss),
         "provenance": dict(graph.provenance),
@@ -50,6 +53,8 @@ def _encode_node(node: Node) -> dict[str, Any]:
     if node.kwargs:
         document["kwargs"] = {key: _encode(arg) for key, arg in node.kwargs.items()}
     document["outputs"] = [_encode_meta(meta) for meta in node.outputs]
+    if node.rule:
+        document["rule"] = node.rule
     return document
 
 

@@ -23,6 +23,7 @@ from autosbp.sbp import _ranges as ranges
 from autosbp.sbp import _reductions as reductions
 from autosbp.sbp import _shapes as shapes
 from autosbp.sbp._op_lists import LOSSES, POINTWISE, POOLINGS
+from autosbp.sbp.found import found_sharding
 from autosbp.sbp.sharding import AxisOption, Rule, Sharding, axis_options, notation, tensor_inputs
 
 RULES: Mapping[str, Rule] = {
@@ -155,7 +156,7 @@ def sharding_of(graph: LogicalGraph, node: Node) -> Sharding:
     the one that its graph holds for it; without either it runs whole on every rank."""
     rule = RULES.get(node.op)
     if rule is None:
-        return _WHOLE
+        return _found(graph, node) if node.rule else _WHOLE
     for word in node.kwargs:
         if word not in KEYWORDS:
             raise GraphError(f"{node.name}.kwargs.{word}", word, f"only {', '.join(sorted(KEYWORDS))} may be keywords")
@@ -172,6 +173,21 @@ def sharding_of(graph: LogicalGraph, node: Node) -> Sharding:
             _known.clear()
         _known[key] = known
     return known
+
+
+def _found(graph: LogicalGraph, node: Node) -> Sharding:
+    """By the rule in the graph; repeated blocks share it."""
+    metas = tensor_inputs(graph, node)
+    rule = graph.rules.get(node.rule)
+    if rule is None:
+        raise GraphError(f"{node.name}.rule", node.rule, f"rules of the graph are {', '.join(graph.rules) or 'none'}")
+    words = tuple((word, map_arg(arg, _blank)) for word, arg in sorted(node.kwargs.items()))
+    key = (rule, tuple(map_arg(arg, _blank) for arg in node.args), words, tuple(metas), node.outputs)
+    if key not in _known:
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known[key] = found_sharding(rule, node, metas)
+    return _known[key]
 
 
 def _blank(arg: Arg) -> Arg:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from math import prod
 
 from autosbp.errors import GraphError
+from autosbp.graph.attributes import Path
 from autosbp.graph.ir import LogicalGraph, Node, Ref, TensorMeta
 from autosbp.sbp.placement import B, I, P, S, Sbp
 
@@ -56,7 +57,8 @@ class Sharding:
 class AxisOption:
     """One op's layouts on one mesh axis. ``factor`` is the factor split (or ``B``, ``I``, ``P``); ``divides`` tells
     whether the axis divides the work, ``size`` the extent that the axis must divide (0: any); ``implemented`` whether a
-    split implementation runs in the op's place, ``skewed`` whether one rank has more work than others."""
+    split implementation runs in the op's place, ``skewed`` whether one rank has more work than others. ``divided`` are
+    the integer attributes, such as a number of groups, that each rank divides as it does the tensors."""
 
     factor: str
     ins: tuple[Sbp, ...]
@@ -65,6 +67,7 @@ class AxisOption:
     size: int = 0
     implemented: bool = False
     skewed: bool = False
+    divided: tuple[Path, ...] = ()
 
 
 Rule = Callable[[Node, Sequence[TensorMeta]], Sharding]
@@ -113,7 +116,9 @@ def _axis_options(
             skewed = factor.name in sharding.skewed
             add(AxisOption(factor.name, ins, outs, True, factor.size, implemented, skewed))
     for option in sharding.extra:
-        add(option)
+        extremum = any(sbp.reduction != "sum" and diff for sbp, diff in zip(option.outs, diff_outs, strict=True))
+        if not extremum:
+            add(option)
     num_ins, num_outs = len(diff_ins), len(diff_outs)
     add(AxisOption("B", (B,) * num_ins, (B,) * num_outs, False))
     add(AxisOption("I", (I,) * num_ins, (I,) * num_outs, False))

@@ -132,6 +132,7 @@ def _class_key(graph: LogicalGraph, nodes: list[Node], tied: set[str]) -> Hashab
     return tuple(
         (
             node.op,
+            node.rule,
             tuple(map_arg(arg, encode) for arg in node.args),
             tuple((key, map_arg(arg, encode)) for key, arg in sorted(node.kwargs.items())),
             node.outputs,

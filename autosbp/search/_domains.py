@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -14,6 +14,8 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel, op_key
 from autosbp.costmodel.memory import saved_inputs, saves_output, state_bytes_per_element
 from autosbp.costmodel.split_ops import internal_collectives
+from autosbp.graph.attributes import Path
+from autosbp.graph.attributes import divided as divide
 from autosbp.graph.ir import LogicalGraph, Node, Ref, TensorMeta
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
@@ -153,6 +155,7 @@ class UnaryCosts:
         highs = [_high(graph, ref) for ref in refs]
         sizes = [axis.size for axis in domain.mesh.axes]
         cache: dict[tuple[object, ...], str] = {}
+        divided = [option[at].divided for option in cluster.options]
         keys = []
         for row in domain.rows:
             ins = tuple(
@@ -165,12 +168,14 @@ class UnaryCosts:
                 sizes,
             )
             split = any(cluster.options[option][at].implemented for option in row)
-            if (ins, out, split) not in cache:
+            paths = tuple((path, size) for option, size in zip(row, sizes, strict=True) for path in divided[option])
+            if (ins, out, split, paths) not in cache:
                 bounds = [
                     None if high is None else min(high, ins[0][0]) if "embedding" in node.op else high for high in highs
                 ]
-                cache[ins, out, split] = "" if split else op_key(node, ins, out, dtypes, grads, bounds)
-            keys.append(cache[ins, out, split])
+                local = _with_divided(node, paths)
+                cache[ins, out, split, paths] = "" if split else op_key(local, ins, out, dtypes, grads, bounds)
+            keys.append(cache[ins, out, split, paths])
         return keys
 
     def _internal_s(self, domain: Domain, node: Node, at: int) -> Floats:
@@ -214,6 +219,14 @@ def _local(shape: tuple[int, ...], dims: Sequence[int], sizes: Sequence[int]) ->
         if dim >= 0:
             local[dim] //= size
     return tuple(local)
+
+
+def _with_divided(node: Node, paths: Sequence[tuple[Path, int]]) -> Node:
+    """The node with a device's part of its integer attributes."""
+    for path, parts in paths:
+        args, kwargs = divide(node.args, node.kwargs, path, parts)
+        node = replace(node, args=args, kwargs=kwargs)
+    return node
 
 
 def _high(graph: LogicalGraph, ref: Ref) -> int | None:

@@ -1,0 +1,145 @@
+"""``discover_rules``: every op of a graph that the table of rules lacks gets one, declared by the user or found.
+
+Runs after the import passes. What it finds is stored in the graph as data, so that planner, service and executor need
+neither torch nor the op to know its layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from autosbp.discovery._cache import key_of, read_cached, write_cached
+from autosbp.discovery._call import Call, Tensor, make_call
+from autosbp.discovery._declared import declared_rule
+from autosbp.discovery._proof import Prover, Way
+from autosbp.discovery._samples import Random, Undiscoverable, samples
+from autosbp.discovery._search import MAX_RUNS, doubled, proved, search
+from autosbp.discovery._stand_ins import StandIn, stand_in
+from autosbp.discovery._work import with_work, work_of
+from autosbp.errors import GraphError
+from autosbp.graph.found import MAX_REASON, FoundOption, FoundRule
+from autosbp.graph.ir import DType, LogicalGraph, Node, Ref, TensorMeta
+from autosbp.graph.materialise import dtype_of, op_of
+from autosbp.sbp.placement import parse_sbp
+from autosbp.sbp.rules import RULES
+
+BATCH = 12
+"""Multiples of this are tried as the batch, until one is no other size of the graph."""
+
+
+def discover_rules(graph: LogicalGraph, *, use_cache: bool = True) -> LogicalGraph:
+    """``graph`` with a rule for each computed node whose op has none in the table.
+
+    An op whose layouts cannot be found has a rule without layouts that says why: it stays replicated. Raises
+    ``InputError`` for a declared rule that the op breaks.
+    """
+    bound = graph.bind(**dict.fromkeys(graph.symbols, _batch(graph)))
+    rules = dict(graph.rules)
+    names: dict[Hashable, str] = {}
+    nodes = []
+    for node, at_size in zip(graph.nodes, bound.nodes, strict=True):
+        if node.name in graph.computed and node.op not in RULES and not node.rule:
+            key = _identity(bound, at_size)
+            if key not in names:
+                names[key] = _free_name(node.op, rules)
+                rules[names[key]] = _rule(bound, at_size, use_cache)
+            node = replace(node, rule=names[key])
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), rules=rules) if rules else graph
+
+
+def _batch(graph: LogicalGraph) -> int:
+    taken = {dim for metas in graph.metas.values() for meta in metas for dim in meta.shape}
+    return next(size for size in count(BATCH, BATCH) if size not in taken)
+
+
+def _free_name(op: str, rules: dict[str, FoundRule]) -> str:
+    return next(name for name in (op, *(f"{op}/{at}" for at in range(2, len(rules) + 3))) if name not in rules)
+
+
+def _identity(bound: LogicalGraph, node: Node) -> Hashable:
+    """Equal for nodes that share a rule."""
+    blank = node.map_args(lambda arg: _tensor(bound, arg) or (type(arg).__name__, arg))
+    return node.op, blank.args, tuple(blank.kwargs.items()), node.outputs
+
+
+def _tensor(bound: LogicalGraph, arg: Any) -> Tensor | None:
+    if not isinstance(arg, Ref):
+        return None
+    meta: TensorMeta = bound.meta(arg)
+    high = next((leaf.high for leaf in bound.inputs if leaf.name == arg.name), None)
+    return Tensor(meta.sizes, dtype_of(meta.dtype), bound.has_gradient(arg), high)
+
+
+def node_call(bound: LogicalGraph, node: Node) -> Call:
+    """The call of a bound graph's node."""
+    plain = node.map_args(lambda arg: dtype_of(arg.name) if isinstance(arg, DType) else arg)
+    return make_call(op_of(node.op), plain.args, plain.kwargs, lambda arg: _tensor(bound, arg))
+
+
+def _rule(bound: LogicalGraph, node: Node, use_cache: bool) -> FoundRule:
+    declared = declared_rule(bound, node)
+    try:
+        call = node_call(bound, node)
+    except GraphError as error:
+        return declared or FoundRule((), f"cannot be run here: {error}"[:MAX_REASON])
+    outputs = [meta.sizes for meta in node.outputs]
+    failure = Undiscoverable("")
+    for one in (doubled(call), call):
+        try:
+            small = stand_in(one, outputs)
+        except Random as error:
+            return declared or FoundRule((), str(error)[:MAX_REASON], random=True)
+        except Undiscoverable as error:
+            failure = error
+            continue
+        if declared is not None:
+            check_declared(declared, node, small)
+            return declared
+        return found_rule(small, use_cache)
+    return declared or FoundRule((), str(failure)[:MAX_REASON])
+
+
+def found_rule(small: StandIn, use_cache: bool = True) -> FoundRule:
+    """The rule of a stand-in's call: from the cache where it still holds, else discovered."""
+    calls = [call for call in (small.call, small.confirm) if call is not None]
+    key = key_of(*calls) if use_cache else None
+    prover = Prover(small.call, samples(small.call), MAX_RUNS)
+    cached = read_cached(key) if key is not None else None
+    if cached is not None and cached.options and all(proved(prover, _way(option)) for option in cached.options):
+        return cached
+    found = search(prover)
+    options = [
+        FoundOption(tuple(map(str, option.ins)), tuple(map(str, option.outs)), option.divided)
+        for option in found.options
+    ]
+    if small.confirm is not None:
+        options = _confirmed(small.confirm, options)
+    reason = found.reason or ("" if options else "has layouts for some sizes only")
+    rule = with_work(FoundRule(tuple(options), reason), work_of(small))
+    if key is not None and options and found.complete:
+        write_cached(key, rule)
+    return rule
+
+
+def _confirmed(call: Call, options: list[FoundOption]) -> list[FoundOption]:
+    """Those of the options that hold at the call's sizes, too."""
+    prover = Prover(call, samples(call, 1), MAX_RUNS)
+    return [option for option in options if proved(prover, _way(option))]
+
+
+def check_declared(rule: FoundRule, node: Node, small: StandIn) -> None:
+    """Raise ``InputError`` where the op breaks a declared rule."""
+    prover = Prover(small.call, samples(small.call), MAX_RUNS)
+    for option in rule.options:
+        way = _way(option)
+        if prover.counts(way.ins, way.outs, way.divided) and not proved(prover, way):
+            layouts = f"{' '.join(option.ins)} -> {' '.join(option.outs)}"
+            raise GraphError(f"register_op({node.op})", layouts, "layouts in which the op gives the same are expected")
+
+
+def _way(option: FoundOption) -> Way:
+    return Way(tuple(map(parse_sbp, option.ins)), tuple(map(parse_sbp, option.outs)), option.divided)

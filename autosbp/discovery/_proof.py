@@ -1,0 +1,177 @@
+"""Whether one call may run in parts: on every rank its part of the inputs, forward and backward, against the whole.
+
+``layouts`` proposes what the outputs of the first sample are in; ``holds`` proves a choice of options, one per mesh axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import gcd, prod
+
+import torch
+
+from autosbp.discovery._call import Call, Draw
+from autosbp.discovery._parts import joined, same, spread
+from autosbp.discovery._samples import Sample
+from autosbp.graph.attributes import Path, attribute
+from autosbp.sbp.placement import B, NdSbp, P, S, Sbp, gradient
+
+EXTREMA = (Sbp("P", reduction="max"), Sbp("P", reduction="min"))
+
+
+class OutOfBudget(Exception):
+    """The op has run as often as it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a call on an axis: the states of its tensors, and the integer attributes that are divided, too."""
+
+    ins: tuple[Sbp, ...]
+    outs: tuple[Sbp, ...]
+    divided: tuple[Path, ...] = ()
+
+
+@dataclass
+class Prover:
+    """Runs parts of one call; ``runs_left`` bounds how often."""
+
+    call: Call
+    samples: Sequence[Sample]
+    runs_left: int
+    _telling: list[bool] = field(default_factory=list)
+    _parts: dict[tuple[int, int, Sbp, int], list[torch.Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._telling = [_varies(outs) for outs in zip(*(sample.outputs for sample in self.samples), strict=True)]
+
+    def extent(self, ins: Sequence[Sbp], outs: Sequence[Sbp], divided: Sequence[Path]) -> int:
+        """What the number of parts must divide; 0 where nothing is split."""
+        size = 0
+        for states, values in ((ins, self.samples[0].values), (outs, self.samples[0].outputs)):
+            for sbp, value in zip(states, values, strict=False):  # outputs are not known yet while ways are tried
+                if sbp.is_split:
+                    size = gcd(size, value.shape[sbp.dim])
+        for path in divided:
+            size = gcd(size, attribute(self.call.args, self.call.kwargs, path))
+        return size
+
+    def counts(self, ins: Sequence[Sbp], outs: Sequence[Sbp], divided: Sequence[Path]) -> list[int]:
+        """In how many parts the tensors can be cut: of 2 and 3."""
+        extent = self.extent(ins, outs, divided)
+        return [count for count in (2, 3) if extent % count == 0]
+
+    def layouts(self, ins: tuple[Sbp, ...], divided: tuple[Path, ...], size: int) -> Iterator[tuple[Sbp, ...]]:
+        """The states in which the outputs of parts make the whole outputs of the first sample."""
+        sample = self.samples[0]
+        parts = [self._cut(at, sbp, size) for at, sbp in enumerate(ins)]
+        paths = [(path, size) for path in divided]
+        ranks: list[tuple[torch.Tensor, ...]] = []
+        with torch.no_grad():
+            for rank in range(size):
+                outs = self._run([part[rank] for part in parts], paths)
+                if outs is None or len(outs) != len(sample.outputs):
+                    return
+                ranks.append(outs)
+        choices = [
+            [
+                sbp
+                for sbp in self._states(at, ranks[0][at])
+                if same(
+                    joined([outs[at] for outs in ranks], (sbp,), (size,), sample.tolerance), whole, sample.tolerance
+                )
+            ]
+            for at, whole in enumerate(sample.outputs)
+        ]
+        yield from product(*choices)
+
+    def holds(self, ways: Sequence[Way], sizes: tuple[int, ...], samples: Sequence[Sample] | None = None) -> bool:
+        """Whether the ways, one for each mesh axis of ``sizes``, are right on all samples, forward and backward."""
+        return all(self._holds(sample, ways, sizes) for sample in samples or self.samples)
+
+    def _holds(self, sample: Sample, ways: Sequence[Way], sizes: tuple[int, ...]) -> bool:
+        generator = torch.Generator().manual_seed(17)
+        ins = _columns([way.ins for way in ways])
+        outs = _columns([way.outs for way in ways])
+        parts = [spread(value, layout, sizes, generator) for value, layout in zip(sample.values, ins, strict=True)]
+        incoming = [
+            spread(value, _gradient(layout), sizes, generator)
+            for value, layout in zip(sample.incoming, outs, strict=True)
+        ]
+        paths = [(path, size) for way, size in zip(ways, sizes, strict=True) for path in way.divided]
+        ranks = []
+        for rank in range(prod(sizes)):
+            found = self._run_backward([part[rank] for part in parts], [part[rank] for part in incoming], paths)
+            if found is None or len(found[0]) != len(sample.outputs):
+                return False
+            ranks.append(found)
+        tracked = [layout for layout, spec in zip(ins, self.call.tensors, strict=True) if spec.tracked]
+        wanted = [(layout, whole, [rank[0][at] for rank in ranks])
+                  for at, (layout, whole) in enumerate(zip(outs, sample.outputs, strict=True))]  # fmt: skip
+        wanted += [(_gradient(layout), whole, [rank[1][at] for rank in ranks])
+                   for at, (layout, whole) in enumerate(zip(tracked, sample.gradients, strict=True))]  # fmt: skip
+        return all(
+            same(joined(pieces, layout, sizes, sample.tolerance), whole, sample.tolerance)
+            for layout, whole, pieces in wanted
+        )
+
+    def _states(self, at: int, part: torch.Tensor) -> Iterator[Sbp]:
+        """The states that an output with parts of this shape may be in, likeliest first."""
+        whole = self.samples[0].outputs[at]
+        if whole.shape != part.shape:
+            changed = [
+                dim for dim, size in enumerate(whole.shape) if part.dim() == whole.dim() and part.shape[dim] != size
+            ]
+            if len(changed) == 1:
+                yield S(changed[0])
+        elif self._telling[at]:  # of a constant, sums and copies tell nothing
+            if whole.dtype != torch.bool:
+                yield P
+                if not whole.is_floating_point() or not any(spec.tracked for spec in self.call.tensors):
+                    yield from EXTREMA
+            yield B
+
+    def _cut(self, at: int, sbp: Sbp, size: int) -> list[torch.Tensor]:
+        key = (0, at, sbp, size)
+        if key not in self._parts:
+            generator = torch.Generator().manual_seed(at)
+            self._parts[key] = spread(self.samples[0].values[at], (sbp,), (size,), generator)
+        return self._parts[key]
+
+    def _run(self, values: Draw, paths: Sequence[tuple[Path, int]]) -> tuple[torch.Tensor, ...] | None:
+        self._spend()
+        try:
+            return self.call.run(values, paths)
+        except Exception:  # parts that do not fit together: each op has its own way to say so
+            return None
+
+    def _run_backward(
+        self, values: Draw, incoming: Draw, paths: Sequence[tuple[Path, int]]
+    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]] | None:
+        self._spend()
+        try:
+            return self.call.gradients(values, incoming, paths)
+        except Exception:  # as above, for the backward pass
+            return None
+
+    def _spend(self) -> None:
+        if self.runs_left <= 0:
+            raise OutOfBudget
+        self.runs_left -= 1
+
+
+def _varies(outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether the values of one output, in all samples, are not all the same."""
+    values = torch.cat([out.reshape(-1) for out in outputs])
+    return bool((values != values[:1]).any())
+
+
+def _columns(rows: Sequence[tuple[Sbp, ...]]) -> list[NdSbp]:
+    """Layouts of each tensor from its state on each axis."""
+    return [tuple(column) for column in zip(*rows, strict=True)]
+
+
+def _gradient(layout: NdSbp) -> NdSbp:
+    return tuple(gradient(sbp) for sbp in layout)

@@ -1,0 +1,186 @@
+"""``discover``: the legal layouts of an op without a rule, found by running it in parts (OneFlow leaves this open).
+
+On one mesh axis every combination of split, whole and partial inputs is tried, with integer attributes that hold sizes
+divided, too. An output is what its parts recombine to: concatenated, equal, summed, the largest or the smallest. What
+holds forward is proved in 2 and 3 parts on two random samples, gradients included (S of S, P of B, B of P); pairs are
+then proved on a 2 x 2 mesh. How often the op may run is bounded by a count, so that every machine finds the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from autosbp.discovery._call import Call, Tensor, make_call
+from autosbp.discovery._candidates import States, additive_inputs, divisible, partials, splits
+from autosbp.discovery._proof import OutOfBudget, Prover, Way
+from autosbp.discovery._samples import Random, Undiscoverable, samples
+from autosbp.graph.attributes import Path
+from autosbp.sbp.placement import B
+from autosbp.sbp.sharding import AxisOption, Sharding
+
+MAX_RUNS = 60_000
+RESERVED = 0.1
+"""The part of the runs that is kept for proofs on two axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What was found. ``options`` are the layouts beside replication, which every op has; ``reason`` says why there are
+    none, or why the search did not end (``complete`` is False)."""
+
+    options: tuple[AxisOption, ...]
+    reason: str = ""
+    complete: bool = True
+    random: bool = False
+    num_runs: int = 0
+
+    @property
+    def sharding(self) -> Sharding:
+        """The same as a rule of the op at the example's shapes."""
+        return Sharding((), extra=self.options, random=self.random)
+
+
+def discover(
+    op: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    max_runs: int = MAX_RUNS,
+) -> Discovery:
+    """The layouts in which ``op(*args, **kwargs)`` may run in parts.
+
+    Args:
+        op: a ``torch.library`` op, or any function of tensors without side effects.
+        args, kwargs: an example. Of its tensors shapes, dtypes and the largest integer are used, no other value; float
+            tensors carry gradients. Extents should be multiples of 6: an extent that neither 2 nor 3 divides is not split.
+        max_runs: how often the op may run.
+
+    Never raises for what the op does; a result without options gives the reason.
+    """
+    return discover_call(make_call(op, args, kwargs or {}, _described), max_runs)
+
+
+def _described(arg: Any) -> Tensor | None:
+    if not isinstance(arg, torch.Tensor):
+        return None
+    whole = arg.dtype.is_floating_point or arg.dtype == torch.bool or arg.numel() == 0
+    return Tensor(tuple(arg.shape), arg.dtype, arg.dtype.is_floating_point, None if whole else int(arg.max()) + 1)
+
+
+def discover_call(call: Call, max_runs: int = MAX_RUNS) -> Discovery:
+    """As ``discover``, of a call that is already taken apart; float64 where the op takes it."""
+    failure = Undiscoverable("")
+    for one in (doubled(call), call):
+        try:
+            drawn = samples(one)
+        except Random as error:
+            return Discovery((), str(error), random=True)
+        except Undiscoverable as error:
+            failure = error
+            continue
+        return search(Prover(one, drawn, max_runs))
+    return Discovery((), str(failure))
+
+
+def doubled(call: Call) -> Call:
+    """The call with its float tensors as float64."""
+    return replace(
+        call,
+        tensors=tuple(
+            replace(spec, dtype=torch.float64) if spec.dtype.is_floating_point else spec for spec in call.tensors
+        ),
+    )
+
+
+def search(prover: Prover) -> Discovery:
+    """Every layout of the prover's call."""
+    budget = prover.runs_left
+    reserved = int(RESERVED * budget)
+    prover.runs_left -= reserved
+    found: dict[States, Way] = {}
+    complete = True
+    try:
+        _ways(prover, found)
+    except OutOfBudget:
+        complete = False
+    prover.runs_left += reserved
+    try:
+        ways = _independent(prover, list(found.values()))
+    except OutOfBudget:
+        ways, complete = [], False
+    reason = "" if ways else "has no layout in which it can run in parts"
+    if not complete:
+        reason = f"was run {budget} times before every layout was tried"
+    options = tuple(_option(prover, way, at) for at, way in enumerate(ways))
+    return Discovery(options, reason, complete, num_runs=budget - prover.runs_left)
+
+
+def _ways(prover: Prover, found: dict[States, Way]) -> None:
+    """Add every way to run the call on one axis to ``found``."""
+    call = prover.call
+    first, second = prover.samples[:2]
+    for ins in partials(call):
+        _try(prover, found, ins, (), 2)
+    paths = divisible(call)
+    for ins in splits(call, additive_inputs(call, first, second)):
+        for divided in paths:
+            if divided or any(sbp.is_split for sbp in ins):
+                for count in prover.counts(ins, (), divided):
+                    _try(prover, found, ins, divided, count)
+
+
+def _try(prover: Prover, found: dict[States, Way], ins: States, divided: tuple[Path, ...], size: int) -> None:
+    if ins in found:
+        return
+    for outs in prover.layouts(ins, divided, size):
+        way = Way(ins, outs, divided)
+        if proved(prover, way):
+            found[ins] = way
+            return
+
+
+def proved(prover: Prover, way: Way) -> bool:
+    """Whether ``way`` holds in 2 and in 3 parts, where its extents divide."""
+    counts = prover.counts(way.ins, way.outs, way.divided)
+    return bool(counts) and all(prover.holds((way,), (count,)) for count in counts)
+
+
+def _independent(prover: Prover, ways: list[Way]) -> list[Way]:
+    """The ways any two of which hold together on a 2 x 2 mesh; the one in most failures is dropped until none is left."""
+    failed = {
+        (one, two)
+        for one in ways
+        for two in ways
+        if _fits_twice(prover, one, two) and not prover.holds((one, two), (2, 2), prover.samples[:1])
+    }
+    while failed:
+        worst = max(ways, key=lambda way: sum((way in pair) + (pair == (way, way)) for pair in failed))
+        ways = [way for way in ways if way != worst]
+        failed = {pair for pair in failed if worst not in pair}
+    return ways
+
+
+def _fits_twice(prover: Prover, one: Way, two: Way) -> bool:
+    """Whether two axes of 2 devices can take the two ways at once."""
+    if any(2 not in prover.counts(way.ins, way.outs, way.divided) for way in (one, two)):
+        return False
+    sample = prover.samples[0]
+    tensors = (*sample.values, *sample.outputs)
+    for value, left, right in zip(tensors, (*one.ins, *one.outs), (*two.ins, *two.outs), strict=True):
+        if left.is_split and left == right and value.shape[left.dim] % 4:
+            return False
+    return not any(path in two.divided and prover.extent((), (), (path,)) % 4 for path in one.divided)
+
+
+def _option(prover: Prover, way: Way, index: int) -> AxisOption:
+    linear = not any(sbp.is_split for sbp in (*way.ins, *way.outs)) and not way.divided
+    if linear:
+        return AxisOption("P", way.ins, way.outs, False)
+    divides = any(sbp != B for sbp in way.outs)
+    return AxisOption(
+        f"f{index}", way.ins, way.outs, divides, prover.extent(way.ins, way.outs, way.divided), divided=way.divided
+    )

@@ -1,0 +1,62 @@
+"""FLOPs of an op's forward pass as a product of sizes: counted on stand-ins, and on ones with one size twice as large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log2, prod
+from typing import Any
+
+import torch
+from torch._library.custom_ops import _maybe_get_opdef
+from torch.utils.flop_counter import FlopCounterMode
+
+from autosbp.discovery._call import Call
+from autosbp.discovery._samples import Undiscoverable, samples
+from autosbp.discovery._stand_ins import StandIn
+from autosbp.graph.found import FoundRule
+
+MAX_EXPONENT = 4
+Work = tuple[float, tuple[tuple[int, int], ...]]
+"""FLOPs for each point of the product of the sizes of these (tensor, dim) pairs."""
+
+
+def work_of(stand_in: StandIn) -> Work:
+    """The work of the stand-in's call; 0 where torch counts none, as for an op without matrix products or in C++."""
+    base = _flops(stand_in.call)
+    if not base:
+        return 0.0, ()
+    sizes: list[tuple[int, int]] = []
+    call = stand_in.call
+    for value, small in stand_in.sizes.items():
+        place = next(
+            ((at, dim) for at, spec in enumerate(call.tensors) for dim, size in enumerate(spec.shape) if size == small),
+            None,
+        )
+        if place is not None:
+            more = _flops(stand_in.grown(value))
+            sizes += [place] * (min(MAX_EXPONENT, max(0, round(log2(more / base)))) if more else 0)
+    return base / prod(call.tensors[at].shape[dim] for at, dim in sizes), tuple(sizes)
+
+
+def _flops(call: Call) -> float:
+    """What torch counts; an op written in Python is counted by the ops that it calls."""
+    try:
+        (sample,) = samples(call, 1)
+        counted = Call(_implementation(call.op), call.args, call.kwargs, call.tensors)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            counted.run(sample.values)
+    except Undiscoverable:
+        return 0.0
+    return float(counter.get_total_flops())
+
+
+def _implementation(op: Callable[..., Any]) -> Callable[..., Any]:
+    if not isinstance(op, torch._ops.OpOverload):
+        return op
+    definition = _maybe_get_opdef(op)
+    return op if definition is None else definition._init_fn
+
+
+def with_work(rule: FoundRule, work: Work) -> FoundRule:
+    """The rule with the work filled in."""
+    return FoundRule(rule.options, rule.reason, rule.random, work[0], work[1])

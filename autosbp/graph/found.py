@@ -1,0 +1,141 @@
+"""Rules of ops that the rule table lacks, as plain data in the graph: found by running the op, or declared by the user.
+
+Layouts are written as in plans, such as ``S0`` or ``P`` (``autosbp.sbp.placement``). The sizes that an axis must divide
+are read from the tensors where the rule is used, so one rule serves every batch size. ``autosbp.sbp.found`` turns it
+into a ``Sharding``. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autosbp.errors import GraphError
+from autosbp.graph.attributes import Path
+from autosbp.jsonio import Fields, check_integer
+
+MAX_RULES = 4096
+MAX_OPTIONS = 1024
+MAX_TENSORS = 1024
+MAX_PATHS = 64
+MAX_DEPTH = 9
+MAX_SIZES = 64
+MAX_REASON = 512
+_LAYOUT = re.compile(r"S(0|[1-9]\d?)|B|I|P(max|min)?")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundOption:
+    """Layouts of the tensor arguments and outputs on one mesh axis; the integer attributes at ``divided`` are divided by
+    the axis, too."""
+
+    ins: tuple[str, ...]
+    outs: tuple[str, ...]
+    divided: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRule:
+    """``options`` beside replication; where there are none, ``reason`` says why, as what follows the op's name.
+
+    The op's forward pass takes ``flops`` for each point of the product of ``sizes``: pairs of a tensor argument and its
+    dim. ``random`` ops need a seed that replicas share.
+    """
+
+    options: tuple[FoundOption, ...]
+    reason: str = ""
+    random: bool = False
+    flops: float = 0.0
+    sizes: tuple[tuple[int, int], ...] = ()
+
+
+def rules_to_dict(rules: Mapping[str, FoundRule]) -> dict[str, Any]:
+    """The document's ``rules``."""
+    return {name: rule_to_dict(rule) for name, rule in rules.items()}
+
+
+def rule_to_dict(rule: FoundRule) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "options": [
+            {"ins": list(option.ins), "outs": list(option.outs)}
+            | ({"divided": [list(path) for path in option.divided]} if option.divided else {})
+            for option in rule.options
+        ]
+    }
+    if rule.reason:
+        document["reason"] = rule.reason
+    if rule.random:
+        document["random"] = True
+    if rule.flops:
+        document |= {"flops": rule.flops, "sizes": [list(size) for size in rule.sizes]}
+    return document
+
+
+def read_rules(data: Mapping[Any, Any]) -> dict[str, FoundRule]:
+    """Read the document's ``rules``; raises ``InputError`` at the first field that breaks a limit."""
+    if len(data) > MAX_RULES:
+        raise GraphError("rules", len(data), f"at most {MAX_RULES} rules are accepted")
+    rules = {}
+    for name, entry in data.items():
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_REASON:
+            raise GraphError("rules", name, f"names of 1 to {MAX_REASON} characters are expected")
+        rules[name] = read_rule(entry, f"rules.{name}")
+    return rules
+
+
+def read_rule(entry: object, path: str) -> FoundRule:
+    fields = Fields(entry, path, ("options", "reason", "random", "flops", "sizes"))
+    options = fields.sequence("options")
+    sizes = fields.sequence("sizes", ())
+    for name, items, limit in (("options", options, MAX_OPTIONS), ("sizes", sizes, MAX_SIZES)):
+        if len(items) > limit:
+            raise GraphError(fields.at(name), len(items), f"at most {limit} are accepted")
+    reason = fields.text("reason") if fields.has("reason") else ""
+    if len(reason) > MAX_REASON:
+        raise GraphError(fields.at("reason"), reason, f"at most {MAX_REASON} characters are accepted")
+    return FoundRule(
+        tuple(_option(option, f"{path}.options[{at}]") for at, option in enumerate(options)),
+        reason,
+        fields.boolean("random", False),
+        fields.number("flops", 0.0, high=1e18),
+        tuple(_size(size, f"{path}.sizes[{at}]") for at, size in enumerate(sizes)),
+    )
+
+
+def _option(entry: object, path: str) -> FoundOption:
+    fields = Fields(entry, path, ("ins", "outs", "divided"))
+    paths = fields.sequence("divided", ())
+    if len(paths) > MAX_PATHS:
+        raise GraphError(fields.at("divided"), len(paths), f"at most {MAX_PATHS} are accepted")
+    return FoundOption(
+        _layouts(fields, "ins"),
+        _layouts(fields, "outs"),
+        tuple(_path(item, f"{path}.divided[{at}]") for at, item in enumerate(paths)),
+    )
+
+
+def _layouts(fields: Fields, key: str) -> tuple[str, ...]:
+    items = fields.sequence(key)
+    if len(items) > MAX_TENSORS:
+        raise GraphError(fields.at(key), len(items), f"at most {MAX_TENSORS} are accepted")
+    for at, item in enumerate(items):
+        if not isinstance(item, str) or not _LAYOUT.fullmatch(item):
+            raise GraphError(f"{fields.at(key)}[{at}]", item, "S<dim>, B, I, P, Pmax or Pmin is expected")
+    return tuple(items)
+
+
+def _path(entry: object, path: str) -> Path:
+    if not isinstance(entry, (list, tuple)) or not 1 <= len(entry) <= MAX_DEPTH:
+        raise GraphError(path, entry, f"1 to {MAX_DEPTH} positions are expected")
+    first, *rest = entry
+    if not isinstance(first, str):
+        first = check_integer(path, first, 0, MAX_TENSORS)
+    return (first, *(check_integer(path, at, 0, MAX_TENSORS) for at in rest))
+
+
+def _size(entry: object, path: str) -> tuple[int, int]:
+    if not isinstance(entry, (list, tuple)) or len(entry) != 2:
+        raise GraphError(path, entry, "[tensor, dim] is expected")
+    return check_integer(path, entry[0], 0, MAX_TENSORS), check_integer(path, entry[1], 0, MAX_TENSORS)
