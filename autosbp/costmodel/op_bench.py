@@ -17,7 +17,7 @@ from autosbp.errors import InputError
 from autosbp.jsonio import Fields, loads
 
 NAMESPACES = ("aten", "autosbp")
-_OPERATORS = ("__and__", "__or__")
+_OPERATORS = ("__and__", "__or__", "__xor__", "__lshift__", "__rshift__")
 _DTYPES = {
     name: getattr(torch, name)
     for name in ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")

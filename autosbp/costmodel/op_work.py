@@ -7,12 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autosbp.errors import AutosbpError
+from autosbp.errors import AutosbpError, GraphError
 from autosbp.graph.ir import FLOATS, DType, Node, Ref, TensorMeta
 from autosbp.graph.shapes import known_shape
+from autosbp.sbp._op_lists import POINTWISE
 from autosbp.sbp.rules import RULES
 
-_BOOLEAN = frozenset(("eq", "ne", "lt", "gt", "le", "ge", "logical_and", "logical_or", "logical_not"))
+_BROADCAST = frozenset(
+    f"aten.{name}"
+    for name in (
+        *POINTWISE, "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "mul.Scalar", "div.Scalar", "neg.default",
+        "detach.default", "to.dtype", "where.self", "lerp.Scalar", "lerp.Tensor", "addcmul.default", "addcdiv.default",
+        "masked_fill.Scalar", "dropout.default",
+    )
+)  # fmt: skip
+"""Ops whose output has the shape that their inputs broadcast to."""
+_BOOLEAN = frozenset((
+    "eq", "ne", "lt", "gt", "le", "ge", "logical_and", "logical_or", "logical_not", "logical_xor", "isfinite", "isinf", "isnan",
+))  # fmt: skip
 _INDEXED = frozenset(("aten.max.dim", "aten.min.dim"))
 
 
@@ -27,7 +39,7 @@ class OpWork:
 
 
 def op_work(key: str) -> OpWork | None:
-    """The work of the op with this key; None for keys that are not understood."""
+    """The work of the op with this key; None where the key does not tell what the op gives."""
     document = json.loads(key)
     metas: list[TensorMeta] = []
 
@@ -42,7 +54,7 @@ def op_work(key: str) -> OpWork | None:
     op = document["op"]
     args = tuple(decode(item) for item in document["args"])
     kwargs = {name: decode(item) for name, item in document["kwargs"].items()}
-    if op not in RULES or not metas:
+    if op not in RULES or not metas or not metas[0].is_float:
         return None
     node = Node("op", op, args, kwargs, ())
     try:
@@ -56,6 +68,8 @@ def op_work(key: str) -> OpWork | None:
 def _outputs(node: Node, metas: Sequence[TensorMeta]) -> tuple[TensorMeta, ...]:
     shape = known_shape(node, metas)
     if shape is None:
+        if node.op not in _BROADCAST:
+            raise GraphError("op", node.op, "an op whose output its arguments tell is expected")
         ndim = max(len(meta.shape) for meta in metas)
         padded = [(1,) * (ndim - len(meta.shape)) + meta.sizes for meta in metas]
         shape = tuple(max(sizes) for sizes in zip(*padded, strict=True))
