@@ -59,7 +59,8 @@ class Importer:
             value = fx_node.meta.get("val")
             if spec.kind == InputKind.PARAMETER:
                 first = shared[id(named[spec.target])]
-                parameters.setdefault(first, Parameter(first, self._meta(value), first))
+                parameter = Parameter(first, self._meta(value), first, trained=named[spec.target].requires_grad)
+                parameters.setdefault(first, parameter)
                 self.values[fx_node] = Ref(first)
             elif spec.kind == InputKind.USER_INPUT:
                 if not isinstance(value, torch.Tensor):

@@ -43,13 +43,13 @@ def run_graph(
     graph: LogicalGraph, sources: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss and the gradient of each source tensor, put together from those of the graph's parameters."""
-    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in sources.items()}
+    leaves = {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in sources.items()}
     parameters = [initial_parameter(leaf, leaves) for leaf in graph.parameters]
     size = next(iter(batch.values())).shape[0]
     program = materialise(graph.bind(**dict.fromkeys(graph.symbols, size)))
     torch.manual_seed(7)
     loss = program(*parameters, *(batch[leaf.name] for leaf in graph.inputs))
-    used = sorted({leaf.source for leaf in graph.parameters})
+    used = sorted({leaf.source for leaf in graph.parameters if leaf.trained})
     grads = torch.autograd.grad(loss, [leaves[name] for name in used])
     return loss, dict(zip(used, grads, strict=True))
 
@@ -58,6 +58,7 @@ def assert_same(graph: LogicalGraph, module: torch.nn.Module, batch: Mapping[str
     """The graph's loss and every gradient equal the module's."""
     named = dict(module.named_parameters())
     loss, grads = run_graph(graph, named, batch)
+    named = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     torch.manual_seed(7)
     returned = module(**batch)
     expected = (

@@ -46,7 +46,11 @@ def _without_dead(graph: LogicalGraph) -> LogicalGraph:
 def _transpose(weight: Parameter) -> Parameter:
     rows, cols = weight.meta.sizes
     return Parameter(
-        f"{weight.name}.t", TensorMeta((cols, rows), weight.meta.dtype), weight.source, (*weight.transforms, ("t",))
+        f"{weight.name}.t",
+        TensorMeta((cols, rows), weight.meta.dtype),
+        weight.source,
+        (*weight.transforms, ("t",)),
+        weight.trained,
     )
 
 
@@ -133,4 +137,5 @@ def _splits(
 def _slice(leaf: Parameter, index: int, start: int, stop: int) -> Parameter:
     sizes = leaf.meta.sizes
     meta = TensorMeta((stop - start, *sizes[1:]), leaf.meta.dtype)
-    return Parameter(f"{leaf.name}.{index}", meta, leaf.source, (*leaf.transforms, ("slice", 0, start, stop)))
+    transforms = (*leaf.transforms, ("slice", 0, start, stop))
+    return Parameter(f"{leaf.name}.{index}", meta, leaf.source, transforms, leaf.trained)

@@ -1,0 +1,65 @@
+"""One run of four real ranks trains every model of the table under several strategies; the tests read its report."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, capture_hf_config, load_cluster, make_plan
+from autosbp.plan import Strategy
+from autosbp.search.sampling import sample_strategies
+from autosbp.torchrun import run_ranks
+from tests.models.configs import CONFIGS, SIZES, ZOO
+
+GLOBAL_BATCH = 8
+MODELS = (*CONFIGS, *ZOO)
+
+
+@cache
+def graph_of(name: str) -> LogicalGraph:
+    if name in CONFIGS:
+        return capture_hf_config(CONFIGS[name], **SIZES.get(name, {"seq_len": 32}))
+    return capture(f"zoo:{name}")
+
+
+@cache
+def plan_of(name: str) -> Plan:
+    return make_plan(graph_of(name), load_cluster("local:2x2"), None, PlanOptions(global_batch=GLOBAL_BATCH))
+
+
+def strategies_of(name: str) -> dict[str, Strategy]:
+    """The plan, its baselines, and two samples that are far from both."""
+    plan, cluster = plan_of(name), load_cluster("local:2x2")
+    found = {"plan": plan.strategy}
+    for baseline in plan.document["baseline_strategies"]:
+        found[baseline] = plan.baseline_strategy(baseline)
+    samples = sample_strategies(graph_of(name), cluster, 2, global_batch=GLOBAL_BATCH, micro_batch=GLOBAL_BATCH)
+    return found | {f"sample {at}": strategy for at, strategy in enumerate(samples)}
+
+
+@pytest.fixture(scope="session")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Reports of all ranks by model and strategy."""
+    folder = tmp_path_factory.mktemp("models")
+    cases = [
+        {
+            "model": name,
+            "graph": graph_of(name).to_dict(),
+            "strategies": [
+                {"label": label, "strategy": strategy.to_dict()} for label, strategy in strategies_of(name).items()
+            ],
+        }
+        for name in MODELS
+    ]
+    (folder / "request.json").write_text(json.dumps({"dtype": "float64", "cases": cases}))
+    arguments = [str(folder / "request.json"), str(folder / "result.json")]
+    outcome = run_ranks("tests.executor.equality_worker", arguments, 4, folder / "log", timeout_s=900)
+    assert outcome.reason == "", outcome.log_tail
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for entry in json.loads((folder / "result.json").read_text()):
+        found.setdefault(entry["model"], {})[entry["label"]] = entry["ranks"]
+    return found
