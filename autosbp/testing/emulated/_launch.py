@@ -17,7 +17,7 @@ from autosbp.torchrun import Outcome, environment, log_tail, start, torchrun_com
 
 _RANK_MODULE = "autosbp.testing.emulated._rank"
 _POLL_S = 0.1
-_LAST_WORDS_S = 5.0  # for the other ranks to fail by themselves, and to write down why, after the first failure
+_LAST_WORDS_S = 3.0  # for the other ranks to fail by themselves, and to write down why, after the first failure
 _STOP_S = 5.0
 _KILLED = re.compile(r"\s*exitcode\s*:\s*-(\d+)")
 _RANK = re.compile(r"\s*rank\s*:\s*(\d+)")
