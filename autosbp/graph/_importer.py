@@ -116,6 +116,9 @@ class Importer:
             return source[fx_node.args[1]] if isinstance(source, tuple) else Ref(source.name, fx_node.args[1])
         if target in _BATCH_NORMS:
             return self._batch_norm(fx_node)
+        if target is torch.ops.aten.native_dropout.default:
+            args = (self._arg(fx_node.args[0]), fx_node.args[1], True)
+            return (self._add("dropout", "aten.dropout.default", args, value[0]), None)
         if getattr(target, "__name__", "") == "wrap_with_set_grad_enabled":
             return self._inline(fx_node)
         if not isinstance(target, torch._ops.OpOverload):
@@ -142,12 +145,15 @@ class Importer:
         training, momentum, eps = fx_node.args[5:8]
         if not training:
             raise UnsupportedError(f"batch norm without training statistics cannot be captured{_where(fx_node)}")
-        short = "batch_norm"
-        self.counts[short] = self.counts.get(short, -1) + 1
         args = (source, weight, bias, None, None, True, momentum, eps, False)
-        name, out = f"{short}_{self.counts[short]}", self._meta(fx_node.meta["val"][0])
-        self.nodes.append(Node(name, "aten.batch_norm.default", args, {}, (out,)))
-        return (Ref(name), None, None, None, None)
+        out = self._add("batch_norm", "aten.batch_norm.default", args, fx_node.meta["val"][0])
+        return (out, None, None, None, None)
+
+    def _add(self, short: str, op: str, args: tuple[Arg, ...], value: torch.Tensor) -> Ref:
+        """A node of one output, named by its op and order."""
+        self.counts[short] = self.counts.get(short, -1) + 1
+        self.nodes.append(Node(f"{short}_{self.counts[short]}", op, args, {}, (self._meta(value),)))
+        return Ref(self.nodes[-1].name)
 
     def _inline(self, fx_node: Any) -> Arg:
         """A no-grad region is inlined: nothing in it may depend on a parameter, so its gradient is empty anyway."""

@@ -72,7 +72,7 @@ def to_fx_arg(arg: Arg, values: Mapping[str, Any]) -> Any:
     """A bound graph's argument as an fx argument; ``values`` maps names to fx nodes (tuples for several outputs)."""
     if isinstance(arg, Ref):
         value = values[arg.name]
-        return value[arg.index] if isinstance(value, tuple) else value
+        return value[arg.index] if isinstance(value, (tuple, list)) else value
     if isinstance(arg, DType):
         return dtype_of(arg.name)
     if isinstance(arg, tuple):

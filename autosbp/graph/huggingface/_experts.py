@@ -43,7 +43,7 @@ def _forward(
 ) -> torch.Tensor:
     from transformers.integrations import moe
 
-    activation = _ACTIVATIONS.get(type(self.act_fn).__name__)
+    activation = _ACTIVATIONS.get(type(getattr(self, "act_fn", None)).__name__)
     plain = self.has_gate and self.is_concatenated and not self.has_bias and not self.has_post_expert_norm
     if not plain or activation is None or type(self)._apply_gate is not moe._default_apply_gate:
         grouped: torch.Tensor = moe.grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)

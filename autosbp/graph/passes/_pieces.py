@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Ref, Sym, TensorMeta
+from autosbp.graph.ir import Arg, DType, Node, Ref, Sym, TensorMeta
 from autosbp.graph.passes._edit import simple
 
 Shape = tuple[int | str, ...]
+Meta = Callable[[Ref], TensorMeta]
+"""What is known of a value, also of one that the pass has just made."""
 
 
 def sizes(shape: Shape) -> tuple[Arg, ...]:
@@ -15,10 +17,10 @@ def sizes(shape: Shape) -> tuple[Arg, ...]:
     return tuple(dim if isinstance(dim, int) else Sym(dim) for dim in shape)
 
 
-def select(graph: LogicalGraph, node: Node) -> list[Node]:
+def select(meta: Meta, node: Node) -> list[Node]:
     """``select(x, dim, i)``: a slice of one, without its dim."""
     source, dim, index = node.args[:3]
-    shape = graph.meta(source).shape
+    shape = meta(source).shape
     at = dim % len(shape)
     size = shape[at]
     if not isinstance(index, int) or (index < 0 and not isinstance(size, int)):
@@ -27,15 +29,15 @@ def select(graph: LogicalGraph, node: Node) -> list[Node]:
     return _one(node.name, source, shape, at, start, node.outputs[0])
 
 
-def unbound(graph: LogicalGraph, node: Node, pieces: dict[Ref, Ref]) -> list[Node]:
+def unbound(meta: Meta, node: Node, pieces: dict[Ref, Ref]) -> list[Node]:
     """``unbind(x, dim)`` as one select each; ``pieces`` learns their names."""
     source = node.args[0]
-    shape = graph.meta(source).shape
+    shape = meta(source).shape
     at = (node.args[1] if len(node.args) > 1 else 0) % len(shape)
     nodes: list[Node] = []
-    for index, meta in enumerate(node.outputs):
+    for index, out in enumerate(node.outputs):
         name = f"{node.name}.{index}"
-        nodes += _one(name, source, shape, at, index, meta)
+        nodes += _one(name, source, shape, at, index, out)
         pieces[Ref(node.name, index)] = Ref(name)
     return nodes
 
@@ -48,34 +50,33 @@ def _one(name: str, source: Ref, shape: Shape, dim: int, index: int, out: Tensor
     return [cut, simple(name, "aten.reshape.default", (Ref(cut.name), sizes(out.shape)), out.shape, out.dtype)]
 
 
-def stack(graph: LogicalGraph, node: Node) -> list[Node]:
+def stack(meta: Meta, node: Node) -> list[Node]:
     """``stack(tensors, dim)``: each with a dim of one, concatenated."""
-    meta = node.outputs[0]
-    dim = (node.args[1] if len(node.args) > 1 else 0) % len(meta.shape)
-    one = (*meta.shape[:dim], 1, *meta.shape[dim + 1 :])
+    out = node.outputs[0]
+    dim = (node.args[1] if len(node.args) > 1 else 0) % len(out.shape)
+    one = (*out.shape[:dim], 1, *out.shape[dim + 1 :])
     parts = [
-        simple(f"{node.name}.{at}", "aten.reshape.default", (ref, sizes(one)), one, graph.meta(ref).dtype)
+        simple(f"{node.name}.{at}", "aten.reshape.default", (ref, sizes(one)), one, meta(ref).dtype)
         for at, ref in enumerate(node.args[0])
     ]
     joined = tuple(Ref(part.name) for part in parts)
-    return [*parts, simple(node.name, "aten.cat.default", (joined, dim), meta.shape, meta.dtype)]
+    return [*parts, simple(node.name, "aten.cat.default", (joined, dim), out.shape, out.dtype)]
 
 
-def repeat(graph: LogicalGraph, node: Node) -> list[Node]:
+def repeat(meta: Meta, node: Node) -> list[Node]:
     """``repeat(x, counts)``: a new dim before each repeated one, expanded and merged with it."""
     source, counts, out = node.args[0], node.args[1], node.outputs[0]
-    shape = graph.meta(source).shape
+    shape = meta(source).shape
     padded: Shape = (*(1,) * (len(out.shape) - len(shape)), *shape)
     counts = (*(1,) * (len(padded) - len(counts)), *counts)
-    if any(not isinstance(count, int) for count in counts):
-        return [node]
-    return _expanded(node, source, [((1, size), (count, size)) for count, size in zip(counts, padded, strict=True)])
+    grown = [count.expr if isinstance(count, Sym) else count for count in counts]
+    return _expanded(node, source, [((1, size), (count, size)) for count, size in zip(grown, padded, strict=True)])
 
 
-def repeat_interleave(graph: LogicalGraph, node: Node) -> list[Node]:
+def repeat_interleave(meta: Meta, node: Node) -> list[Node]:
     """``repeat_interleave(x, n, dim)``: a new dim after the repeated one, expanded and merged with it."""
     source, count = node.args[:2]
-    shape = graph.meta(source).shape
+    shape = meta(source).shape
     dim = node.args[2] if len(node.args) > 2 else None
     if not isinstance(count, int) or (dim is None and len(shape) != 1):
         return [node]
@@ -84,7 +85,7 @@ def repeat_interleave(graph: LogicalGraph, node: Node) -> list[Node]:
     return _expanded(node, source, pairs)
 
 
-def filled(graph: LogicalGraph, node: Node) -> list[Node]:
+def filled(meta: Meta, node: Node) -> list[Node]:
     """``copy(x, y)`` and ``fill(x, y)`` take x's shape and dtype only: y cast and expanded."""
     value, out = node.args[1], node.outputs[0]
     if not isinstance(value, Ref):
@@ -95,7 +96,7 @@ def filled(graph: LogicalGraph, node: Node) -> list[Node]:
         "aten.to.dtype",
         (value, DType(out.dtype)),
         {},
-        (TensorMeta(graph.meta(value).shape, out.dtype),),
+        (TensorMeta(meta(value).shape, out.dtype),),
     )
     return [cast, simple(node.name, "aten.expand.default", (Ref(cast.name), sizes(out.shape)), out.shape, out.dtype)]
 

@@ -69,16 +69,23 @@ def canonical_views(graph: LogicalGraph) -> LogicalGraph:
     """Rewrite every view-like op; split and chunk become slices."""
     nodes: list[Node] = []
     pieces: dict[Ref, Ref] = {}
+    made: dict[str, Node] = {}
+
+    def meta(ref: Ref) -> TensorMeta:
+        return made[ref.name].outputs[ref.index] if ref.name in made else graph.meta(ref)
+
     for node in graph.nodes:
+        begun = len(nodes)
         node = node.map_args(lambda arg: pieces.get(arg, arg) if isinstance(arg, Ref) else arg)
         if node.op in _SPLITS:
             nodes.extend(_slices(node, pieces))
         elif node.op == "aten.unbind.int":
-            nodes.extend(unbound(graph, node, pieces))
+            nodes.extend(unbound(meta, node, pieces))
         elif node.op in _EXPANDED:
-            nodes.extend(_EXPANDED[node.op](graph, node))
+            nodes.extend(_EXPANDED[node.op](meta, node))
         else:
             nodes.append(_canonical(node))
+        made.update((each.name, each) for each in nodes[begun:])
     return rebuild(replace(graph, nodes=tuple(nodes)), nodes, pieces)
 
 
