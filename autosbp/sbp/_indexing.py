@@ -88,7 +88,8 @@ def index_add(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
 
 
 def scatter(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``scatter(x, dim, i, source or value)``: other dims together where all are of one size; linear in x and source."""
+    """``scatter(x, dim, i, source or value)``: other dims together where all are of one size; linear in x and source. What
+    is added, not put, goes to the range of ``dim`` that a rank holds."""
     target = metas[0]
     dim = dim_argument(node, 1, len(target.shape))
     table = FactorTable(node, len(metas), 1)
@@ -101,10 +102,14 @@ def scatter(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
     if adds and metas[1].sizes[dim] == metas[2].sizes[dim]:
         for position in (1, 2):
             table.set("i", metas[position].sizes[dim], position, dim, output=False)
+    if adds:
+        table.set("g", target.sizes[dim], 0, dim, output=False)
+        table.set("g", target.sizes[dim], 0, dim, output=True)
     tensors = frozenset((0, 2)) if len(metas) == 3 else frozenset((0,))
     by_value = len(metas) == 2 and node.args[3] != 0
     linear = () if by_value or "reduce" in node.op else (tensors,)
-    return Sharding(table.factors(set()), additive=frozenset((0,)) if adds else frozenset(), linear=linear)
+    additive, split_impls = (frozenset((0,)), ("g",)) if adds else (frozenset(), ())
+    return Sharding(table.factors({"g"}), additive=additive, linear=linear, split_impls=split_impls)
 
 
 def along(position: int, *, linear: bool = False, default: int = -1) -> Rule:

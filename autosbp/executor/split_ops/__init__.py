@@ -14,6 +14,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "aten.scaled_dot_product_attention.default": _attention.attention,
     "aten.embedding.default": _ranges.embedding,
     "aten.gather.default": _ranges.gather,
+    "aten.scatter_add.default": _ranges.scatter_add,
     "autosbp.experts.default": _ranges.experts,
     "aten.amax.default": _extrema.extremum,
     "aten.amin.default": _extrema.extremum,

@@ -1,4 +1,5 @@
-"""Ops that index a dim (rows, experts) of which a rank holds a range: what lies outside gives zeros, so the output is P."""
+"""Ops that index a dim (rows, experts) of which a rank holds a range. What is picked outside is zero, so the output is P;
+what is added outside is left to the ranks that hold it."""
 
 from __future__ import annotations
 
@@ -26,6 +27,14 @@ def gather_range(x: torch.Tensor, dim: int, index: torch.Tensor, start: int) -> 
     return torch.gather(x, dim, local.masked_fill(outside, 0)).masked_fill(outside, 0)
 
 
+def scatter_add_range(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, start: int) -> torch.Tensor:
+    """``scatter_add`` along a dim of which this rank holds ``start`` onwards."""
+    local = index - start
+    outside = (local < 0) | (local >= x.shape[dim])
+    inside = source[tuple(slice(size) for size in index.shape)].masked_fill(outside, 0)
+    return x.scatter_add(dim, local.masked_fill(outside, 0), inside)
+
+
 def embedding(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
     weight, ids = call.args[:2]
     start, padding = call.start(0, 0), call.argument(2, -1)
@@ -36,6 +45,11 @@ def embedding(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
 def gather(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
     dim = call.node.args[1] % len(call.node.outputs[0].shape)
     return gather_range, (call.args[0], dim, call.args[2], call.start(0, dim))
+
+
+def scatter_add(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
+    dim = call.node.args[1] % len(call.node.outputs[0].shape)
+    return scatter_add_range, (call.args[0], dim, *call.args[2:4], call.start(0, dim))
 
 
 def experts(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
