@@ -15,6 +15,7 @@ from autosbp.sbp.rules import check_graph
 from autosbp.search.op_keys import op_keys
 from autosbp.search.plan_options import PlanOptions, require_room
 from autosbp.search.planner import make_plan
+from autosbp.torchrun import Launch, run_ranks
 
 __all__ = [
     "Calibration",
@@ -66,11 +67,12 @@ def run_trial(
     workdir: Path,
     log: Callable[[str], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    launch: Launch = run_ranks,
 ) -> dict[str, Any]:
-    """Train under the plan's strategy on this machine and report what was measured; raises ``TrialError``."""
+    """Train under the plan's strategy, on this machine by default, and report what was measured: ``TrialError``."""
     from autosbp.executor.trial import run_trial as run
 
     return run(
         plan, graph, steps=steps, warmup=warmup, seed=seed, timeout_s=timeout_s, workdir=workdir, log=log,
-        cancelled=cancelled,
+        cancelled=cancelled, launch=launch,
     )  # fmt: skip

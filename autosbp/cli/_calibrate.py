@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +12,7 @@ import typer
 
 from autosbp.cli._files import check_output, read_model, write_json
 from autosbp.cli._format import percent, seconds, table
+from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, launcher_of
 from autosbp.cli._options import (
     AsJson,
     Cluster,
@@ -22,15 +25,20 @@ from autosbp.cli._options import (
     Timeout,
 )
 from autosbp.cli._run import console, note, print_json
-from autosbp.errors import InputError
+from autosbp.errors import CalibrationError, InputError
 
 if TYPE_CHECKING:
-    from autosbp.costmodel.calibration import Calibration
+    from autosbp.costmodel.calibration import Calibration, CollectiveFit
     from calibration import Progress
 
 Backend = Annotated[str | None, typer.Option("--backend", help="gloo or nccl; by default what the devices use.")]
 Sizes = Annotated[str | None, typer.Option("--sizes", metavar="BYTES,...", help="Message sizes, at least three.")]
-Repeats = Annotated[int, typer.Option("--repeats", help="Most repeats of one size.")]
+Repeats = Annotated[int, typer.Option("--repeats", help="Most repeats of one size; fewer where time is up.")]
+Budget = Annotated[float, typer.Option("--budget", metavar="S", help="Seconds for all collectives together.")]
+Variants = Annotated[
+    bool,
+    typer.Option("--variants/--no-variants", help="Also one group alone, and contiguous beside strided groups."),
+]
 Method = Annotated[str, typer.Option("--method", help="relative or ols (plain least squares).")]
 PointSeconds = Annotated[float, typer.Option("--point-s", help="Seconds spent on one size of one collective.")]
 OpSeconds = Annotated[float, typer.Option("--op-s", help="Seconds spent on one direction of one op.")]
@@ -49,18 +57,23 @@ def calibrate(
     seq_len: SeqLen = None,
     backend: Backend = None,
     sizes: Sizes = None,
-    repeats: Repeats = 10,
+    repeats: Repeats = 30,
+    budget: Budget = 150.0,
+    variants: Variants = True,
     method: Method = "relative",
-    point_s: PointSeconds = 0.25,
+    point_s: PointSeconds = 1.0,
     op_s: OpSeconds = 0.25,
     nccl_log: NcclLogs = None,
+    launcher: Launcher = "local",
+    interface: Interface = LOOPBACK,
     timeout: Timeout = 600.0,
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a cluster with one rank per device of this machine, or read the logs of nccl-tests.
 
-    With --model, the ops that its plans may run are timed, too.
+    With --model, the ops that its plans may run are timed, too. What a run that ended early has measured is kept beside
+    the output, in FILE.partial, and the same command goes on from there.
     """
     from autosbp.search.plan_options import PlanOptions
 
@@ -74,8 +87,8 @@ def calibrate(
         found = _read_logs(cluster, nccl_log, method)
     else:
         effort = {"repeats": repeats, "method": method, "point_s": point_s, "op_s": op_s, "timeout_s": timeout}
-        effort.update(backend=backend, sizes=_sizes(sizes))
-        found = _measure_here(cluster, model, seq_len, options, effort)
+        effort.update(backend=backend, sizes=_sizes(sizes), budget_s=budget, variants=variants)
+        found = _measure_here(cluster, (model, seq_len, options), (launcher, interface), output, effort)
     document = {**found.to_dict(), "calibration_id": found.calibration_id}
     if output is not None:
         write_json(output, document)
@@ -95,14 +108,35 @@ def _sizes(text: str | None) -> list[int] | None:
 
 
 def _measure_here(
-    cluster: str, model: str | None, seq_len: int | None, options: Any, effort: dict[str, Any]
+    cluster: str,
+    ops_of: tuple[str | None, int | None, Any],
+    started_by: tuple[str, str],
+    output: Path | None,
+    effort: dict[str, Any],
 ) -> Calibration:
+    """Measure with ranks of the given launcher and interface; ``ops_of`` is a model, its sequence length, options."""
     from autosbp import api
     from calibration import calibrate as measure
 
     there = api.load_cluster(cluster)
+    model, seq_len, options = ops_of
     keys = [] if model is None else api.op_keys(read_model(model, seq_len), there, options)
-    return measure(there, op_keys=keys, progress=_follow, **effort)
+    workdir = None if output is None else output.with_name(output.name + ".partial")
+    with launcher_of(started_by[0], there, started_by[1]) as launch:
+        try:
+            found = measure(there, op_keys=keys, progress=_follow, workdir=workdir, launch=launch, **effort)
+        except CalibrationError:
+            if workdir is not None:
+                note("the same command continues this run")
+            raise
+        except InputError:
+            if workdir is not None:
+                with suppress(OSError):  # it is kept where it holds what an earlier run has found
+                    workdir.rmdir()
+            raise
+    if workdir is not None:
+        shutil.rmtree(workdir)
+    return found
 
 
 def _follow(step: Progress) -> None:
@@ -139,12 +173,17 @@ def _read_logs(cluster: str, logs: list[str], method: str) -> Calibration:
     return Calibration(there, "nccl", method, tuple(fits), notes=("fitted from logs of nccl-tests",))
 
 
+def _group(fit: CollectiveFit) -> str:
+    shape = "x".join(map(str, fit.group_shape))
+    return " ".join([shape, *filter(None, [fit.placement, "alone" if fit.num_groups == 1 else None])])
+
+
 def _show(found: Calibration) -> None:
     out = console()
     rows = [
         (
             fit.kind,
-            "x".join(map(str, fit.group_shape)),
+            _group(fit),
             seconds(fit.alpha_s),
             f"{1 / fit.beta_s_per_byte / 1e9:.4g} GB/s" if fit.beta_s_per_byte > 0 else "-",
             f"{fit.r2:.4f}",
@@ -155,3 +194,5 @@ def _show(found: Calibration) -> None:
     title = f"{found.calibration_id} of {found.cluster.name} over {found.backend}"
     out.print(table(title, ("collective", "group", "alpha", "1 / beta", "R2", "median error"), rows, 2))
     out.print(f"{len(found.ops)} op times" + ("" if found.complete else "; incomplete"))
+    for line in found.notes:
+        out.print(f"note: {line}")

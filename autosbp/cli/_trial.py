@@ -11,14 +11,15 @@ import typer
 
 from autosbp.cli._files import read_plan, read_plan_graph
 from autosbp.cli._format import num_bytes, seconds, table
+from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, check_launcher, launcher_of
 from autosbp.cli._options import AsJson, Baseline, GraphFile, ModelOption, PlanFile, SeqLen, Server, Timeout
 from autosbp.cli._run import GATE_FAILED, console, note, print_json
 from autosbp.errors import InputError
 
 if TYPE_CHECKING:
+    from autosbp.graph.ir import LogicalGraph
     from autosbp.plan import Plan
 
-Launcher = Annotated[str, typer.Option("--launcher", help="local: one rank per device, all on this machine.")]
 Steps = Annotated[int, typer.Option("--steps", help="Timed steps.")]
 Warmup = Annotated[int, typer.Option("--warmup", help="Steps before them.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of parameters and batches.")]
@@ -32,7 +33,6 @@ MaxLossDifference = Annotated[
 Workdir = Annotated[
     Path | None, typer.Option("--workdir", metavar="DIR", help="Keep request, log and result here.", show_default=False)
 ]
-LAUNCHERS = ("local",)
 _LONGEST_S = 1e6
 
 
@@ -42,6 +42,7 @@ def trial(
     model: ModelOption = None,
     seq_len: SeqLen = None,
     launcher: Launcher = "local",
+    interface: Interface = LOOPBACK,
     steps: Steps = 20,
     warmup: Warmup = 3,
     seed: Seed = 0,
@@ -58,8 +59,7 @@ def trial(
     Exits with 1 when a gate fails: a limit given here, or collectives other than those that the plan was charged for.
     A plan holds the hash of its graph, not the graph: give --graph or --model.
     """
-    if launcher not in LAUNCHERS:
-        raise InputError("launcher", launcher, f"one of {', '.join(LAUNCHERS)} is expected")
+    check_launcher(launcher)
     for field, limit in (("max_step_time", max_step_time), ("max_loss_difference", max_loss_difference)):
         if limit is not None and not limit >= 0:
             raise InputError(field, str(limit), "a number of at least 0 is expected")
@@ -69,9 +69,10 @@ def trial(
     if server is not None:
         result = _run_there(server, plan, baseline, effort)
     else:
-        result = _run_here(
-            read_plan(plan, baseline), (graph, model, seq_len), workdir, {**effort, "timeout_s": timeout}
-        )
+        found = read_plan(plan, baseline)
+        graph_of_plan = read_plan_graph(found, graph, model, seq_len, "a trial")
+        with launcher_of(launcher, found.cluster, interface) as launch:
+            result = _run_here(found, graph_of_plan, workdir, {**effort, "timeout_s": timeout, "launch": launch})
     gates = check_gates(result, max_step_time, max_loss_difference)
     if as_json:
         print_json({**result, "gates": gates})
@@ -80,16 +81,13 @@ def trial(
     return 0 if all(gate["passed"] for gate in gates.values()) else GATE_FAILED
 
 
-def _run_here(
-    plan: Plan, source: tuple[str | None, str | None, int | None], workdir: Path | None, effort: dict[str, Any]
-) -> dict[str, Any]:
+def _run_here(plan: Plan, graph: LogicalGraph, workdir: Path | None, effort: dict[str, Any]) -> dict[str, Any]:
     from autosbp import api
 
-    found = read_plan_graph(plan, *source, "a trial")
     if workdir is not None:
-        return api.run_trial(plan, found, workdir=workdir, log=note, **effort)
+        return api.run_trial(plan, graph, workdir=workdir, log=note, **effort)
     with tempfile.TemporaryDirectory(prefix="autosbp-trial-") as folder:
-        return api.run_trial(plan, found, workdir=Path(folder), log=note, **effort)
+        return api.run_trial(plan, graph, workdir=Path(folder), log=note, **effort)
 
 
 def _run_there(server: str, plan: str, baseline: str | None, effort: dict[str, int]) -> dict[str, Any]:
