@@ -53,7 +53,7 @@ def calibrate(
     workdir: Path | None = None,
     point_s: float = 1.0,
     op_s: float = 0.25,
-    budget_s: float = 150.0,
+    budget_s: float = 130.0,
     stall_s: float = 60.0,
     variants: bool = True,
     launch: Launch = run_ranks,

@@ -44,7 +44,7 @@ class Request:
     op_keys: tuple[str, ...] = ()
     op_s: float = 0.25
     timeout_s: float = 600.0
-    budget_s: float = 150.0
+    budget_s: float = 130.0
     stall_s: float = 60.0
     variants: bool = True
 
