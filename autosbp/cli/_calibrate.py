@@ -58,7 +58,7 @@ def calibrate(
     backend: Backend = None,
     sizes: Sizes = None,
     repeats: Repeats = 30,
-    budget: Budget = 150.0,
+    budget: Budget = 130.0,
     variants: Variants = True,
     method: Method = "relative",
     point_s: PointSeconds = 1.0,
