@@ -25,6 +25,7 @@ __all__ = [
     "PlanOptions",
     "capture",
     "capture_hf_config",
+    "capture_module",
     "load_cluster",
     "load_graph",
     "make_plan",
@@ -43,17 +44,47 @@ def load_graph(document: object) -> LogicalGraph:
 
 def capture(model: str, **options: Any) -> LogicalGraph:
     """The graph of a MODEL: a ``.json`` graph, ``zoo:NAME``, ``hf:config.json``, ``onnx:FILE`` or
-    ``package.module:factory``. ``seq_len=`` applies to Hugging Face configs."""
+    ``package.module:factory``. ``seq_len=`` and ``image_size=`` apply to Hugging Face configs."""
     from autosbp.sources import load_model
 
     return load_model(model, **options)
 
 
-def capture_hf_config(config: Mapping[str, Any], seq_len: int | None = None) -> LogicalGraph:
+def capture_hf_config(
+    config: Mapping[str, Any], seq_len: int | None = None, image_size: int | None = None
+) -> LogicalGraph:
     """Capture the model of a Hugging Face config (needs the extra ``hf``)."""
+    from autosbp.discovery import discover_rules
     from autosbp.graph.huggingface import capture_hf_config as run
 
-    return run(config, seq_len)
+    return discover_rules(run(config, seq_len, image_size=image_size))
+
+
+def capture_module(
+    module: Any,
+    example_inputs: Mapping[str, Any],
+    *,
+    name: str,
+    input_high: Mapping[str, int] | None = None,
+) -> LogicalGraph:
+    """The graph of a torch module whose first output is the training loss.
+
+    Args:
+        module: a ``torch.nn.Module``; no weight is stored.
+        example_inputs: keyword tensors whose dim 0 is the batch, of equal size, at least 2.
+        name: the graph's name.
+        input_high: exclusive upper bounds of integer inputs.
+
+    Raises:
+        UnsupportedError: for what cannot be captured.
+        InputError: for a rule declared by ``register_op`` that its op breaks.
+    """
+    from autosbp.discovery import discover_rules
+    from autosbp.graph.capture import capture as run
+
+    graph = discover_rules(run(module, example_inputs, name=name, input_high=input_high))
+    check_graph(graph)
+    return graph
 
 
 def run_trial(

@@ -112,6 +112,7 @@ class Client:
         zoo: str | None = None,
         hf_config: Mapping[str, Any] | None = None,
         seq_len: int | None = None,
+        image_size: int | None = None,
     ) -> str:
         """Store a model given in one of three forms, waiting for its capture if one is needed; the model's id."""
         given = [form for form in (graph, zoo, hf_config) if form is not None]
@@ -119,7 +120,8 @@ class Client:
             raise InputError("model", len(given), "exactly one of graph, zoo and hf_config is expected")
         body: Mapping[str, Any] = graph or {"zoo": zoo}
         if hf_config is not None:
-            body = {"hf_config": hf_config, **({} if seq_len is None else {"seq_len": seq_len})}
+            sizes = {"seq_len": seq_len, "image_size": image_size}
+            body = {"hf_config": hf_config, **{key: size for key, size in sizes.items() if size is not None}}
         answer = self._post("/v1/models", body)
         if "kind" not in answer:
             return str(answer["id"])

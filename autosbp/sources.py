@@ -8,7 +8,8 @@
 | ``onnx:FILE`` | not supported yet |
 | ``package.module:factory`` | a callable that returns a module and example inputs |
 
-Documents and the zoo are read without torch. Every graph is checked against the op rules before it is returned.
+Documents and the zoo are read without torch. What is captured here gets rules for ops that the table lacks
+(``autosbp.discovery``). Every graph is checked against the op rules before it is returned.
 """
 
 from __future__ import annotations
@@ -31,20 +32,22 @@ _GZIP = 31  # zlib's window bits for a gzip stream
 _FORMS = "a graph FILE.json or FILE.json.gz, zoo:NAME, hf:config.json, onnx:FILE or package.module:factory is expected"
 
 
-def load_model(model: str, *, seq_len: int | None = None) -> LogicalGraph:
-    """The graph of a MODEL string; ``seq_len`` sets the tokens per sequence of a Hugging Face config.
+def load_model(model: str, *, seq_len: int | None = None, image_size: int | None = None) -> LogicalGraph:
+    """The graph of a MODEL string; ``seq_len`` sets the tokens per sequence of a Hugging Face config, ``image_size``
+    the pixels per side of its images.
 
     Raises:
         InputError: for an unknown form, a file that is missing, malformed or larger than ``MAX_FILE_BYTES``, a factory
-            that cannot be called, or ``seq_len`` with another form.
+            that cannot be called, or a size with another form.
         GraphError: for a graph that breaks a rule of the IR.
         UnsupportedError: for a model that cannot be captured.
     """
     scheme, _, rest = model.partition(":")
-    if seq_len is not None and scheme != "hf":
-        raise InputError("seq_len", seq_len, f"only hf: models take a sequence length, {model} has its own")
+    for name, size in (("seq_len", seq_len), ("image_size", image_size)):
+        if size is not None and scheme != "hf":
+            raise InputError(name, size, f"only hf: models take sizes, {model} has its own")
     if scheme == "hf":
-        graph = _hugging_face(rest, seq_len)
+        graph = _hugging_face(rest, seq_len, image_size)
     else:
         reader = _SCHEMES.get(scheme) if rest else None
         if reader is not None:
@@ -83,13 +86,14 @@ def _read(path: Path) -> bytes:
     return text
 
 
-def _hugging_face(path: str, seq_len: int | None) -> LogicalGraph:
+def _hugging_face(path: str, seq_len: int | None, image_size: int | None) -> LogicalGraph:
+    from autosbp.discovery import discover_rules
     from autosbp.graph.huggingface import capture_hf_config
 
     config = loads(_read(Path(path)), path)
     if not isinstance(config, dict):
         raise InputError(path, config, "a Hugging Face config is a JSON object")
-    return capture_hf_config(config, seq_len)
+    return discover_rules(capture_hf_config(config, seq_len, image_size=image_size))
 
 
 def _onnx(path: str) -> LogicalGraph:
@@ -100,9 +104,10 @@ def _onnx(path: str) -> LogicalGraph:
 
 
 def _factory(model: str) -> LogicalGraph:
+    from autosbp.discovery import discover_rules
     from autosbp.graph.factories import capture_factory
 
-    return capture_factory(model)
+    return discover_rules(capture_factory(model))
 
 
 _SCHEMES: dict[str, Callable[[str], LogicalGraph]] = {"zoo": zoo_graph, "onnx": _onnx}

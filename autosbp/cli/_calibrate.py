@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._files import check_output, read_model, write_json
+from autosbp.cli._files import ModelSizes, check_output, read_model, write_json
 from autosbp.cli._format import percent, seconds, table
 from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, launcher_of
 from autosbp.cli._options import (
     AsJson,
     Cluster,
     GlobalBatch,
+    ImageSize,
     MicroBatch,
     ModelOption,
     Output,
@@ -55,6 +56,7 @@ def calibrate(
     global_batch: GlobalBatch = None,
     micro_batch: MicroBatch = None,
     seq_len: SeqLen = None,
+    image_size: ImageSize = None,
     backend: Backend = None,
     sizes: Sizes = None,
     repeats: Repeats = 30,
@@ -82,13 +84,17 @@ def calibrate(
     check_output(output)
     options = PlanOptions(global_batch, micro_batch)
     if server is not None:
-        found = _measure_there(server, cluster, model, seq_len, options, {"point_s": point_s, "op_s": op_s})
+        found = _measure_there(
+            server, cluster, model, ModelSizes(seq_len, image_size), options, {"point_s": point_s, "op_s": op_s}
+        )
     elif nccl_log:
         found = _read_logs(cluster, nccl_log, method)
     else:
         effort = {"repeats": repeats, "method": method, "point_s": point_s, "op_s": op_s, "timeout_s": timeout}
         effort.update(backend=backend, sizes=_sizes(sizes), budget_s=budget, variants=variants)
-        found = _measure_here(cluster, (model, seq_len, options), (launcher, interface), output, effort)
+        found = _measure_here(
+            cluster, (model, ModelSizes(seq_len, image_size), options), (launcher, interface), output, effort
+        )
     document = {**found.to_dict(), "calibration_id": found.calibration_id}
     if output is not None:
         write_json(output, document)
@@ -109,7 +115,7 @@ def _sizes(text: str | None) -> list[int] | None:
 
 def _measure_here(
     cluster: str,
-    ops_of: tuple[str | None, int | None, Any],
+    ops_of: tuple[str | None, ModelSizes, Any],
     started_by: tuple[str, str],
     output: Path | None,
     effort: dict[str, Any],
@@ -119,8 +125,8 @@ def _measure_here(
     from calibration import calibrate as measure
 
     there = api.load_cluster(cluster)
-    model, seq_len, options = ops_of
-    keys = [] if model is None else api.op_keys(read_model(model, seq_len), there, options)
+    model, sizes, options = ops_of
+    keys = [] if model is None else api.op_keys(read_model(model, sizes), there, options)
     workdir = None if output is None else output.with_name(output.name + ".partial")
     with launcher_of(started_by[0], there, started_by[1]) as launch:
         try:
@@ -144,14 +150,14 @@ def _follow(step: Progress) -> None:
 
 
 def _measure_there(
-    server: str, cluster: str, model: str | None, seq_len: int | None, options: Any, effort: dict[str, float]
+    server: str, cluster: str, model: str | None, sizes: ModelSizes, options: Any, effort: dict[str, float]
 ) -> Calibration:
     from autosbp.cli._server import connected, post_cluster, post_model, wait
     from autosbp.costmodel.calibration import Calibration
 
     with connected(server) as client:
         cluster_id = post_cluster(client, cluster)
-        models = [] if model is None else [post_model(client, model, seq_len)]
+        models = [] if model is None else [post_model(client, model, sizes)]
         result = wait(client, client.calibrate(cluster_id, models, options.to_dict(), **effort))
         return Calibration.from_dict(client.get_calibration(result["calibration_id"]))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autosbp.cli._files import check_output, read_model, write_json
+from autosbp.cli._files import ModelSizes, check_output, read_model, write_json
 from autosbp.cli._format import num_bytes
-from autosbp.cli._options import AsJson, Model, Output, SeqLen, Server
+from autosbp.cli._options import AsJson, ImageSize, Model, Output, SeqLen, Server
 from autosbp.cli._run import console, note, print_json
 from autosbp.errors import InputError
 
@@ -12,21 +12,26 @@ _SUFFIXES = (".json", ".json.gz")
 
 
 def capture(
-    model: Model, output: Output = None, seq_len: SeqLen = None, server: Server = None, as_json: AsJson = False
+    model: Model,
+    output: Output = None,
+    seq_len: SeqLen = None,
+    image_size: ImageSize = None,
+    server: Server = None,
+    as_json: AsJson = False,
 ) -> None:
     """Capture a model's training graph; no weights are made or stored.
 
     With --server the service keeps the graph, and its id is printed.
     """
     if server is not None:
-        _capture_there(server, model, output is not None, seq_len, as_json)
+        _capture_there(server, model, output is not None, ModelSizes(seq_len, image_size), as_json)
         return
     if output is None:
         raise InputError("output", None, "-o FILE is expected, or --server URL")
     if not output.name.endswith(_SUFFIXES):
         raise InputError("output", str(output), f"a name that ends in {' or '.join(_SUFFIXES)} is expected")
     check_output(output)
-    graph = read_model(model, seq_len)
+    graph = read_model(model, ModelSizes(seq_len, image_size))
     write_json(output, graph.to_dict())
     found = {**graph.summary(), "output": str(output)}
     note(f"wrote {output}")
@@ -39,13 +44,13 @@ def capture(
     )
 
 
-def _capture_there(server: str, model: str, has_output: bool, seq_len: int | None, as_json: bool) -> None:
+def _capture_there(server: str, model: str, has_output: bool, sizes: ModelSizes, as_json: bool) -> None:
     from autosbp.cli._server import connected, post_model
 
     if has_output:
         raise InputError("output", "-o", "the service keeps the graph; leave out -o, or --server")
     with connected(server) as client:
-        model_id = post_model(client, model, seq_len)
+        model_id = post_model(client, model, sizes)
     if as_json:
         print_json({"model_id": model_id})
     else:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._files import read_calibration, read_model
+from autosbp.cli._files import ModelSizes, read_calibration, read_model
 from autosbp.cli._format import count, num_bytes, seconds, table
-from autosbp.cli._options import AsJson, Calibration, Model, Optimizer, SeqLen
+from autosbp.cli._options import AsJson, Calibration, ImageSize, Model, Optimizer, SeqLen
 from autosbp.cli._run import console, print_json
 from autosbp.errors import InputError
 from autosbp.jsonio import check_integer
@@ -35,6 +35,7 @@ def estimate(
     micro_batch: Batch = 1,
     optimizer: Optimizer = "adamw",
     seq_len: SeqLen = None,
+    image_size: ImageSize = None,
     as_json: AsJson = False,
 ) -> None:
     """Count parameters, FLOPs and memory of a model, without a search."""
@@ -45,7 +46,7 @@ def estimate(
     check_integer("micro_batch", micro_batch, 1, 2**30)
     found_cluster = load_cluster(cluster) if cluster is not None else None
     measured = read_calibration(calibration)
-    found = _Estimate(read_model(model, seq_len), micro_batch, optimizer)
+    found = _Estimate(read_model(model, ModelSizes(seq_len, image_size)), micro_batch, optimizer)
     document = found.document(found_cluster, measured)
     if as_json:
         print_json(document)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._files import find_plan_graph, read_plan, read_plan_graph
+from autosbp.cli._files import ModelSizes, find_plan_graph, read_plan, read_plan_graph
 from autosbp.cli._findings import certificate, findings
 from autosbp.cli._format import num_bytes, percent, seconds, table
 from autosbp.cli._layers import axis_titles, groups, words
-from autosbp.cli._options import AsJson, GraphFile, ModelOption, PlanFile, SeqLen
+from autosbp.cli._options import AsJson, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
 from autosbp.cli._plan import show
 from autosbp.cli._run import console, print_json
 
@@ -28,6 +28,7 @@ def explain(
     graph: GraphFile = None,
     model: ModelOption = None,
     seq_len: SeqLen = None,
+    image_size: ImageSize = None,
     program: Program = False,
     rank: Rank = 0,
     as_json: AsJson = False,
@@ -38,13 +39,13 @@ def explain(
     """
     found = read_plan(plan)
     if program:
-        text = _program(found, read_plan_graph(found, graph, model, seq_len, "--program"), rank)
+        text = _program(found, read_plan_graph(found, graph, model, ModelSizes(seq_len, image_size), "--program"), rank)
         if as_json:
             print_json({"plan_id": found.plan_id, "rank": rank, "program": text})
         else:
             console().out(text, highlight=False)
         return
-    document = explanation(found, find_plan_graph(found, graph, model, seq_len))
+    document = explanation(found, find_plan_graph(found, graph, model, ModelSizes(seq_len, image_size)))
     if as_json:
         print_json(document)
     else:
@@ -77,6 +78,7 @@ def explanation(plan: Plan, graph: LogicalGraph | None) -> dict[str, Any]:
         "baselines": document["baselines"],
         "certificate": certificate(document),
         "findings": findings(document),
+        "warnings": list(document.get("warnings", ())),
         "provenance": document["provenance"],
     }
     return found if graph is None else {**found, "collectives": _collectives(plan, graph)}
@@ -88,7 +90,7 @@ def _group(group: Any) -> dict[str, Any]:
 
 def _collectives(plan: Plan, graph: LogicalGraph) -> list[dict[str, Any]]:
     """A step's collectives by kind, phase and axes: how many, and the bytes that a device sends."""
-    from autosbp.costmodel.evaluate import collectives
+    from autosbp.costmodel.collectives import collectives
     from autosbp.costmodel.network import beta_factor
 
     strategy = plan.strategy

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from autosbp.cli._files import find_plan_graph, read_calibration, read_plan, write_text
-from autosbp.cli._options import AsJson, Baseline, Calibration, GraphFile, ModelOption, PlanFile, SeqLen
+from autosbp.cli._files import ModelSizes, find_plan_graph, read_calibration, read_plan, write_text
+from autosbp.cli._options import AsJson, Baseline, Calibration, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
 from autosbp.cli._run import note, print_json
 from autosbp.errors import InputError
 
@@ -31,6 +31,7 @@ def export(
     graph: GraphFile = None,
     model: ModelOption = None,
     seq_len: SeqLen = None,
+    image_size: ImageSize = None,
     calibration: Calibration = None,
     baseline: Baseline = None,
     as_json: AsJson = False,
@@ -44,7 +45,8 @@ def export(
     if to not in EXPORTERS:
         raise InputError("to", to, f"one of {', '.join(EXPORTERS)} is expected")
     found = read_plan(plan, baseline)
-    files = export_plan(to, found, find_plan_graph(found, graph, model, seq_len), read_calibration(calibration))
+    logical = find_plan_graph(found, graph, model, ModelSizes(seq_len, image_size))
+    files = export_plan(to, found, logical, read_calibration(calibration))
     if output is not None:
         _write(files, output)
     if as_json:

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,9 @@ def _check_costs(document: Mapping[str, Any]) -> None:
         baseline = Fields(entry, f"baselines.{name}", entry if isinstance(entry, Mapping) else ())
         if baseline.raw("feasible"):
             baseline.number("step_time_s")
+    for at, sentence in enumerate(fields.sequence("warnings", ())):
+        if not isinstance(sentence, str):
+            raise InputError(f"warnings[{at}]", sentence, "a sentence is expected")
     for name in ("gap", "lower_bound_s"):
         if fields.has(name):
             fields.number(name)
@@ -104,31 +108,40 @@ def read_calibration(path: str | None) -> Calibration | None:
     return None if path is None else Calibration.from_dict(read_file(Path(path)))
 
 
-def read_model(model: str, seq_len: int | None = None) -> LogicalGraph:
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Sizes that a Hugging Face model is captured with; None leaves the config's own."""
+
+    seq_len: int | None = None
+    image_size: int | None = None
+
+
+NO_SIZES = ModelSizes()
+
+
+def read_model(model: str, sizes: ModelSizes = NO_SIZES) -> LogicalGraph:
     """The graph of a MODEL; ``capture`` alone decides which forms need torch."""
     from autosbp import api
 
-    return api.capture(model, seq_len=seq_len)
+    return api.capture(model, seq_len=sizes.seq_len, image_size=sizes.image_size)
 
 
-def read_plan_graph(
-    plan: Plan, graph_file: str | None, model: str | None, seq_len: int | None, why: str
-) -> LogicalGraph:
+def read_plan_graph(plan: Plan, graph_file: str | None, model: str | None, sizes: ModelSizes, why: str) -> LogicalGraph:
     """The plan's graph from ``--graph`` or ``--model``; a plan holds the hash of its graph, not the graph."""
-    graph = find_plan_graph(plan, graph_file, model, seq_len)
+    graph = find_plan_graph(plan, graph_file, model, sizes)
     if graph is None:
         raise InputError("graph", None, f"{why} needs the plan's graph: --graph FILE or --model MODEL")
     return graph
 
 
-def find_plan_graph(plan: Plan, graph_file: str | None, model: str | None, seq_len: int | None) -> LogicalGraph | None:
+def find_plan_graph(plan: Plan, graph_file: str | None, model: str | None, sizes: ModelSizes) -> LogicalGraph | None:
     """The plan's graph, if one of the two options is given."""
     if graph_file is not None and model is not None:
         raise InputError("model", model, "one of --graph and --model is expected, not both")
     source = graph_file or model
     if source is None:
         return None
-    graph = read_model(source, seq_len)
+    graph = read_model(source, sizes)
     wanted = plan.document["provenance"].get("graph_hash")
     if graph.graph_hash != wanted:
         raise InputError("graph", source, f"the plan's graph {wanted} is expected; this one is {graph.graph_hash}")

@@ -22,6 +22,7 @@ GraphFile = Annotated[
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="MODEL", help="The plan's model, to capture again.")
 ]
+ImageSize = Annotated[int | None, typer.Option("--image-size", help="Pixels per side of an hf: model's images.")]
 SeqLen = Annotated[int | None, typer.Option("--seq-len", help="Tokens per sequence of an hf: model.")]
 Cluster = Annotated[
     str,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._files import check_output, read_calibration, read_model, write_json
+from autosbp.cli._files import ModelSizes, check_output, read_calibration, read_model, write_json
 from autosbp.cli._findings import certificate, findings
 from autosbp.cli._format import num_bytes, percent, seconds, table
 from autosbp.cli._options import (
@@ -15,6 +15,7 @@ from autosbp.cli._options import (
     Calibration,
     Cluster,
     GlobalBatch,
+    ImageSize,
     MicroBatch,
     Model,
     Optimizer,
@@ -55,6 +56,7 @@ def plan(
     memory_limit_bytes: MemoryLimit = None,
     gap_tolerance: GapTolerance = 2e-3,
     seq_len: SeqLen = None,
+    image_size: ImageSize = None,
     output: Output = None,
     server: Server = None,
     as_json: AsJson = False,
@@ -67,19 +69,20 @@ def plan(
         global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance
     )
     run = _plan_here if server is None else _plan_there
-    found = run(model, cluster, calibration, options, seq_len, server or "")
+    found = run(model, cluster, calibration, options, ModelSizes(seq_len, image_size), server or "")
     document = found.summary()
     if output is not None:
         write_json(output, found.to_dict())
         note(f"wrote {output}")
     if as_json:
+        warn(document)
         print_json(document)
     else:
         show(document)
 
 
 def _plan_here(
-    model: str, cluster: str, calibration: str | None, options: PlanOptions, seq_len: int | None, _: str
+    model: str, cluster: str, calibration: str | None, options: PlanOptions, sizes: ModelSizes, _: str
 ) -> Plan:
     from autosbp import api
 
@@ -94,13 +97,13 @@ def _plan_here(
 
     there = api.load_cluster(cluster)
     measured = read_calibration(calibration)
-    graph = read_model(model, seq_len)
+    graph = read_model(model, sizes)
     note(f"searching strategies of {graph.name} on {there.name}: {there.num_devices} devices")
     return api.make_plan(graph, there, measured, options, progress)
 
 
 def _plan_there(
-    model: str, cluster: str, calibration: str | None, options: PlanOptions, seq_len: int | None, server: str
+    model: str, cluster: str, calibration: str | None, options: PlanOptions, sizes: ModelSizes, server: str
 ) -> Plan:
     from autosbp.cli._server import connected, post_calibration, post_cluster, post_model, wait
     from autosbp.plan import Plan
@@ -108,13 +111,20 @@ def _plan_there(
     with connected(server) as client:
         cluster_id = post_cluster(client, cluster)
         calibration_id = post_calibration(client, calibration)
-        model_id = post_model(client, model, seq_len)
+        model_id = post_model(client, model, sizes)
         result = wait(client, client.search(model_id, cluster_id, calibration_id, options.to_dict()))
         return Plan.from_dict(client.get_strategy(result["strategy_id"]))
 
 
+def warn(document: Mapping[str, Any]) -> None:
+    """The plan's warnings, on standard error."""
+    for sentence in document.get("warnings", ()):
+        note(f"warning: {sentence}")
+
+
 def show(document: Mapping[str, Any]) -> None:
     """The winner beside its baselines, its certificate, and where to look next."""
+    warn(document)
     out = console()
     strategy = document["strategy"]
     out.print(

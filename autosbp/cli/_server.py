@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosbp.cli._files import read_calibration, read_model
+from autosbp.cli._files import NO_SIZES, ModelSizes, read_calibration, read_model
 from autosbp.cli._run import note
 from autosbp.jsonio import read_file
 
@@ -32,16 +32,16 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def post_model(client: Client, model: str, seq_len: int | None = None) -> str:
+def post_model(client: Client, model: str, sizes: ModelSizes = NO_SIZES) -> str:
     """Store a MODEL: the service reads its own zoo and captures Hugging Face configs, all else is captured here."""
     scheme, _, rest = model.partition(":")
     if is_id(model):
         return model
     if scheme == "hf":
-        return client.post_model(hf_config=read_file(Path(rest)), seq_len=seq_len)
-    if scheme == "zoo" and seq_len is None:
+        return client.post_model(hf_config=read_file(Path(rest)), seq_len=sizes.seq_len, image_size=sizes.image_size)
+    if scheme == "zoo" and sizes == NO_SIZES:
         return client.post_model(zoo=rest)
-    return client.post_model(read_model(model, seq_len).to_dict())
+    return client.post_model(read_model(model, sizes).to_dict())
 
 
 def post_cluster(client: Client, cluster: str) -> str:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._files import read_plan, read_plan_graph
+from autosbp.cli._files import ModelSizes, read_plan, read_plan_graph
 from autosbp.cli._format import num_bytes, seconds, table
 from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, check_launcher, launcher_of
-from autosbp.cli._options import AsJson, Baseline, GraphFile, ModelOption, PlanFile, SeqLen, Server, Timeout
+from autosbp.cli._options import AsJson, Baseline, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen, Server, Timeout
 from autosbp.cli._run import GATE_FAILED, console, note, print_json
 from autosbp.errors import InputError
 
@@ -41,6 +41,7 @@ def trial(
     graph: GraphFile = None,
     model: ModelOption = None,
     seq_len: SeqLen = None,
+    image_size: ImageSize = None,
     launcher: Launcher = "local",
     interface: Interface = LOOPBACK,
     steps: Steps = 20,
@@ -70,7 +71,7 @@ def trial(
         result = _run_there(server, plan, baseline, effort)
     else:
         found = read_plan(plan, baseline)
-        graph_of_plan = read_plan_graph(found, graph, model, seq_len, "a trial")
+        graph_of_plan = read_plan_graph(found, graph, model, ModelSizes(seq_len, image_size), "a trial")
         with launcher_of(launcher, found.cluster, interface) as launch:
             result = _run_here(found, graph_of_plan, workdir, {**effort, "timeout_s": timeout, "launch": launch})
     gates = check_gates(result, max_step_time, max_loss_difference)

@@ -16,7 +16,7 @@ from service.jobs._base import CancelledError, Document, TaskContext
 def capture(inputs: Document, context: TaskContext) -> Document:
     """Capture the model of a Hugging Face configuration as a graph document."""
     context.progress(None, "capturing a Hugging Face configuration")
-    graph = api.capture_hf_config(inputs["hf_config"], inputs["seq_len"])
+    graph = api.capture_hf_config(inputs["hf_config"], inputs["seq_len"], inputs.get("image_size"))
     _stop_if_cancelled(context)
     return graph.to_dict()
 

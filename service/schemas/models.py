@@ -20,6 +20,7 @@ class HfModel(Request):
     """A model by its Hugging Face configuration; no remote code is ever run."""
 
     hf_config: dict[str, Any] = Field(description="The content of a config.json.")
+    image_size: int | None = Field(None, ge=1, le=2**14, description="Pixels per side; the model's own by default.")
     seq_len: int | None = Field(None, ge=1, le=2**20, description="Sequence length; the model's own by default.")
 
 
