@@ -97,7 +97,8 @@ def _num_copies(action: str, src_dim: int, dst_dim: int) -> int:
 
 
 class BoxingTable:
-    """All-pairs cheapest boxing of one tensor. ``cost_s[i, j]`` is from ``layouts[i]`` to ``layouts[j]``."""
+    """All-pairs cheapest boxing of one tensor. ``cost_s[i, j]`` is from ``layouts[i]`` to ``layouts[j]``; paths may stop
+    at layouts that nest in another order than the mesh's, too, which come after these in ``stops``."""
 
     def __init__(self, model: BoxingModel, shape: tuple[int, ...], num_bytes: int, differentiable: bool) -> None:
         self.mesh = model.mesh
@@ -108,7 +109,8 @@ class BoxingTable:
         parts = np.array([split_factor(layout, self.mesh) for layout in steps.layouts], dtype=np.int64)
         even = np.array([is_even(shape, layout, self.mesh) for layout in steps.layouts], dtype=bool)
         place = np.cumsum(even) - 1
-        self.layouts = tuple(layout for layout, keep in zip(steps.layouts, even, strict=True) if keep)
+        self.stops = tuple(layout for layout, keep in zip(steps.layouts, even, strict=True) if keep)
+        self.layouts = self.stops[: int(even[: steps.num_plain].sum())]
         self.index = {layout: at for at, layout in enumerate(self.layouts)}
         self.states = {state: at for at, state in enumerate(states)}
         keep = even[steps.source] & even[steps.target]
@@ -120,7 +122,7 @@ class BoxingTable:
             distinct, inverse = np.unique(message[chosen], return_inverse=True)
             forward, backward, local = model.message_times_s(step, distinct.astype(np.float64), differentiable)
             seconds[chosen] = (forward + backward + local)[inverse]
-        direct: NDArray[np.float64] = np.full((len(self.layouts), len(self.layouts)), np.inf)
+        direct: NDArray[np.float64] = np.full((len(self.stops), len(self.stops)), np.inf)
         direct[place[source], place[target]] = seconds
         self._direct = direct
         self._lookup: NDArray[np.int64] | None = None
@@ -136,8 +138,13 @@ class BoxingTable:
         return cost, previous
 
     @property
+    def step_s(self) -> NDArray[np.float64]:
+        """Seconds of the one step from ``layouts[i]`` to ``layouts[j]``; infinite where there is none."""
+        return self._direct[: len(self.layouts), : len(self.layouts)]
+
+    @property
     def cost_s(self) -> NDArray[np.float64]:
-        return self._closure[0]
+        return self._closure[0][: len(self.layouts), : len(self.layouts)]
 
     def ids(self, states: Sequence[Sbp], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Layout indices of many layouts at once: ``rows[i, axis]`` chooses one of ``states`` on each axis; -1 where a
@@ -164,7 +171,7 @@ class BoxingTable:
             before = int(self._closure[1][start, at])
             if before < 0:
                 raise InputError("layout", f"{format_nd_sbp(src)} -> {format_nd_sbp(dst)}", "no boxing path exists")
-            step = step_between(self.layouts[before], self.layouts[at], self.mesh)
+            step = step_between(self.stops[before], self.stops[at], self.mesh)
             assert step is not None
             steps.append(step)
             at = before

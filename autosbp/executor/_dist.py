@@ -45,11 +45,32 @@ def all_to_all(full: torch.Tensor, split_dim: int, cat_dim: int, size: int, grou
     return out if cat_dim == 0 else torch.cat(out.chunk(size, 0), cat_dim)
 
 
-def exchange(tensor: torch.Tensor, partner: int) -> torch.Tensor:
-    """Swap tensors with another rank."""
-    send = tensor.contiguous()
-    received = torch.empty_like(send)
-    operations = [dist.P2POp(dist.isend, send, partner), dist.P2POp(dist.irecv, received, partner)]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
+def exchange(tensor: torch.Tensor, to: int, source: int) -> torch.Tensor:
+    """Send to one rank and receive as much from another, or the same."""
+    received = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    send_and_receive([(tensor.contiguous(), to)], [(received, source)])
     return received
+
+
+def send_and_receive(sends: list[tuple[torch.Tensor, int]], receives: list[tuple[torch.Tensor, int]]) -> None:
+    """Send contiguous tensors to ranks, and receive from ranks into others, all at once; at most one message in each
+    direction between two ranks."""
+    operations = [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends]
+    operations += [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receives]
+    for work in dist.batch_isend_irecv(operations) if operations else ():
+        work.wait()
+
+
+def start_all_reduce(flat: torch.Tensor, group: Any) -> Any:
+    """Begin to sum the group's flat tensors in place; the answer's ``wait`` ends it."""
+    return dist.all_reduce(flat, group=group, async_op=True)
+
+
+def start_all_gather(whole: torch.Tensor, part: torch.Tensor, group: Any) -> Any:
+    """Begin to gather flat tensors into ``whole``, one after another."""
+    return _all_gather(whole, part, group=group, async_op=True)
+
+
+def start_reduce_scatter(part: torch.Tensor, whole: torch.Tensor, group: Any) -> Any:
+    """Begin to sum the group's flat tensors, each rank's part into ``part``."""
+    return _reduce_scatter(part, whole, group=group, async_op=True)

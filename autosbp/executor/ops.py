@@ -14,6 +14,7 @@ import torch
 
 from autosbp.executor import _dist
 from autosbp.executor.runtime import Runtime, current
+from autosbp.sbp.boxing import permute_peers, permuted_ranks
 
 _drawing = threading.Lock()
 """One thread at a time: a device's generator belongs to the process."""
@@ -60,7 +61,7 @@ def relabel(x: torch.Tensor, axes: tuple[int, ...], backward: str) -> torch.Tens
 
 
 def permute_ranks(x: torch.Tensor, axes: tuple[int, int], backward: str) -> torch.Tensor:
-    """Exchange the layouts of two axes of equal size: the rank at (i, j) swaps with the one at (j, i)."""
+    """Exchange the layouts of two axes (``sbp.boxing.permuted_ranks``)."""
     return _run(x, axes, "p2p", backward, -1, -1)
 
 
@@ -119,7 +120,8 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         # The gradient travels the step in reverse: what was the destination dim is now the source dim.
         src_dim, dst_dim = ctx.dims
-        grad = _act(grads[0], ctx.axes, ctx.action, src_dim, dst_dim, ctx.runtime)
+        axes = ctx.axes[::-1] if ctx.action == "p2p" else ctx.axes
+        grad = _act(grads[0], axes, ctx.action, src_dim, dst_dim, ctx.runtime)
         return grad, None, None, None, None, None, None
 
 
@@ -158,10 +160,8 @@ def _act(
 
 
 def _permute(x: torch.Tensor, axes: tuple[int, ...], runtime: Runtime) -> torch.Tensor:
-    place = list(runtime.coordinate)
-    place[axes[0]], place[axes[1]] = place[axes[1]], place[axes[0]]
-    partner = runtime.mesh.rank(place)
-    if partner == runtime.rank:
+    to, source = permuted_ranks(runtime.mesh, axes, runtime.rank)
+    if to == runtime.rank:
         return x.clone()
-    runtime.record("p2p", x, sorted((runtime.rank, partner)))
-    return _dist.exchange(x, partner)
+    runtime.record("p2p", x, list(permute_peers(runtime.mesh, axes, runtime.rank)))
+    return _dist.exchange(x, to, source)

@@ -1,6 +1,6 @@
 """All primitive steps among the layouts of tensors with the same states, as arrays: the skeleton of every boxing table.
 
-Which steps exist depends on the states and on which mesh axes have equal sizes only, so one table serves all shapes and
+Layouts are all combinations of the states, then those in which dims nest in another order than the mesh's. Which steps exist depends on the states and on which mesh axes have equal sizes only, so one table serves all shapes and
 nearly all meshes; a boxing table adds the costs of its shape.
 """
 
@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosbp.sbp.boxing import Step, steps_among
+from autosbp.sbp.boxing import Step, nestings, steps_among
 from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.placement import NdSbp, Sbp
 
 
 @dataclass(frozen=True)
 class StepTable:
-    """``layouts`` are all combinations of the states; step i leads from ``source[i]`` to ``target[i]`` and costs like
-    ``kinds[kind[i]]``, one representative of steps with equal actions, axes and copies."""
+    """The first ``num_plain`` of ``layouts`` nest in mesh order. Step i leads from ``source[i]`` to ``target[i]`` and costs
+    like ``kinds[kind[i]]``, one representative of steps with equal actions, axes and copies."""
 
     layouts: tuple[NdSbp, ...]
+    num_plain: int
     source: NDArray[np.int64]
     target: NDArray[np.int64]
     kind: NDArray[np.int64]
@@ -41,7 +42,8 @@ def step_table(states: tuple[Sbp, ...], mesh: Mesh) -> StepTable:
 def _step_table(states: tuple[Sbp, ...], pattern: tuple[int, ...]) -> StepTable:
     sizes = tuple(2 + size for size in pattern)
     mesh = Mesh(tuple(Axis(str(at), size, 0) for at, size in enumerate(sizes)), (int(np.prod(sizes, dtype=np.int64)),))
-    layouts = tuple(product(states, repeat=mesh.ndim))
+    plain = tuple(product(states, repeat=mesh.ndim))
+    layouts = (*plain, *(nesting for layout in plain for nesting in islice(nestings(layout), 1, None)))
     kinds: dict[tuple[object, ...], int] = {}
     representatives: list[Step] = []
     source, target, kind = [], [], []
@@ -54,4 +56,4 @@ def _step_table(states: tuple[Sbp, ...], pattern: tuple[int, ...]) -> StepTable:
         target.append(two)
         kind.append(kinds[key])
     columns = [np.array(column, dtype=np.int64) for column in (source, target, kind)]
-    return StepTable(layouts, columns[0], columns[1], columns[2], tuple(representatives))
+    return StepTable(layouts, len(plain), columns[0], columns[1], columns[2], tuple(representatives))

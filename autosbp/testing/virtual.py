@@ -10,8 +10,10 @@ that real ranks run, their backward included. One ``run`` at a time per process.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -63,6 +65,9 @@ class VirtualRuntime(Runtime):
 
     ranks: VirtualRanks | None = field(default=None, repr=False)
 
+    def make_groups(self, axes_sets: list[tuple[int, ...]]) -> None:
+        """Nothing to do."""
+
     def group(self, axes: tuple[int, ...]) -> tuple[Any, list[int]]:
         assert self.ranks is not None
         members = self.mesh.group_ranks(axes, self.rank)
@@ -75,11 +80,28 @@ class VirtualRanks:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
         self._groups: dict[tuple[int, ...], Group] = {}
+        self._mailboxes: dict[tuple[int, int], SimpleQueue[torch.Tensor]] = {}
+        self._failed = False
         self._lock = threading.Lock()
 
     def group(self, ranks: tuple[int, ...]) -> Group:
         with self._lock:
             return self._groups.setdefault(ranks, Group(ranks))
+
+    def mailbox(self, source: int, to: int) -> SimpleQueue[torch.Tensor]:
+        """What one rank sends to another."""
+        with self._lock:
+            return self._mailboxes.setdefault((source, to), SimpleQueue())
+
+    def receive(self, source: int, to: int) -> torch.Tensor:
+        """The next message from ``source``; gives up when a rank has failed."""
+        box, deadline = self.mailbox(source, to), time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline and not self._failed:
+            try:
+                return box.get(timeout=0.2)
+            except Empty:
+                continue
+        raise threading.BrokenBarrierError(f"rank {to} waited for rank {source}")
 
     def run(self, work: Callable[[Runtime], T]) -> list[T]:
         """``work`` on every rank at once; results by rank. The first rank's error is raised, after all have stopped."""
@@ -94,6 +116,7 @@ class VirtualRanks:
             except BaseException as error:  # noqa: B036 - handed to the caller
                 errors.append(error)
                 with self._lock:
+                    self._failed = True
                     for group in self._groups.values():
                         group.barrier.abort()
 
@@ -105,8 +128,17 @@ class VirtualRanks:
                 thread.join()
         if errors:
             self._groups.clear()
+            self._mailboxes.clear()
+            self._failed = False
             raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
         return [results[rank] for rank in range(self.mesh.size)]
+
+
+class _Done:
+    """What was asked for without waiting has happened."""
+
+    def wait(self) -> None:
+        """At once."""
 
 
 class _Distributed:
@@ -119,18 +151,26 @@ class _Distributed:
         self._ranks = ranks
 
     @staticmethod
-    def all_gather(out: torch.Tensor, part: torch.Tensor, group: Group) -> None:
+    def all_gather(out: torch.Tensor, part: torch.Tensor, group: Group, async_op: bool = False) -> _Done:  # noqa: ARG004
         out.copy_(torch.cat([piece.reshape(-1) for piece in group.swap(part)]).view_as(out))
+        return _Done()
 
     @staticmethod
-    def reduce_scatter(part: torch.Tensor, source: torch.Tensor, group: Group) -> None:
+    def reduce_scatter(part: torch.Tensor, source: torch.Tensor, group: Group, async_op: bool = False) -> _Done:  # noqa: ARG004
         total = torch.stack(group.swap(source)).sum(0)
         part.copy_(total.chunk(len(group.ranks))[group.place])
+        return _Done()
 
     @staticmethod
-    def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
+    def all_reduce(
+        tensor: torch.Tensor,
+        op: Any = dist.ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,  # noqa: ARG004
+    ) -> _Done:
         join = {dist.ReduceOp.MAX: torch.amax, dist.ReduceOp.MIN: torch.amin}.get(op, torch.sum)
         tensor.copy_(join(torch.stack(group.swap(tensor)), 0))
+        return _Done()
 
     @staticmethod
     def all_to_all_single(out: torch.Tensor, source: torch.Tensor, group: Group) -> None:
@@ -142,9 +182,13 @@ class _Distributed:
         return kind, tensor, peer
 
     def batch_isend_irecv(self, operations: list[tuple[str, torch.Tensor, int]]) -> list[Any]:
-        (_, sent, partner), (_, received, _) = operations
-        pair = self._ranks.group(tuple(sorted((_here.runtime.rank, partner))))
-        received.copy_(pair.swap(sent)[1 - pair.place])
+        here = _here.runtime.rank
+        for kind, tensor, peer in operations:
+            if kind == "isend":
+                self._ranks.mailbox(here, peer).put(tensor.detach().clone())
+        for kind, tensor, peer in operations:
+            if kind == "irecv":
+                tensor.copy_(self._ranks.receive(peer, here))
         return []
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
+from functools import cache
 from itertools import product
+from math import prod
 
 import numpy as np
 import pytest
 
-from autosbp.cluster import load_cluster
-from autosbp.costmodel.boxing import BoxingModel
-from autosbp.costmodel.network import NetworkModel
+from autosbp.cluster import Cluster, load_cluster
+from autosbp.costmodel.boxing import BoxingModel, BoxingTable
+from autosbp.costmodel.network import AlphaBeta, NetworkModel
 from autosbp.errors import InputError
-from autosbp.sbp.boxing import layouts_of, step_between
+from autosbp.sbp.boxing import Step, is_even, layouts_of, nestings, step_between
 from autosbp.sbp.mesh import Axis, Mesh
-from autosbp.sbp.placement import B, I, P, S, parse_nd_sbp
-from autosbp.testing.virtual_steps import check_steps
+from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, is_mesh_order, parse_nd_sbp
+from autosbp.testing.virtual import plain_mesh
+from autosbp.testing.virtual_steps import check_paths
+from benchmarks.boxing import CASES as CASES_OF_ONEFLOW
+from benchmarks.boxing import TENSORS, Case, Tensor, costs, measure
 
 # cluster, tensor: one level, two levels, an odd axis, three axes; extents that some splits do not divide
 CASES = [
@@ -48,31 +54,103 @@ def test_every_two_layouts_are_connected(spec: str, shape: tuple[int, ...], diff
     assert (table.cost_s[~np.eye(len(table.layouts), dtype=bool)] > 0).all()
 
 
-@pytest.mark.parametrize("size", [1e3, 1e9])
-@pytest.mark.parametrize(("spec", "shape"), CASES)
-def test_paths_are_never_dearer_than_any_of_up_to_four_steps(spec: str, shape: tuple[int, ...], size: float) -> None:
-    """Brute force over ``step_between`` of every pair, whatever the planner enumerates; small and large messages."""
-    model = model_of(spec)
-    table = model.table(shape, int(size), True)
-    count = len(table.layouts)
-    direct = np.full((count, count), np.inf)
-    np.fill_diagonal(direct, 0.0)
-    for one, two in product(range(count), repeat=2):
-        step = step_between(table.layouts[one], table.layouts[two], model.mesh)
-        if step is not None:
-            direct[one, two] = model.step_cost(step, int(size), True).total_s
-    twice = _min_plus(direct, direct)
-    within_four = _min_plus(twice, twice)
-    assert (table.cost_s <= direct * (1 + 1e-12)).all()
-    assert (table.cost_s <= twice * (1 + 1e-12)).all()
-    assert (table.cost_s <= within_four * (1 + 1e-12)).all()
-    # and every cost is that of some path: closing the brute force under composition changes nothing any more
-    closed = _min_plus(within_four, within_four)
-    np.testing.assert_allclose(table.cost_s, closed, rtol=1e-12)
+class RandomNetwork(NetworkModel):
+    """Another latency and rate for each collective over each set of axes, over five and six orders of magnitude."""
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        super().__init__(cluster)
+        self.seed = seed
+
+    def alpha_beta(self, kind: str, group_shape: tuple[int, ...]) -> AlphaBeta:
+        rng = random.Random(f"{self.seed} {kind} {group_shape}")
+        return AlphaBeta(10 ** rng.uniform(-7, -2), 10 ** rng.uniform(-12, -6), False)
 
 
-def _min_plus(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    return np.array([(row[:, None] + right).min(axis=0) for row in left])
+@cache
+def brute_force_steps(
+    states: tuple[Sbp, ...], mesh: Mesh
+) -> tuple[tuple[NdSbp, ...], tuple[tuple[int, int, Step], ...]]:
+    """Every layout in every order of nests, and ``step_between`` of every two, whatever the planner enumerates."""
+    stops = tuple(nesting for layout in product(states, repeat=mesh.ndim) for nesting in nestings(layout))
+    steps = (
+        (one, two, step_between(stops[one], stops[two], mesh)) for one, two in product(range(len(stops)), repeat=2)
+    )
+    return stops, tuple((one, two, step) for one, two, step in steps if step is not None)
+
+
+MESHES = ((2,), (4,), (2, 2), (2, 3), (3, 2), (4, 2), (2, 2, 2), (2, 3, 2))
+
+
+def random_case(seed: int) -> tuple[BoxingModel, tuple[int, ...], int, bool]:
+    """A model of a random network on a random mesh over one or two levels, a shape, its bytes, and whether gradients
+    flow."""
+    rng = random.Random(seed)
+    sizes = rng.choice(MESHES)
+    outer = rng.randint(0, len(sizes) - 1)
+    counts = (prod(sizes[:outer]), prod(sizes[outer:])) if outer else (prod(sizes),)
+    mesh = Mesh(tuple(Axis(f"a{at}", size, int(at >= outer > 0)) for at, size in enumerate(sizes)), counts)
+    shape = tuple(rng.choice((1, 2, 4, 6, 12, 24)) for _ in range(rng.randint(0, 1 if len(sizes) == 3 else 2)))
+    cluster = load_cluster("local:" + "x".join(map(str, counts)))
+    model = BoxingModel(RandomNetwork(cluster, seed), mesh, copy_bytes_per_s=10 ** rng.uniform(8, 12))
+    return model, shape, int(10 ** rng.uniform(1, 9)), rng.random() < 0.5
+
+
+def test_paths_are_never_dearer_than_any_of_up_to_four_steps() -> None:
+    """Brute force on 200 random networks, meshes, shapes and sizes."""
+    for seed in range(200):
+        model, shape, size, differentiable = random_case(seed)
+        table = model.table(shape, size, differentiable)
+        states = tuple(S(dim) for dim, extent in enumerate(shape) if extent > 1)
+        stops, steps = brute_force_steps((*states, *((B, I, P) if differentiable else (B, P))), model.mesh)
+        direct = np.full((len(stops), len(stops)), np.inf)
+        np.fill_diagonal(direct, 0.0)
+        even = [is_even(shape, stop, model.mesh) for stop in stops]
+        for one, two, step in steps:
+            if even[one] and even[two]:
+                direct[one, two] = model.step_cost(step, size, differentiable).total_s
+        here = [at for at, stop in enumerate(stops) if even[at] and is_mesh_order(stop)]
+        assert [stops[at] for at in here] == list(table.layouts)
+        rng = random.Random(seed)
+        for source in rng.sample(here, min(4, len(here))):
+            cost = reached = direct[source]
+            for _ in range(3):
+                reached = (reached[:, None] + direct).min(axis=0)
+                cost = np.minimum(cost, reached)
+            planned = table.cost_s[table.index[stops[source]]]
+            assert (planned <= cost[here] * (1 + 1e-12)).all(), (seed, stops[source])
+            for _ in range(4):  # and every cost is that of some path
+                reached = (reached[:, None] + direct).min(axis=0)
+            np.testing.assert_allclose(planned, np.minimum(cost, reached)[here], rtol=1e-12, err_msg=str(seed))
+
+
+@pytest.mark.parametrize("tensor", [tensor for tensor in TENSORS if len(tensor.axes) == 2], ids=str)
+def test_oneflows_choice_is_never_cheaper_and_often_dearer(tensor: Tensor) -> None:
+    row = measure(tensor)
+    assert row.dearer == 0
+    assert row.cheaper > row.pairs / 8 and row.cheaper_than_both > row.pairs / 8
+    assert row.max_ratio > 4
+
+
+PLANNED = {
+    ("P,P", "B,B"): (1.05, "P,P -> S0,S0 -> B,B"),
+    ("P,P", "S0,B"): (1.2, "P,P -> P,S0 -> S0@1,S0@0 -> S0,S0 -> S0,B"),
+    ("S0,S0", "B,S0"): (1.3, "S0,S0 -> S0,S1 -> B,S1 -> B,S0"),
+    ("S0,P", "B,S0"): (4.0, "S0,P -> S0,S0 -> S0@1,S0@0 -> B,S0"),
+    ("S0,S0", "S1,S0"): (2.0, "S0,S0 -> S0@1,S0@0 -> S1,S0"),
+    ("S0,S1", "S1,S0"): (math.inf, "S0,S1 -> S0,S0 -> S0@1,S0@0 -> S1,S0"),
+    ("I,S1", "S1,I"): (6.0, "I,S1 -> I,S0 -> S1,S0 -> S1,I"),
+    ("P,I", "B,I"): (1.3, "P,I -> S0,I -> B,I"),
+}
+"""At least how many times dearer OneFlow's choice is, and the planned path."""
+
+
+@pytest.mark.parametrize("case", CASES_OF_ONEFLOW, ids=lambda case: f"{case.src}-{case.dst}")
+def test_where_oneflows_choice_is_dearer(case: Case) -> None:
+    found = costs(case)
+    least, path = PLANNED[case.src, case.dst]
+    theirs = math.inf if found.oneflow_s is None else found.oneflow_s
+    assert theirs >= least * found.planned_s
+    assert found.path == path
 
 
 @pytest.mark.parametrize(("spec", "shape"), CASES)
@@ -89,22 +167,52 @@ def test_planned_paths_start_end_and_cost_what_the_table_says(spec: str, shape: 
         assert (steps == ()) == (src == dst)
 
 
+EXECUTED = [
+    ((2, 2), (8, 4), True, (10**3, 10**8)),
+    ((2, 3), (12, 6), True, (10**3, 10**8)),
+    ((3, 2), (12, 6), True, (10**8,)),
+    ((2, 2, 2), (16,), False, (10**8,)),
+]
+
+
+@pytest.mark.parametrize(("sizes", "shape", "differentiable", "num_bytes"), EXECUTED)
+def test_planned_paths_between_all_layouts_are_right_on_virtual_ranks(
+    sizes: tuple[int, ...], shape: tuple[int, ...], differentiable: bool, num_bytes: tuple[int, ...]
+) -> None:
+    """Forward and backward; small and large messages take other paths."""
+    paths: dict[tuple[Step, ...], bool] = {}
+    for size in num_bytes:
+        table = table_on(sizes, shape, size, differentiable)
+        paths |= {table.path(src, dst): True for src, dst in product(table.layouts, repeat=2) if src != dst}
+    check_paths(list(paths), shape, table.mesh)
+
+
+def test_paths_on_three_axes_that_stop_in_other_nests_are_right_on_virtual_ranks() -> None:
+    table = table_on((2, 2, 2), (16, 8), 10**8, True)
+    pairs = random.Random(0).sample(list(product(table.layouts, repeat=2)), 2000)
+    paths = [table.path(src, dst) for src, dst in pairs if src != dst]
+    chosen = [path for path in paths if not all(is_mesh_order(step.dst) for step in path)][:100]
+    assert len(chosen) == 100
+    check_paths(chosen, (16, 8), table.mesh)
+
+
+def table_on(sizes: tuple[int, ...], shape: tuple[int, ...], size: int, differentiable: bool) -> BoxingTable:
+    mesh = plain_mesh(*sizes)
+    return BoxingModel(NetworkModel(load_cluster(f"local:{mesh.size}")), mesh).table(shape, size, differentiable)
+
+
 @pytest.mark.parametrize(
-    ("spec", "shape"), [case for case in CASES if case[0] in ("local:4", "local:2x2", "local:2x3")]
+    ("shape", "kinds"),
+    [((8, 3), ["p2p", "all_gather"]), ((8, 1024), ["all_to_all", "all_gather", "all_to_all"])],
 )
-def test_planned_paths_are_right_on_virtual_ranks(spec: str, shape: tuple[int, ...]) -> None:
-    model = model_of(spec)
-    table = model.table(shape, num_bytes(shape), True)
-    rng = random.Random(1)
-    for src, dst in rng.sample(list(product(table.layouts, repeat=2)), min(60, len(table.layouts) ** 2)):
-        if src != dst:
-            check_steps(model.plan(src, dst, shape, num_bytes(shape)), shape, model.mesh)
-
-
-def test_a_change_of_the_outer_axis_goes_through_the_inner_one() -> None:
-    model = model_of("local:2x2")
-    steps = model.plan(parse_nd_sbp("S0,S0"), parse_nd_sbp("B,S0"), (8, 3), 192)
-    assert [step.forward for step in steps] == ["all_gather", "p2p"]
+def test_a_change_of_the_outer_axis_permutes_or_exchanges_another_dim(shape: tuple[int, ...], kinds: list[str]) -> None:
+    """Whichever is cheaper: a permute over slow nodes, or two exchanges inside them; and where no other dim can be
+    split, the permute."""
+    cluster = load_cluster("dgx-a100-80g:2x4")
+    mesh = Mesh((Axis("n", 2, 0), Axis("g", 4, 1)), (2, 4))
+    model = BoxingModel(NetworkModel(cluster), mesh)
+    steps = model.plan(parse_nd_sbp("S0,S0"), parse_nd_sbp("B,S0"), shape, 2**28)
+    assert [step.forward for step in steps] == kinds
 
 
 def test_neighbouring_axes_are_one_collective_where_that_is_cheaper() -> None:

@@ -7,11 +7,21 @@ from itertools import product
 
 import pytest
 
-from autosbp.sbp.boxing import ACTIONS, is_even, layouts_of, message_bytes, step_between, steps_among
+from autosbp.sbp.boxing import (
+    ACTIONS,
+    is_even,
+    layouts_of,
+    message_bytes,
+    nestings,
+    permute_peers,
+    permuted_ranks,
+    step_between,
+    steps_among,
+)
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, parse_nd_sbp
+from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, is_mesh_order, parse_nd_sbp, shard_index
 from autosbp.testing.virtual import plain_mesh
-from autosbp.testing.virtual_steps import check_steps
+from autosbp.testing.virtual_steps import check_paths
 
 TENSORS = [((4,), (4, 8)), ((2, 2), (4, 8)), ((2, 3), (6, 12)), ((3, 2), (6, 12)), ((2, 2, 2), (8, 16, 2))]
 IDS = ["x".join(map(str, mesh)) for mesh, _ in TENSORS]
@@ -21,13 +31,19 @@ IDS = ["x".join(map(str, mesh)) for mesh, _ in TENSORS]
 def test_steps_are_right_forward_and_backward(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Every kind of change over every set of axes, and a random sample of the contexts it happens in."""
     mesh = plain_mesh(*sizes)
-    found = [step for _, _, step in steps_among(layouts_of(shape, mesh, True), mesh)]
+    found = [step for _, _, step in steps_among(stops_of(shape, mesh), mesh)]
     rng = random.Random(0)
     rng.shuffle(found)
     nested = [step for step in found if any(step.dst.count(S(dim)) > 1 or step.src.count(S(dim)) > 1 for dim in (0, 1))]
+    reordered = [step for step in found if not (is_mesh_order(step.src) and is_mesh_order(step.dst))]
     once = {(step.axes, step.forward, step.backward, step.src_dim, step.dst_dim): step for step in found}
-    for step in [*once.values(), *nested[:60], *found[:60]]:
-        check_steps((step,), shape, mesh)
+    chosen = [*once.values(), *nested[:60], *reordered[:100], *found[:60]]
+    check_paths([(step,) for step in chosen], shape, mesh)
+
+
+def stops_of(shape: tuple[int, ...], mesh: Mesh) -> tuple[NdSbp, ...]:
+    """Every even layout, in every order of nests."""
+    return tuple(nesting for layout in layouts_of(shape, mesh, True) for nesting in nestings(layout))
 
 
 def test_steps_between_all_states_of_one_axis_are_the_table_of_actions() -> None:
@@ -50,13 +66,16 @@ def test_steps_between_all_states_of_one_axis_are_the_table_of_actions() -> None
         ("P,S0", "I,S0", "all_reduce", "none", 32),
         ("I,S0", "B,S0", "none", "all_reduce", 32),
         ("S0,B", "B,S0", "p2p", "p2p", 32),
+        ("S0,S0", "S0@1,S0@0", "p2p", "p2p", 16),
+        ("S0@1,S0@0", "B,S0", "all_gather", "reduce_scatter", 32),
+        ("B,S0", "S0@1,S0@0", "slice", "pad", 32),
     ],
 )
 def test_message_of_a_step_is_the_larger_local_tensor(
     src: str, dst: str, forward: str, backward: str, message: int
 ) -> None:
     mesh = plain_mesh(2, 2)
-    step = step_between(parse_nd_sbp(src), parse_nd_sbp(dst), mesh)
+    step = step_between(parse_nd_sbp(src, in_path=True), parse_nd_sbp(dst, in_path=True), mesh)
     assert step is not None
     assert (step.forward, step.backward, message_bytes(step, 64, mesh)) == (forward, backward, message)
 
@@ -68,6 +87,9 @@ def test_message_of_a_step_is_the_larger_local_tensor(
         ((2, 2), "S0,S0", "S1,S0"),
         ((2, 2), "B,S0", "S0,S0"),
         ((2, 2), "P,S0", "S0,S0"),
+        ((2, 2), "S0@1,S0@0", "S0,B"),
+        ((2, 2, 2), "S0@1,S0@0,S0@2", "S0,B,B"),  # the group's order is not the nest's
+        ((2, 3, 4), "S0,S0,S0", "S0@2,S0@1,S0@0"),  # sizes differ, and they are no neighbours
         ((2, 2, 2), "S0,S0,S0", "B,S0,B"),
         ((2, 2, 2), "S0,S0,B", "B,S0,S0"),  # the exchanged axis would pass another that splits the same dim
         ((2, 3), "S0,B", "B,S0"),  # sizes differ: ranks cannot be exchanged
@@ -79,7 +101,30 @@ def test_message_of_a_step_is_the_larger_local_tensor(
     ],
 )
 def test_changes_that_are_no_single_step(sizes: tuple[int, ...], src: str, dst: str) -> None:
-    assert step_between(parse_nd_sbp(src), parse_nd_sbp(dst), plain_mesh(*sizes)) is None
+    assert step_between(parse_nd_sbp(src, in_path=True), parse_nd_sbp(dst, in_path=True), plain_mesh(*sizes)) is None
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3), (3, 2), (4, 6)])
+def test_a_permute_sends_every_shard_to_its_place_in_the_other_nest(sizes: tuple[int, int]) -> None:
+    mesh = plain_mesh(*sizes)
+    src, dst = parse_nd_sbp("S0,S0"), parse_nd_sbp("S0@1,S0@0", in_path=True)
+    step = step_between(src, dst, mesh)
+    assert step is not None
+    for rank in range(mesh.size):
+        to, source = permuted_ranks(mesh, step.axes, rank)
+        here, there = (shard_index(0, layout, mesh, mesh.coordinate(at)) for layout, at in ((src, rank), (dst, to)))
+        assert here == there
+        assert permuted_ranks(mesh, step.axes, to)[1] == rank
+        assert permuted_ranks(mesh, step.backward_axes, rank) == (source, to)
+        assert permute_peers(mesh, step.axes, rank) == tuple(sorted({rank, to, source}))
+
+
+def test_a_permute_that_leads_to_a_nest_leads_back() -> None:
+    mesh = plain_mesh(2, 3)
+    src, dst = parse_nd_sbp("S0,S0"), parse_nd_sbp("S0@1,S0@0", in_path=True)
+    there, back = step_between(src, dst, mesh), step_between(dst, src, mesh)
+    assert there is not None and back is not None
+    assert (there.axes, back.axes) == ((0, 1), (1, 0)) == (there.axes, there.backward_axes)
 
 
 @pytest.mark.parametrize(("sizes", "shape"), TENSORS, ids=IDS)
@@ -87,7 +132,7 @@ def test_enumeration_finds_exactly_the_steps_between_even_layouts(
     sizes: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     mesh = plain_mesh(*sizes)
-    layouts = layouts_of(shape, mesh, True)
+    layouts = stops_of(shape, mesh)
     found = {(one, two): step for one, two, step in steps_among(layouts, mesh)}
     rng = random.Random(0)
     for one, two in rng.sample(list(product(range(len(layouts)), repeat=2)), min(4000, len(layouts) ** 2)):

@@ -45,9 +45,56 @@ def test_layouts_are_read_back() -> None:
     assert parse_nd_sbp("") == parse_nd_sbp("-") == () and format_nd_sbp(()) == "-"
 
 
+NESTED = ["S0@1,S0@0", "S0@1,B,S0@0", "S1@2,S1@0,S1@1", "S1@1,S1@0,S0@1,S0@0"]
+
+
+@pytest.mark.parametrize("text", NESTED)
+def test_layouts_that_nest_in_another_order_are_stops_of_paths_only(text: str) -> None:
+    assert format_nd_sbp(parse_nd_sbp(text, in_path=True)) == text
+    with pytest.raises(InputError, match="without a place"):
+        parse_nd_sbp(text)
+    with pytest.raises(InputError, match="mesh order"):
+        to_torch(parse_nd_sbp(text, in_path=True))
+
+
+@pytest.mark.parametrize("text", ["S0@0", "S0@0,S0@1", "S0@1,S0", "S0@1,S0@1", "S0@2,S0@0", "S0@1,S1@0", "B@0"])
+def test_places_that_are_no_other_order_are_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_nd_sbp(text, in_path=True)
+
+
+def test_shards_lie_as_their_dim_nests() -> None:
+    mesh = plain_mesh(2, 3)
+    layout = parse_nd_sbp("S0@1,S0@0", in_path=True)
+    assert [shard_index(0, layout, mesh, mesh.coordinate(rank)) for rank in range(6)] == [0, 2, 4, 1, 3, 5]
+    whole = torch.arange(12.0)
+    assert torch.equal(
+        combine([shard(whole, layout, mesh, mesh.coordinate(at)) for at in range(6)], layout, mesh, (12,)), whole
+    )
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "S", "S-1", "S16", "S07", "S 1", "s0", "b", "Psum", "Pavg", "BB", "S0,B", "P ", "\u0661", 3, None, ["B"]],
+    [
+        "",
+        "S",
+        "S-1",
+        "S16",
+        "S07",
+        "S 1",
+        "s0",
+        "b",
+        "Psum",
+        "Pavg",
+        "BB",
+        "S0,B",
+        "S0@1",
+        "P ",
+        "\u0661",
+        3,
+        None,
+        ["B"],
+    ],
 )
 def test_other_texts_are_refused(text: object) -> None:
     with pytest.raises(InputError):
