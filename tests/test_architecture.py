@@ -11,11 +11,27 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FORBIDDEN = {
-    "autosbp/graph": ("autosbp.sbp", "autosbp.costmodel", "autosbp.search", "autosbp.executor", "service", "calibration"),
-    "autosbp/sbp": ("autosbp.costmodel", "autosbp.search", "autosbp.executor", "service", "calibration"),
-    "autosbp/costmodel": ("autosbp.search", "autosbp.executor", "service", "calibration"),
-    "autosbp/search": ("autosbp.executor", "service", "calibration"),
-    "autosbp/executor": ("autosbp.search", "service", "calibration"),
+    "autosbp/graph": (
+        "autosbp.discovery",
+        "autosbp.sbp",
+        "autosbp.costmodel",
+        "autosbp.search",
+        "autosbp.executor",
+        "service",
+        "calibration",
+    ),
+    "autosbp/sbp": (
+        "autosbp.discovery",
+        "autosbp.costmodel",
+        "autosbp.search",
+        "autosbp.executor",
+        "service",
+        "calibration",
+    ),
+    "autosbp/discovery": ("autosbp.costmodel", "autosbp.search", "autosbp.executor", "service", "calibration"),
+    "autosbp/costmodel": ("autosbp.discovery", "autosbp.search", "autosbp.executor", "service", "calibration"),
+    "autosbp/search": ("autosbp.discovery", "autosbp.executor", "service", "calibration"),
+    "autosbp/executor": ("autosbp.discovery", "autosbp.search", "service", "calibration"),
     "autosbp/export": ("service", "calibration"),
     "calibration": ("autosbp.search", "autosbp.executor", "service"),
 }
@@ -46,7 +62,9 @@ def test_only_the_command_line_knows_the_service_and_the_calibration_package() -
             assert not {name.split(".")[0] for name in imports(path)} & {"service", "calibration"}, path
 
 
-@pytest.mark.parametrize("module", ["autosbp", "autosbp.api", "autosbp.cli", "autosbp.client", "service.app", "calibration"])
+@pytest.mark.parametrize(
+    "module", ["autosbp", "autosbp.api", "autosbp.cli", "autosbp.client", "service.app", "calibration"]
+)
 def test_importing_does_not_load_torch(module: str) -> None:
     program = f"import sys, {module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 from autosbp.discovery._cache import key_of, read_cached, write_cached
@@ -26,8 +25,10 @@ from autosbp.graph.materialise import dtype_of, op_of
 from autosbp.sbp.placement import parse_sbp
 from autosbp.sbp.rules import RULES
 
-BATCH = 12
-"""Multiples of this are tried as the batch, until one is no other size of the graph."""
+BATCHES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127)
+"""The first that divides no other size stands for the batch: its multiples are no others."""
+REAL_BATCH = 12
+"""The batch where an op runs at its real sizes."""
 
 
 def discover_rules(graph: LogicalGraph, *, use_cache: bool = True) -> LogicalGraph:
@@ -37,23 +38,24 @@ def discover_rules(graph: LogicalGraph, *, use_cache: bool = True) -> LogicalGra
     ``InputError`` for a declared rule that the op breaks.
     """
     bound = graph.bind(**dict.fromkeys(graph.symbols, _batch(graph)))
+    real = graph.bind(**dict.fromkeys(graph.symbols, REAL_BATCH))
     rules = dict(graph.rules)
     names: dict[Hashable, str] = {}
     nodes = []
-    for node, at_size in zip(graph.nodes, bound.nodes, strict=True):
+    for node, at_size, at_real in zip(graph.nodes, bound.nodes, real.nodes, strict=True):
         if node.name in graph.computed and node.op not in RULES and not node.rule:
             key = _identity(bound, at_size)
             if key not in names:
                 names[key] = _free_name(node.op, rules)
-                rules[names[key]] = _rule(bound, at_size, use_cache)
+                rules[names[key]] = _rule((bound, at_size), (real, at_real), use_cache)
             node = replace(node, rule=names[key])
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes), rules=rules) if rules else graph
 
 
 def _batch(graph: LogicalGraph) -> int:
-    taken = {dim for metas in graph.metas.values() for meta in metas for dim in meta.shape}
-    return next(size for size in count(BATCH, BATCH) if size not in taken)
+    sizes = {dim for metas in graph.metas.values() for meta in metas for dim in meta.shape if isinstance(dim, int)}
+    return next((batch for batch in BATCHES if all(size % batch or not size for size in sizes)), REAL_BATCH)
 
 
 def _free_name(op: str, rules: dict[str, FoundRule]) -> str:
@@ -80,17 +82,19 @@ def node_call(bound: LogicalGraph, node: Node) -> Call:
     return make_call(op_of(node.op), plain.args, plain.kwargs, lambda arg: _tensor(bound, arg))
 
 
-def _rule(bound: LogicalGraph, node: Node, use_cache: bool) -> FoundRule:
-    declared = declared_rule(bound, node)
+def _rule(unreal: tuple[LogicalGraph, Node], real: tuple[LogicalGraph, Node], use_cache: bool) -> FoundRule:
+    """The rule of a node, bound at a batch that is no other size and at one that divides evenly."""
+    node = real[1]
+    declared = declared_rule(*real)
     try:
-        call = node_call(bound, node)
+        calls = node_call(*unreal), node_call(*real)
     except GraphError as error:
         return declared or FoundRule((), f"cannot be run here: {error}"[:MAX_REASON])
-    outputs = [meta.sizes for meta in node.outputs]
+    outputs, last = ([meta.sizes for meta in one[1].outputs] for one in (unreal, real))
     failure = Undiscoverable("")
-    for one in (doubled(call), call):
+    for change in (doubled, lambda call: call):
         try:
-            small = stand_in(one, outputs)
+            small = stand_in(change(calls[0]), outputs, (change(calls[1]), last))
         except Random as error:
             return declared or FoundRule((), str(error)[:MAX_REASON], random=True)
         except Undiscoverable as error:

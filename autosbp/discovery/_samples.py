@@ -1,14 +1,15 @@
 """Random inputs that an op accepts, with what the whole op makes of them: what every layout is judged against.
 
 Numbers are signed where the op is finite on them, else positive, fractions or above 1. A second sample has many equal
-values, so that ties and comparisons occur. Integers whose range is unknown are tried as indices into any dim and as
-offsets that end at one.
+values, so that ties and comparisons occur; in a third, of ops on integers, these ascend, so that parts differ. Integers
+whose range is unknown are tried as indices into any dim and as offsets that end at one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -24,7 +25,6 @@ RANGES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda normal: normal.abs() + 1.25,
 )
 """Where an op's numbers may lie, from normal ones."""
-NUM_SAMPLES = 2
 MAX_ENDS = 4
 
 
@@ -47,8 +47,11 @@ class Sample:
     tolerance: float
 
 
-def samples(call: Call, count: int = NUM_SAMPLES) -> list[Sample]:
-    """``count`` samples, the same on every machine; raises ``Undiscoverable`` where the op accepts none."""
+def samples(call: Call, count: int | None = None) -> list[Sample]:
+    """``count`` samples (by default all), the same on every machine; raises ``Undiscoverable`` where the op accepts
+    none."""
+    if count is None:
+        count = 3 if any(not _is_float(spec) and spec.dtype != torch.bool for spec in call.tensors) else 2
     best: list[Sample] = []
     told = -1.0
     failure = Undiscoverable("has no tensor argument")
@@ -103,7 +106,12 @@ def _value(
         if spec.high is None and end is not None and len(spec.shape) == 1:
             inner = torch.randint(0, end + 1, (spec.shape[0] - 1,), generator=generator).sort().values
             return torch.cat([inner, torch.tensor([end])]).to(spec.dtype)
-        return torch.randint(0, spec.high or _least_size(call), spec.shape, generator=generator).to(spec.dtype)
+        high = spec.high or _least_size(call)
+        if seed == 2:
+            num_elements = prod(spec.shape)
+            return (torch.arange(num_elements) * high // max(high, num_elements)).view(spec.shape).to(spec.dtype)
+        low, high = (1, high // 2 + 1) if seed % 2 and high > 3 else (0, high)
+        return torch.randint(low, high, spec.shape, generator=generator).to(spec.dtype)
     value = torch.randn(spec.shape, generator=generator, dtype=torch.float64)
     return lie((2 * value).round() / 2 if seed % 2 else value).to(spec.dtype)
 

@@ -1,14 +1,16 @@
 """Small stand-ins for a call's tensors, on which its layouts are the same and soon found.
 
-Equal sizes stay equal and larger ones larger. If the op does not accept a stand-in, or gives other output shapes than the
-sizes say, the next kind is tried: integer attributes that are sizes shrink, too; then divisors of a size remain divisors
-and products products, attributes among them; at last come the real sizes, where they are small.
+Equal sizes stay equal. If the op does not accept a stand-in, or gives other output shapes than the sizes say, the next
+kind is tried: integer attributes that are sizes shrink, too; then sums remain sums, or attributes that divide a size,
+such as a number of heads, divide it still, or all divisors and products remain; at last come the real sizes, where they
+are small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -21,47 +23,61 @@ MAX_ELEMENTS = 2**19
 """Elements of all tensors of a stand-in."""
 Shapes = Sequence[tuple[int, ...]]
 Sizes = Mapping[int, int]
-NONE, EQUAL, DIVISORS = range(3)
-"""Which integer attributes are sizes: none, those equal to a tensor's, or those that divide one."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to choose stand-ins: ``assign(values, attributes, first)`` maps ascending sizes. Integer attributes from
+    ``least`` on are sizes (None: none is), if they equal one or, with ``divisors``, divide one."""
+
+    assign: Callable[[Sequence[int], frozenset[int], int], dict[int, int]]
+    least: int | None
+    divisors: bool = False
 
 
 @dataclass(frozen=True)
 class StandIn:
     """A call to search in, and one of other sizes to confirm the result in (None: the sizes are the real ones).
 
-    ``sizes`` maps real sizes to those of ``call``; ``attributes`` tells whether integer attributes were mapped, too.
+    ``sizes`` maps real sizes to those of ``call``, and integer attributes from ``least`` on (None: none of them).
     """
 
     call: Call
     confirm: Call | None
     sizes: Sizes
-    attributes: bool
+    least: int | None
 
     def grown(self, value: int) -> Call:
         """The call with what stands for the real size ``value`` twice as large."""
-        return resized(self.call, {self.sizes[key]: size for key, size in enlarged(self.sizes, (value,)).items()},
-                       self.attributes)  # fmt: skip
+        sizes = {self.sizes[key]: size for key, size in _grown(self.sizes, value).items()}
+        return resized(self.call, sizes, self.least)
 
 
-def stand_in(call: Call, outputs: Shapes) -> StandIn:
-    """The first stand-in that the op accepts; ``outputs`` are the real output shapes. Raises ``Undiscoverable``."""
+def stand_in(call: Call, outputs: Shapes, real: tuple[Call, Shapes] | None = None) -> StandIn:
+    """The first stand-in that the op accepts, for a call with these output shapes.
+
+    ``real`` is the call that is taken where all are refused, with its output shapes; by default, ``call``. Raises
+    ``Undiscoverable``.
+    """
     failure = Undiscoverable("")
-    for assign, kind in _KINDS:
-        sizes, attributes = assign(_values(call, outputs, kind)), kind != NONE
-        small, large = resized(call, sizes, attributes), resized(call, enlarged(sizes), attributes)
-        if _elements(small) > MAX_ELEMENTS:
+    for kind in KINDS:
+        values, numbers = _values(call, outputs, kind)
+        sizes, others = kind.assign(values, numbers, 1), kind.assign(values, numbers, 2)
+        small, large = resized(call, sizes, kind.least), resized(call, others, kind.least)
+        if num_elements(large) > MAX_ELEMENTS:
             continue
         try:
             _check(small, outputs, sizes)
-            _check(large, outputs, enlarged(sizes))
+            _check(large, outputs, others)
         except Undiscoverable as error:
             failure = failure if str(failure) else error
             continue
-        return StandIn(small, large, sizes, attributes)
-    if _elements(call) > MAX_ELEMENTS:
+        return StandIn(small, large, sizes, kind.least)
+    last, shapes = real or (call, outputs)
+    if num_elements(last) > MAX_ELEMENTS:
         raise Undiscoverable(f"accepts no small stand-in: it {failure}")
-    _check(call, outputs, {})
-    return StandIn(call, None, {}, False)
+    _check(last, shapes, {})
+    return StandIn(last, None, {}, None)
 
 
 def _check(call: Call, outputs: Shapes, sizes: Sizes) -> None:
@@ -73,8 +89,8 @@ def _check(call: Call, outputs: Shapes, sizes: Sizes) -> None:
         raise Undiscoverable(f"gives the shapes {shapes} where {wanted} are expected")
 
 
-def resized(call: Call, sizes: Sizes, attributes: bool) -> Call:
-    """The call with every size of its tensors, and with ``attributes`` every integer, replaced where ``sizes`` says."""
+def resized(call: Call, sizes: Sizes, least: int | None) -> Call:
+    """The call with every size of its tensors, and every integer attribute from ``least`` on, replaced as in ``sizes``."""
 
     def tensor(spec: Tensor) -> Tensor:
         high = spec.high if spec.high is None else min(spec.high, sizes.get(spec.high, max(sizes.values(), default=2)))
@@ -83,7 +99,7 @@ def resized(call: Call, sizes: Sizes, attributes: bool) -> Call:
     def number(arg: Any) -> Any:
         if isinstance(arg, tuple):
             return tuple(number(item) for item in arg)
-        return sizes.get(arg, arg) if attributes and type(arg) is int else arg
+        return sizes.get(arg, arg) if least is not None and type(arg) is int and arg >= least else arg
 
     return replace(
         call,
@@ -93,24 +109,55 @@ def resized(call: Call, sizes: Sizes, attributes: bool) -> Call:
     )
 
 
-def _values(call: Call, outputs: Shapes, kind: int) -> list[int]:
-    """The distinct sizes above 1, ascending; integer attributes that divide one are sizes, too, where ``kind`` says."""
+def num_elements(call: Call) -> int:
+    """Elements of all tensor arguments."""
+    return sum(prod(spec.shape) for spec in call.tensors)
+
+
+def _values(call: Call, outputs: Shapes, kind: Kind) -> tuple[list[int], frozenset[int]]:
+    """The distinct sizes above 1, ascending, and which of them are attributes."""
     found = {size for shape in (*(spec.shape for spec in call.tensors), *outputs) for size in shape if size > 1}
-    if kind == DIVISORS:
-        numbers = {value for _, value in integers(call.args, call.kwargs) if value >= 2}
+    numbers = {value for _, value in integers(call.args, call.kwargs) if kind.least is not None and value >= kind.least}
+    if kind.divisors:
         found |= {value for value in numbers if any(size % value == 0 for size in found)}
-    return sorted(found)
+    return sorted(found), frozenset(numbers & found)
 
 
-def _distinct(values: Sequence[int]) -> dict[int, int]:
-    """Multiples of 6, in order."""
-    return {value: BASE * (at + 1) for at, value in enumerate(values)}
+def _distinct(values: Sequence[int], _: frozenset[int], first: int) -> dict[int, int]:
+    """Multiples of 6 from ``first`` on, in order."""
+    return {value: BASE * (at + first) for at, value in enumerate(values)}
 
 
-def _related(values: Sequence[int]) -> dict[int, int]:
-    """Multiples of 6, in order; products stay products, and a divisor of a size stays one."""
+def _summed(values: Sequence[int], _: frozenset[int], first: int) -> dict[int, int]:
+    """The same, but sums of two stay sums."""
     found: dict[int, int] = {}
-    last = 0
+    for value in values:
+        pair = next(((one, value - one) for one in found if value - one in found), None)
+        found[value] = BASE * (len(found) + first) if pair is None else found[pair[0]] + found[pair[1]]
+    return found
+
+
+def _grouped(values: Sequence[int], numbers: frozenset[int], first: int) -> dict[int, int]:
+    """The same, but a multiple of an attribute stays one: times what stands for the rest, or for a divisor of that."""
+    found: dict[int, int] = {}
+    for value in values:
+        group = max((number for number in numbers if number < value and value % number == 0), default=0)
+        if not group:
+            found[value] = BASE * (len(found) + first)
+            continue
+        rest = value // group
+        divisor = max((size for size in found if rest % size == 0 and size not in numbers), default=0)
+        if divisor:
+            found[value] = found[group] * found[divisor] * min(rest // divisor, 2)
+        else:
+            found[value] = next(size for size in count(2 * found[group], found[group]) if size not in found.values())
+    return found
+
+
+def _related(values: Sequence[int], _: frozenset[int], first: int) -> dict[int, int]:
+    """The same, but products of two stay products, and a divisor of a size stays one."""
+    found: dict[int, int] = {}
+    last = BASE * (first - 1)
     for value in values:
         pair = _factors(value, found)
         if pair is not None:
@@ -125,13 +172,13 @@ def _related(values: Sequence[int]) -> dict[int, int]:
     return found
 
 
-def enlarged(sizes: Sizes, values: Sequence[int] | None = None) -> dict[int, int]:
-    """The same with what stands for ``values`` (None: all) twice as large; products of two stay products."""
-    found = {value: small * (2 if values is None or value in values else 1) for value, small in sizes.items()}
-    for value in sorted(found):
-        pair = _factors(value, sizes)
-        if pair is not None and sizes[value] == sizes[pair[0]] * sizes[pair[1]]:
-            found[value] = found[pair[0]] * found[pair[1]]
+def _grown(sizes: Sizes, value: int) -> dict[int, int]:
+    """The same with what stands for ``value`` twice as large; what was a product of two of them still is."""
+    found = {key: small * (2 if key == value else 1) for key, small in sizes.items()}
+    for key in sorted(found):
+        pair = _factors(key, sizes)
+        if pair is not None and sizes[key] == sizes[pair[0]] * sizes[pair[1]]:
+            found[key] = found[pair[0]] * found[pair[1]]
     return found
 
 
@@ -140,14 +187,14 @@ def _factors(value: int, sizes: Sizes) -> tuple[int, int] | None:
     return next(((one, value // one) for one in sizes if value % one == 0 and value // one in sizes), None)
 
 
-def _elements(call: Call) -> int:
-    return sum(prod(spec.shape) for spec in call.tensors)
-
-
-_KINDS: tuple[tuple[Callable[[Sequence[int]], dict[int, int]], int], ...] = (
-    (_distinct, NONE),
-    (_distinct, EQUAL),
-    (_related, EQUAL),
-    (_related, DIVISORS),
-    (_related, NONE),
+KINDS = (
+    Kind(_distinct, None),
+    Kind(_distinct, 2),
+    Kind(_summed, 2),
+    Kind(_grouped, 5, divisors=True),
+    Kind(_grouped, 2, divisors=True),
+    Kind(_related, 2),
+    Kind(_related, 2, divisors=True),
+    Kind(_related, None),
 )
+"""In the order of trial. Small attributes are often dims or flags."""

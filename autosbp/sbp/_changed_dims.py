@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import gcd
 
 from autosbp.graph.ir import Node, TensorMeta
 from autosbp.sbp._common import FIRST, unchanged
-from autosbp.sbp.sharding import FactorTable, Rule, Sharding
+from autosbp.sbp.sharding import Factor, FactorTable, Rule, Sharding
 
 Dims = Callable[[Node, int], set[int]]
 
@@ -79,14 +80,32 @@ def glu(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
     return Sharding(unchanged(node, metas, {dim}))
 
 
-def leading(count: int, *, linear: bool = True) -> Rule:
-    """Only the first ``count`` dims stay: pixel shuffles, unfolding of windows."""
+def leading(count: int, *, linear: bool = True, space: tuple[int, ...] = ()) -> Rule:
+    """Only the first ``count`` dims stay: pixel shuffles, unfolding of windows. Dims of ``space`` grow or shrink by a
+    factor, each element on its own."""
 
     def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
         table = FactorTable(node, 1, 1)
         for at, size in enumerate(metas[0].sizes[:count]):
             table.set(f"d{at}", size, 0, at, output=False)
             table.set(f"d{at}", node.outputs[0].sizes[at], 0, at, output=True)
-        return Sharding(table.factors(set()), linear=FIRST if linear else ())
+        extents = {at: gcd(metas[0].sizes[at], node.outputs[0].sizes[at]) for at in space}
+        scaled = (Factor(f"d{at}", extent, (at,), (at,)) for at, extent in extents.items() if extent > 1)
+        return Sharding((*table.factors(set()), *scaled), linear=FIRST if linear else ())
 
     return rule
+
+
+def vector_norm(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
+    """``linalg_vector_norm(x, order, dims, keepdim)``; of order 1, a sum."""
+    dims = argument(2, all_when_empty=True)
+    if node.args[1] != 1:
+        return reduced(dims, 3)(node, metas)
+    table = FactorTable(node, 1, 1)
+    gone, keep, place = dims(node, len(metas[0].shape)), len(node.args) > 3 and bool(node.args[3]), 0
+    for at, size in enumerate(metas[0].sizes):
+        table.set(f"d{at}", size, 0, at, output=False)
+        if at not in gone:
+            table.set(f"d{at}", node.outputs[0].sizes[place], 0, place, output=True)
+        place += at not in gone or keep
+    return Sharding(table.factors(set()))

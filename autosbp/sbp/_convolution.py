@@ -8,11 +8,14 @@ from math import prod
 from autosbp.errors import GraphError
 from autosbp.graph.ir import Node, TensorMeta
 from autosbp.sbp._common import FIRST
-from autosbp.sbp.sharding import FactorTable, Rule, Sharding
+from autosbp.sbp._windows import pooled_options, window_options
+from autosbp.sbp.placement import S
+from autosbp.sbp.sharding import AxisOption, FactorTable, Rule, Sharding
 
 
 def convolution(spatial: int, *, transposed: bool = False) -> Rule:
-    """``n ci [space], co ci [kernel], +[co] -> n co [space]``; batch, filters and (ungrouped) channels may be split.
+    """``n ci [space], co ci [kernel], +[co] -> n co [space]``; batch, filters and channels may be split, whole groups of
+    them where there are several, and space under windows that do not overlap.
 
     A transposed convolution's weight is ``ci co [kernel]``. An input may come without its batch dim.
     """
@@ -39,13 +42,24 @@ def convolution(spatial: int, *, transposed: bool = False) -> Rule:
         points = prod(x.sizes) if transposed else prod(out.sizes)
         flops = 2.0 * points * prod(weight.sizes[1:])
         linear = (frozenset((0,)), frozenset((1,)))
-        return Sharding(table.factors(set()), frozenset((2,)) if len(metas) > 2 else frozenset(), linear, flops)
+        extra = _grouped(metas, lead, groups)
+        extra += window_options(node, metas, spatial, weight.sizes[2:], (3, 4, 7 if transposed else 5))
+        additive = frozenset((2,)) if len(metas) > 2 else frozenset()
+        return Sharding(table.factors(set()), additive, linear, flops, extra=extra)
 
     return rule
 
 
+def _grouped(metas: Sequence[TensorMeta], lead: int, groups: int) -> tuple[AxisOption, ...]:
+    """Each device has whole groups, and fewer of them: their number is an argument."""
+    if groups == 1:
+        return ()
+    ins = (S(lead), S(0), *(S(0) for _ in metas[2:]))
+    return (AxisOption("g", ins, (S(lead),), True, groups, divided=((6,),)),)
+
+
 def pooling(spatial: int) -> Rule:
-    """``n c [space] -> n c [space']``, space whole; with as many outputs as the op has."""
+    """``n c [space] -> n c [space']``, with as many outputs as the op has; space under windows that do not overlap."""
 
     def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
         table = FactorTable(node, 1, len(node.outputs))
@@ -53,6 +67,7 @@ def pooling(spatial: int) -> Rule:
             table.set(f"b{dim}", metas[0].sizes[dim], 0, dim, output=False)
             for index, meta in enumerate(node.outputs):
                 table.set(f"b{dim}", meta.sizes[dim], index, dim, output=True)
-        return Sharding(table.factors(set()), linear=() if "max" in node.op or "lp" in node.op else FIRST)
+        linear = () if "max" in node.op or "lp" in node.op else FIRST
+        return Sharding(table.factors(set()), linear=linear, extra=pooled_options(node, metas, spatial))
 
     return rule

@@ -16,8 +16,10 @@ def pointwise(linear: str) -> Rule:
     def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
         table = aligned(node, metas)
         tensors = [position for position, arg in enumerate(node.args) if isinstance(arg, Ref)]
-        # All operands of a set must be tensors: adding a number is not linear, nor is a number over a tensor.
-        usable = (inputs for inputs in sets if inputs <= set(tensors))
+        # All operands of a set must be tensors: adding a number is not linear, nor is a number over a tensor. Truth values
+        # have no sum.
+        numbers = {position for position, meta in zip(tensors, metas, strict=True) if meta.dtype != "bool"}
+        usable = (inputs for inputs in sets if inputs <= numbers)
         return Sharding(
             table.factors(set()),
             linear=tuple(frozenset(tensors.index(position) for position in inputs) for inputs in usable),
@@ -43,12 +45,14 @@ def where_number(position: int) -> Rule:
 
 
 def to_dtype(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """A cast; partial sums survive casts between float types only."""
-    linear = FIRST if metas[0].is_float and node.outputs[0].is_float else ()
+    """A cast; partial sums survive casts of numbers to float types only."""
+    linear = FIRST if metas[0].dtype != "bool" and node.outputs[0].is_float else ()
     return Sharding(aligned(node, metas).factors(set()), linear=linear)
 
 
 def dropout(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``dropout(x, p, train)``. Random: each shard draws its own mask, replicas the same one; not linear across ranks."""
+    """``dropout(x, p, train)``. Random: each shard draws its own mask, replicas the same one; not linear across ranks. It
+    leaves x alone where p is 0 or ``train`` is false."""
     probability, train = node.args[1:3]
-    return Sharding(aligned(node, metas).factors(set()), random=bool(train and probability))
+    random = bool(train and probability)
+    return Sharding(aligned(node, metas).factors(set()), linear=() if random else FIRST, random=random)

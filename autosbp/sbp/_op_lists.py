@@ -12,18 +12,18 @@ _UNARY = (
 )  # fmt: skip
 _BINARY = (
     "atan2", "bitwise_and", "bitwise_or", "bitwise_xor", "copysign", "fmax", "fmin", "fmod", "hypot",
-    "logaddexp", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "remainder", "xlogy",
+    "logaddexp", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "remainder",
 )  # fmt: skip
-_TENSOR_BINARY = ("bitwise_and", "bitwise_or", "bitwise_xor", "copysign", "fmod", "remainder", "xlogy")
+_TENSOR_BINARY = ("bitwise_and", "bitwise_or", "bitwise_xor", "copysign", "fmod", "remainder")
 _COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
 
 POINTWISE = (
     *(f"{name}.default" for name in _UNARY),
     *(f"{name}.Tensor" if name in _TENSOR_BINARY else f"{name}.default" for name in _BINARY),
     *(f"{name}.{overload}" for name in _COMPARISONS for overload in ("Scalar", "Tensor")),
-    *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "add.Scalar", "sub.Scalar", "rsub.Scalar", "rsub.Tensor"),
-    *("__and__.Tensor", "__or__.Tensor", "clamp.Tensor", "fmod.Scalar", "remainder.Scalar", "masked_fill.Tensor"),
-    *("where.Scalar", "div.Tensor_mode", "bitwise_and.Scalar", "__lshift__.Scalar", "__rshift__.Scalar"),
+    *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "add.Scalar", "sub.Scalar", "rsub.Scalar"),
+    *("__and__.Tensor", "__or__.Tensor", "clamp.Tensor", "fmod.Scalar", "remainder.Scalar"),
+    *("where.Scalar", "div.Tensor_mode", "bitwise_and.Scalar", "__rshift__.Scalar"),
 )
 """Element-wise ops that are linear in nothing."""
 

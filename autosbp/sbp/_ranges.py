@@ -20,13 +20,16 @@ def embedding(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
 
 
 def gather(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``gather(x, dim, index)``: other dims together; the gathered dim by masked ranges, output P."""
+    """``gather(x, dim, index)``: other dims together, the index's along ``dim`` by itself; the gathered dim by masked
+    ranges, output P."""
     source, index, out = metas[0], metas[1], node.outputs[0]
     dim = dim_argument(node, 1, len(source.shape))
     table = FactorTable(node, 2, 1)
     for at in range(len(source.shape)):
         if at == dim:
             table.set("g", source.sizes[at], 0, at, output=False)
+            table.set("i", index.sizes[at], 1, at, output=False)
+            table.set("i", out.sizes[at], 0, at, output=True)
         elif source.sizes[at] == out.sizes[at]:
             table.set(f"d{at}", source.sizes[at], 0, at, output=False)
             table.set(f"d{at}", index.sizes[at], 1, at, output=False)

@@ -71,8 +71,14 @@ def expand(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
 
 
 def slice_tensor(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """The sliced dim stays whole."""
-    return Sharding(unchanged(node, metas, {dim_argument(node, 1, len(metas[0].shape))}), linear=FIRST, free=True)
+    """The sliced dim stays whole, unless a step takes one element of each so many."""
+    dim = dim_argument(node, 1, len(metas[0].shape))
+    before, after = metas[0].sizes[dim], node.outputs[0].sizes[dim]
+    start, step = (node.args[at] if len(node.args) > at else default for at, default in ((2, 0), (4, 1)))
+    factors = unchanged(node, metas, {dim})
+    if step > 1 and 0 <= (start or 0) < step and before == step * after and after > 1:
+        factors = (*factors, Factor(f"d{dim}", after, (dim,), (dim,)))
+    return Sharding(factors, linear=FIRST, free=True)
 
 
 def cat(node: Node, metas: Sequence[TensorMeta]) -> Sharding:

@@ -33,6 +33,7 @@ from autosbp.search._baselines import Roles
 from autosbp.search._build import Allowed, BuiltProblem, ProblemBuilder
 from autosbp.search._strategy import strategy_of
 from autosbp.search._views import mesh_views, tensor_parallel_view
+from autosbp.search._warnings import replication_warnings
 from autosbp.search.plan_options import PlanOptions, require_room
 
 MAX_EVALUATIONS = 100_000_000
@@ -329,6 +330,7 @@ class _Planner:
             "gap": _gap(costs.step_time_s, bound) if proved else None,
             "searcher": self.options.searcher,
             "evaluations": tally.evaluations,
+            "warnings": replication_warnings(self.graph),
             "baselines": {baseline.name: baseline.to_dict() for baseline in baselines},
             "strategy": winner.strategy.to_dict(),
             "baseline_strategies": {
