@@ -20,7 +20,7 @@ from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import InputError
 from autosbp.torchrun import Launch, run_ranks
 from calibration._fit import METHODS, fit_collective
-from calibration._launch import Progress
+from calibration._launch import Progress, mark_taken
 from calibration._launch import launch as measure
 from calibration._nccl_tests import NcclLog, import_nccl_log, read_nccl_log
 from calibration._request import DEFAULT_SIZES, Request
@@ -103,7 +103,9 @@ def calibrate(
     )
     if workdir is not None:
         workdir.mkdir(parents=True, exist_ok=True)
-        return assemble(request, measure(request, workdir, launch, progress), method)
+        calibration = assemble(request, measure(request, workdir, launch, progress), method)
+        mark_taken(workdir)
+        return calibration
     folder = Path(tempfile.mkdtemp(prefix="autosbp-calibration-"))
     calibration = assemble(request, measure(request, folder, launch, progress), method)
     shutil.rmtree(folder)

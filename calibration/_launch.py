@@ -36,16 +36,18 @@ def launch(
     """Run ``request`` with one rank per device of its cluster, started by ``start``, and return the results.
 
     ``workdir`` gets ``request.json``, ``results.jsonl`` (a line per measurement, kept whatever happens) and
-    ``ranks.log``. An unfinished results file of the same request is continued, another one is kept beside it under the
-    id of its request. Raises ``CalibrationError`` with the name of the measurement and the end of the log when a rank
-    fails or hangs or ``request.timeout_s`` passes, and ``InputError`` above ``MAX_LOCAL_RANKS`` ranks. An exception of
-    ``progress`` ends the run. No process is left behind.
+    ``ranks.log``. Results of the same request that nobody has taken yet are continued, others that are not finished are
+    kept beside them under the id of their request. Raises ``CalibrationError`` with the name of the measurement and the
+    end of the log when a rank fails or hangs or ``request.timeout_s`` passes, and ``InputError`` above
+    ``MAX_LOCAL_RANKS`` ranks. An exception of ``progress`` ends the run. No process is left behind.
     """
     if request.cluster.num_devices > MAX_LOCAL_RANKS:
         raise InputError("cluster", request.cluster.name, f"at most {MAX_LOCAL_RANKS} ranks can start on one machine")
     results_path = workdir / "results.jsonl"
     continue_or_begin(request, results_path)
     (workdir / "request.json").write_bytes(canonical(request.to_dict()))
+    if (found := read_results(results_path)).done:
+        return found
     watch = Watch(request, results_path, progress)
     outcome = start(
         _WORKER,
@@ -66,7 +68,7 @@ def launch(
 
 
 def continue_or_begin(request: Request, path: Path) -> None:
-    """Leave in ``path`` what an unfinished run of the same request has found, or nothing but the request's id.
+    """Leave in ``path`` what a run of the same request has found that was not taken, or nothing but the request's id.
 
     Ranks that a killed run has left are ended. Raises ``InputError`` while the run that writes to ``path`` goes on.
     """
@@ -76,7 +78,7 @@ def continue_or_begin(request: Request, path: Path) -> None:
     with suppress(InputError):  # a file that cannot be read is kept beside the new one, too
         known = read_results(path)
     _end_remains(known, path)
-    same = known.request_id == request.request_id and not known.done
+    same = known.request_id == request.request_id and not known.taken
     if text and not same and not known.done:
         path.rename(path.with_name(f"results-{known.request_id or 'unknown'}.jsonl"))
     header = {"request": request.request_id, "owner": [os.getpid(), start_ticks(os.getpid())]}
@@ -95,6 +97,12 @@ def _end_remains(known: Results, path: Path) -> None:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if _WORKER.encode() in command and str(path).encode() in command:
                 os.kill(pid, signal.SIGKILL)
+
+
+def mark_taken(workdir: Path) -> None:
+    """A calibration was made of the results: another run of the same request measures anew."""
+    with (workdir / "results.jsonl").open("ab") as file:
+        file.write(canonical({"taken": True}) + b"\n")
 
 
 class Watch:

@@ -41,7 +41,7 @@ class Results:
 
     ``owner`` is the process that asked for the run, as id and start time. ``begun`` are the names of the measurements
     that were started, in order; ``made`` are those that have a result or were left out, ``left_out`` the latter with
-    the reason.
+    the reason. ``taken`` tells that a calibration was made of them.
     """
 
     request_id: str | None = None
@@ -53,6 +53,7 @@ class Results:
     points: dict[Series, list[Point]] = field(default_factory=lambda: defaultdict(list))
     ops: dict[str, OpTime] = field(default_factory=dict)
     done: bool = False
+    taken: bool = False
 
     @property
     def current(self) -> str:
@@ -80,6 +81,8 @@ class Results:
         elif "op" in record:
             self.ops[record["op"]["key"]] = OpTime(record["op"]["forward_s"], record["op"]["backward_s"])
             self.made.add(self.begun[-1])
+        elif "taken" in record:
+            self.taken = True
         else:
             self.done = True
 

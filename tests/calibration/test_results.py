@@ -14,7 +14,7 @@ from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical
 from autosbp.processes import start_ticks
 from calibration import Request, assemble, read_results
-from calibration._launch import continue_or_begin
+from calibration._launch import continue_or_begin, mark_taken
 from calibration._request import series
 
 REQUEST = Request(load_cluster("local:2"), "gloo", (1024, 4096, 16384), op_keys=("k",))
@@ -95,9 +95,12 @@ def test_an_unfinished_run_of_another_request_is_kept_beside_the_new_one(tmp_pat
     assert [other.read_bytes() for other in others] == [left]
 
 
-def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
+def test_a_finished_run_is_continued_until_a_calibration_was_made_of_it(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(lines()))
+    continue_or_begin(REQUEST, path)
+    assert assemble(REQUEST, read_results(path), "ols").complete
+    mark_taken(tmp_path)
     continue_or_begin(REQUEST, path)
     results = read_results(path)
     assert results.made == set() and results.request_id == REQUEST.request_id and list(tmp_path.iterdir()) == [path]
