@@ -35,7 +35,7 @@ def default_models() -> list[str]:
 def coverage(model: str) -> dict[str, Any]:
     """Capture ``model`` and count its ops."""
     started = time.perf_counter()
-    name = Path(model.partition(":")[2]).stem
+    name = model if model.startswith("zoo:") else Path(model.partition(":")[2]).stem
     graph = load_model(model, seq_len=SEQ_LENS.get(name))
     elapsed = time.perf_counter() - started
     bound = graph.bind(**graph.symbols)
@@ -86,7 +86,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     ]
     for row in rows:
         counts = [len(row[key]) for key in ("ops_seen", "ops_ruled", "ops_discovered", "ops_replicated")]
-        kind = row["source"].split()[-1] if " " in row["source"] else "zoo"
+        kind = row["source"].split()[-1].rpartition(".")[2]
         size = f"{row['parameters'] / 1e6:,.0f} M"
         lines.append(f"| {row['model']} | {kind} | {size} | {' | '.join(str(count) for count in counts)} |")
     return "\n".join(lines)
