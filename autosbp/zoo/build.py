@@ -49,14 +49,14 @@ def _from_module(entry: ModuleEntry) -> LogicalGraph:
 
     module = build_on_meta(lambda: getattr(models, entry.module)(**entry.arguments))
     inputs = {
-        name: torch.zeros(4, *sizes, dtype=torch.long if name == "labels" else torch.float32, device="meta")
+        name: torch.zeros(4, *sizes, dtype=torch.long if name in entry.high else torch.float32, device="meta")
         for name, sizes in entry.inputs.items()
     }
     return capture(
         module,
         inputs,
         name=entry.name,
-        input_high={"labels": entry.classes},
+        input_high=entry.high,
         provenance={"source": f"autosbp.zoo.models.{entry.module}"},
     )
 

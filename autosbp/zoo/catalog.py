@@ -24,14 +24,15 @@ class HfEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModuleEntry:
-    """A class of ``autosbp.zoo.models`` with its arguments; ``inputs`` are the sizes of one sample of each input."""
+    """A class of ``autosbp.zoo.models`` with its arguments; ``inputs`` are the sizes of one sample of each input, ``high``
+    exclusive bounds of the integers among them."""
 
     name: str
     source: str
     module: str
     arguments: Mapping[str, Any]
     inputs: Mapping[str, tuple[int, ...]]
-    classes: int
+    high: Mapping[str, int]
 
 
 def read_catalog() -> dict[str, HfEntry | ModuleEntry]:
@@ -44,13 +45,14 @@ def _entry(name: str, data: object) -> HfEntry | ModuleEntry:
     if isinstance(data, Mapping) and "hf" in data:
         fields = Fields(data, name, ("source", "seq_len", "hf"))
         return HfEntry(name, fields.text("source"), fields.integer("seq_len", low=2), fields.mapping("hf"))
-    fields = Fields(data, name, ("source", "module", "arguments", "inputs", "classes"))
+    fields = Fields(data, name, ("source", "module", "arguments", "inputs", "high"))
     inputs = {key: tuple(sizes) for key, sizes in fields.mapping("inputs").items()}
+    bounds = Fields(fields.raw("high"), fields.at("high"), tuple(inputs))
     return ModuleEntry(
         name,
         fields.text("source"),
         fields.text("module"),
         fields.mapping("arguments"),
         inputs,
-        fields.integer("classes", low=2),
+        {key: bounds.integer(key, low=2) for key in bounds.data},
     )

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from datetime import timedelta
+from math import prod
 from pathlib import Path
 
 import torch
@@ -114,11 +115,12 @@ def main() -> None:
 
 
 def rescale(entry: dict[str, object], dtype: str) -> dict[str, object]:
-    """Paths are keyed by bytes; in float64 every float tensor is twice as large."""
+    """Paths are keyed by bytes; in float64 every float tensor is twice as large, others (int64, bool) are not."""
     strategy = json.loads(json.dumps(entry["strategy"]))
     if dtype == "float64":
         for path in strategy["paths"]:
-            path["bytes"] *= 2
+            if path["bytes"] == 4 * prod(path["shape"]):
+                path["bytes"] *= 2
     return strategy
 
 

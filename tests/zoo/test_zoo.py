@@ -23,9 +23,11 @@ PARAMETERS = {
     "llama-7b": 6_738_415_616,  # https://huggingface.co/meta-llama/Llama-2-7b-hf
     "llama-70b": 68_976_648_192,  # https://huggingface.co/meta-llama/Llama-2-70b-hf
     "vgg13": 133_047_848,  # arXiv 1409.1556 table 2: 133 million
+    "vgg16": 138_357_544,  # arXiv 1409.1556 table 2: 138 million
+    "resnet50": 25_557_032,  # https://docs.pytorch.org/vision/stable/models/generated/torchvision.models.resnet50.html
 }
 BLOCKS = {
-    "gpt2": 12, "gpt2-1.5b": 48, "gpt2-demo": 4, "gpt3-175b": 96, "llama-demo": 3, "llama-7b": 31, "llama-70b": 79,
+    "gpt2": 12, "gpt2-1.5b": 48, "gpt2-demo": 4, "gpt3-175b": 96, "llama-demo": 3, "llama-7b": 31, "llama-70b": 79, "moe": 5,
 }  # fmt: skip
 MAX_SHIPPED_BYTES = 32 * 1024
 VERSIONS = {"torch": "2.13", "transformers": "5.23"}
@@ -66,7 +68,7 @@ def test_layers_are_written_once(name: str) -> None:
     assert counts == [BLOCKS[name]]
 
 
-@pytest.mark.parametrize("name", ["gpt2-demo", "mlp-small"])
+@pytest.mark.parametrize("name", ["gpt2-demo", "mlp-small", "resnet50-small", "wide-deep-small", "moe-small"])
 def test_rebuilding_gives_identical_bytes(name: str) -> None:
     for package, version in VERSIONS.items():
         if not importlib.metadata.version(package).startswith(f"{version}."):
