@@ -29,6 +29,9 @@ def parameter(state_dict: Mapping[str, torch.Tensor], name: str) -> torch.Tensor
         if transform[0] == "slice":
             _, dim, start, stop = transform
             tensor = tensor.narrow(dim, start, stop - start)
+        elif transform[0] == "blocks":  # that slice of each of count equal blocks
+            _, dim, count, start, stop = transform
+            tensor = tensor.unflatten(dim, (count, -1)).narrow(dim + 1, start, stop - start).flatten(dim, dim + 1)
         else:
             tensor = tensor.t()
     return tensor

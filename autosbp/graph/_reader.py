@@ -32,6 +32,10 @@ MAX_NDIM = 12
 MAX_CONSTANT_BYTES = 64 * 2**20
 MAX_CONSTANTS_BYTES = 256 * 2**20
 MAX_DEPTH = 8
+_TRANSFORMS = {"t": 0, "slice": 3, "blocks": 4}
+_TRANSFORM_FORMS = (
+    '["slice", dim, start, stop] or ["blocks", dim, count, start, stop] with start < stop, or ["t"], is expected'
+)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,255}")
 
 
@@ -84,13 +88,13 @@ class Reader:
         return Parameter(name, meta, fields.text("source", name), transforms, fields.boolean("trained", True))
 
     def _transform(self, step: object, path: str) -> tuple[Any, ...]:
-        if isinstance(step, (list, tuple)) and tuple(step) == ("t",):
-            return ("t",)
-        if isinstance(step, (list, tuple)) and len(step) == 4 and step[0] == "slice":
-            dim, start, stop = step[1:]
-            if all(type(item) is int for item in (dim, start, stop)) and 0 <= dim < MAX_NDIM and 0 <= start < stop:
-                return ("slice", dim, start, stop)
-        raise GraphError(path, step, '["slice", dim, start, stop] with start < stop, or ["t"], is expected')
+        kind, *numbers = step if isinstance(step, (list, tuple)) and step else (None,)
+        wanted = _TRANSFORMS.get(kind) if isinstance(kind, str) else None
+        if len(numbers) == wanted and all(type(number) is int and 0 <= number <= MAX_INT for number in numbers):
+            counted = not numbers or (numbers[0] < MAX_NDIM and numbers[-2] < numbers[-1])
+            if counted and (kind != "blocks" or numbers[1]):
+                return (kind, *numbers)
+        raise GraphError(path, step, _TRANSFORM_FORMS)
 
     def _input(self, entry: object, index: int) -> Input:
         fields = Fields(entry, f"inputs[{index}]", ("name", "shape", "dtype", "high"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -113,5 +113,17 @@ def initial_parameter(parameter: Parameter, sources: Mapping[str, torch.Tensor])
     """The graph's parameter cut out of the checkpoint's tensor that it is a part of."""
     tensor = sources[parameter.source]
     for step in parameter.transforms:
-        tensor = tensor.t() if step[0] == "t" else tensor.narrow(step[1], step[2], step[3] - step[2])
+        tensor = _TRANSFORMS[step[0]](tensor, *step[1:])
     return tensor.contiguous()
+
+
+def _blocks(tensor: torch.Tensor, dim: int, count: int, start: int, stop: int) -> torch.Tensor:
+    apart = tensor.reshape(*tensor.shape[:dim], count, -1, *tensor.shape[dim + 1 :])
+    return apart.narrow(dim + 1, start, stop - start).flatten(dim, dim + 1)
+
+
+_TRANSFORMS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "t": torch.Tensor.t,
+    "slice": lambda tensor, dim, start, stop: tensor.narrow(dim, start, stop - start),
+    "blocks": _blocks,
+}

@@ -77,6 +77,7 @@ def test_the_hash_sees_every_value_but_provenance() -> None:
         (("parameters.0.shape", [1] * 13), "parameters[0].shape", "1, 1"),
         (("parameters.0.shape.0", "batch"), "parameters[0].shape", "batch"),
         (("parameters.0.transforms", [["exec", "x"]]), "parameters[0].transforms", "exec"),
+        (("parameters.0.transforms", [["blocks", 0, 2, 3, 3]]), "parameters[0].transforms", "blocks"),
         (("parameters.0.transforms", [7]), "parameters[0].transforms", "7"),
         (("parameters.0.transforms", [["slice", 0, 3, 3]]), "parameters[0].transforms", "slice"),
         (("inputs.0.shape.0", "seq"), "inputs[0].shape[0]", "seq"),

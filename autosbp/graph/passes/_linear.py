@@ -1,4 +1,4 @@
-"""Linear layers in one form: ``linear(x, w, b)`` on the unflattened input, with one weight per projection."""
+"""Linear layers in one form: ``linear(x, w, b)`` on the unflattened input."""
 
 from __future__ import annotations
 
@@ -79,63 +79,3 @@ def _conv1d(
     if given[:-1] != wanted[:-1] or given[-1] != weights[weight.name].meta.shape[0]:
         return None
     return source, weights[weight.name], bias, after[0]
-
-
-def unfuse_split_linears(graph: LogicalGraph) -> LogicalGraph:
-    """``slice(linear(x, w, b))`` along the last dim becomes a linear per part when all are used (fused QKV)."""
-    readers = consumers(graph)
-    weights = {leaf.name: leaf for leaf in graph.parameters}
-    parameters = dict(weights)
-    table: dict[Ref, Ref] = {}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        slices = readers.get(Ref(node.name), [])
-        if node.op != "aten.linear.default" or not _splits(node, slices, readers, weights):
-            nodes.append(node)
-            continue
-        leaves = [ref for ref in node.args[1:] if isinstance(ref, Ref)]
-        for index, part in enumerate(slices):
-            start, stop = part.args[2], part.args[2] + part.outputs[0].shape[-1]
-            args: list[object] = [node.args[0]]
-            for ref in leaves:
-                piece = _slice(weights[ref.name], index, start, stop)
-                parameters[piece.name] = piece
-                args.append(Ref(piece.name))
-            name = f"{node.name}.{index}"
-            nodes.append(Node(name, node.op, tuple(args), {}, part.outputs))
-            table[Ref(part.name)] = Ref(name)
-        for ref in leaves:
-            del parameters[ref.name]
-    kept = [node for node in nodes if Ref(node.name) not in table]
-    return replace(rebuild(graph, kept, table), parameters=tuple(parameters.values()))
-
-
-def _splits(
-    node: Node,
-    slices: list[Node],
-    readers: dict[Ref, list[Node]],
-    weights: dict[str, Parameter],
-) -> bool:
-    if len(slices) < 2 or any(
-        ref.name not in weights or len(readers[ref]) != 1 for ref in node.refs() if ref != node.args[0]
-    ):
-        return False
-    last = len(node.outputs[0].shape) - 1
-    covered = 0
-    for part in slices:
-        if (
-            part.op != "aten.slice.Tensor"
-            or part.args[1] % (last + 1) != last
-            or part.args[4] != 1
-            or part.args[2] != covered
-        ):
-            return False
-        covered += part.outputs[0].shape[last]  # type: ignore[operator]
-    return covered == node.outputs[0].shape[last]
-
-
-def _slice(leaf: Parameter, index: int, start: int, stop: int) -> Parameter:
-    sizes = leaf.meta.sizes
-    meta = TensorMeta((stop - start, *sizes[1:]), leaf.meta.dtype)
-    transforms = (*leaf.transforms, ("slice", 0, start, stop))
-    return Parameter(f"{leaf.name}.{index}", meta, leaf.source, transforms, leaf.trained)

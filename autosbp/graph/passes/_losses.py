@@ -1,120 +1,162 @@
-"""Means written as sums, so that a split mean is a partial sum with the whole count.
+"""Cross-entropies as log-softmax, gather and sums.
 
 ``cross_entropy(mean)`` with ignored labels has a different count on every shard; as sum over sum it is exact on any.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import prod
+from dataclasses import dataclass
 
 from autosbp.errors import UnsupportedError
-from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Ref, Sym, TensorMeta
-from autosbp.graph.passes._edit import producers, rebuild, simple
+from autosbp.graph.ir import LogicalGraph, Node, Ref
+from autosbp.graph.passes._build import Builder, argument, count, rewrite
+from autosbp.graph.passes._edit import producers
+from autosbp.graph.passes._means import total, wide
 
-
-def explicit_means(graph: LogicalGraph) -> LogicalGraph:
-    """``mean(x, dims)`` becomes ``sum(x, dims) / n`` where the reduced sizes are numbers, and ``/ numel`` otherwise."""
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node.op not in ("aten.mean.dim", "aten.mean.default"):
-            nodes.append(node)
-            continue
-        source = node.args[0]
-        shape = graph.meta(source).shape
-        dims = node.args[1] if node.op == "aten.mean.dim" and node.args[1] else tuple(range(len(shape)))
-        keep = bool(node.args[2]) if len(node.args) > 2 else False
-        sizes = [shape[dim] for dim in dims]
-        total = Node(f"{node.name}.sum", "aten.sum.dim_IntList", (source, dims, keep), node.kwargs, node.outputs)
-        nodes += [total, replace(node, op="aten.div.Tensor", args=(Ref(total.name), _count(node, sizes)), kwargs={})]
-    return replace(graph, nodes=tuple(nodes))
-
-
-def _count(node: Node, sizes: list[int | str]) -> Arg:
-    """The number of elements that are averaged; where it depends on the batch, binding fills it in."""
-    if all(isinstance(size, int) for size in sizes):
-        return float(prod(size for size in sizes if isinstance(size, int)))
-    if any("+" in str(size) for size in sizes):
-        raise UnsupportedError(f"{node.name}: a mean over a dim of size {sizes}, a sum of symbols")
-    return Sym("*".join(str(size) for size in sizes))
+_NONE, _MEAN = 0, 1
+_LIKELIHOODS = ("nll_loss_nd.default", "nll_loss.default", "nll_loss2d.default")
 
 
 def explicit_cross_entropy(graph: LogicalGraph) -> LogicalGraph:
-    """``cross_entropy_loss`` with class labels becomes log-softmax, gather, mask, sum, division by the label count.
+    """``cross_entropy_loss`` and ``nll_loss`` become log-softmax, gather, mask, sum, division by the label count.
 
     A flattening ``reshape`` before it is undone, so that sequence and batch stay separate dims. Classes in dim 1 of
-    more than two are moved last.
+    more than two are moved last. Class weights, label smoothing and labels that are probabilities follow torch's
+    definitions.
     """
-    nodes: list[Node] = []
     made_by = producers(graph)
-    table: dict[Ref, Ref] = {}
-    for node in graph.nodes:
-        if node.op != "aten.cross_entropy_loss.default":
-            nodes.append(node)
-            continue
-        logits, labels, *rest = node.args
-        defaults: tuple[Arg, ...] = (None, 1, -100, 0.0)
-        weight, reduction, ignore, smoothing = (*rest, *defaults[len(rest) :])
-        if weight is not None or smoothing != 0.0 or reduction == 0 or graph.meta(labels).is_float:
-            raise UnsupportedError(
-                f"{node.name}: cross-entropy with class weights, smoothing, soft labels or no reduction"
-            )
-        if len(graph.meta(logits).shape) != len(graph.meta(labels).shape) + 1:
-            raise UnsupportedError(f"{node.name}: cross-entropy of one sample without a batch dim")
-        logits, labels = _unflattened(graph, made_by, logits, labels)
-        meta = graph.meta(logits)
-        if logits == node.args[0] and len(meta.shape) > 2:
-            nodes.append(_classes_last(node, logits, meta))
-            logits, meta = Ref(nodes[-1].name), nodes[-1].outputs[0]
-        nodes.extend(_cross_entropy(graph, node, logits, meta, labels, int(ignore), mean=reduction == 1))
-        table[Ref(node.name)] = Ref(f"{node.name}.loss")
-    return rebuild(graph, nodes, table)
+
+    def cross_entropy(build: Builder, node: Node) -> Ref:
+        logits, labels = _unflattened(build, made_by, node)
+        soft = build.meta(labels).is_float
+        classes = len(build.shape(logits)) - 1 if logits != node.args[0] else min(1, len(build.shape(logits)) - 1)
+        logits = _last(build, logits, classes)
+        logp = build.same("log_softmax.int", logits, len(build.shape(logits)) - 1)
+        smoothing = float(argument(node, 5, 0.0, "label_smoothing"))
+        if soft:
+            return _soft(build, node, logp, _last(build, labels, classes), smoothing)
+        return _Labelled(build, node, logp, labels, smoothing).loss()
+
+    def likelihood(build: Builder, node: Node) -> Ref:
+        logp = _last(build, node.args[0], min(1, len(build.shape(node.args[0])) - 1))
+        return _Labelled(build, node, logp, node.args[1], 0.0).loss()
+
+    changes = dict.fromkeys((f"aten.{name}" for name in _LIKELIHOODS), likelihood)
+    return rewrite(graph, {**changes, "aten.cross_entropy_loss.default": cross_entropy})
 
 
-def _classes_last(node: Node, logits: Ref, meta: TensorMeta) -> Node:
-    order = (0, *range(2, len(meta.shape)), 1)
-    shape = tuple(meta.shape[dim] for dim in order)
-    return simple(f"{node.name}.last", "aten.permute.default", (logits, order), shape, meta.dtype)
-
-
-def _unflattened(graph: LogicalGraph, made_by: dict[str, Node], logits: Ref, labels: Ref) -> tuple[Ref, Ref]:
+def _unflattened(build: Builder, made_by: dict[str, Node], node: Node) -> tuple[Ref, Ref]:
+    """Logits and labels before both were reshaped to rows, where they were."""
+    logits, labels = node.args[:2]
     one, two = made_by.get(logits.name), made_by.get(labels.name)
     if one is None or two is None or one.op != "aten.reshape.default" or two.op != "aten.reshape.default":
         return logits, labels
+    if argument(node, 3, _MEAN, "reduction") == _NONE or len(build.shape(logits)) != 2:
+        return logits, labels
     before, ids = one.args[0], two.args[0]
-    shape = graph.meta(before).shape
-    same_classes = shape[-1] == graph.meta(logits).shape[-1]
-    return (before, ids) if same_classes and shape[:-1] == graph.meta(ids).shape else (logits, labels)
+    shape = build.shape(before)
+    same_classes = len(shape) > 1 and shape[-1] == build.shape(logits)[-1]
+    return (before, ids) if same_classes and shape[:-1] == build.shape(ids) else (logits, labels)
 
 
-def _cross_entropy(
-    graph: LogicalGraph, node: Node, logits: Ref, meta: TensorMeta, labels: Ref, ignore: int, *, mean: bool
-) -> list[Node]:
-    ids = graph.meta(labels)
-    lead, last, dtype = ids.shape, len(ids.shape), meta.dtype
-    name = node.name
-    one = (*lead, 1)
-    sizes = tuple(dim if isinstance(dim, int) else Sym(dim) for dim in one)
-    flat = tuple(dim if isinstance(dim, int) else Sym(dim) for dim in lead)
-    nodes = [
-        simple(f"{name}.logp", "aten.log_softmax.int", (logits, last), meta.shape, dtype),
-        simple(f"{name}.ignored", "aten.eq.Scalar", (labels, ignore), lead, "bool"),
-        simple(f"{name}.safe", "aten.masked_fill.Scalar", (labels, Ref(f"{name}.ignored"), 0), lead, ids.dtype),
-        simple(f"{name}.index", "aten.reshape.default", (Ref(f"{name}.safe"), sizes), one, ids.dtype),
-        simple(f"{name}.picked", "aten.gather.default", (Ref(f"{name}.logp"), last, Ref(f"{name}.index")), one, dtype),
-        simple(f"{name}.flat", "aten.reshape.default", (Ref(f"{name}.picked"), flat), lead, dtype),
-        simple(
-            f"{name}.kept", "aten.masked_fill.Scalar", (Ref(f"{name}.flat"), Ref(f"{name}.ignored"), 0), lead, dtype
-        ),
-        simple(f"{name}.sum", "aten.sum.default", (Ref(f"{name}.kept"),), (), dtype),
-    ]
-    if not mean:
-        return [*nodes, simple(f"{name}.loss", "aten.neg.default", (Ref(f"{name}.sum"),), (), dtype)]
-    return [
-        *nodes,
-        simple(f"{name}.negative", "aten.neg.default", (Ref(f"{name}.sum"),), (), dtype),
-        simple(f"{name}.valid", "aten.ne.Scalar", (labels, ignore), lead, "bool"),
-        Node(f"{name}.numbers", "aten.to.dtype", (Ref(f"{name}.valid"), DType(dtype)), {}, (TensorMeta(lead, dtype),)),
-        simple(f"{name}.count", "aten.sum.default", (Ref(f"{name}.numbers"),), (), dtype),
-        simple(f"{name}.loss", "aten.div.Tensor", (Ref(f"{name}.negative"), Ref(f"{name}.count")), (), dtype),
-    ]
+def _last(build: Builder, source: Ref, dim: int) -> Ref:
+    order = [at for at in range(len(build.shape(source))) if at != dim]
+    return build.permute(source, (*order, dim))
+
+
+@dataclass
+class _Labelled:
+    """One loss with class labels; ``logp`` has its classes last."""
+
+    build: Builder
+    node: Node
+    logp: Ref
+    labels: Ref
+    smoothing: float
+
+    def loss(self) -> Ref:
+        build, node, dtype = self.build, self.node, self.build.meta(self.logp).dtype
+        weight = argument(node, 2, None, "weight")
+        reduction = argument(node, 3, _MEAN, "reduction")
+        ignore = int(argument(node, 4, -100, "ignore_index"))
+        ignored = build.same("eq.Scalar", self.labels, ignore, dtype="bool")
+        safe = build.same("masked_fill.Scalar", self.labels, ignored, 0)
+        kept = build.same("masked_fill.Scalar", self._weighted(self._picked(safe), weight, safe), ignored, 0)
+        if reduction == _NONE:
+            return self._smoothed(build.same("neg.default", kept), ignored, weight)
+        accumulated = wide(dtype)
+        loss = build.same("neg.default", total(build, kept, None, accumulated))
+        if self.smoothing:
+            spread = build.same("neg.default", total(build, self._spread(ignored, weight), None, accumulated))
+            loss = self._mixed(loss, spread)
+        if reduction == _MEAN:
+            loss = build.op("div.Tensor", loss, self._count(ignore, ignored, weight, safe), shape=(), dtype=accumulated)
+        return build.cast(loss, dtype)
+
+    def _picked(self, safe: Ref) -> Ref:
+        """Log-probabilities of the labels."""
+        build, dim = self.build, len(self.build.shape(safe))
+        index = build.reshape(safe, (*build.shape(safe), 1))
+        picked = build.op(
+            "gather.default", self.logp, dim, index, shape=build.shape(index), dtype=build.meta(self.logp).dtype
+        )
+        return build.reshape(picked, build.shape(safe))
+
+    def _weighted(self, values: Ref, weight: Ref | None, safe: Ref) -> Ref:
+        return values if weight is None else self.build.same("mul.Tensor", values, self._weights(weight, safe))
+
+    def _weights(self, weight: Ref, safe: Ref) -> Ref:
+        """Each label's weight."""
+        dtype = self.build.meta(weight).dtype
+        return self.build.op("index.Tensor", weight, (safe,), shape=self.build.shape(safe), dtype=dtype)
+
+    def _count(self, ignore: int, ignored: Ref, weight: Ref | None, safe: Ref) -> Ref:
+        build, dtype = self.build, self.build.meta(self.logp).dtype
+        if weight is not None:
+            valid = build.same("masked_fill.Scalar", self._weights(weight, safe), ignored, 0)
+        else:
+            valid = build.cast(build.same("ne.Scalar", self.labels, ignore, dtype="bool"), wide(dtype))
+        return total(build, valid, None, wide(dtype))
+
+    def _spread(self, ignored: Ref, weight: Ref | None) -> Ref:
+        """The sum over classes of log-probabilities, weighted, of labels that count."""
+        build = self.build
+        values = self.logp if weight is None else build.same("mul.Tensor", self.logp, weight)
+        added = total(build, values, (len(build.shape(values)) - 1,), build.meta(values).dtype)
+        return build.same("masked_fill.Scalar", added, ignored, 0)
+
+    def _smoothed(self, values: Ref, ignored: Ref, weight: Ref | None) -> Ref:
+        if not self.smoothing:
+            return values
+        return self._mixed(values, self.build.same("neg.default", self._spread(ignored, weight)))
+
+    def _mixed(self, one: Ref, spread: Ref) -> Ref:
+        build, classes = self.build, self.build.shape(self.logp)[-1]
+        if not isinstance(classes, int):
+            raise UnsupportedError(f"{self.node.name}: label smoothing over as many classes as the batch")
+        left = build.same("mul.Tensor", one, 1.0 - self.smoothing)
+        right = build.same("mul.Tensor", spread, self.smoothing / classes)
+        return build.same("add.Tensor", left, right)
+
+
+def _soft(build: Builder, node: Node, logp: Ref, labels: Ref, smoothing: float) -> Ref:
+    """Labels that are probabilities: the sum over classes, and a mean over all else."""
+    dtype, shape = build.meta(logp).dtype, build.shape(logp)
+    weight, reduction = argument(node, 2, None, "weight"), argument(node, 3, _MEAN, "reduction")
+    if smoothing:
+        if not isinstance(shape[-1], int):
+            raise UnsupportedError(f"{node.name}: label smoothing over as many classes as the batch")
+        labels = build.same("mul.Tensor", labels, 1.0 - smoothing)
+        labels = build.same("add.Tensor", labels, smoothing / shape[-1])
+    terms = build.same("mul.Tensor", logp, labels)
+    if weight is not None:
+        terms = build.same("mul.Tensor", terms, weight)
+    if reduction == _NONE:
+        return build.same("neg.default", total(build, terms, (len(shape) - 1,), dtype))
+    loss = build.same("neg.default", total(build, terms, None, wide(dtype)))
+    if reduction == _MEAN and len(shape) > 1:
+        number = count(shape[:-1])
+        if number is None:
+            raise UnsupportedError(f"{node.name}: a mean over {shape[:-1]}, where a size is a sum of symbols")
+        loss = build.same("div.Tensor", loss, float(number) if isinstance(number, int) else number)
+    return build.cast(loss, dtype)

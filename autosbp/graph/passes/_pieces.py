@@ -1,114 +1,167 @@
-"""Ops that take one index of a dim, or repeat one, written with slice, reshape, expand and cat."""
+"""Ops that pick, repeat or join parts of a dim, written with slice, reshape, expand and cat."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
-from autosbp.graph.ir import Arg, DType, Node, Ref, Sym, TensorMeta
-from autosbp.graph.passes._edit import simple
-
-Shape = tuple[int | str, ...]
-Meta = Callable[[Ref], TensorMeta]
-"""What is known of a value, also of one that the pass has just made."""
+from autosbp.errors import UnsupportedError
+from autosbp.graph.ir import DType, Node, Ref
+from autosbp.graph.passes._build import Builder, Change, Shape, argument, sizes
 
 
-def sizes(shape: Shape) -> tuple[Arg, ...]:
-    """A shape as an argument."""
-    return tuple(dim if isinstance(dim, int) else Sym(dim) for dim in shape)
-
-
-def select(meta: Meta, node: Node) -> list[Node]:
+def _select(build: Builder, node: Node) -> Ref | None:
     """``select(x, dim, i)``: a slice of one, without its dim."""
     source, dim, index = node.args[:3]
-    shape = meta(source).shape
+    shape = build.shape(source)
     at = dim % len(shape)
     size = shape[at]
     if not isinstance(index, int) or (index < 0 and not isinstance(size, int)):
-        return [node]
+        return None
     start = index + size if index < 0 and isinstance(size, int) else index
-    return _one(node.name, source, shape, at, start, node.outputs[0])
+    return _one(build, source, at, start)
 
 
-def unbound(meta: Meta, node: Node, pieces: dict[Ref, Ref]) -> list[Node]:
-    """``unbind(x, dim)`` as one select each; ``pieces`` learns their names."""
+def _one(build: Builder, source: Ref, dim: int, index: int) -> Ref:
+    shape = build.shape(source)
+    return build.reshape(build.slice(source, dim, index, index + 1), (*shape[:dim], *shape[dim + 1 :]))
+
+
+def _unbind(build: Builder, node: Node) -> tuple[Ref, ...]:
+    """One select each."""
     source = node.args[0]
-    shape = meta(source).shape
-    at = (node.args[1] if len(node.args) > 1 else 0) % len(shape)
-    nodes: list[Node] = []
-    for index, out in enumerate(node.outputs):
-        name = f"{node.name}.{index}"
-        nodes += _one(name, source, shape, at, index, out)
-        pieces[Ref(node.name, index)] = Ref(name)
-    return nodes
+    dim = argument(node, 1, 0, "dim") % len(build.shape(source))
+    return tuple(_one(build, source, dim, index) for index in range(len(node.outputs)))
 
 
-def _one(name: str, source: Ref, shape: Shape, dim: int, index: int, out: TensorMeta) -> list[Node]:
-    cut = simple(
-        f"{name}.cut", "aten.slice.Tensor", (source, dim, index, index + 1, 1), (*shape[:dim], 1, *shape[dim + 1 :]),
-        out.dtype,
-    )  # fmt: skip
-    return [cut, simple(name, "aten.reshape.default", (Ref(cut.name), sizes(out.shape)), out.shape, out.dtype)]
+def _split(build: Builder, node: Node) -> tuple[Ref, ...]:
+    """Consecutive slices."""
+    source = node.args[0]
+    ndim = len(build.shape(source))
+    dim = argument(node, 2, 0, "dim") % ndim
+    start, parts = 0, []
+    for meta in node.outputs:
+        size = meta.shape[dim]
+        if not isinstance(size, int):
+            raise UnsupportedError(f"{node.name}: {node.op} along the batch; split a dim of fixed size")
+        parts.append(build.slice(source, dim, start, start + size))
+        start += size
+    return tuple(parts)
 
 
-def stack(meta: Meta, node: Node) -> list[Node]:
+def _stack(build: Builder, node: Node) -> Ref:
     """``stack(tensors, dim)``: each with a dim of one, concatenated."""
+    shape = node.outputs[0].shape
+    dim = argument(node, 1, 0, "dim") % len(shape)
+    parts = [build.reshape(ref, (*shape[:dim], 1, *shape[dim + 1 :])) for ref in node.args[0]]
+    return build.cat(parts, dim, shape[dim])
+
+
+def _join(side_by_side: int) -> Change:
+    """``hstack`` and ``vstack`` of tensors with at least 2 dims (and ``hstack`` of 1)."""
+
+    def change(build: Builder, node: Node) -> Ref | None:
+        shape = node.outputs[0].shape
+        if any(len(build.shape(ref)) != len(shape) for ref in node.args[0]):
+            return None
+        dim = side_by_side if len(shape) > side_by_side else 0
+        return build.cat(node.args[0], dim, shape[dim])
+
+    return change
+
+
+def _concatenate(build: Builder, node: Node) -> Ref:
+    """``cat`` of one dtype, of what is not empty (torch skips tensors of shape [0])."""
     out = node.outputs[0]
-    dim = (node.args[1] if len(node.args) > 1 else 0) % len(out.shape)
-    one = (*out.shape[:dim], 1, *out.shape[dim + 1 :])
-    parts = [
-        simple(f"{node.name}.{at}", "aten.reshape.default", (ref, sizes(one)), one, meta(ref).dtype)
-        for at, ref in enumerate(node.args[0])
-    ]
-    joined = tuple(Ref(part.name) for part in parts)
-    return [*parts, simple(node.name, "aten.cat.default", (joined, dim), out.shape, out.dtype)]
+    parts = [ref for ref in node.args[0] if build.shape(ref) != (0,) or out.shape == (0,)]
+    parts = [build.cast(part, out.dtype) for part in parts]
+    if len(parts) == 1:
+        return parts[0]
+    return build.op("cat.default", tuple(parts), *node.args[1:], shape=out.shape, dtype=out.dtype)
 
 
-def repeat(meta: Meta, node: Node) -> list[Node]:
+def _repeat(build: Builder, node: Node) -> Ref | None:
     """``repeat(x, counts)``: a new dim before each repeated one, expanded and merged with it."""
     source, counts, out = node.args[0], node.args[1], node.outputs[0]
-    shape = meta(source).shape
+    shape = build.shape(source)
     padded: Shape = (*(1,) * (len(out.shape) - len(shape)), *shape)
     counts = (*(1,) * (len(padded) - len(counts)), *counts)
-    grown = [count.expr if isinstance(count, Sym) else count for count in counts]
-    return _expanded(node, source, [((1, size), (count, size)) for count, size in zip(grown, padded, strict=True)])
+    grown = tuple(count if isinstance(count, int) else count.expr for count in counts)
+    return _repeated(build, source, [((1, size), (by, size)) for by, size in zip(grown, padded, strict=True)])
 
 
-def repeat_interleave(meta: Meta, node: Node) -> list[Node]:
+def _repeat_interleave(build: Builder, node: Node) -> Ref | None:
     """``repeat_interleave(x, n, dim)``: a new dim after the repeated one, expanded and merged with it."""
     source, count = node.args[:2]
-    shape = meta(source).shape
-    dim = node.args[2] if len(node.args) > 2 else None
-    if not isinstance(count, int) or (dim is None and len(shape) != 1):
-        return [node]
+    shape = build.shape(source)
+    dim = argument(node, 2, None, "dim")
+    if not isinstance(count, int):
+        return None
+    if dim is None and len(shape) != 1:
+        size = 1
+        for each in shape:
+            if not isinstance(each, int):
+                return None
+            size *= each
+        source, shape = build.reshape(source, (size,)), (size,)
     at = (dim or 0) % len(shape)
-    pairs = [((size,), (size,)) if axis != at else ((size, 1), (size, count)) for axis, size in enumerate(shape)]
-    return _expanded(node, source, pairs)
+    pairs: list[tuple[Shape, Shape]] = [
+        ((size,), (size,)) if axis != at else ((size, 1), (size, count)) for axis, size in enumerate(shape)
+    ]
+    return _repeated(build, source, pairs)
 
 
-def filled(meta: Meta, node: Node) -> list[Node]:
+def _repeated(build: Builder, source: Ref, pairs: Sequence[tuple[Shape, Shape]]) -> Ref:
+    """Reshape each dim to the first shape of its pair, expand to the second, reshape to the node's shape."""
+    before: Shape = tuple(size for left, _ in pairs for size in left)
+    after: Shape = tuple(size for _, right in pairs for size in right)
+    if before == after:
+        return build.reshape(source, build.node.outputs[0].shape)
+    return build.reshape(build.expand(build.reshape(source, before), after), build.node.outputs[0].shape)
+
+
+def _filled(build: Builder, node: Node) -> Ref:
     """``copy(x, y)`` and ``fill(x, y)`` take x's shape and dtype only: y cast and expanded."""
     value, out = node.args[1], node.outputs[0]
     if not isinstance(value, Ref):
-        args, kwargs = (sizes(out.shape), value), {"dtype": DType(out.dtype)}
-        return [Node(node.name, "aten.full.default", args, kwargs, node.outputs)]
-    cast = Node(
-        f"{node.name}.cast",
-        "aten.to.dtype",
-        (value, DType(out.dtype)),
-        {},
-        (TensorMeta(meta(value).shape, out.dtype),),
-    )
-    return [cast, simple(node.name, "aten.expand.default", (Ref(cast.name), sizes(out.shape)), out.shape, out.dtype)]
+        kwargs = {"dtype": DType(out.dtype)}
+        return build.op("full.default", sizes(out.shape), value, shape=out.shape, dtype=out.dtype, kwargs=kwargs)
+    return build.expand(build.cast(value, out.dtype), out.shape)
 
 
-def _expanded(node: Node, source: Ref, pairs: Sequence[tuple[Shape, Shape]]) -> list[Node]:
-    """Reshape each dim to the first shape of its pair, expand to the second, reshape to the node's shape."""
-    out = node.outputs[0]
-    before: Shape = tuple(size for left, _ in pairs for size in left)
-    after: Shape = tuple(size for _, right in pairs for size in right)
-    names = f"{node.name}.apart", f"{node.name}.grown"
-    return [
-        simple(names[0], "aten.reshape.default", (source, sizes(before)), before, out.dtype),
-        simple(names[1], "aten.expand.default", (Ref(names[0]), sizes(after)), after, out.dtype),
-        simple(node.name, "aten.reshape.default", (Ref(names[1]), sizes(out.shape)), out.shape, out.dtype),
-    ]
+def _meshgrid(build: Builder, node: Node) -> tuple[Ref, ...]:
+    """Each vector along its own dim, expanded over the others; ``xy`` indexing swaps the first two."""
+    given: tuple[Ref, ...] = node.args[0]
+    shape = node.outputs[0].shape
+    dims = list(range(len(given)))
+    if argument(node, 1, "ij", "indexing") == "xy" and len(dims) > 1:
+        dims[0], dims[1] = dims[1], dims[0]
+    grids = []
+    for dim, ref in zip(dims, given, strict=True):
+        one: Shape = tuple(size if at == dim else 1 for at, size in enumerate(shape))
+        grids.append(build.expand(build.reshape(ref, one), shape))
+    return tuple(grids)
+
+
+def _broadcast(build: Builder, node: Node) -> tuple[Ref, ...]:
+    return tuple(build.expand(ref, meta.shape) for ref, meta in zip(node.args[0], node.outputs, strict=True))
+
+
+_NAMES: Mapping[Change, tuple[str, ...]] = {
+    _select: ("select.int",),
+    _unbind: ("unbind.int",),
+    _split: (
+        "split.Tensor", "split.sizes", "split_with_sizes.default", "unsafe_split.Tensor", "chunk.default",
+        "unsafe_chunk.default", "tensor_split.sections", "tensor_split.indices",
+    ),
+    _stack: ("stack.default",),
+    _concatenate: ("cat.default", "concat.default", "concatenate.default"),
+    _join(1): ("hstack.default",),
+    _join(0): ("vstack.default",),
+    _repeat: ("repeat.default", "tile.default"),
+    _repeat_interleave: ("repeat_interleave.self_int",),
+    _filled: ("copy.default", "fill.Tensor", "fill.Scalar"),
+    _meshgrid: ("meshgrid.default", "meshgrid.indexing"),
+    _broadcast: ("broadcast_tensors.default",),
+}  # fmt: skip
+PIECES: Mapping[str, Change] = {f"aten.{name}": change for change, names in _NAMES.items() for name in names}
+"""What replaces each op."""
