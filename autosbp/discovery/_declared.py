@@ -31,5 +31,6 @@ def declared_rule(bound: LogicalGraph, node: Node) -> FoundRule | None:
         for option in every
         if option.factor not in ("B", "I")
     )
-    places = ((next((at, dim) for at, dim in enumerate(factor.ins) if dim >= 0)) for factor in sharding.factors)
-    return FoundRule(options, "" if options else "was declared whole", flops=said.flops, sizes=tuple(places))
+    places = tuple(next((at, dim) for at, dim in enumerate(factor.ins) if dim >= 0) for factor in sharding.factors)
+    reason = "" if options else "was declared whole"
+    return FoundRule(options, reason, flops=said.flops, sizes=places if said.flops else ())

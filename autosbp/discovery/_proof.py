@@ -15,7 +15,7 @@ import torch
 from autosbp.discovery._call import Call, Draw
 from autosbp.discovery._parts import joined, same, spread
 from autosbp.discovery._samples import Sample
-from autosbp.graph.attributes import Path, attribute
+from autosbp.graph.attributes import Path, attribute, integers
 from autosbp.sbp.placement import B, NdSbp, P, S, Sbp, gradient
 
 EXTREMA = (Sbp("P", reduction="max"), Sbp("P", reduction="min"))
@@ -46,6 +46,15 @@ class Prover:
 
     def __post_init__(self) -> None:
         self._telling = [_varies(outs) for outs in zip(*(sample.outputs for sample in self.samples), strict=True)]
+
+    def names_tensors(self, way: Way) -> bool:
+        """Whether ``way`` is about the call's tensors, dims and attributes at all."""
+        sample = self.samples[0]
+        if (len(way.ins), len(way.outs)) != (len(sample.values), len(sample.outputs)):
+            return False
+        states = zip((*way.ins, *way.outs), (*sample.values, *sample.outputs), strict=True)
+        known = dict(integers(self.call.args, self.call.kwargs))
+        return all(sbp.dim < value.dim() for sbp, value in states if sbp.is_split) and known.keys() >= set(way.divided)
 
     def extent(self, ins: Sequence[Sbp], outs: Sequence[Sbp], divided: Sequence[Path]) -> int:
         """What the number of parts must divide; 0 where nothing is split."""

@@ -145,6 +145,8 @@ def _try(prover: Prover, found: dict[States, Way], ins: States, divided: tuple[P
 
 def proved(prover: Prover, way: Way) -> bool:
     """Whether ``way`` holds in 2 and in 3 parts, where its extents divide."""
+    if not prover.names_tensors(way):
+        return False
     counts = prover.counts(way.ins, way.outs, way.divided)
     return bool(counts) and all(prover.holds((way,), (count,)) for count in counts)
 

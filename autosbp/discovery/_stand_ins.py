@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, product
 from math import prod
 from typing import Any
 
@@ -18,7 +18,8 @@ from autosbp.discovery._call import Call, Tensor
 from autosbp.discovery._samples import Undiscoverable, samples
 from autosbp.graph.attributes import integers
 
-BASE = 6
+UNITS = (6, 2)
+"""Stand-ins are multiples of the first of these with which they are small enough: parts are tried by 2 and by 3."""
 MAX_ELEMENTS = 2**19
 """Elements of all tensors of a stand-in."""
 Shapes = Sequence[tuple[int, ...]]
@@ -27,10 +28,11 @@ Sizes = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Kind:
-    """One way to choose stand-ins: ``assign(values, attributes, first)`` maps ascending sizes. Integer attributes from
-    ``least`` on are sizes (None: none is), if they equal one or, with ``divisors``, divide one."""
+    """One way to choose stand-ins: ``assign(values, attributes, unit, first)`` maps ascending sizes to multiples of
+    ``unit``. Integer attributes from ``least`` on are sizes (None: none is), if they equal one or, with ``divisors``,
+    divide one."""
 
-    assign: Callable[[Sequence[int], frozenset[int], int], dict[int, int]]
+    assign: Callable[[Sequence[int], frozenset[int], int, int], dict[int, int]]
     least: int | None
     divisors: bool = False
 
@@ -60,9 +62,9 @@ def stand_in(call: Call, outputs: Shapes, real: tuple[Call, Shapes] | None = Non
     ``Undiscoverable``.
     """
     failure = Undiscoverable("")
-    for kind in KINDS:
+    for kind, unit in product(KINDS, UNITS):
         values, numbers = _values(call, outputs, kind)
-        sizes, others = kind.assign(values, numbers, 1), kind.assign(values, numbers, 2)
+        sizes, others = (kind.assign(values, numbers, unit, first) for first in (1, 2))
         small, large = resized(call, sizes, kind.least), resized(call, others, kind.least)
         if num_elements(large) > MAX_ELEMENTS:
             continue
@@ -75,7 +77,7 @@ def stand_in(call: Call, outputs: Shapes, real: tuple[Call, Shapes] | None = Non
         return StandIn(small, large, sizes, kind.least)
     last, shapes = real or (call, outputs)
     if num_elements(last) > MAX_ELEMENTS:
-        raise Undiscoverable(f"accepts no small stand-in: it {failure}")
+        raise Undiscoverable(f"accepts no small stand-in: it {str(failure) or 'has too many dims'}")
     _check(last, shapes, {})
     return StandIn(last, None, {}, None)
 
@@ -123,27 +125,27 @@ def _values(call: Call, outputs: Shapes, kind: Kind) -> tuple[list[int], frozens
     return sorted(found), frozenset(numbers & found)
 
 
-def _distinct(values: Sequence[int], _: frozenset[int], first: int) -> dict[int, int]:
-    """Multiples of 6 from ``first`` on, in order."""
-    return {value: BASE * (at + first) for at, value in enumerate(values)}
+def _distinct(values: Sequence[int], _: frozenset[int], unit: int, first: int) -> dict[int, int]:
+    """Multiples of ``unit`` from the ``first`` on, in order."""
+    return {value: unit * (at + first) for at, value in enumerate(values)}
 
 
-def _summed(values: Sequence[int], _: frozenset[int], first: int) -> dict[int, int]:
+def _summed(values: Sequence[int], _: frozenset[int], unit: int, first: int) -> dict[int, int]:
     """The same, but sums of two stay sums."""
     found: dict[int, int] = {}
     for value in values:
         pair = next(((one, value - one) for one in found if value - one in found), None)
-        found[value] = BASE * (len(found) + first) if pair is None else found[pair[0]] + found[pair[1]]
+        found[value] = unit * (len(found) + first) if pair is None else found[pair[0]] + found[pair[1]]
     return found
 
 
-def _grouped(values: Sequence[int], numbers: frozenset[int], first: int) -> dict[int, int]:
+def _grouped(values: Sequence[int], numbers: frozenset[int], unit: int, first: int) -> dict[int, int]:
     """The same, but a multiple of an attribute stays one: times what stands for the rest, or for a divisor of that."""
     found: dict[int, int] = {}
     for value in values:
         group = max((number for number in numbers if number < value and value % number == 0), default=0)
         if not group:
-            found[value] = BASE * (len(found) + first)
+            found[value] = unit * (len(found) + first)
             continue
         rest = value // group
         divisor = max((size for size in found if rest % size == 0 and size not in numbers), default=0)
@@ -154,19 +156,19 @@ def _grouped(values: Sequence[int], numbers: frozenset[int], first: int) -> dict
     return found
 
 
-def _related(values: Sequence[int], _: frozenset[int], first: int) -> dict[int, int]:
+def _related(values: Sequence[int], _: frozenset[int], unit: int, first: int) -> dict[int, int]:
     """The same, but products of two stay products, and a divisor of a size stays one."""
     found: dict[int, int] = {}
-    last = BASE * (first - 1)
+    last = unit * (first - 1)
     for value in values:
         pair = _factors(value, found)
         if pair is not None:
             found[value] = found[pair[0]] * found[pair[1]]
         else:
             divisors = [small for size, small in found.items() if value % size == 0]
-            candidate = last + BASE - last % BASE
+            candidate = last + unit - last % unit
             while any(candidate % divisor for divisor in divisors):
-                candidate += BASE
+                candidate += unit
             found[value] = candidate
         last = max(last, found[value])
     return found

@@ -99,6 +99,25 @@ def _(x: Tensor, shape: list[int]) -> Tensor:
     return x.new_empty(shape)
 
 
+def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    pieces, start = [], 0
+    for weight, end in zip(weights, ends.tolist(), strict=True):
+        pieces.append(rows[start:end] @ weight)
+        start = max(start, end)
+    return torch.cat([*pieces, rows.new_zeros(rows.shape[0] - start, weights.shape[2])])
+
+
+@torch.library.custom_op("shop::grouped", mutates_args=())
+def grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Rows sorted by expert, each group times its expert's matrix; ``ends`` are where the groups end."""
+    return _grouped(rows, weights, ends)
+
+
+@grouped.register_fake
+def _(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], weights.shape[2])
+
+
 @torch.library.custom_op("shop::jitter", mutates_args=())
 def jitter(x: Tensor) -> Tensor:
     """Random."""
@@ -110,6 +129,7 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-for _op, _formula in ((swiglu, _swiglu), (rotary, _rotary), (sort_mix, _sort_mix), (tile, _tile)):
+_FORMULAS = ((swiglu, _swiglu), (rotary, _rotary), (sort_mix, _sort_mix), (tile, _tile), (grouped, _grouped))
+for _op, _formula in _FORMULAS:
     with_gradient(_op, _formula)
 jitter.register_autograd(lambda _ctx, grad: grad)
