@@ -39,6 +39,10 @@ class Signature:
 COSTED = ("step_time_s", "breakdown", "comm_bytes_per_device", "memory_bytes_per_device", "memory_breakdown")
 """What a plan says of its winner and of each baseline."""
 
+GATHERS = ("step", "use")
+BUCKET_BYTES = 25 * 2**20
+"""Largest message that parameters share, as in DistributedDataParallel (Li et al. 2020, section 3.2.3)."""
+
 BoxingKey = tuple[tuple[int, ...], int, bool, NdSbp, NdSbp]
 """(shape, bytes, whether a gradient flows back, source layout, destination layout)."""
 
@@ -54,6 +58,11 @@ class Strategy:
         paths: for each boxing, the layouts that it goes through, both ends included.
         global_batch, micro_batch: samples per step and per pass of the program, over all devices.
         optimizer: ``adamw`` or ``sgd``.
+        gather: when parameters are boxed from their stored layouts. ``step``: once a step, gradients back once a step
+            (ZeRO-1 and 2). ``use``: in every microbatch, freed after forward, gathered again for backward, gradients
+            back in every microbatch (ZeRO-3, FSDP's reshard_after_forward).
+        bucket_bytes: parameters are gathered together, and gradients reduced together, in messages of up to this
+            many bytes; a larger parameter travels alone.
     """
 
     mesh: Mesh
@@ -63,6 +72,8 @@ class Strategy:
     global_batch: int
     micro_batch: int
     optimizer: str
+    gather: str = "step"
+    bucket_bytes: int = BUCKET_BYTES
 
     @property
     def num_micro(self) -> int:
@@ -84,15 +95,14 @@ class Strategy:
             "global_batch": self.global_batch,
             "micro_batch": self.micro_batch,
             "optimizer": self.optimizer,
+            # Absent where they are the defaults: plans that know neither keep their bytes.
+            **({} if self.gather == "step" else {"gather": self.gather}),
+            **({} if self.bucket_bytes == BUCKET_BYTES else {"bucket_bytes": self.bucket_bytes}),
         }
 
     @staticmethod
     def from_dict(data: object, path: str = "strategy") -> Strategy:
-        fields = Fields(
-            data,
-            path,
-            ("mesh", "signatures", "parameters", "paths", "global_batch", "micro_batch", "optimizer"),
-        )
+        fields = Fields(data, path, tuple(Strategy.__slots__))
         mesh = _mesh(fields.raw("mesh"), fields.at("mesh"))
         signatures = {
             str(name): Signature.parse(text, f"{path}.signatures.{name}")
@@ -118,6 +128,8 @@ class Strategy:
             fields.integer("global_batch", low=1),
             fields.integer("micro_batch", low=1),
             fields.text("optimizer", choices=("adamw", "sgd")),
+            fields.text("gather", "step", choices=GATHERS),
+            fields.integer("bucket_bytes", BUCKET_BYTES, low=1),
         )
         if strategy.global_batch % strategy.micro_batch:
             raise InputError(fields.at("micro_batch"), strategy.micro_batch, f"a divisor of {strategy.global_batch}")

@@ -1,116 +1,56 @@
-"""The cost of one strategy: its collectives in order, its time, traffic and memory (DESIGN section 7).
+"""The cost of one strategy: its time, traffic and memory (DESIGN section 7).
 
 Everything is derived from the program's items, the same list that the executor lowers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from math import ceil, prod
 
 import numpy as np
 
 from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.collectives import StepCollectives
 from autosbp.costmodel.compute import ComputeModel, op_key
 from autosbp.costmodel.memory import saved_inputs, saves_output, state_bytes_per_element
-from autosbp.costmodel.network import beta_factor
-from autosbp.costmodel.split_ops import internal_collectives
+from autosbp.costmodel.network import NetworkModel, beta_factor
 from autosbp.graph.ir import LogicalGraph, Ref, TensorMeta
-from autosbp.plan import Costs, Strategy
-from autosbp.sbp.boxing import COLLECTIVES, message_bytes, split_factor
+from autosbp.plan import BUCKET_BYTES, Costs, Strategy
+from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.choices import axis_choices, implemented_axes
-from autosbp.sbp.placement import B, NdSbp, local_shape
-from autosbp.sbp.program import Box, Item, Op, program_items
+from autosbp.sbp.parameters import Bucket, ParameterFlow, local_bytes, parameter_flow
+from autosbp.sbp.placement import local_shape
+from autosbp.sbp.program import Op
 from autosbp.sbp.rules import sharding_of
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """One charged collective: message n in bytes, mesh axes of its group, and why it happens."""
-
-    kind: str
-    num_bytes: int
-    axes: tuple[int, ...]
-    phase: str  # "forward", "backward" or "sync"
-    cause: str
-
-
-def collectives(graph: LogicalGraph, strategy: Strategy) -> list[Collective]:
-    """Every collective of one training step, in the order in which each rank issues them.
-
-    Backward is the exact reverse of forward: autograd runs nodes in descending order of creation. Gradients of B
-    parameters are synchronised once, after the last microbatch, in the graph's order of parameters.
-    """
-    return microbatch_collectives(graph, strategy) * strategy.num_micro + synchronisations(graph, strategy)
-
-
-def microbatch_collectives(graph: LogicalGraph, strategy: Strategy) -> list[Collective]:
-    """Forward, then backward, of one microbatch."""
-    forward: list[Collective] = []
-    backward: list[Collective] = []
-    for item in program_items(graph, strategy):
-        for call in _item_collectives(graph, strategy, item):
-            (forward if call.phase == "forward" else backward).append(call)
-    return forward + backward[::-1]
-
-
-def synchronisations(graph: LogicalGraph, strategy: Strategy) -> list[Collective]:
-    """The all-reduces of gradients at the end of a step."""
-    calls = []
-    for leaf in graph.parameters:
-        layout = strategy.parameters[leaf.name]
-        axes = synchronised_axes(layout)
-        if axes:
-            local = leaf.meta.num_bytes // split_factor(layout, strategy.mesh)
-            calls.append(Collective("all_reduce", local, axes, "sync", leaf.name))
-    return calls
-
-
-def synchronised_axes(layout: NdSbp) -> tuple[int, ...]:
-    """The axes over which a parameter's gradient is partial."""
-    return tuple(axis for axis, sbp in enumerate(layout) if sbp == B)
-
-
-def _item_collectives(graph: LogicalGraph, strategy: Strategy, item: Item) -> Iterator[Collective]:
-    mesh = strategy.mesh
-    if isinstance(item, Box):
-        num_bytes = graph.meta(item.ref).num_bytes
-        for step in item.steps:
-            message = message_bytes(step, num_bytes, mesh)
-            if step.forward in COLLECTIVES:
-                yield Collective(step.forward, message, step.axes, "forward", item.ref.name)
-            if step.backward in COLLECTIVES and item.differentiable:
-                yield Collective(step.backward, message, step.axes, "backward", item.ref.name)
-    elif item.signature is not None:
-        choices = axis_choices(graph, item.node, item.signature, mesh.ndim)
-        for call in internal_collectives(graph, item.node, choices, mesh):
-            yield Collective(call.kind, call.num_bytes, call.axes, call.phase, item.node.name)
 
 
 def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> Costs:
     """Predicted costs of one training step on one device. ``graph`` is bound at the microbatch, ``boxing`` on the
     strategy's mesh."""
     mesh, network = strategy.mesh, boxing.network
-    compute_s = local_s = 0.0
-    for item in program_items(graph, strategy):
+    flow = parameter_flow(graph, strategy)
+    compute_s = 0.0
+    for item in flow.items:
         if isinstance(item, Op):
-            compute_s += op_time_s(graph, strategy, item, compute)
+            compute_s += strategy.num_micro * op_time_s(graph, strategy, item, compute)
         elif not item.data:
             num_bytes = graph.meta(item.ref).num_bytes
-            local_s += sum(boxing.step_cost(step, num_bytes, item.differentiable).local_s for step in item.steps)
+            local_s = sum(boxing.step_cost(step, num_bytes, item.differentiable).local_s for step in item.steps)
+            once = item.key in flow.place and strategy.gather == "step"
+            compute_s += local_s if once else strategy.num_micro * local_s
     comm_s = traffic = 0.0
-    repeated = ((microbatch_collectives(graph, strategy), strategy.num_micro), (synchronisations(graph, strategy), 1))
-    for calls, times in repeated:
+    for calls, times in StepCollectives(graph, strategy, flow).phases():
         for call in calls:
-            comm_s += times * network.time_s(call.kind, call.num_bytes, mesh.group_shape(call.axes))
             traffic += times * beta_factor(call.kind, mesh.group_size(call.axes)) * call.num_bytes
+            if call.phase != "sync":
+                comm_s += times * network.time_s(call.kind, call.num_bytes, mesh.group_shape(call.axes))
     optimizer_s = 0.0
     for leaf in graph.parameters:
         local = leaf.meta.num_bytes / split_factor(strategy.parameters[leaf.name], mesh)
         optimizer_s += float(compute.optimizer_s(np.array([local]))[0])
-    compute_s = strategy.num_micro * (compute_s + local_s)
-    memory = memory_bytes(graph, strategy)
+    message = shared_message_bytes(graph, strategy.bucket_bytes)
+    comm_s += sum(synchronisation_s(graph, strategy, bucket, network, message) for bucket in flow.buckets)
+    memory = memory_bytes(graph, strategy, flow)
     return Costs(
         step_time_s=compute_s + comm_s + optimizer_s,
         compute_s=compute_s,
@@ -121,6 +61,20 @@ def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compu
         memory_bytes_per_device=sum(memory.values()),
         memory=memory,
     )
+
+
+def synchronisation_s(
+    graph: LogicalGraph, strategy: Strategy, bucket: Bucket, network: NetworkModel, message: int
+) -> float:
+    """The all-reduce of a bucket of gradients: the sum of the shares of ``message`` bytes that its parameters pay."""
+    sizes = np.array([local_bytes(graph, strategy, name) for name in bucket.names], dtype=np.float64)
+    shape = strategy.mesh.group_shape(bucket.axes)
+    return float(network.shared_times_s("all_reduce", sizes, message, shape).sum())
+
+
+def shared_message_bytes(graph: LogicalGraph, bucket_bytes: int = BUCKET_BYTES) -> int:
+    """The message that a gradient travels in: a full bucket, or one of all parameters."""
+    return min(bucket_bytes, sum(leaf.meta.num_bytes for leaf in graph.parameters))
 
 
 def op_time_s(graph: LogicalGraph, strategy: Strategy, item: Op, compute: ComputeModel) -> float:
@@ -161,11 +115,13 @@ def local_op_key(
     return op_key(item.node, ins, out, [meta.dtype for meta in metas], grads, highs)
 
 
-def memory_bytes(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
-    """Bytes per device by purpose. Activations are what autograd keeps of one microbatch, each stored tensor once."""
+def memory_bytes(graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow | None = None) -> dict[str, int]:
+    """Bytes per device by purpose. Activations are what autograd keeps of one microbatch, each stored tensor once;
+    gathered are copies of parameters in the layouts of their use, and the gradients of these copies."""
     mesh = strategy.mesh
+    flow = flow or parameter_flow(graph, strategy)
     kept: dict[object, int] = {}
-    for item in program_items(graph, strategy):
+    for item in flow.items:
         if not isinstance(item, Op) or item.signature is None:
             continue
         refs = list(item.node.refs())
@@ -190,4 +146,17 @@ def memory_bytes(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
         "optimizer": states,
         "activations": sum(kept.values()),
         "data": sum(leaf.meta.num_bytes for leaf in graph.data),
+        **({"gathered": gathered_bytes(graph, strategy, flow)} if flow.gathers else {}),
     }
+
+
+def gathered_bytes(graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow) -> int:
+    """Once a step: all copies, and over several microbatches their gradients, else those of the largest message. In each
+    use: the largest message with the one that is under way beside it, and its gradients."""
+    sizes = [
+        sum(graph.meta(box.ref).num_bytes // split_factor(box.dst, strategy.mesh) for box in gather.boxes)
+        for gather in flow.gathers
+    ]
+    if strategy.gather == "step":
+        return sum(sizes) + (sum(sizes) if strategy.num_micro > 1 else max(sizes))
+    return max(one + two for one, two in zip(sizes, [*sizes[1:], 0], strict=True)) + max(sizes)

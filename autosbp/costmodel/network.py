@@ -116,3 +116,9 @@ class NetworkModel:
         fit = self.alpha_beta(kind, group_shape)
         latency_s = alpha_count(kind, num_ranks) * fit.alpha_s
         return np.maximum(0.0, latency_s + beta_factor(kind, num_ranks) * fit.transfer_s(num_bytes))
+
+    def shared_times_s(self, kind: str, num_bytes: Floats, message: int, group_shape: tuple[int, ...]) -> Floats:
+        """Seconds of many tensors that travel with others in messages of ``message`` bytes: each pays its share of one,
+        a larger tensor a message of its own. A sum over tensors, as search needs it; exact where messages are full."""
+        whole = np.maximum(num_bytes, float(max(message, 1)))
+        return self.times_s(kind, whole, group_shape) * (num_bytes / whole)

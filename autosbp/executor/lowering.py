@@ -15,14 +15,16 @@ import torch
 from autosbp.costmodel.compute import SIZE_ARGUMENTS
 from autosbp.errors import InputError
 from autosbp.executor import ops
+from autosbp.executor.gathering import gather_again, gathered
 from autosbp.executor.split_ops import IMPLEMENTATIONS, SplitCall
 from autosbp.graph.attributes import divided
 from autosbp.graph.ir import LogicalGraph, Node, Ref
-from autosbp.graph.materialise import constant_tensor, op_of, to_fx_arg
+from autosbp.graph.materialise import constant_tensor, is_random, op_of, to_fx_arg
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import Step
 from autosbp.sbp.choices import found_choices, implemented_axes
-from autosbp.sbp.placement import NdSbp, local_shape, shard_index
+from autosbp.sbp.parameters import ParameterFlow
+from autosbp.sbp.placement import NdSbp, format_nd_sbp, local_shape, shard_index
 from autosbp.sbp.program import OUTPUT, Box, Op, program_items
 from autosbp.sbp.rules import RULES, sharding_of
 from autosbp.sbp.sharding import AxisOption
@@ -30,25 +32,30 @@ from autosbp.sbp.sharding import AxisOption
 ReadKey = Ref | tuple[Ref, str, NdSbp]
 
 
-def lower(graph: LogicalGraph, strategy: Strategy, rank: int) -> torch.fx.GraphModule:
+def lower(
+    graph: LogicalGraph, strategy: Strategy, rank: int, flow: ParameterFlow | None = None
+) -> torch.fx.GraphModule:
     """The physical program of ``rank``.
 
     Args:
         graph: bound at the strategy's microbatch.
         strategy: layouts, stored parameters and boxing paths.
         rank: 0 to the mesh's size - 1.
+        flow: the strategy's, where ``executor.gathering`` brings its parameters; without it the program boxes them all
+            itself.
 
     Raises:
         InputError: when the strategy does not fit the graph, or there is no such rank.
     """
     if not 0 <= rank < strategy.mesh.size:
         raise InputError("rank", rank, f"0 to {strategy.mesh.size - 1} is expected")
-    return _Lowering(graph, strategy, rank).run()
+    return _Lowering(graph, strategy, rank, flow).run()
 
 
 class _Lowering:
-    def __init__(self, graph: LogicalGraph, strategy: Strategy, rank: int) -> None:
+    def __init__(self, graph: LogicalGraph, strategy: Strategy, rank: int, flow: ParameterFlow | None = None) -> None:
         self.graph, self.strategy = graph, strategy
+        self.flow = flow or ParameterFlow((), (), (), frozenset())
         self.coordinate = strategy.mesh.coordinate(rank)
         self.fx = torch.fx.Graph()
         self.root = torch.nn.Module()
@@ -62,18 +69,22 @@ class _Lowering:
             attribute = constant.name.replace(".", "_")
             self.root.register_buffer(attribute, constant_tensor(constant), persistent=False)
             self.values[Ref(constant.name)] = self.fx.get_attr(attribute)
-        for item in program_items(self.graph, self.strategy):
+        for at, item in enumerate(self.flow.items or program_items(self.graph, self.strategy)):
             if isinstance(item, Box):
                 self.values[item.key] = self._box(item)
                 last = item
             else:
                 self._op(item)
+                if at in self.flow.backward_sends:
+                    self.fx.call_function(gather_again, (self.values[Ref(item.node.name)], at))
         assert last.group == OUTPUT
         self.fx.output(self.values[last.key])
         self.fx.lint()
         return torch.fx.GraphModule(self.root, self.fx, class_name="PhysicalProgram")
 
     def _box(self, box: Box) -> Any:
+        if box.key in self.flow.place:
+            return self.fx.call_function(gathered, (box.ref.name, format_nd_sbp(box.dst)))
         value = self.values[box.ref]
         if box.data:
             return self._cut(value, box)
@@ -130,7 +141,7 @@ class _Lowering:
         """As the rule says, which knows the arguments; else as torch says of the op."""
         if node.op in RULES or node.rule:
             return sharding_of(self.graph, node).random
-        return torch.Tag.nondeterministic_seeded in op_of(node.op).tags
+        return is_random(node.op)
 
     def _shard(self, layout: NdSbp) -> int:
         """A number that replicas share and other shards do not."""

@@ -14,7 +14,7 @@ import torch
 
 from autosbp.executor import _dist
 from autosbp.executor.runtime import Runtime, current
-from autosbp.sbp.boxing import permute_peers, permuted_ranks
+from autosbp.sbp.boxing import Step, permute_peers, permuted_ranks
 
 _drawing = threading.Lock()
 """One thread at a time: a device's generator belongs to the process."""
@@ -93,6 +93,16 @@ def _generator(device: torch.device) -> torch.Generator:
     return generator
 
 
+def step_ahead(value: torch.Tensor, step: Step, runtime: Runtime) -> torch.Tensor:
+    """A primitive step without autograd."""
+    return _act(value, step.axes, step.forward, step.src_dim, step.dst_dim, runtime)
+
+
+def step_back(gradient: torch.Tensor, step: Step, runtime: Runtime) -> torch.Tensor:
+    """What a primitive step does to the gradient of its result."""
+    return _act_back(gradient, step.axes, step.backward, step.src_dim, step.dst_dim, runtime)
+
+
 def _run(
     x: torch.Tensor, axes: tuple[int, ...], forward: str, backward: str, src_dim: int, dst_dim: int
 ) -> torch.Tensor:
@@ -113,16 +123,21 @@ class _Step(torch.autograd.Function):
         dst_dim: int,
         runtime: Runtime,
     ) -> torch.Tensor:
-        ctx.axes, ctx.action, ctx.dims, ctx.runtime = axes, backward, (dst_dim, src_dim), runtime
+        ctx.axes, ctx.action, ctx.dims, ctx.runtime = axes, backward, (src_dim, dst_dim), runtime
         return _act(x, axes, forward, src_dim, dst_dim, runtime)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        # The gradient travels the step in reverse: what was the destination dim is now the source dim.
         src_dim, dst_dim = ctx.dims
-        axes = ctx.axes[::-1] if ctx.action == "p2p" else ctx.axes
-        grad = _act(grads[0], axes, ctx.action, src_dim, dst_dim, ctx.runtime)
+        grad = _act_back(grads[0], ctx.axes, ctx.action, src_dim, dst_dim, ctx.runtime)
         return grad, None, None, None, None, None, None
+
+
+def _act_back(
+    grad: torch.Tensor, axes: tuple[int, ...], action: str, src_dim: int, dst_dim: int, runtime: Runtime
+) -> torch.Tensor:
+    """The gradient travels the step in reverse: what was the destination dim is now the source dim."""
+    return _act(grad, axes[::-1] if action == "p2p" else axes, action, dst_dim, src_dim, runtime)
 
 
 def _act(

@@ -30,7 +30,7 @@ class Runtime:
     """One rank. Groups are made collectively: every rank must make the same ones in the same order (``make_groups``).
 
     ``seed``, ``step`` and ``micro`` (the microbatch within the step) tell random ops what to draw; they are the same on
-    every rank.
+    every rank. ``gathers`` (``executor.gathering``) brings a program the parameters that it does not box itself.
     """
 
     mesh: Mesh
@@ -40,6 +40,7 @@ class Runtime:
     seed: int = 0
     step: int = 0
     micro: int = 0
+    gathers: Any = None
     _groups: dict[tuple[int, ...], tuple[Any, list[int]]] = field(default_factory=dict)
 
     @property

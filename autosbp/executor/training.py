@@ -8,13 +8,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autosbp.costmodel.evaluate import Collective, collectives, synchronised_axes
+from autosbp.costmodel.collectives import Collective, StepCollectives
+from autosbp.executor.gathering import ParameterGathers
 from autosbp.executor.lowering import lower
 from autosbp.executor.parameters import shard
+from autosbp.executor.reduction import GradientBuckets
 from autosbp.executor.runtime import Issued, Runtime
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Strategy
+from autosbp.sbp.boxing import permute_peers
 from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.parameters import parameter_flow
 
 
 class Trainer:
@@ -26,6 +30,11 @@ class Trainer:
         parameters: whole initial parameters by name; this rank keeps its shards.
         learning_rate: of AdamW or SGD, as the strategy says.
         seed: of dropout; the same on every rank.
+        runtime: this rank's; made here where there is none yet.
+
+    After ``forward_backward`` every parameter of ``locals`` has its whole gradient. All collectives are issued in the
+    order of ``expected``: those of the program, and between them gathers of parameters and reductions of gradients,
+    which overlap with the work around them.
     """
 
     def __init__(
@@ -37,13 +46,15 @@ class Trainer:
         device: torch.device,
         learning_rate: float = 1e-3,
         seed: int = 0,
+        runtime: Runtime | None = None,
     ) -> None:
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
         self.strategy = strategy
-        self.runtime = Runtime(strategy.mesh, dist.get_rank(), device, seed=seed)
-        self.charged = collectives(self.graph, strategy)
+        self.runtime = runtime or Runtime(strategy.mesh, dist.get_rank(), device, seed=seed)
+        flow = parameter_flow(self.graph, strategy)
+        self.charged = StepCollectives(self.graph, strategy, flow).step()
         self.runtime.make_groups([call.axes for call in self.charged])
-        self.program = lower(self.graph, strategy, self.runtime.rank).to(device)
+        self.program = lower(self.graph, strategy, self.runtime.rank, flow).to(device)
         self.locals = {
             leaf.name: shard(
                 parameters[leaf.name], strategy.parameters[leaf.name], strategy.mesh, self.runtime.coordinate
@@ -52,22 +63,31 @@ class Trainer:
             .requires_grad_(leaf.meta.is_float)
             for leaf in self.graph.parameters
         }
+        self.gathers = self.runtime.gathers = ParameterGathers(
+            flow, strategy.gather == "use", self.locals, self.runtime, lambda name: self.buckets.arrived(name)
+        )
+        self.buckets = GradientBuckets(flow, self.locals, self.runtime)
         self.optimizer = make_optimizer(strategy.optimizer, list(self.locals.values()), learning_rate)
 
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Loss of the global batch, gradients of every parameter synchronised; the mean over microbatches."""
         count, size = self.strategy.num_micro, self.strategy.micro_batch
-        total = torch.zeros((), dtype=torch.float64)
+        losses = []
         self.optimizer.zero_grad(set_to_none=True)
         with self.runtime.active():
             for at in range(count):
                 self.runtime.micro = at
                 inputs = [batch[leaf.name][at * size : (at + 1) * size] for leaf in self.graph.inputs]
-                loss = self.program(*self.locals.values(), *inputs)
-                (loss / count).backward()
-                total += loss.detach().double().cpu() / count
-            self._synchronise()
-        return total
+                self.gathers.begin(at, count)
+                self.buckets.open = at == count - 1
+                with self.gathers.saving():
+                    loss = self.program(*self.locals.values(), *inputs)
+                (loss / count if count > 1 else loss).backward()
+                self.gathers.end()
+                losses.append(loss.detach())
+            self.gathers.finish()
+            self.buckets.finish()
+        return torch.stack(losses).double().mean().cpu()
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """One training step; returns the loss before it."""
@@ -75,20 +95,6 @@ class Trainer:
         self.optimizer.step()
         self.runtime.step += 1
         return loss
-
-    def _synchronise(self) -> None:
-        """All-reduce the gradients of B parameters, in the graph's order; all are in flight at once."""
-        pending = []
-        for name, local in self.locals.items():
-            axes = synchronised_axes(self.strategy.parameters[name])
-            if axes:
-                if local.grad is None:
-                    local.grad = torch.zeros_like(local)
-                group, ranks = self.runtime.group(axes)
-                self.runtime.record("all_reduce", local.grad, ranks)
-                pending.append(dist.all_reduce(local.grad, group=group, async_op=True))
-        for work in pending:
-            work.wait()
 
     def issued(self) -> list[Issued]:
         """Collectives since the last call, in order."""
@@ -105,12 +111,9 @@ def expected_issues(charged: list[Collective], mesh: Mesh, rank: int) -> list[Is
     issues = []
     for call in charged:
         if call.kind == "p2p":
-            place = list(mesh.coordinate(rank))
-            one, two = call.axes
-            place[one], place[two] = place[two], place[one]
-            partner = mesh.rank(place)
-            if partner != rank:
-                issues.append(Issued("p2p", call.num_bytes, tuple(sorted((rank, partner)))))
+            peers = permute_peers(mesh, call.axes, rank)
+            if len(peers) > 1:
+                issues.append(Issued("p2p", call.num_bytes, peers))
         else:
             issues.append(Issued(call.kind, call.num_bytes, tuple(mesh.group_ranks(call.axes, rank))))
     return issues

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Node, Parameter, Ref
 from autosbp.plan import Signature, Strategy
-from autosbp.sbp.boxing import Step, is_even, step_between
+from autosbp.sbp.boxing import COLLECTIVES, Step, is_even, step_between
 from autosbp.sbp.choices import axis_choices, uneven_choice
 from autosbp.sbp.groups import boxing_group
 from autosbp.sbp.placement import B, I, NdSbp, format_nd_sbp
@@ -35,6 +35,11 @@ class Box:
     def key(self) -> tuple[Ref, str, NdSbp]:
         return (self.ref, self.group, self.dst)
 
+    @property
+    def communicates(self) -> bool:
+        """Whether a step sends anything, forward or backward."""
+        return any(step.forward in COLLECTIVES or step.backward in COLLECTIVES for step in self.steps)
+
 
 @dataclass(frozen=True, slots=True)
 class Op:
@@ -46,7 +51,8 @@ class Op:
 
 
 Item = Box | Op
-OUTPUT = "loss"
+OUTPUT, PARAMETER = "loss", "parameter"
+"""Boxing groups of the loss, and of a parameter: all its readers of one layout share one copy."""
 
 
 def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
@@ -83,7 +89,8 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
             if layouts[ref] == wanted:
                 reads.append(ref)
                 continue
-            box = make_box(graph, strategy, ref, boxing_group(node, position), layouts[ref], wanted)
+            group = PARAMETER if ref.name in graph.parameter_names else boxing_group(node, position)
+            box = make_box(graph, strategy, ref, group, layouts[ref], wanted)
             if box.key not in made:
                 made[box.key] = True
                 yield box

@@ -46,7 +46,8 @@ class Roles:
         return cluster.options[option][0].factor == "B"
 
     def tensor_axis(self, cluster: OpCluster, option: int) -> bool:
-        """Tensor parallel: anything but the batch, and no split that leaves an op's parameters whole."""
+        """Tensor parallel: anything but the batch, and no split that leaves an op's parameters whole. An op that is not
+        split is repeated with whole gradients (I), as Megatron repeats norms."""
         if self.splits_batch(cluster, option):
             return False
         for at, node in enumerate(cluster.nodes):
@@ -54,6 +55,6 @@ class Roles:
             owned = [
                 sbp for ref, sbp in zip(node.refs(), chosen.ins, strict=True) if ref.name in self.graph.parameter_names
             ]
-            if owned and chosen.divides and not any(sbp.is_split for sbp in owned):
+            if owned and not any(sbp.is_split for sbp in owned) and chosen.factor != "I":
                 return False
         return True

@@ -223,9 +223,33 @@ class _Assembly:
         variable = self._variable(name, *self._costs[key])
         for user in users:
             domain = domains[user.cluster]
-            wanted = table.ids(self._states(user), domain.rows)
-            edge_key = ("tied", id(table), domain.rows.tobytes(), wanted.tobytes())
-            if edge_key not in self._tables:
-                self._tables[edge_key] = np.ascontiguousarray(self._scaled(table)[ids][:, wanted])
-            self.edges.append(Edge(variable, user.cluster, self._tables[edge_key]))
+            self._copy_edges(variable, ids, user.cluster, table.ids(self._states(user), domain.rows), table, name)
         return variable, tuple(table.layouts[at] for at in ids)
+
+    def _copy_edges(
+        self,
+        variable: int,
+        stored: NDArray[np.int64],
+        reader: int,
+        wanted: NDArray[np.int64],
+        table: BoxingTable,
+        name: str,
+    ) -> None:
+        """Between a stored parameter and one reader stands what is read: as stored, or a copy made once a step, which is
+        kept with its gradient. Values are the layouts wanted, first as stored, then as copies. Baselines are what other
+        tools can run, and make none."""
+        layouts = np.unique(wanted)
+        key: Hashable = ("copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes())
+        if key not in self._costs:
+            num_bytes = self.graph.meta(Ref(name)).num_bytes
+            kept = np.array([2 * self._local_bytes(table.layouts[at], num_bytes) for at in layouts])
+            memory = np.concatenate([np.zeros(len(layouts)), np.ceil(kept)]).astype(np.int64)
+            self._costs[key] = (np.zeros(2 * len(layouts)), memory)
+            same = stored[:, None] == layouts[None, :]
+            boxed = np.where(same | (self.allowed is not None), np.inf, table.cost_s[stored][:, layouts])
+            self._tables["made", key] = np.concatenate([np.where(same, 0.0, np.inf), boxed], axis=1)
+            agrees = np.where(layouts[:, None] == wanted[None, :], 0.0, np.inf)
+            self._tables["read", key] = np.concatenate([agrees, agrees])
+        copy = self._variable(f"{self.names[reader]}@{name}", *self._costs[key])
+        self.edges.append(Edge(variable, copy, self._tables["made", key]))
+        self.edges.append(Edge(copy, reader, self._tables["read", key]))

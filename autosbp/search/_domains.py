@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel, op_key
+from autosbp.costmodel.evaluate import shared_message_bytes
 from autosbp.costmodel.memory import saved_inputs, saves_output, state_bytes_per_element
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.graph.attributes import Path
@@ -70,6 +71,7 @@ class UnaryCosts:
         self.graph, self.compute, self.boxing = graph, compute, boxing
         self.optimizer, self.num_micro = optimizer, num_micro
         self.highs = {leaf.name: leaf.high for leaf in graph.inputs}
+        self.message = shared_message_bytes(graph)
 
     def of(self, domain: Domain, own: frozenset[str], shared_reads: frozenset[Ref]) -> tuple[Floats, NDArray[np.int64]]:
         """(seconds per step, bytes) per value. ``own`` are parameters that only this cluster reads; ``shared_reads``
@@ -95,8 +97,8 @@ class UnaryCosts:
         return seconds, np.ceil(memory).astype(np.int64)
 
     def parameter(self, rows: Rows, states: Sequence[Sbp], meta: TensorMeta) -> tuple[Floats, Floats]:
-        """A parameter used in ``states``: its gradient synchronisation and optimizer step once a step, its boxing from
-        the stored layout every microbatch, and its bytes."""
+        """A parameter used in ``states``: once a step its gradient synchronisation, optimizer step and boxing from the
+        stored layout; and its bytes, with a boxed copy and that one's gradient."""
         mesh, network = self.boxing.mesh, self.boxing.network
         sizes = np.array([axis.size for axis in mesh.axes], dtype=np.float64)
         split = np.array([sbp.is_split for sbp in states])[rows]
@@ -108,13 +110,18 @@ class UnaryCosts:
             axes = [axis for axis in range(mesh.ndim) if int(mask) >> axis & 1]
             shape = mesh.group_shape(axes)
             chosen = masks == mask
-            seconds = seconds + np.where(chosen, network.times_s("all_reduce", local, shape), 0.0)
+            shares = network.shared_times_s("all_reduce", local, self.message, shape)
+            seconds = seconds + np.where(chosen, shares, 0.0)
         stored = [I if sbp == P else sbp for sbp in states]
         if stored != list(states):
             table = self.boxing.table(meta.sizes, meta.num_bytes, True)
-            seconds = seconds + self.num_micro * table.cost_s[table.ids(stored, rows), table.ids(states, rows)]
+            ids = table.ids(stored, rows), table.ids(states, rows)
+            seconds = seconds + table.cost_s[ids]
+            copies = 2.0 * local * (ids[0] != ids[1])
+        else:
+            copies = np.zeros(len(rows))
         elements = local / (meta.num_bytes / prod(meta.sizes))
-        return seconds, elements * state_bytes_per_element(meta, self.optimizer)
+        return seconds, elements * state_bytes_per_element(meta, self.optimizer) + copies
 
     def _compute_s(self, domain: Domain, node: Node, at: int) -> Floats:
         sharding = sharding_of(self.graph, node)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autosbp.costmodel.evaluate import Collective
+from autosbp.costmodel.collectives import Collective
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.executor.lowering import _Lowering
 from autosbp.executor.runtime import Issued, Runtime

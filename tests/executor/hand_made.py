@@ -74,6 +74,59 @@ def three_matmuls_strategy() -> Strategy:
     )
 
 
+def tied_embedding(stored: str, gather: str) -> tuple[LogicalGraph, Strategy]:
+    """loss = sum((relu(E[ids]) E^T)^2) over two microbatches on 2 x 2 devices: E is read S1,B by the embedding and S0,B
+    by the head."""
+    shape, wide = ["batch", 8], ["batch", 16]
+    double = {"dtype": "float64"}
+
+    def node(name: str, op: str, args: list[object], size: list[object]) -> dict[str, object]:
+        return {"name": name, "op": f"aten.{op}", "args": args, "outputs": [{"shape": size, **double}]}
+
+    graph = load_graph({
+        "schema": "autosbp.graph/1",
+        "name": "tied",
+        "symbols": {"batch": 4},
+        "parameters": [{"name": "e", "shape": [16, 8], **double}],
+        "inputs": [{"name": "ids", "shape": ["batch"], "dtype": "int64", "high": 16}],
+        "constants": [],
+        "nodes": [
+            node("rows", "embedding.default", [{"ref": "e"}, {"ref": "ids"}], shape),
+            node("hidden", "relu.default", [{"ref": "rows"}], shape),
+            node("logits", "linear.default", [{"ref": "hidden"}, {"ref": "e"}], wide),
+            node("square", "pow.Tensor_Scalar", [{"ref": "logits"}, 2], wide),
+            node("loss", "sum.default", [{"ref": "square"}], []),
+        ],
+        "loss": {"ref": "loss"},
+    })  # fmt: skip
+
+    def signature(ins: str, outs: str) -> Signature:
+        return Signature(tuple(map(parse_nd_sbp, ins.split())), tuple(map(parse_nd_sbp, outs.split())))
+
+    mesh = load_cluster("local:2x2").mesh()
+    signatures = {
+        "rows": signature("S1,B B,S0", "S1,S0"),
+        "hidden": signature("S1,S0", "S1,S0"),
+        "logits": signature("B,S0 S0,B", "S1,S0"),
+        "square": signature("S1,S0", "S1,S0"),
+        "loss": signature("S1,S0", "P,P"),
+    }
+    boxing = BoxingModel(NetworkModel(load_cluster("local:2x2")), mesh)
+    layout = parse_nd_sbp(stored)
+    paths = {}
+    for size, src, dst in (
+        ((16, 8), layout, parse_nd_sbp("S1,B")),
+        ((16, 8), layout, parse_nd_sbp("S0,B")),
+        ((4, 8), parse_nd_sbp("S1,S0"), parse_nd_sbp("B,S0")),
+        ((), parse_nd_sbp("P,P"), parse_nd_sbp("I,I")),
+    ):
+        num_bytes = 8 * size[0] * size[1] if size else 8
+        steps = boxing.plan(src, dst, size, num_bytes)
+        paths[size, num_bytes, True, src, dst] = (src, *(step.dst for step in steps))
+    strategy = Strategy(mesh, signatures, {"e": layout}, paths, 8, 4, "adamw", gather)
+    return graph, strategy
+
+
 def two_dimensional(graph: LogicalGraph) -> Strategy:
     """GPT-2 with every linear split along its input width on one axis and its output width on the other (2-D)."""
     cluster = load_cluster("local:2x2")

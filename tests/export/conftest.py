@@ -1,10 +1,11 @@
-"""Plans to export: a small GPT-2 on two nodes of two ranks, with both baselines."""
+"""Plans to export: a small GPT-2 on two nodes of two ranks, with both baselines. The link between the nodes is so slow
+that Megatron's best grid splits layers inside a node."""
 
 from __future__ import annotations
 
 import pytest
 
-from autosbp.cluster import load_cluster
+from autosbp.cluster import Cluster, load_cluster
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan
 from autosbp.search.plan_options import PlanOptions
@@ -19,4 +20,7 @@ def graph() -> LogicalGraph:
 
 @pytest.fixture(scope="package")
 def plan(graph: LogicalGraph) -> Plan:
-    return make_plan(graph, load_cluster("local:2x2"), options=PlanOptions(global_batch=16, micro_batch=8))
+    document = load_cluster("local:2x2").to_dict()
+    outer, inner = document["levels"]
+    slow = {**document, "levels": [{**outer, "bandwidth_bytes_per_s": 1e8}, inner]}
+    return make_plan(graph, Cluster.from_dict(slow), options=PlanOptions(global_batch=16, micro_batch=8))

@@ -9,7 +9,7 @@ import pytest
 
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
-from autosbp.costmodel.evaluate import collectives
+from autosbp.costmodel.collectives import collectives
 from autosbp.errors import InputError
 from autosbp.export import export_plan
 from autosbp.graph.ir import LogicalGraph

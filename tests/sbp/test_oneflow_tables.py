@@ -198,4 +198,5 @@ def test_section_3_3_partial_sums_flow_through_the_second_product() -> None:
     assert called == ["mm.default", "mm.default", "all_reduce", "pow.Tensor_Scalar", "sum.default"]
     assert program.code.count("all_reduce(") == 1
     for issued in check_strategy(graph, strategy):
-        assert [(call.kind, call.num_bytes) for call in issued] == [("all_reduce", M * L * 8)]
+        product, gradient_of_w = ("all_reduce", M * L * 8), ("all_reduce", N * L * 8)
+        assert [(call.kind, call.num_bytes) for call in issued] == [product, gradient_of_w]

@@ -1,0 +1,43 @@
+"""Storage apart from use: parameters split over the ranks that would all hold them (ZeRO, Rajbhandari et al. 2020).
+
+In terms of layouts ZeRO is an annotation (OneFlow section 6.4): a parameter that is used B is stored S. Its gradient is
+then reduce-scattered instead of all-reduced, and each rank keeps and steps only its part of the optimizer's state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autosbp.graph.ir import LogicalGraph, Parameter
+from autosbp.plan import BoxingKey, Strategy
+from autosbp.sbp.boxing import is_even, step_between
+from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.placement import B, NdSbp, S
+
+
+def store_split(graph: LogicalGraph, strategy: Strategy, gather: str = "step") -> Strategy:
+    """``strategy`` with every parameter that is stored B on some axes split over these, where a dim divides evenly.
+
+    ``gather`` is when the parameters are brought together: ``step`` for ZeRO-2, ``use`` for ZeRO-3 (``Strategy``). What is
+    stored whole because nothing divides it stays as it was.
+    """
+    parameters, paths = dict(strategy.parameters), dict(strategy.paths)
+    for leaf in graph.parameters:
+        used = strategy.parameters[leaf.name]
+        stored = split_storage(leaf, used, strategy.mesh)
+        if stored != used:
+            parameters[leaf.name] = stored
+            key: BoxingKey = (leaf.meta.sizes, leaf.meta.num_bytes, leaf.meta.is_float, stored, used)
+            paths[key] = (stored, used)
+    return replace(strategy, parameters=parameters, paths=paths, gather=gather)
+
+
+def split_storage(leaf: Parameter, used: NdSbp, mesh: Mesh) -> NdSbp:
+    """The stored layout that one all-gather takes to ``used``; ``used`` itself where there is none."""
+    if B in used:
+        for dim in range(len(leaf.meta.sizes)):
+            stored = tuple(S(dim) if sbp == B else sbp for sbp in used)
+            step = step_between(stored, used, mesh)
+            if step is not None and step.forward == "all_gather" and is_even(leaf.meta.sizes, stored, mesh):
+                return stored
+    return used
