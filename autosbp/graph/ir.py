@@ -118,7 +118,8 @@ def map_arg(arg: Arg, change: Callable[[Arg], Arg]) -> Arg:
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A weight. ``source`` is the checkpoint's tensor that it is a part of; ``transforms`` lead from that tensor to this
-    one: ``("slice", dim, start, stop)`` and ``("t",)``, in order. One that is not ``trained`` (frozen) has no gradient."""
+    one, in order: ``("slice", dim, start, stop)``; ``("blocks", dim, count, start, stop)``, which takes that slice of each of
+    ``count`` equal blocks that the dim is made of; and ``("t",)``. One that is not ``trained`` (frozen) has no gradient."""
 
     name: str
     meta: TensorMeta
@@ -209,13 +210,17 @@ class LogicalGraph:
 
     @cached_property
     def differentiable(self) -> frozenset[str]:
-        """Values that a gradient flows into: float values that a chain of float values leads to from a parameter."""
+        """Values that a gradient flows into: float values on a chain of float values from a trained parameter to the loss."""
         known = {leaf.name for leaf in self.parameters if leaf.trained and leaf.meta.is_float}
         for node in self.nodes:
             flows = any(ref.name in known and self.meta(ref).is_float for ref in node.refs())
             if flows and node.op not in GRADIENT_STOPS and any(meta.is_float for meta in node.outputs):
                 known.add(node.name)
-        return frozenset(known)
+        reached = {self.loss.name}
+        for node in reversed(self.nodes):
+            if node.name in reached and node.name in known:
+                reached.update(ref.name for ref in node.refs() if self.meta(ref).is_float)
+        return frozenset(known & reached)
 
     def has_gradient(self, ref: Ref) -> bool:
         """Whether a gradient flows into this output of a value."""

@@ -139,6 +139,11 @@ def gradient(sbp: Sbp) -> Sbp:
     return P if sbp.kind == "B" else B
 
 
+def without_invariants(layout: NdSbp) -> NdSbp:
+    """The layout as readers see it that send no gradient back: I is B."""
+    return tuple(B if sbp == I else sbp for sbp in layout)
+
+
 def shard_counts(shape: tuple[int, ...], layout: NdSbp, mesh: Mesh) -> tuple[int, ...]:
     """In how many parts each dim is split."""
     counts = [1] * len(shape)

@@ -15,8 +15,8 @@ from autosbp.graph.ir import LogicalGraph, Node, Parameter, Ref
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.boxing import COLLECTIVES, Step, is_even, step_between
 from autosbp.sbp.choices import axis_choices, uneven_choice
-from autosbp.sbp.groups import boxing_group
-from autosbp.sbp.placement import B, I, NdSbp, format_nd_sbp
+from autosbp.sbp.groups import boxing_group, sends_gradient
+from autosbp.sbp.placement import B, I, NdSbp, format_nd_sbp, without_invariants
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
             if layouts[ref] == wanted:
                 reads.append(ref)
                 continue
-            group = PARAMETER if ref.name in graph.parameter_names else boxing_group(node, position)
+            trains = ref.name in graph.parameter_names and node.name in graph.differentiable
+            group = PARAMETER if trains else boxing_group(graph, node, position)
             box = make_box(graph, strategy, ref, group, layouts[ref], wanted)
             if box.key not in made:
                 made[box.key] = True
@@ -105,7 +106,9 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
 def make_box(graph: LogicalGraph, strategy: Strategy, ref: Ref, group: str, src: NdSbp, dst: NdSbp) -> Box:
     """The boxing of one value; data is cut locally, computed values take the strategy's path."""
     meta, data = graph.meta(ref), ref.name not in graph.computed
-    differentiable = graph.has_gradient(ref)
+    differentiable = graph.has_gradient(ref) and sends_gradient(group)
+    if not differentiable:
+        src = without_invariants(src)
     if src == dst:
         return Box(ref, group, src, dst, (), differentiable, data)
     if data:

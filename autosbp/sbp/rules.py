@@ -204,7 +204,8 @@ def _malformed(node: Node, error: Exception) -> GraphError:
 
 def node_options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
     """Every legal layout of the node on one mesh axis."""
-    ins = tuple(graph.has_gradient(ref) for ref in node.refs())
+    sends = node.name in graph.differentiable
+    ins = tuple(sends and graph.has_gradient(ref) for ref in node.refs())
     outs = tuple(graph.has_gradient(Ref(node.name, index)) for index in range(len(node.outputs)))
     return axis_options(sharding_of(graph, node), ins, outs)
 

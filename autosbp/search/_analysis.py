@@ -51,7 +51,7 @@ class Analysis:
                     if ref.name in self.graph.parameter_names:
                         self.parameters.setdefault(ref.name, []).append(read)
                     elif self.home.get(ref.name, at) != at:
-                        label = boxing_group(node, position)
+                        label = boxing_group(self.graph, node, position)
                         self.values.setdefault(ref, {}).setdefault(label, []).append(read)
 
     def _find_classes(self) -> tuple[list[int], list[ClusterClass]]:

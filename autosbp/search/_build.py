@@ -17,7 +17,8 @@ from autosbp.costmodel.boxing import BoxingModel, BoxingTable
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph, Ref
-from autosbp.sbp.placement import NdSbp, P, Sbp
+from autosbp.sbp.groups import boxing_group, sends_gradient
+from autosbp.sbp.placement import NdSbp, P, Sbp, without_invariants
 from autosbp.search._analysis import Analysis, Read
 from autosbp.search._base import Edge, SearchProblem
 from autosbp.search._clusters import OpCluster
@@ -139,9 +140,9 @@ class _Assembly:
         self.memory.append(memory)
         return len(self.names) - 1
 
-    def _table(self, ref: Ref) -> BoxingTable:
-        meta = self.graph.meta(ref)
-        return self.boxing.table(meta.sizes, meta.num_bytes, self.graph.has_gradient(ref))
+    def _table(self, ref: Ref, label: str = "") -> BoxingTable:
+        meta, gradient = self.graph.meta(ref), self.graph.has_gradient(ref) and sends_gradient(label)
+        return self.boxing.table(meta.sizes, meta.num_bytes, gradient)
 
     def _states(self, read: Read) -> tuple[Sbp, ...]:
         return self.analysis.clusters[read.cluster].input_states(read.node.name, read.position)
@@ -150,7 +151,9 @@ class _Assembly:
         """Edges from the maker of ``ref`` to its readers, through one shared copy where there are several."""
         maker = self.analysis.home[ref.name]
         made = self.analysis.clusters[maker].output_states(ref)
-        table = self._table(ref)
+        if not sends_gradient(label):
+            made = without_invariants(made)
+        table = self._table(ref, label)
         if len(users) == 1:
             self._boxing_edge(
                 maker, domains[maker], made, users[0].cluster, domains[users[0].cluster], self._states(users[0]), table
@@ -222,8 +225,11 @@ class _Assembly:
             self._costs[key] = (seconds, np.ceil(memory).astype(np.int64))
         variable = self._variable(name, *self._costs[key])
         for user in users:
-            domain = domains[user.cluster]
-            self._copy_edges(variable, ids, user.cluster, table.ids(self._states(user), domain.rows), table, name)
+            domain, stored, there = domains[user.cluster], ids, table
+            if user.node.name not in self.graph.differentiable:
+                there = self._table(Ref(name), boxing_group(self.graph, user.node, user.position))
+                stored = there.ids(without_invariants(tuple(states)), rows)
+            self._copy_edges(variable, stored, user.cluster, there.ids(self._states(user), domain.rows), there, name)
         return variable, tuple(table.layouts[at] for at in ids)
 
     def _copy_edges(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.plan import BoxingKey, Signature, Strategy
-from autosbp.sbp.placement import I, NdSbp, P
+from autosbp.sbp.placement import I, NdSbp, P, without_invariants
 from autosbp.search._build import BuiltProblem
 
 
@@ -58,9 +58,11 @@ def _paths(
     layouts: dict[Ref, NdSbp] = {Ref(name): layout for name, layout in parameters.items()}
     paths: dict[BoxingKey, tuple[NdSbp, ...]] = {}
 
-    def add(ref: Ref, dst: NdSbp) -> None:
+    def add(ref: Ref, dst: NdSbp, reader: str) -> None:
         meta, src = graph.meta(ref), layouts[ref]
-        gradient = graph.has_gradient(ref)
+        gradient = graph.has_gradient(ref) and reader in graph.differentiable
+        if not gradient:
+            src = without_invariants(src)
         key = (meta.sizes, meta.num_bytes, gradient, src, dst)
         if src != dst and key not in paths:
             steps = boxing.plan(src, dst, meta.sizes, meta.num_bytes, gradient)
@@ -71,8 +73,8 @@ def _paths(
             continue
         for ref, wanted in zip(node.refs(), signatures[node.name].ins, strict=True):
             if ref.name in graph.computed:
-                add(ref, wanted)
+                add(ref, wanted, node.name)
         for index, layout in enumerate(signatures[node.name].outs):
             layouts[Ref(node.name, index)] = layout
-    add(graph.loss, (I,) * boxing.mesh.ndim)
+    add(graph.loss, (I,) * boxing.mesh.ndim, graph.loss.name)
     return paths

@@ -122,6 +122,7 @@ def test_a_value_without_gradient_is_laid_out_with_the_parameter_that_it_depends
     for strategy in sample_strategies(graph, load_cluster("local:2x2"), 6, global_batch=1, micro_batch=1):
         (op,) = [item for item in program_items(graph, strategy) if isinstance(item, Op) and item.node.name == "kept"]
         assert op.signature == strategy.signatures["kept"]
+        check_strategy(graph, strategy)
 
 
 def test_arguments_that_rules_read_by_position_are_refused_by_name() -> None:
