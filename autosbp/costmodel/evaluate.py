@@ -45,7 +45,7 @@ def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compu
             if call.phase != "sync":
                 comm_s += times * network.time_s(call.kind, call.num_bytes, mesh.group_shape(call.axes))
     optimizer_s = 0.0
-    for leaf in graph.parameters:
+    for leaf in graph.trained:
         local = leaf.meta.num_bytes / split_factor(strategy.parameters[leaf.name], mesh)
         optimizer_s += float(compute.optimizer_s(np.array([local]))[0])
     message = shared_message_bytes(graph, strategy.bucket_bytes)
@@ -134,15 +134,17 @@ def memory_bytes(graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow | 
         if saves_output(item.node):
             size = item.node.outputs[0].num_bytes / split_factor(item.signature.outs[0], mesh)
             kept[Ref(item.node.name)] = ceil(size)
-    parameters = states = 0
+    parameters = gradients = states = 0
     for leaf in graph.parameters:
         elements = prod(leaf.meta.sizes) // split_factor(strategy.parameters[leaf.name], mesh)
         width = leaf.meta.num_bytes // prod(leaf.meta.sizes) if prod(leaf.meta.sizes) else 0
         parameters += elements * width
-        states += elements * (state_bytes_per_element(leaf.meta, strategy.optimizer) - 2 * width)
+        if leaf.trained:
+            gradients += elements * width
+            states += elements * (state_bytes_per_element(leaf.meta, strategy.optimizer) - 2 * width)
     return {
         "parameters": parameters,
-        "gradients": parameters,
+        "gradients": gradients,
         "optimizer": states,
         "activations": sum(kept.values()),
         "data": sum(leaf.meta.num_bytes for leaf in graph.data),

@@ -28,9 +28,12 @@ class Reference:
         self.count, self.size = global_batch // micro_batch, micro_batch
         self.program = materialise(self.graph)
         self.parameters = {
-            leaf.name: parameters[leaf.name].clone().requires_grad_(leaf.meta.is_float) for leaf in graph.parameters
+            leaf.name: parameters[leaf.name].clone().requires_grad_(leaf.trained and leaf.meta.is_float)
+            for leaf in graph.parameters
         }
-        self.optimizer = make_optimizer(optimizer, list(self.parameters.values()), learning_rate)
+        self.optimizer = make_optimizer(
+            optimizer, [value for value in self.parameters.values() if value.requires_grad], learning_rate
+        )
 
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Loss and gradients of the global batch."""

@@ -60,14 +60,16 @@ class Trainer:
                 parameters[leaf.name], strategy.parameters[leaf.name], strategy.mesh, self.runtime.coordinate
             )
             .to(device)
-            .requires_grad_(leaf.meta.is_float)
+            .requires_grad_(leaf.trained and leaf.meta.is_float)
             for leaf in self.graph.parameters
         }
         self.gathers = self.runtime.gathers = ParameterGathers(
             flow, strategy.gather == "use", self.locals, self.runtime, lambda name: self.buckets.arrived(name)
         )
         self.buckets = GradientBuckets(flow, self.locals, self.runtime)
-        self.optimizer = make_optimizer(strategy.optimizer, list(self.locals.values()), learning_rate)
+        self.optimizer = make_optimizer(
+            strategy.optimizer, [local for local in self.locals.values() if local.requires_grad], learning_rate
+        )
 
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Loss of the global batch, gradients of every parameter synchronised; the mean over microbatches."""

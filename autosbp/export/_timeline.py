@@ -135,7 +135,7 @@ class Timeline:
         return replace(event, duration_s=seconds)
 
     def _update(self) -> Iterator[Event]:
-        for leaf in self.graph.parameters:
+        for leaf in self.graph.trained:
             local = leaf.meta.num_bytes / split_factor(self.strategy.parameters[leaf.name], self.strategy.mesh)
             seconds = float(self.compute.optimizer_s(np.array([local]))[0])
             yield Event(leaf.name, "optimizer", "update", seconds, {"num_bytes": round(local)})

@@ -190,6 +190,11 @@ class LogicalGraph:
     def parameter_names(self) -> frozenset[str]:
         return frozenset(leaf.name for leaf in self.parameters)
 
+    @property
+    def trained(self) -> tuple[Parameter, ...]:
+        """The parameters that an optimizer updates: all but frozen ones."""
+        return tuple(leaf for leaf in self.parameters if leaf.trained and leaf.meta.is_float)
+
     @cached_property
     def constant_names(self) -> frozenset[str]:
         """Values that depend on neither a parameter nor an input: the same on every rank, computed by each."""

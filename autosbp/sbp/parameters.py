@@ -276,7 +276,7 @@ def _buckets(
         for box in gather.boxes:
             name = box.ref.name
             ready[name] = AT_END if gather.flat else min(ready[name], gather.ready)
-    waiting = [leaf for leaf in graph.parameters if leaf.name in ready and _axes(strategy, leaf.name)]
+    waiting = [leaf for leaf in graph.trained if leaf.name in ready and _axes(strategy, leaf.name)]
     waiting.sort(key=lambda leaf: -ready[leaf.name])
     groups = batched(
         waiting,

@@ -23,6 +23,7 @@ from autosbp.search._analysis import Analysis, Read
 from autosbp.search._base import Edge, SearchProblem
 from autosbp.search._clusters import OpCluster
 from autosbp.search._domains import Domain, UnaryCosts, make_domain
+from autosbp.search.pinned import Pins
 
 Allowed = Callable[[OpCluster, int, int], bool]
 
@@ -88,7 +89,11 @@ class _Assembly:
         for ref, groups in self.analysis.values.items():
             for label, users in groups.items():
                 self._connect(ref, label, users, domains)
-        tied = {name: users for name, users in self.analysis.parameters.items() if len(users) > 1}
+        tied = {
+            name: users
+            for name, users in self.analysis.parameters.items()
+            if len(users) > 1 or name in self.analysis.stored
+        }
         variables = {name: self._tied_parameter(name, users, domains) for name, users in tied.items()}
         problem = SearchProblem(
             tuple(self.names), tuple(self.unary), tuple(self.memory), tuple(self.edges), self.limit,
@@ -211,7 +216,7 @@ class _Assembly:
         self.edges.append(Edge(maker, reader, self._tables[key]))
 
     def _tied_parameter(self, name: str, users: list[Read], domains: list[Domain]) -> tuple[int, tuple[NdSbp, ...]]:
-        """A variable for the stored layout of a parameter that several clusters read."""
+        """A variable for the stored layout of a parameter that several clusters read, or that is pinned."""
         table = self._table(Ref(name))
         states = [state for state in table.states if state != P]
         count = len(states) ** self.boxing.mesh.ndim
@@ -219,9 +224,13 @@ class _Assembly:
         rows = rows.reshape(count, self.boxing.mesh.ndim)
         ids = table.ids(states, rows)
         rows, ids = rows[ids >= 0], ids[ids >= 0]
-        key = ("tied", id(table))
+        pinned = self.allowed.stored.get(name) if isinstance(self.allowed, Pins) else None
+        if pinned is not None:
+            kept = [tuple(states[state] for state in row) == pinned for row in rows]
+            rows, ids = rows[kept], ids[kept]
+        key: Hashable = ("tied", id(table), pinned)
         if key not in self._costs:
-            seconds, memory = self.builder.unary.parameter(rows, states, self.graph.meta(Ref(name)))
+            seconds, memory = self.builder.unary.parameter(rows, states, Ref(name))
             self._costs[key] = (seconds, np.ceil(memory).astype(np.int64))
         variable = self._variable(name, *self._costs[key])
         for user in users:
@@ -244,6 +253,7 @@ class _Assembly:
         """Between a stored parameter and one reader stands what is read: as stored, or a copy made once a step, which is
         kept with its gradient. Values are the layouts wanted, first as stored, then as copies. Baselines are what other
         tools can run, and make none."""
+        copies = self.allowed is None or isinstance(self.allowed, Pins)
         layouts = np.unique(wanted)
         key: Hashable = ("copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes())
         if key not in self._costs:
@@ -252,7 +262,7 @@ class _Assembly:
             memory = np.concatenate([np.zeros(len(layouts)), np.ceil(kept)]).astype(np.int64)
             self._costs[key] = (np.zeros(2 * len(layouts)), memory)
             same = stored[:, None] == layouts[None, :]
-            boxed = np.where(same | (self.allowed is not None), np.inf, table.cost_s[stored][:, layouts])
+            boxed = np.where(same | (not copies), np.inf, table.cost_s[stored][:, layouts])
             self._tables["made", key] = np.concatenate([np.where(same, 0.0, np.inf), boxed], axis=1)
             agrees = np.where(layouts[:, None] == wanted[None, :], 0.0, np.inf)
             self._tables["read", key] = np.concatenate([agrees, agrees])

@@ -17,7 +17,7 @@ from autosbp.costmodel.memory import saved_inputs, saves_output, state_bytes_per
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.graph.attributes import Path
 from autosbp.graph.attributes import divided as divide
-from autosbp.graph.ir import LogicalGraph, Node, Ref, TensorMeta
+from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
 from autosbp.sbp.rules import sharding_of
@@ -70,6 +70,7 @@ class UnaryCosts:
     ) -> None:
         self.graph, self.compute, self.boxing = graph, compute, boxing
         self.optimizer, self.num_micro = optimizer, num_micro
+        self.trained = frozenset(leaf.name for leaf in graph.trained)
         self.highs = {leaf.name: leaf.high for leaf in graph.inputs}
         self.message = shared_message_bytes(graph)
 
@@ -89,16 +90,21 @@ class UnaryCosts:
             for position, ref in enumerate(node.refs()):
                 if ref.name in own:
                     states = domain.cluster.input_states(node.name, position)
-                    time, use = self.parameter(domain.rows, states, self.graph.meta(ref))
+                    time, use = self.parameter(domain.rows, states, ref)
                     seconds += time
                     memory += use
             if node.name == self.graph.loss.name:
                 seconds += self.num_micro * self._loss_s(domain)
         return seconds, np.ceil(memory).astype(np.int64)
 
-    def parameter(self, rows: Rows, states: Sequence[Sbp], meta: TensorMeta) -> tuple[Floats, Floats]:
+    def parameter(self, rows: Rows, states: Sequence[Sbp], ref: Ref) -> tuple[Floats, Floats]:
         """A parameter used in ``states``: once a step its gradient synchronisation, optimizer step and boxing from the
-        stored layout; and its bytes, with a boxed copy and that one's gradient."""
+        stored layout; and its bytes, with a boxed copy and that one's gradient. A frozen one has its bytes alone."""
+        meta = self.graph.meta(ref)
+        if ref.name not in self.trained:
+            divided = np.array([sbp.is_split for sbp in states])[rows]
+            widths = np.array([axis.size for axis in self.boxing.mesh.axes], dtype=np.float64)
+            return np.zeros(len(rows)), meta.num_bytes / np.where(divided, widths, 1.0).prod(axis=1)
         mesh, network = self.boxing.mesh, self.boxing.network
         sizes = np.array([axis.size for axis in mesh.axes], dtype=np.float64)
         split = np.array([sbp.is_split for sbp in states])[rows]

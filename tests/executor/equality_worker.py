@@ -81,10 +81,12 @@ def gradient_error(
         micro_batch=strategy.micro_batch,
     )
     exact.forward_backward({key: value.double() if value.is_floating_point() else value for key, value in batch.items()})
-    sizes = {name: float(value.grad.abs().max()) for name, value in exact.parameters.items()}
+    sizes = {name: float(value.grad.abs().max()) for name, value in exact.parameters.items() if value.requires_grad}
     largest = max(sizes.values())
     worst = 0.0
     for name, layout in strategy.parameters.items():
+        if name not in sizes:
+            continue
         grads = [torch.empty_like(trainer.locals[name]) for _ in range(dist.get_world_size())]
         dist.all_gather(grads, trainer.locals[name].grad.contiguous())
         synced = tuple(I if sbp == B else sbp for sbp in layout)
