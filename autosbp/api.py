@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,12 @@ def run_trial(
     log: Callable[[str], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     launch: Launch = run_ranks,
+    libraries: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train under the plan's strategy, on this machine by default, and report what was measured: ``TrialError``."""
     from autosbp.executor.trial import run_trial as run
 
     return run(
         plan, graph, steps=steps, warmup=warmup, seed=seed, timeout_s=timeout_s, workdir=workdir, log=log,
-        cancelled=cancelled, launch=launch,
+        cancelled=cancelled, launch=launch, libraries=libraries,
     )  # fmt: skip

@@ -62,6 +62,12 @@ def load_model(model: str, *, seq_len: int | None = None, image_size: int | None
     return graph
 
 
+def factory_module(model: str) -> str | None:
+    """The module of a ``package.module:factory``; None for other forms."""
+    path = model.partition(":")[0]
+    return path if _FACTORY.fullmatch(model) and path not in ("hf", *_SCHEMES) else None
+
+
 def _read(path: Path) -> bytes:
     """The file's content, unpacked where its name ends in ``.gz``; never more than ``MAX_FILE_BYTES``."""
     limit = f"at most {MAX_FILE_BYTES} bytes are read"

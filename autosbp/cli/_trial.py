@@ -15,6 +15,7 @@ from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, check_launcher
 from autosbp.cli._options import AsJson, Baseline, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen, Server, Timeout
 from autosbp.cli._run import GATE_FAILED, console, note, print_json
 from autosbp.errors import InputError
+from autosbp.sources import factory_module
 
 if TYPE_CHECKING:
     from autosbp.graph.ir import LogicalGraph
@@ -32,6 +33,10 @@ MaxLossDifference = Annotated[
 ]
 Workdir = Annotated[
     Path | None, typer.Option("--workdir", metavar="DIR", help="Keep request, log and result here.", show_default=False)
+]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="MODULE", help="Defines custom ops; ranks import it. A factory's own is known."),
 ]
 _LONGEST_S = 1e6
 
@@ -52,6 +57,7 @@ def trial(
     max_loss_difference: MaxLossDifference = None,
     timeout: Timeout = 600.0,
     workdir: Workdir = None,
+    imports: Imports = None,
     server: Server = None,
     as_json: AsJson = False,
 ) -> int:
@@ -72,8 +78,11 @@ def trial(
     else:
         found = read_plan(plan, baseline)
         graph_of_plan = read_plan_graph(found, graph, model, ModelSizes(seq_len, image_size), "a trial")
+        own = None if model is None else factory_module(model)
+        libraries = [*(imports or ()), *([own] if own else [])]
         with launcher_of(launcher, found.cluster, interface) as launch:
-            result = _run_here(found, graph_of_plan, workdir, {**effort, "timeout_s": timeout, "launch": launch})
+            ways = {"timeout_s": timeout, "launch": launch, "libraries": libraries}
+            result = _run_here(found, graph_of_plan, workdir, {**effort, **ways})
     gates = check_gates(result, max_step_time, max_loss_difference)
     if as_json:
         print_json({**result, "gates": gates})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from autosbp.jsonio import canonical, check_integer, loads
 from autosbp.plan import Plan
 from autosbp.sbp.program import program_items
 from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, run_ranks
+
+LIBRARIES: Mapping[str, str] = {"torchvision": "torchvision", "transformers": "transformers.integrations.moe"}
+"""Modules that define the ops of well-known namespaces."""
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def run_trial(
@@ -26,6 +31,7 @@ def run_trial(
     log: Callable[[str], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     launch: Launch = run_ranks,
+    libraries: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train under the plan's strategy with one rank per device and measure.
 
@@ -36,6 +42,7 @@ def run_trial(
         log: called with each line that the ranks print.
         cancelled: asked ten times a second; True ends the run.
         launch: how the ranks are started; all on this machine by default.
+        libraries: modules that every rank imports first, because they define the graph's custom ops.
 
     Returns:
         step time (median and IQR in seconds), memory, losses, the difference to single-device training, the collectives
@@ -50,6 +57,10 @@ def run_trial(
     check_integer("seed", seed, 0, 2**53)
     if plan.document["provenance"]["graph_hash"] != graph.graph_hash:
         raise InputError("graph", graph.graph_hash, f"the plan's graph {plan.document['provenance']['graph_hash']}")
+    for module in libraries:
+        if not _MODULE.fullmatch(module):
+            raise InputError("libraries", module, "the name of a module, such as package.module, is expected")
+    known = {LIBRARIES.get(node.op.partition(".")[0], "") for node in graph.nodes} - {""}
     strategy = plan.strategy
     if strategy.mesh.size > MAX_LOCAL_RANKS:
         raise InputError("cluster", strategy.mesh.size, f"at most {MAX_LOCAL_RANKS} ranks can start on one machine")
@@ -58,6 +69,7 @@ def run_trial(
     result_path = workdir / "result.json"
     result_path.unlink(missing_ok=True)
     request = {"plan": plan.to_dict(), "graph": graph.to_dict(), "steps": steps, "warmup": warmup, "seed": seed}
+    request["libraries"] = [*libraries, *sorted(known)]
     (workdir / "request.json").write_bytes(canonical(request))
     tail = _Tail(workdir / "ranks.log", log)
 

@@ -5,6 +5,7 @@ python -m autosbp.executor.worker REQUEST.json RESULT.json
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -30,6 +31,8 @@ REFERENCE_STEPS = 3
 
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
+    for module in request["libraries"]:
+        importlib.import_module(module)
     plan, graph = Plan.from_dict(request["plan"]), from_dict(request["graph"])
     rank = int(os.environ["RANK"])
     cuda = plan.cluster.device.kind == "cuda"

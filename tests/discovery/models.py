@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -36,6 +38,21 @@ class Shop(nn.Module):
         x = x + self.down(library.swiglu(x, self.gate.weight, self.up.weight))
         x = library.sort_mix(x) if self.mixes else x
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+@dataclass(frozen=True)
+class Example:
+    """What ``autosbp.graph.factories`` takes."""
+
+    module: nn.Module
+    example_inputs: Mapping[str, torch.Tensor]
+    input_high: Mapping[str, int]
+
+
+def mixing_shop() -> Example:
+    """With the op that nothing can split."""
+    ids = torch.zeros(4, SEQ, dtype=torch.int64)
+    return Example(Shop(mixes=True), {"ids": ids, "labels": ids}, {"ids": VOCABULARY, "labels": VOCABULARY})
 
 
 @cache
