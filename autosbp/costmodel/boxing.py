@@ -161,11 +161,16 @@ class BoxingTable:
     def _code(self, states: Sequence[int]) -> int:
         return sum(state * len(self.states) ** axis for axis, state in enumerate(states))
 
+    def costs_from(self, src: NdSbp) -> NDArray[np.float64]:
+        """Seconds from a layout to each of ``layouts``."""
+        return np.asarray(self.cost_s[self._at(src)])
+
+    def costs_to(self, dst: NdSbp) -> NDArray[np.float64]:
+        """Seconds from each of ``layouts`` to one."""
+        return self.cost_s[:, self._at(dst)]
+
     def path(self, src: NdSbp, dst: NdSbp) -> tuple[Step, ...]:
-        for layout in (src, dst):
-            if layout not in self.index:
-                raise InputError("layout", format_nd_sbp(layout), "a layout that splits this tensor evenly is expected")
-        start, at = self.index[src], self.index[dst]
+        start, at = self._at(src), self._at(dst)
         steps: list[Step] = []
         while at != start:
             before = int(self._closure[1][start, at])
@@ -176,3 +181,8 @@ class BoxingTable:
             steps.append(step)
             at = before
         return tuple(reversed(steps))
+
+    def _at(self, layout: NdSbp) -> int:
+        if layout not in self.index:
+            raise InputError("layout", format_nd_sbp(layout), "a layout that splits this tensor evenly is expected")
+        return self.index[layout]

@@ -7,7 +7,7 @@ printed program shows what is sent, where and when.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -63,6 +63,14 @@ def relabel(x: torch.Tensor, axes: tuple[int, ...], backward: str) -> torch.Tens
 def permute_ranks(x: torch.Tensor, axes: tuple[int, int], backward: str) -> torch.Tensor:
     """Exchange the layouts of two axes (``sbp.boxing.permuted_ranks``)."""
     return _run(x, axes, "p2p", backward, -1, -1)
+
+
+def run_steps(x: torch.Tensor, steps: Iterable[Step], runtime: Runtime) -> torch.Tensor:
+    """Boxing steps on this rank's part, one after another."""
+    apply: Any = _Step.apply
+    for step in steps:
+        x = apply(x, step.axes, step.forward, step.backward, step.src_dim, step.dst_dim, runtime)
+    return x
 
 
 def drawn(op: Callable[..., Any], node: int, shard: int, *args: Any, **kwargs: Any) -> Any:
@@ -144,9 +152,9 @@ def _act(
     x: torch.Tensor, axes: tuple[int, ...], action: str, src_dim: int, dst_dim: int, runtime: Runtime
 ) -> torch.Tensor:
     """Run one action from S(src_dim) (or -1) to S(dst_dim) (or -1)."""
-    if action == "none":
-        return x.view_as(x)
     size, place = runtime.mesh.group_size(axes), runtime.position(axes)
+    if action == "none" or size == 1:
+        return x.view_as(x)
     if action == "mask":
         return x.clone() if place == 0 else torch.zeros_like(x)
     if action == "slice":
@@ -175,8 +183,9 @@ def _act(
 
 
 def _permute(x: torch.Tensor, axes: tuple[int, ...], runtime: Runtime) -> torch.Tensor:
-    to, source = permuted_ranks(runtime.mesh, axes, runtime.rank)
-    if to == runtime.rank:
+    mesh, rank = runtime.mesh, runtime.rank
+    to, source = permuted_ranks(mesh, axes, rank)
+    if to == rank:
         return x.clone()
-    runtime.record("p2p", x, list(permute_peers(runtime.mesh, axes, runtime.rank)))
-    return _dist.exchange(x, to, source)
+    runtime.record("p2p", x, [mesh.device(peer) for peer in permute_peers(mesh, axes, rank)])
+    return _dist.exchange(x, mesh.device(to), mesh.device(source))

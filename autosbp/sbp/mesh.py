@@ -57,6 +57,10 @@ class Mesh:
             rank = rank * axis.size + index
         return rank
 
+    def device(self, rank: int) -> int:
+        """The number of the device, and of its process, that is this rank."""
+        return rank
+
     def group_size(self, axes: Sequence[int]) -> int:
         return prod(self.axes[axis].size for axis in axes)
 

@@ -1,7 +1,8 @@
 """All primitive steps among the layouts of tensors with the same states, as arrays: the skeleton of every boxing table.
 
-Layouts are all combinations of the states, then those in which dims nest in another order than the mesh's. Which steps exist depends on the states and on which mesh axes have equal sizes only, so one table serves all shapes and
-nearly all meshes; a boxing table adds the costs of its shape.
+Layouts are all combinations of the states, then those in which dims nest in another order than the mesh's. Which steps
+exist depends on the states and on which mesh axes have equal sizes only, so one table serves all shapes and nearly all
+meshes; a boxing table adds the costs of its shape.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp
 from autosbp.sbp.rules import RULES, node_options
 from autosbp.sbp.sharding import axis_options, notation, tensor_inputs
-from autosbp.sbp.transfer import plan_transfer, volume_bytes
+from autosbp.sbp.transfer import direct_transfer, volume_bytes
 from autosbp.search.plan_options import PlanOptions
 from autosbp.testing.virtual import plain_mesh
 from autosbp.testing.virtual_cases import of, op_case, x
@@ -124,7 +124,7 @@ def test_the_planner_moves_no_more_than_table_2(p1: int, src: Sbp, dst: Sbp) -> 
 @pytest.mark.parametrize(("src", "dst"), ROWS)
 @pytest.mark.parametrize(("p1", "p2"), list(product([2, 4], repeat=2)))
 def test_table_2_between_disjoint_devices(p1: int, p2: int, src: Sbp, dst: Sbp) -> None:
-    transfer = plan_transfer(SHAPE, T, (src,), plain_mesh(p1), (dst,), plain_mesh(p2))
+    transfer = direct_transfer(SHAPE, T, (src,), plain_mesh(p1), (dst,), plain_mesh(p2))
     assert transfer.total_bytes == table_2(p1, p2)[src, dst][1] * T
 
 
