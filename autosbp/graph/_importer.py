@@ -10,7 +10,20 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
 from autosbp.errors import UnsupportedError
-from autosbp.graph.ir import Arg, Constant, DType, Input, LogicalGraph, Node, Parameter, Ref, Sym, TensorMeta
+from autosbp.graph._program import AUTOCAST, NO_GRAD, region_kind
+from autosbp.graph.ir import (
+    DTYPE_BYTES,
+    Arg,
+    Constant,
+    DType,
+    Input,
+    LogicalGraph,
+    Node,
+    Parameter,
+    Ref,
+    Sym,
+    TensorMeta,
+)
 from autosbp.graph.materialise import make_constant
 
 BATCH = "batch"
@@ -18,7 +31,16 @@ _EXAMPLE_BATCH = 4
 _BATCH_NORMS = (
     torch.ops.aten._native_batch_norm_legit_functional.default,
     torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten._native_batch_norm_legit_no_training.default,
 )
+_OPERANDS = {NO_GRAD: 2, AUTOCAST: 5}  # where the arguments of a region's graph begin
+
+
+class _Refused:
+    """A value that has no place in a graph; using it for the loss is the error, not its being there."""
+
+    def __init__(self, error: UnsupportedError) -> None:
+        self.error = error
 
 
 class Importer:
@@ -30,15 +52,15 @@ class Importer:
         self.nodes: list[Node] = []
         self.counts: dict[str, int] = {}
         self.here: Any = None
+        self.buffers: dict[str, str] = {}
 
     def run(self, name: str, provenance: dict[str, str]) -> LogicalGraph:
         parameters, inputs, constants = self._leaves()
         outputs = self._body(self.program.graph)
-        loss = self._loss(outputs)
-        if not isinstance(loss, Ref):
-            raise UnsupportedError(f"{name}: the module's first output must be the loss tensor, not {loss!r}")
+        loss = self._loss(name, outputs)
         changed = [spec.target for spec in self.program.graph_signature.output_specs if "MUTATION" in spec.kind.name]
         if changed:
+            self._refuse_stale(loss, changed)
             shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
             provenance["not_updated"] = f"the forward pass also changes {shown}; training here leaves them as they are"
         return LogicalGraph(
@@ -70,21 +92,50 @@ class Importer:
             elif spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
                 tensor = self._constant(spec.target)
                 constants.append(make_constant(_clean(spec.arg.name), tensor))
+                self.buffers[spec.target] = constants[-1].name
                 self.values[fx_node] = Ref(constants[-1].name)
             else:
                 raise UnsupportedError(f"input {spec.arg.name} of kind {spec.kind} cannot be captured")
         for spec in self.program.graph_signature.output_specs:
             if spec.kind == OutputKind.USER_INPUT_MUTATION:
                 raise UnsupportedError(f"the input {spec.target} is changed in place; work on a copy of it")
+            if spec.kind.name == "PARAMETER_MUTATION":
+                raise UnsupportedError(
+                    f"the parameter {spec.target} is changed in the forward pass; change it after the optimizer's step"
+                )
         return tuple(parameters.values()), tuple(inputs), tuple(constants)
 
-    def _loss(self, outputs: Arg) -> Arg:
+    def _loss(self, name: str, outputs: tuple[Any, ...]) -> Ref:
         """The module's first own output: what comes before it are buffers' new values."""
         specs = self.program.graph_signature.output_specs
         own = [at for at, spec in enumerate(specs) if spec.kind == OutputKind.USER_OUTPUT]
-        if not isinstance(outputs, tuple):
-            return outputs
-        return outputs[own[0]] if own and own[0] < len(outputs) else None
+        first: Any = outputs[own[0]] if own else None
+        loss = self._arg(first)
+        if not isinstance(loss, Ref):
+            raise UnsupportedError(f"{name}: the module's first output must be the loss tensor, not {loss!r}")
+        value = first.meta["val"]
+        if value.numel() != 1 or not value.is_floating_point():
+            shape = [str(size) for size in value.shape]
+            raise UnsupportedError(
+                f"{name}: the module's first output must be the loss, a float scalar; it is {value.dtype} [{', '.join(shape)}]"
+            )
+        if value.dim():
+            self._add("aten.reshape.default", (loss, ()), {}, (TensorMeta((), self._meta(value).dtype),))
+            return Ref(self.nodes[-1].name)
+        return loss
+
+    def _refuse_stale(self, loss: Ref, changed: list[str]) -> None:
+        """A buffer that the forward pass changes and the loss reads would keep its first value here."""
+        live = {loss.name}
+        for node in reversed(self.nodes):
+            if node.name in live:
+                live.update(ref.name for ref in node.refs())
+        for target, name in self.buffers.items():
+            if target in changed and name in live:
+                raise UnsupportedError(
+                    f"the loss reads the buffer {target}, which the forward pass changes; make it an input, or a "
+                    "parameter, or update it outside of the forward pass"
+                )
 
     def _constant(self, target: str) -> torch.Tensor:
         try:
@@ -95,16 +146,21 @@ class Importer:
             raise UnsupportedError(f"buffer {target} is on the meta device; its values are needed as constants")
         return tensor
 
-    def _body(self, graph: Any) -> Arg:
+    def _body(self, graph: Any) -> tuple[Any, ...]:
+        """Import every call; the graph's outputs, as they stand there."""
         for fx_node in graph.nodes:
             if fx_node.op == "output":
-                return self._arg(fx_node.args[0])
+                outputs = fx_node.args[0]
+                return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
             if fx_node.op == "call_function":
                 self.here = fx_node
-                self.values[fx_node] = self._call(fx_node)
+                try:
+                    self.values[fx_node] = self._call(fx_node)
+                except UnsupportedError as error:
+                    self.values[fx_node] = _Refused(error)
         raise AssertionError("an exported graph ends in its output")
 
-    def _call(self, fx_node: Any) -> Arg:
+    def _call(self, fx_node: Any) -> Any:
         target = fx_node.target
         value = fx_node.meta.get("val")
         if isinstance(value, (int, float)):
@@ -113,14 +169,15 @@ class Importer:
             return Sym(self._expression(value))
         if target is operator.getitem:
             source = self._arg(fx_node.args[0])
-            return source[fx_node.args[1]] if isinstance(source, tuple) else Ref(source.name, fx_node.args[1])
+            return (
+                self._item(source[fx_node.args[1]]) if isinstance(source, tuple) else Ref(source.name, fx_node.args[1])
+            )
         if target in _BATCH_NORMS:
             return self._batch_norm(fx_node)
-        if target is torch.ops.aten.native_dropout.default:
-            args = (self._arg(fx_node.args[0]), fx_node.args[1], True)
-            return (self._add("dropout", "aten.dropout.default", args, value[0]), None)
-        if getattr(target, "__name__", "") == "wrap_with_set_grad_enabled":
+        if region_kind(fx_node) in _OPERANDS:
             return self._inline(fx_node)
+        if isinstance(value, torch.SymBool):  # for assertions alone: branches on it would have been taken
+            return None
         if not isinstance(target, torch._ops.OpOverload):
             raise UnsupportedError(
                 f"{getattr(target, '__name__', target)} cannot be captured{_where(fx_node)}; control flow has no place in "
@@ -133,36 +190,42 @@ class Importer:
         outputs = value if isinstance(value, (tuple, list)) else (value,)
         args, kwargs = self._normalised(fx_node)
         short = target._schema.name.split("::")[1]
-        self.counts[short] = self.counts.get(short, -1) + 1
         op = f"{target.namespace}.{short}.{target._overloadname or 'default'}"
-        node = Node(f"{short}_{self.counts[short]}", op, args, kwargs, tuple(self._meta(item) for item in outputs))
-        self.nodes.append(node)
-        return Ref(node.name)
+        return self._add(op, args, kwargs, tuple(self._meta(item) for item in outputs))
 
-    def _batch_norm(self, fx_node: Any) -> Arg:
-        """Batch norm with the batch's statistics, as one op that neither reads nor writes running ones."""
-        source, weight, bias = (self._arg(arg) for arg in fx_node.args[:3])
-        training, momentum, eps = fx_node.args[5:8]
-        if not training:
-            raise UnsupportedError(f"batch norm without training statistics cannot be captured{_where(fx_node)}")
-        args = (source, weight, bias, None, None, True, momentum, eps, False)
-        out = self._add("batch_norm", "aten.batch_norm.default", args, fx_node.meta["val"][0])
-        return (out, None, None, None, None)
-
-    def _add(self, short: str, op: str, args: tuple[Arg, ...], value: torch.Tensor) -> Ref:
-        """A node of one output, named by its op and order."""
+    def _add(self, op: str, args: tuple[Arg, ...], kwargs: dict[str, Arg], outputs: tuple[TensorMeta, ...]) -> Ref:
+        short = op.split(".")[1]
         self.counts[short] = self.counts.get(short, -1) + 1
-        self.nodes.append(Node(f"{short}_{self.counts[short]}", op, args, {}, (self._meta(value),)))
+        self.nodes.append(Node(f"{short}_{self.counts[short]}", op, args, kwargs, outputs))
         return Ref(self.nodes[-1].name)
 
-    def _inline(self, fx_node: Any) -> Arg:
-        """A no-grad region is inlined: nothing in it may depend on a parameter, so its gradient is empty anyway."""
-        submodule, operands = fx_node.args[1], fx_node.args[2:]
+    def _batch_norm(self, fx_node: Any) -> Any:
+        """Batch norm as one op that writes no running statistics, and reads them only out of training."""
+        names = [argument.name for argument in fx_node.target._schema.arguments]
+        given = {**dict(zip(names, fx_node.args, strict=False)), **fx_node.kwargs}
+        training = bool(given.get("training", False))
+        running = (None, None) if training else (self._arg(given["running_mean"]), self._arg(given["running_var"]))
+        args = (
+            self._arg(given["input"]), self._arg(given["weight"]), self._arg(given["bias"]), *running, training,
+            given["momentum"], given["eps"], False,
+        )  # fmt: skip
+        out = self._add("aten.batch_norm.default", args, {}, (self._meta(fx_node.meta["val"][0]),))
+        others = UnsupportedError(f"the statistics that batch norm updates are read{_where(fx_node)}; compute your own")
+        return (out, *(_Refused(others) for _ in fx_node.meta["val"][1:]))
+
+    def _inline(self, fx_node: Any) -> tuple[Any, ...]:
+        """A region without gradients, whose outputs are detached (``_program``), or without casts by context."""
+        kind = region_kind(fx_node)
+        if kind == AUTOCAST and fx_node.args[2] is not False:
+            raise UnsupportedError(f"autocast{_where(fx_node)} could not be written as casts; cast where it is needed")
+        begin = _OPERANDS[kind]
+        submodule, operands = fx_node.args[begin - 1], fx_node.args[begin:]
         inner = getattr(fx_node.graph.owning_module, submodule.target)
         placeholders = [node for node in inner.graph.nodes if node.op == "placeholder"]
         for placeholder, operand in zip(placeholders, operands, strict=True):
-            self.values[placeholder] = self._arg(operand)
-        return self._body(inner.graph)
+            self.values[placeholder] = self.values[operand] if isinstance(operand, torch.fx.Node) else operand
+        outputs = self._body(inner.graph)
+        return tuple(self.values[each] if isinstance(each, torch.fx.Node) else each for each in outputs)
 
     def _normalised(self, fx_node: Any) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
         """Arguments by position up to the last one given, keyword-only ones by name; placement arguments dropped."""
@@ -186,7 +249,7 @@ class Importer:
 
     def _arg(self, arg: Any) -> Arg:
         if isinstance(arg, torch.fx.Node):
-            return self.values[arg]
+            return self._item(self.values[arg])
         if isinstance(arg, (list, tuple)):
             return tuple(self._arg(item) for item in arg)
         if isinstance(arg, (torch.SymInt, torch.SymFloat)):
@@ -199,11 +262,22 @@ class Importer:
             return None
         raise UnsupportedError(f"an argument of type {type(arg).__name__} cannot be captured")
 
+    def _item(self, value: Any) -> Any:
+        if isinstance(value, _Refused):
+            raise value.error
+        return value
+
     def _meta(self, value: Any) -> TensorMeta:
         if not isinstance(value, torch.Tensor):
             raise UnsupportedError(f"an op returns {type(value).__name__}; only tensors can be captured")
         shape = tuple(dim if isinstance(dim, int) else self._expression(dim) for dim in value.shape)
-        return TensorMeta(shape, str(value.dtype).removeprefix("torch."))
+        dtype = str(value.dtype).removeprefix("torch.")
+        if dtype not in DTYPE_BYTES:
+            what = "" if self.here is None else f" of {self.here.target}{_where(self.here)}"
+            raise UnsupportedError(
+                f"the dtype {dtype}{what} cannot be captured; one of {', '.join(DTYPE_BYTES)} is expected"
+            )
+        return TensorMeta(shape, dtype)
 
     def _expression(self, value: torch.SymInt | torch.SymFloat) -> str:
         """The symbolic size in terms of ``batch``; anything but sums of products is refused."""
@@ -222,9 +296,13 @@ class Importer:
 
 
 def _where(fx_node: Any) -> str:
-    trace = fx_node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File")]
-    return f" at {lines[-1]}" if lines else ""
+    """The line of the user's code that made a node, or else one of its operands."""
+    for node in (fx_node, *reversed(fx_node.all_input_nodes)):
+        trace = (node.meta.get("stack_trace") or "").splitlines()
+        lines = [line.strip() for line in trace if line.strip().startswith("File") and 'File "<' not in line]
+        if lines:
+            return f" at {lines[-1]}"
+    return ""
 
 
 def _clean(name: str) -> str:

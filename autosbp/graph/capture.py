@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from autosbp.errors import UnsupportedError
 from autosbp.graph._importer import BATCH, Importer
+from autosbp.graph._program import prepared
 from autosbp.graph._refusals import explain_failure
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.passes import canonicalise
@@ -85,22 +86,11 @@ def capture(
             program = export(
                 fakes.module(module), (), inputs, dynamic_shapes={key: {0: batch} for key in inputs}, strict=False
             )
-            if _mutates(program.graph):
-                program = program.run_decompositions({})  # decomposes nothing, but makes every op functional
+            program = prepared(program)
     except Exception as error:  # export fails with errors of many types
         raise UnsupportedError(explain_failure(name, error)) from error
     graph = Importer(module, program, dict(input_high or {})).run(name, dict(provenance or {}))
     return canonicalise(graph)
-
-
-def _mutates(graph: torch.fx.Graph) -> bool:
-    """Whether an op changes a tensor in place; batch norm changes its running statistics."""
-    return any(
-        isinstance(node.target, torch._ops.OpOverload)
-        and (node.target._schema.is_mutable or node.target is torch.ops.aten.batch_norm.default)
-        for node in graph.nodes
-        if node.op == "call_function" and node.target is not torch.ops.aten.detach_.default
-    )
 
 
 class _Fakes:

@@ -38,6 +38,8 @@ def op_of(name: str) -> Any:
         return OWN_OPS[parts[1]]
     try:
         op = getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
+        if not isinstance(op, torch._ops.OpOverload):
+            raise AttributeError(name)
     except AttributeError:
         where = (
             f"torch {torch.__version__}" if parts[0] == "aten" else f"the library of {parts[0]}, once it is imported"

@@ -72,7 +72,7 @@ def _join(side_by_side: int) -> Change:
 def _concatenate(build: Builder, node: Node) -> Ref:
     """``cat`` of one dtype, of what is not empty (torch skips tensors of shape [0])."""
     out = node.outputs[0]
-    parts = [ref for ref in node.args[0] if build.shape(ref) != (0,) or out.shape == (0,)]
+    parts: list[Ref] = [ref for ref in node.args[0] if build.shape(ref) != (0,) or out.shape == (0,)]
     parts = [build.cast(part, out.dtype) for part in parts]
     if len(parts) == 1:
         return parts[0]
