@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.sbp.groups import boxing_group
-from autosbp.search._clusters import OpCluster, form_clusters
+from autosbp.search._clusters import OpCluster, form_clusters, names_of
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,13 @@ class ClusterClass:
 
 class Analysis:
     """``values[ref][label]`` are the external reads of a made value by boxing group; ``parameters[name]`` those of a
-    parameter; ``class_of[i]`` is the index in ``classes`` of cluster i."""
+    parameter; ``class_of[i]`` is the index in ``classes`` of cluster i. No two clusters are alike of which one has a name
+    among ``pinned``, ops or parameters; no cluster owns a parameter among ``stored``."""
 
-    def __init__(self, graph: LogicalGraph) -> None:
-        self.graph = graph
+    def __init__(
+        self, graph: LogicalGraph, pinned: frozenset[str] = frozenset(), stored: frozenset[str] = frozenset()
+    ) -> None:
+        self.graph, self.pinned, self.stored = graph, pinned, stored
         self.clusters = form_clusters(graph)
         self.home = {node.name: at for at, cluster in enumerate(self.clusters) for node in cluster.nodes}
         self.values: dict[Ref, dict[str, list[Read]]] = {}
@@ -58,7 +61,7 @@ class Analysis:
         own: list[set[str]] = [set() for _ in self.clusters]
         carried: list[set[Ref]] = [set() for _ in self.clusters]
         for name, users in self.parameters.items():
-            if len(users) == 1:
+            if len(users) == 1 and name not in self.stored:
                 own[users[0].cluster].add(name)
         for ref, groups in self.values.items():
             for users in groups.values():
@@ -69,7 +72,7 @@ class Analysis:
         class_of: list[int] = []
         first: list[int] = []
         for at, cluster in enumerate(self.clusters):
-            key = (cluster.key, _places(cluster, own[at], carried[at]))
+            key = (cluster.key, _places(cluster, own[at], carried[at]), names_of(cluster) & self.pinned)
             if key not in index:
                 index[key] = len(counts)
                 counts.append(0)

@@ -81,6 +81,11 @@ def form_clusters(graph: LogicalGraph) -> list[OpCluster]:
     ]
 
 
+def names_of(cluster: OpCluster) -> frozenset[str]:
+    """The cluster's ops and all that they read."""
+    return frozenset(name for node in cluster.nodes for name in (node.name, *(ref.name for ref in node.refs())))
+
+
 def useful_options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
     """The node's layouts less those whose only P inputs are parameters or data: making one P never helps."""
     made = [ref.name in graph.computed and ref.name not in graph.parameter_names for ref in node.refs()]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from autosbp.cluster import Cluster
@@ -15,7 +16,8 @@ MAX_BATCH = 2**30
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What a plan is asked for. Batches are samples over all devices; None lets the planner choose."""
+    """What a plan is asked for. Batches are samples over all devices; None lets the planner choose. ``pins`` are layouts
+    that are given, not searched: ``search.pinned`` says what they look like."""
 
     global_batch: int | None = None
     micro_batch: int | None = None
@@ -25,6 +27,7 @@ class PlanOptions:
     optimizer: str = "adamw"
     memory_limit_bytes: int | None = None
     gap_tolerance: float = 2e-3
+    pins: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
@@ -36,6 +39,11 @@ class PlanOptions:
             raise InputError("gap_tolerance", self.gap_tolerance, "at least 0 and below 1 is expected")
         if not _is_number(self.time_limit_s) or not 0 < self.time_limit_s <= 86_400:
             raise InputError("time_limit_s", self.time_limit_s, "more than 0 and at most 86400 seconds is expected")
+        if not isinstance(self.pins, Mapping):
+            raise InputError("pins", self.pins, "a mapping from names to layouts is expected")
+        for name, layout in self.pins.items():
+            if not isinstance(name, str) or not isinstance(layout, str):
+                raise InputError(f"pins.{name}", layout, "a layout such as 'S0' is expected")
         for name in ("global_batch", "micro_batch"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, MAX_BATCH)
@@ -47,7 +55,8 @@ class PlanOptions:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        plain = {name: getattr(self, name) for name in self.__slots__ if name != "pins"}
+        return {**plain, "pins": dict(self.pins)} if self.pins else plain
 
     @staticmethod
     def from_dict(data: object) -> PlanOptions:

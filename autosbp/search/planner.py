@@ -34,6 +34,7 @@ from autosbp.search._build import Allowed, BuiltProblem, ProblemBuilder
 from autosbp.search._strategy import strategy_of
 from autosbp.search._views import mesh_views, tensor_parallel_view
 from autosbp.search._warnings import replication_warnings
+from autosbp.search.pinned import pinned_views, read_pins
 from autosbp.search.plan_options import PlanOptions, require_room
 
 MAX_EVALUATIONS = 100_000_000
@@ -115,6 +116,7 @@ class _Planner:
             raise InputError("micro_batch", options.micro_batch, f"a divisor of the global batch {self.global_batch}")
         self.mesh = cluster.mesh()
         self.roles = Roles(graph)
+        self.pins = read_pins(graph, self.mesh, self.options.pins)
         self._boxing: dict[Mesh, BoxingModel] = {}
         self._bound: dict[int, tuple[LogicalGraph, Analysis]] = {}
         self._builders: dict[tuple[Mesh, int], ProblemBuilder] = {}
@@ -138,7 +140,7 @@ class _Planner:
     def _bound_graph(self, micro_batch: int) -> tuple[LogicalGraph, Analysis]:
         if micro_batch not in self._bound:
             bound = self.graph.bind(**dict.fromkeys(self.graph.symbols, micro_batch))
-            self._bound[micro_batch] = bound, Analysis(bound)
+            self._bound[micro_batch] = bound, Analysis(bound, self.pins.names, frozenset(self.pins.stored))
         return self._bound[micro_batch]
 
     def _boxing_model(self, view: Mesh) -> BoxingModel:
@@ -238,7 +240,10 @@ class _Planner:
         return forward
 
     def _search_space(self, tally: _Tally, baselines: list[Baseline]) -> _Candidate:
-        """The winner over all views, never worse than a baseline."""
+        """The winner over all views, never worse than a baseline; with pins, over those on which they can be said."""
+        if self.pins:
+            views = pinned_views(self.pins, self.mesh, mesh_views(self.mesh))
+            return self._best(views, self.options.searcher, tally, None)
         start = [
             _Candidate(baseline.strategy, baseline.costs)
             for baseline in baselines
@@ -288,7 +293,7 @@ class _Planner:
                 except InfeasibleError as error:
                     problem = _nearer(problem, error)
                     continue
-                if allowed is not None or (best is not None and best.costs.step_time_s >= cutoff):
+                if (allowed is not None and not self.pins) or (best is not None and best.costs.step_time_s >= cutoff):
                     break  # a baseline is taken where it first fits; else smaller steps of the same way help no more
         if best is None:
             raise problem or InfeasibleError("global_batch", self.global_batch, None, "no microbatch splits evenly")
