@@ -112,7 +112,7 @@ class Strategy:
         paths: dict[BoxingKey, tuple[NdSbp, ...]] = {}
         for at, entry in enumerate(fields.sequence("paths")):
             item = Fields(entry, f"{path}.paths[{at}]", ("shape", "bytes", "path", "gradient"))
-            route = tuple(parse_nd_sbp(text) for text in item.sequence("path"))
+            route = tuple(parse_nd_sbp(text, in_path=True) for text in item.sequence("path"))
             if len(route) < 2:
                 raise InputError(item.at("path"), len(route), "at least two layouts are expected")
             gradient = item.boolean("gradient", True)
