@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import torch
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from autosbp.errors import UnsupportedError
 from autosbp.graph._program import AUTOCAST, NO_GRAD, region_kind
@@ -85,6 +85,8 @@ class Importer:
                 parameters.setdefault(first, parameter)
                 self.values[fx_node] = Ref(first)
             elif spec.kind == InputKind.USER_INPUT:
+                if isinstance(spec.arg, ConstantArgument):  # a setting, whose effect is in the graph
+                    continue
                 if not isinstance(value, torch.Tensor):
                     raise UnsupportedError(f"input {spec.arg.name} is not a tensor")
                 inputs.append(Input(spec.arg.name, self._meta(value), self.input_high.get(spec.arg.name)))

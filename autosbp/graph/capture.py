@@ -6,22 +6,20 @@ captured in the memory of its code. Buffers keep their values, because they beco
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autosbp.errors import UnsupportedError
 from autosbp.graph._importer import BATCH, Importer
 from autosbp.graph._program import prepared
 from autosbp.graph._refusals import explain_failure
+from autosbp.graph._tracing import Fakes, symbolic_len
+from autosbp.graph.bounds import with_bounds
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.passes import canonicalise
 
@@ -63,6 +61,7 @@ def capture(
     *,
     name: str,
     input_high: Mapping[str, int] | None = None,
+    settings: Mapping[str, bool | int | float | str | None] | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> LogicalGraph:
     """Capture ``module(**example_inputs)``, whose first output must be the scalar training loss.
@@ -71,45 +70,23 @@ def capture(
         module: any module; parameters may be real or on the meta device.
         example_inputs: keyword tensors whose dim 0 is the batch (of equal size, at least 2); kept symbolic.
         name: the graph's name.
-        input_high: exclusive upper bounds of integer inputs.
+        input_high: exclusive upper bounds of integer inputs, where the graph does not tell (``graph.bounds``).
+        settings: keyword arguments of ``module`` that are no tensors; their effect is part of the graph.
         provenance: free text kept in the document, such as the config's origin.
 
     Raises:
         UnsupportedError: for data-dependent shapes, control flow, changed inputs or ops that cannot be imported.
     """
-    fakes = _Fakes()
+    fakes = Fakes()
     inputs = {key: fakes.tensor(tensor) for key, tensor in example_inputs.items()}
     batch = Dim(BATCH, min=2)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), symbolic_len(module):
             warnings.simplefilter("ignore")
-            program = export(
-                fakes.module(module), (), inputs, dynamic_shapes={key: {0: batch} for key in inputs}, strict=False
-            )
-            program = prepared(program)
+            arguments = {**inputs, **(settings or {})}
+            shapes = {key: {0: batch} if key in inputs else None for key in arguments}
+            program = prepared(export(fakes.module(module), (), arguments, dynamic_shapes=shapes, strict=False))
     except Exception as error:  # export fails with errors of many types
         raise UnsupportedError(explain_failure(name, error)) from error
     graph = Importer(module, program, dict(input_high or {})).run(name, dict(provenance or {}))
-    return canonicalise(graph)
-
-
-class _Fakes:
-    """Stand-ins for tensors on one device, the CPU, that hold no data, so that any op between them can be traced."""
-
-    def __init__(self) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-
-    def tensor(self, like: torch.Tensor) -> torch.Tensor:
-        with self.mode:
-            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
-
-    def module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """A copy with a stand-in for each parameter, buffer and tensor attribute; no value is copied."""
-        memo: dict[int, Any] = {}
-        for part in module.modules():
-            for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
-                if isinstance(tensor, torch.nn.Parameter):
-                    memo[id(tensor)] = torch.nn.Parameter(self.tensor(tensor), requires_grad=tensor.requires_grad)
-                elif isinstance(tensor, torch.Tensor):
-                    memo[id(tensor)] = self.tensor(tensor)
-        return copy.deepcopy(module, memo)
+    return with_bounds(canonicalise(graph))

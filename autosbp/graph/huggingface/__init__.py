@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from autosbp.errors import InputError, UnsupportedError
 from autosbp.graph.ir import FLOATS, LogicalGraph
+
+if TYPE_CHECKING:
+    from autosbp.graph.huggingface._inputs import ExampleInputs
 
 
 def capture_hf_config(
@@ -32,28 +35,62 @@ def capture_hf_config(
         import transformers
     except ImportError as error:
         raise UnsupportedError("capturing a Hugging Face model needs the extra: pip install 'autosbp[hf]'") from error
-    from autosbp.graph.capture import build_on_meta, capture
+    from autosbp.graph.capture import build_on_meta
     from autosbp.graph.huggingface._classes import training_class
     from autosbp.graph.huggingface._config import read_config
     from autosbp.graph.huggingface._experts import use_expert_op
-    from autosbp.graph.huggingface._inputs import Sizes, example_inputs
+    from autosbp.graph.huggingface._inputs import example_inputs
+    from autosbp.graph.huggingface._sizes import Sizes, set_image_size
 
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     hf_config = read_config(config)
+    set_image_size(hf_config, image_size)
     dtype = getattr(torch, _dtype(config))
     chosen = training_class(hf_config, config)
     try:
         module = build_on_meta(lambda: chosen.cls._from_config(hf_config, dtype=dtype), dtype)
     except Exception as error:  # modules check their sizes with errors of many types
         raise refused(hf_config.model_type, error) from error
-    inputs = example_inputs(module, hf_config, chosen, Sizes(seq_len, image_size), dtype)
     use_expert_op(module)
+    provenance = {"source": f"transformers {transformers.__version__} {type(module).__name__}"}
+    if chosen.note:
+        provenance["class"] = chosen.note
+    return _captured(
+        lambda full: example_inputs(module, hf_config, chosen, Sizes(seq_len, image_size), dtype, full=full),
+        module,
+        name or hf_config.model_type,
+        provenance,
+    )
+
+
+def _captured(
+    inputs: Callable[[bool], ExampleInputs], module: Any, name: str, provenance: Mapping[str, str]
+) -> LogicalGraph:
+    """Capture with the fewest inputs, or else, where the model needs more, with all kinds of data that it takes."""
+    few = inputs(False)
+    try:
+        return _capture_with(few, module, name, provenance)
+    except UnsupportedError:
+        more = inputs(True)
+        if more.tensors.keys() == few.tensors.keys():
+            raise
+        try:
+            return _capture_with(more, module, name, provenance)
+        except UnsupportedError:
+            pass
+        raise
+
+
+def _capture_with(inputs: ExampleInputs, module: Any, name: str, provenance: Mapping[str, str]) -> LogicalGraph:
+    from autosbp.graph.capture import capture
+
     return capture(
         module,
         inputs.tensors,
-        name=name or hf_config.model_type,
+        name=name,
         input_high=inputs.highs,
-        provenance={"source": f"transformers {transformers.__version__} {type(module).__name__}", **inputs.sizes},
+        settings=inputs.settings,
+        provenance={**provenance, **inputs.sizes},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ _TASKS: Mapping[str, str] = {
     "PRETRAINING": "tokens",
     "CAUSAL_LM": "tokens",
     "MASKED_LM": "tokens",
+    "ZERO_SHOT_IMAGE_CLASSIFICATION": "none",
     "IMAGE_CLASSIFICATION": "class",
     "AUDIO_CLASSIFICATION": "class",
     "VIDEO_CLASSIFICATION": "class",
@@ -25,39 +26,56 @@ _TASKS: Mapping[str, str] = {
     "NEXT_SENTENCE_PREDICTION": "pair",
     "QUESTION_ANSWERING": "span",
     "SEMANTIC_SEGMENTATION": "pixel classes",
+    "DEPTH_ESTIMATION": "pixels",
     "IMAGE_TEXT_TO_TEXT": "tokens",
+    "MULTIMODAL_LM": "tokens",
+    "AUDIO_FRAME_CLASSIFICATION": "token classes",
+    "AUDIO_XVECTOR": "class",
     "CTC": "transcript",
 }
-_LABELS = ("labels", "start_positions", "next_sentence_label")
+_LABELS = ("labels", "start_positions", "next_sentence_label", "return_loss")
 
 
 @dataclass(frozen=True)
 class TrainingClass:
-    """A model class and what its labels hold (a value of ``_TASKS``)."""
+    """A model class, what its labels hold (a value of ``_TASKS``), and a sentence where it is not the one named."""
 
     cls: Any
     labels: str
+    note: str = ""
 
 
 def training_class(hf_config: Any, document: Mapping[str, Any]) -> TrainingClass:
     """The class that ``architectures`` names where it is transformers' own and has a loss, else the usual one."""
-    import transformers
-
     named = document.get("architectures") or []
     if not isinstance(named, (list, tuple)) or any(not isinstance(name, str) for name in named):
         raise InputError("config.architectures", named, "a list of class names is expected")
     for name in named:
-        cls = getattr(transformers, name, None)
-        if inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel) and _has_loss(cls):
-            return TrainingClass(cls, _labels_of(name))
+        cls = _model_class(name)
+        if cls is not None and (_takes_labels(cls) or name in _names("PRETRAINING")):
+            return TrainingClass(cls, _labels_of(name) if _takes_labels(cls) else "none")
     for task, labels in _TASKS.items():
-        name = _table(task).get(hf_config.model_type)
-        for each in (name,) if isinstance(name, str) else name or ():
-            cls = getattr(transformers, each, None)
-            if cls is not None and _has_loss(cls):
-                return TrainingClass(cls, _labels_of(each) if task == "PRETRAINING" else labels)
+        for each in _listed(_table(task).get(hf_config.model_type)):
+            cls = _model_class(each)
+            if cls is not None and _takes_labels(cls):
+                return TrainingClass(cls, _labels_of(each) if task == "PRETRAINING" else labels, _note(named, each))
     limit = "a model that transformers can train is expected: a class whose forward takes labels"
     raise InputError("config.model_type", hf_config.model_type, limit)
+
+
+def _note(named: Any, chosen: str) -> str:
+    if not named:
+        return ""
+    why = "has no loss" if _model_class(named[0]) is not None else "is not a class of this transformers"
+    return f"{named[0]} {why}; {chosen} is captured, the usual class of its model type"
+
+
+def _model_class(name: str) -> Any:
+    """The model class of transformers called so; None for anything else."""
+    import transformers
+
+    cls = getattr(transformers, name, None)
+    return cls if inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel) else None
 
 
 def _table(task: str) -> Mapping[str, Any]:
@@ -67,16 +85,21 @@ def _table(task: str) -> Mapping[str, Any]:
     return table
 
 
+def _listed(entry: Any) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+def _names(task: str) -> Iterator[str]:
+    for entry in _table(task).values():
+        yield from _listed(entry)
+
+
 def _labels_of(name: str) -> str:
     """What the labels of a class hold, by the table that lists it."""
-    for task, labels in _TASKS.items():
-        if task == "PRETRAINING":
-            continue
-        if any(name == each or (isinstance(each, (list, tuple)) and name in each) for each in _table(task).values()):
-            return labels
-    return "tokens"
+    tasks = (task for task in _TASKS if task != "PRETRAINING" and name in _names(task))
+    return _TASKS[next(tasks, "CAUSAL_LM")]
 
 
-def _has_loss(cls: Any) -> bool:
+def _takes_labels(cls: Any) -> bool:
     parameters = inspect.signature(cls.forward).parameters
     return any(name in parameters for name in _LABELS)

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from autosbp.errors import InputError, UnsupportedError
+from autosbp.errors import UnsupportedError
 from autosbp.graph.huggingface._classes import TrainingClass
+from autosbp.graph.huggingface._sizes import InputSizes, Sizes
 
-DEFAULT_SEQ_LEN = 1024
-DEFAULT_IMAGE_SIZE = 224
-AUDIO_SAMPLES = 16_000
-NUM_CHOICES = 2
 BATCH = 4
-_MAX_POSITIONS = (
-    "max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_target_positions", "max_seq_len",
-)  # fmt: skip
-_TEXT, _IMAGE, _VIDEO = "input_ids", "pixel_values", "pixel_values_videos"
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What the user asked for; None where the config decides."""
-
-    seq_len: int | None
-    image_size: int | None
+NUM_CHOICES = 2
+TRANSCRIPT = 16
+_TEXT = "input_ids"
+_OPTIONAL = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "decoder_input_ids")
+"""Inputs that some models need though their forward has a default for them."""
+_SENTENCE_LABELS = ("next_sentence_label", "sentence_order_label")
 
 
 @dataclass
 class ExampleInputs:
-    """Tensors on the meta device by name, exclusive bounds of integer ones, and the sizes chosen, for provenance."""
+    """Tensors on the meta device by name, exclusive bounds of integer ones, other arguments, and the sizes chosen."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     highs: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     sizes: dict[str, str] = field(default_factory=dict)
 
     def integers(self, name: str, shape: tuple[int, ...], high: int) -> None:
@@ -47,137 +40,94 @@ class ExampleInputs:
 
 
 def example_inputs(
-    module: torch.nn.Module, config: Any, chosen: TrainingClass, sizes: Sizes, dtype: torch.dtype
+    module: torch.nn.Module, config: Any, chosen: TrainingClass, sizes: Sizes, dtype: torch.dtype, *, full: bool = False
 ) -> ExampleInputs:
-    """Inputs whose dim 0 is the batch; ``InputError`` for sizes that do not fit the model."""
-    return _Inputs(module, config, chosen, sizes, dtype).run()
+    """Inputs whose dim 0 is the batch: the main one, required ones and labels; with ``full``, also those of every other
+    kind of data that the model takes. ``InputError`` for sizes that do not fit the model."""
+    return _Inputs(module, config, chosen, sizes, dtype).run(full=full)
 
 
 class _Inputs:
     def __init__(
         self, module: torch.nn.Module, config: Any, chosen: TrainingClass, sizes: Sizes, dtype: torch.dtype
     ) -> None:
-        self.module, self.config, self.chosen, self.sizes, self.dtype = module, config, chosen, sizes, dtype
-        self.text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        self.module, self.config, self.chosen, self.dtype = module, config, chosen, dtype
+        self.sizes = InputSizes(module, config, sizes)
         self.takes = inspect.signature(module.forward).parameters
         self.found = ExampleInputs()
 
-    def run(self) -> ExampleInputs:
-        main = str(getattr(self.module, "main_input_name", _TEXT))
-        self._data(main)
+    def run(self, *, full: bool) -> ExampleInputs:
+        pairs = "return_loss" in self.takes
+        self._data(str(getattr(self.module, "main_input_name", _TEXT)))
         for name, parameter in self.takes.items():
             required = (
                 parameter.default is inspect.Parameter.empty and parameter.kind == parameter.POSITIONAL_OR_KEYWORD
             )
-            if required and name not in self.found.tensors:
+            optional = name in (_TEXT, *_OPTIONAL) and (full or pairs)
+            if (required or optional) and name not in self.found.tensors:
                 self._data(name)
+        if pairs:
+            self.found.settings["return_loss"] = True
         self._labels()
-        self._refuse_unused()
+        self.sizes.refuse_unused()
+        self.found.sizes = self.sizes.chosen
         return self.found
 
     def _data(self, name: str) -> None:
-        if name == _TEXT:
-            shape = (NUM_CHOICES, self.length) if self.chosen.labels == "choice" else (self.length,)
-            self.found.integers(name, shape, self.vocabulary)
-        elif name == _IMAGE:
-            channels = int(self._vision("num_channels", 3))
-            frames = self._vision("num_frames", None)
-            lead = (int(frames),) if frames is not None else ()
-            self.found.floats(name, (*lead, channels, *self.image), self.dtype)
-        elif name == "input_features":
-            self.found.floats(name, self._spectrogram(), self.dtype)
-        elif name == "input_values":
-            mels = getattr(self.config, "num_mel_bins", None)
-            length = int(getattr(self.config, "max_length", 1024))
-            self.found.floats(name, (length, int(mels)) if mels else (AUDIO_SAMPLES,), self.dtype)
-        else:
+        sizes, found = self.sizes, self.found
+        tokens = (NUM_CHOICES, sizes.length) if self.chosen.labels == "choice" else None
+        makers: Mapping[str, Callable[[], None]] = {
+            _TEXT: lambda: found.integers(name, tokens or (sizes.length,), sizes.vocabulary),
+            "decoder_input_ids": lambda: found.integers(name, (sizes.length,), sizes.vocabulary),
+            "attention_mask": lambda: found.integers(name, tokens or (sizes.length,), 2),
+            "token_type_ids": lambda: found.integers(name, tokens or (sizes.length,), self._types()),
+            "pixel_values": lambda: found.floats(name, sizes.pixels(), self.dtype),
+            "pixel_values_videos": lambda: found.floats(name, sizes.pixels(), self.dtype),
+            "input_features": lambda: found.floats(name, sizes.spectrogram(), self.dtype),
+            "input_values": lambda: found.floats(name, sizes.waveform(), self.dtype),
+        }
+        if name not in makers:
             cls = type(self.module).__name__
             raise UnsupportedError(
                 f"{cls} takes {name}, for which there is no example; give the model as package.module:factory with "
                 "example inputs of your own"
             )
+        makers[name]()
 
-    def _spectrogram(self) -> tuple[int, int]:
-        """Mel bins by frames; Whisper's encoder halves the frames."""
-        mels = getattr(self.config, "num_mel_bins", None) or getattr(self.config, "input_feat_per_channel", None)
-        frames = getattr(self.config, "max_source_positions", None)
-        if not mels or not frames:
-            raise UnsupportedError(f"{self.config.model_type}: a config with num_mel_bins and max_source_positions")
-        if hasattr(self.config, "input_feat_per_channel"):
-            return (self.length, int(mels))
-        return (int(mels), 2 * int(frames))
+    def _types(self) -> int:
+        return max(1, int(getattr(self.sizes.text, "type_vocab_size", 1) or 1))
 
     def _labels(self) -> None:
-        kind, found, takes = self.chosen.labels, self.found, self.takes
-        classes = int(getattr(self.config, "num_labels", 2) or 2)
-        if "labels" in takes:
-            shape, high = {
-                "tokens": ((self.length,), self.vocabulary) if kind == "tokens" else ((), 0),
-                "token classes": ((self.length,), classes) if kind == "token classes" else ((), 0),
-                "class": ((), classes),
-                "choice": ((), NUM_CHOICES),
-                "pair": ((), 2),
-                "pixel classes": (self.image if kind == "pixel classes" else (), classes),
-                "transcript": ((16,), self.vocabulary if kind == "transcript" else 2),
-            }.get(kind, ((), classes))
-            found.integers("labels", shape, high)
-        for name in ("next_sentence_label", "sentence_order_label"):
+        found, takes, sizes = self.found, self.takes, self.sizes
+        if "labels" in takes and self.chosen.labels != "none":
+            self._class_labels(self.chosen.labels)
+        for name in _SENTENCE_LABELS:
             if name in takes:
                 found.integers(name, (), 2)
+        pairs = any(name in takes for name in _SENTENCE_LABELS) or self.chosen.labels == "pair"
+        if pairs and "token_type_ids" in takes and self._types() > 1:
+            self._data("token_type_ids")
         for name in ("start_positions", "end_positions"):
             if name in takes and "labels" not in takes:
-                found.integers(name, (), self.length)
+                found.integers(name, (), sizes.length)
 
-    @property
-    def vocabulary(self) -> int:
-        size = int(getattr(self.text, "vocab_size", 0) or 0)
-        if size < 1:
-            raise InputError("config.vocab_size", size, "a positive vocabulary is expected")
-        return size
-
-    @property
-    def length(self) -> int:
-        """Tokens per sequence, also where the model's labels alone are tokens."""
-        given, limit = self.sizes.seq_len, self._max_length()
-        length = given if given is not None else min(limit or DEFAULT_SEQ_LEN, DEFAULT_SEQ_LEN)
-        if type(length) is not int or length < 2 or (limit is not None and length > limit):
-            raise InputError("seq_len", length, f"an integer in [2, {limit or 'any'}] is expected")
-        self.found.sizes["seq_len"] = str(length)
-        return length
-
-    def _max_length(self) -> int | None:
-        """The config's limit, less the positions that a table with a padding row keeps free."""
-        limit = next((int(getattr(self.text, key)) for key in _MAX_POSITIONS if getattr(self.text, key, None)), None)
-        for name, part in self.module.named_modules():
-            table = name.endswith("position_embeddings") and isinstance(part, torch.nn.Embedding)
-            if table and part.padding_idx is not None:
-                room = part.num_embeddings - part.padding_idx - 1
-                limit = room if limit is None else min(limit, room)
-        return limit
-
-    @property
-    def image(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        given, stated = self.sizes.image_size, self._vision("image_size", None)
-        if given is not None and (type(given) is not int or given < 1):
-            raise InputError("image_size", given, "a positive integer is expected")
-        if given is not None:
-            height = width = given
-        elif isinstance(stated, (list, tuple)):
-            height, width = int(stated[0]), int(stated[-1])
+    def _class_labels(self, kind: str) -> None:
+        found, sizes = self.found, self.sizes
+        classes = int(getattr(self.config, "num_labels", 2) or 2)
+        problem = getattr(self.config, "problem_type", None)
+        if kind == "class" and (problem == "regression" or (problem is None and classes == 1)):
+            found.floats("labels", () if classes == 1 else (classes,), self.dtype)
+        elif kind == "class" and problem == "multi_label_classification":
+            found.floats("labels", (classes,), self.dtype)
+        elif kind == "pixels":
+            found.floats("labels", sizes.image, self.dtype)
         else:
-            height = width = int(stated or DEFAULT_IMAGE_SIZE)
-        self.found.sizes["image_size"] = f"{height}x{width}"
-        return height, width
-
-    def _vision(self, key: str, default: Any) -> Any:
-        for part in (self.config, getattr(self.config, "vision_config", None)):
-            value = getattr(part, key, None)
-            if value is not None:
-                return value
-        return default
-
-    def _refuse_unused(self) -> None:
-        for name, given in (("seq_len", self.sizes.seq_len), ("image_size", self.sizes.image_size)):
-            if given is not None and name not in self.found.sizes:
-                raise InputError(name, given, f"{type(self.module).__name__} takes none")
+            tables: Mapping[str, Callable[[], tuple[tuple[int, ...], int]]] = {
+                "tokens": lambda: ((sizes.length,), sizes.vocabulary),
+                "token classes": lambda: ((sizes.length,), classes),
+                "choice": lambda: ((), NUM_CHOICES),
+                "pair": lambda: ((), 2),
+                "pixel classes": lambda: (sizes.image, classes),
+                "transcript": lambda: ((TRANSCRIPT,), sizes.vocabulary),
+            }
+            found.integers("labels", *tables.get(kind, lambda: ((), classes))())
