@@ -15,7 +15,7 @@ from autosbp.discovery._call import Call, Tensor, make_call
 from autosbp.discovery._declared import declared_rule
 from autosbp.discovery._proof import Prover, Way
 from autosbp.discovery._samples import Random, Undiscoverable, samples
-from autosbp.discovery._search import MAX_RUNS, doubled, proved, search
+from autosbp.discovery._search import doubled, proved, search
 from autosbp.discovery._stand_ins import StandIn, stand_in
 from autosbp.discovery._work import with_work, work_of
 from autosbp.errors import GraphError
@@ -34,8 +34,9 @@ REAL_BATCH = 12
 def discover_rules(graph: LogicalGraph, *, use_cache: bool = True) -> LogicalGraph:
     """``graph`` with a rule for each computed node whose op has none in the table.
 
-    An op whose layouts cannot be found has a rule without layouts that says why: it stays replicated. Raises
-    ``InputError`` for a declared rule that the op breaks.
+    An op whose layouts cannot be found has a rule without layouts that says why: it stays replicated. Data needs no
+    layouts; of custom ops that make it, those that draw random numbers have a rule that says so. Raises ``InputError``
+    for a declared rule that the op breaks.
     """
     bound = graph.bind(**dict.fromkeys(graph.symbols, _batch(graph)))
     real = graph.bind(**dict.fromkeys(graph.symbols, REAL_BATCH))
@@ -43,11 +44,13 @@ def discover_rules(graph: LogicalGraph, *, use_cache: bool = True) -> LogicalGra
     names: dict[Hashable, str] = {}
     nodes = []
     for node, at_size, at_real in zip(graph.nodes, bound.nodes, real.nodes, strict=True):
-        if node.name in graph.computed and node.op not in RULES and not node.rule:
-            key = _identity(bound, at_size)
+        computed = node.name in graph.computed
+        if node.op not in RULES and not node.rule and (computed or not node.op.startswith("aten.")):
+            key = computed, _identity(bound, at_size)
             if key not in names:
-                names[key] = _free_name(node.op, rules)
-                rules[names[key]] = _rule((bound, at_size), (real, at_real), use_cache)
+                rule = _rule((bound, at_size), (real, at_real), use_cache)
+                names[key] = _free_name(node.op, rules) if computed or rule.random else ""
+                rules |= {names[key]: rule} if names[key] else {}
             node = replace(node, rule=names[key])
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes), rules=rules) if rules else graph
@@ -111,7 +114,7 @@ def found_rule(small: StandIn, use_cache: bool = True) -> FoundRule:
     """The rule of a stand-in's call: from the cache where it still holds, else discovered."""
     calls = [call for call in (small.call, small.confirm) if call is not None]
     key = key_of(*calls) if use_cache else None
-    prover = Prover(small.call, samples(small.call), MAX_RUNS)
+    prover = Prover(small.call, samples(small.call))
     cached = read_cached(key) if key is not None else None
     if cached is not None and cached.options and all(proved(prover, _way(option)) for option in cached.options):
         return cached
@@ -131,13 +134,13 @@ def found_rule(small: StandIn, use_cache: bool = True) -> FoundRule:
 
 def _confirmed(call: Call, options: list[FoundOption]) -> list[FoundOption]:
     """Those of the options that hold at the call's sizes, too."""
-    prover = Prover(call, samples(call, 1), MAX_RUNS)
+    prover = Prover(call, samples(call, 1))
     return [option for option in options if proved(prover, _way(option))]
 
 
 def check_declared(rule: FoundRule, node: Node, small: StandIn) -> None:
     """Raise ``InputError`` where the op breaks a declared rule."""
-    prover = Prover(small.call, samples(small.call), MAX_RUNS)
+    prover = Prover(small.call, samples(small.call))
     for option in rule.options:
         way = _way(option)
         if prover.counts(way.ins, way.outs, way.divided) and not proved(prover, way):

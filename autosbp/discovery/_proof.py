@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import gcd, prod
+from math import gcd, inf, prod
 
 import torch
 
@@ -21,8 +22,11 @@ from autosbp.sbp.placement import B, NdSbp, P, S, Sbp, gradient
 EXTREMA = (Sbp("P", reduction="max"), Sbp("P", reduction="min"))
 
 
+MAX_RUNS = 60_000
+
+
 class OutOfBudget(Exception):
-    """The op has run as often as it may."""
+    """The op has run as often, or as long, as it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +40,13 @@ class Way:
 
 @dataclass
 class Prover:
-    """Runs parts of one call; ``runs_left`` bounds how often."""
+    """Runs parts of one call, at most ``runs_left`` times and until ``deadline_s`` of the clock."""
 
     call: Call
     samples: Sequence[Sample]
-    runs_left: int
+    runs_left: int = MAX_RUNS
+    deadline_s: float = inf
+    clock: Callable[[], float] = time.monotonic
     _telling: list[bool] = field(default_factory=list)
     _parts: dict[tuple[int, int, Sbp, int], list[torch.Tensor]] = field(default_factory=dict)
 
@@ -166,7 +172,7 @@ class Prover:
             return None
 
     def _spend(self) -> None:
-        if self.runs_left <= 0:
+        if self.runs_left <= 0 or self.clock() > self.deadline_s:
             raise OutOfBudget
         self.runs_left -= 1
 

@@ -3,7 +3,8 @@
 On one mesh axis every combination of split, whole and partial inputs is tried, with integer attributes that hold sizes
 divided, too. An output is what its parts recombine to: concatenated, equal, summed, the largest or the smallest. What
 holds forward is proved in 2 and 3 parts on two random samples, gradients included (S of S, P of B, B of P); pairs are
-then proved on a 2 x 2 mesh. How often the op may run is bounded by a count, so that every machine finds the same.
+then proved on a 2 x 2 mesh. How often the op may run is bounded by a count, so that every machine finds the same; a
+clock stops ops that are very slow.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import torch
 
 from autosbp.discovery._call import Call, Tensor, make_call
 from autosbp.discovery._candidates import States, additive_inputs, divisible, partials, splits
-from autosbp.discovery._proof import OutOfBudget, Prover, Way
+from autosbp.discovery._proof import MAX_RUNS, OutOfBudget, Prover, Way
 from autosbp.discovery._samples import Random, Undiscoverable, samples
 from autosbp.graph.attributes import Path
 from autosbp.sbp.placement import B
 from autosbp.sbp.sharding import AxisOption, Sharding
 
-MAX_RUNS = 60_000
+MAX_S = 60.0
 RESERVED = 0.1
-"""The part of the runs that is kept for proofs on two axes."""
+"""The part of runs and time that is kept for proofs on two axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ def discover(
     kwargs: Mapping[str, Any] | None = None,
     *,
     max_runs: int = MAX_RUNS,
+    max_s: float = MAX_S,
 ) -> Discovery:
     """The layouts in which ``op(*args, **kwargs)`` may run in parts.
 
@@ -57,11 +59,11 @@ def discover(
         op: a ``torch.library`` op, or any function of tensors without side effects.
         args, kwargs: an example. Of its tensors shapes, dtypes and the largest integer are used, no other value; float
             tensors carry gradients. Extents should be multiples of 6: an extent that neither 2 nor 3 divides is not split.
-        max_runs: how often the op may run.
+        max_runs, max_s: how often the op may run, and for how many seconds in all.
 
     Never raises for what the op does; a result without options gives the reason.
     """
-    return discover_call(make_call(op, args, kwargs or {}, _described), max_runs)
+    return discover_call(make_call(op, args, kwargs or {}, _described), max_runs, max_s)
 
 
 def _described(arg: Any) -> Tensor | None:
@@ -71,7 +73,7 @@ def _described(arg: Any) -> Tensor | None:
     return Tensor(tuple(arg.shape), arg.dtype, arg.dtype.is_floating_point, None if whole else int(arg.max()) + 1)
 
 
-def discover_call(call: Call, max_runs: int = MAX_RUNS) -> Discovery:
+def discover_call(call: Call, max_runs: int = MAX_RUNS, max_s: float = MAX_S) -> Discovery:
     """As ``discover``, of a call that is already taken apart; float64 where the op takes it."""
     failure = Undiscoverable("")
     for one in (doubled(call), call):
@@ -82,7 +84,7 @@ def discover_call(call: Call, max_runs: int = MAX_RUNS) -> Discovery:
         except Undiscoverable as error:
             failure = error
             continue
-        return search(Prover(one, drawn, max_runs))
+        return search(Prover(one, drawn, max_runs), max_s)
     return Discovery((), str(failure))
 
 
@@ -96,11 +98,13 @@ def doubled(call: Call) -> Call:
     )
 
 
-def search(prover: Prover) -> Discovery:
-    """Every layout of the prover's call."""
+def search(prover: Prover, max_s: float = MAX_S) -> Discovery:
+    """Every layout of the prover's call, as far as its runs and ``max_s`` seconds go."""
     budget = prover.runs_left
     reserved = int(RESERVED * budget)
     prover.runs_left -= reserved
+    end_s = prover.clock() + max_s
+    prover.deadline_s = end_s - RESERVED * max_s
     found: dict[States, Way] = {}
     complete = True
     try:
@@ -108,15 +112,17 @@ def search(prover: Prover) -> Discovery:
     except OutOfBudget:
         complete = False
     prover.runs_left += reserved
+    prover.deadline_s = end_s
     try:
         ways = _independent(prover, list(found.values()))
     except OutOfBudget:
         ways, complete = [], False
     reason = "" if ways else "has no layout in which it can run in parts"
+    num_runs = budget - prover.runs_left
     if not complete:
-        reason = f"was run {budget} times before every layout was tried"
+        reason = f"was run {num_runs} times, and not every layout was tried"
     options = tuple(_option(prover, way, at) for at, way in enumerate(ways))
-    return Discovery(options, reason, complete, num_runs=budget - prover.runs_left)
+    return Discovery(options, reason, complete, num_runs=num_runs)
 
 
 def _ways(prover: Prover, found: dict[States, Way]) -> None:

@@ -10,6 +10,11 @@ import torch
 
 import autosbp
 from autosbp.discovery import Discovery, discover
+from autosbp.discovery._call import Tensor as CallTensor
+from autosbp.discovery._call import make_call
+from autosbp.discovery._proof import Prover
+from autosbp.discovery._samples import samples
+from autosbp.discovery._search import search
 from tests.discovery import library
 
 Tensor = torch.Tensor
@@ -98,8 +103,25 @@ def test_the_search_stops_when_the_op_has_run_often_enough() -> None:
     few = discover(torch.nn.functional.linear, args, max_runs=120)
     assert not few.complete
     assert few.num_runs <= 120
-    assert few.reason == "was run 120 times before every layout was tried"
+    assert few.reason == f"was run {few.num_runs} times, and not every layout was tried"
     assert layouts(few) < layouts(everything)
+
+
+def test_the_search_stops_when_the_op_has_run_long_enough() -> None:
+    call = make_call(
+        torch.mm, (numbers(6, 12), numbers(12, 18)), {}, lambda arg: CallTensor(tuple(arg.shape), arg.dtype, True)
+    )
+    now_s = 0.0
+
+    def clock() -> float:
+        nonlocal now_s
+        now_s += 1.0
+        return now_s
+
+    found = search(Prover(call, samples(call), clock=clock), max_s=60.0)
+    assert not found.complete
+    assert 50 <= found.num_runs < 60
+    assert layouts(found) < layouts(discover(torch.mm, (numbers(6, 12), numbers(12, 18))))
 
 
 def test_coincidences_of_one_sample_do_not_pass() -> None:
