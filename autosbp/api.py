@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from autosbp.cluster import Cluster, load_cluster
+from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.calibration import Calibration
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.evaluate import evaluate
+from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.serialize import from_dict
-from autosbp.plan import Plan
+from autosbp.plan import Costs, Plan, Strategy
 from autosbp.sbp.rules import check_graph
 from autosbp.search.op_keys import op_keys
 from autosbp.search.plan_options import PlanOptions, require_room
@@ -30,6 +34,7 @@ __all__ = [
     "load_graph",
     "make_plan",
     "op_keys",
+    "predict_costs",
     "require_room",
     "run_trial",
 ]
@@ -85,6 +90,16 @@ def capture_module(
     graph = discover_rules(run(module, example_inputs, name=name, input_high=input_high))
     check_graph(graph)
     return graph
+
+
+def predict_costs(
+    graph: LogicalGraph, strategy: Strategy, cluster: Cluster, calibration: Calibration | None = None
+) -> Costs:
+    """Time, traffic and memory of one training step of any strategy on the cluster that its mesh is of; ``InputError``
+    where it does not fit the graph."""
+    compute = ComputeModel(cluster.device, calibration)
+    boxing = BoxingModel(NetworkModel(cluster, calibration), strategy.mesh, compute.copy_bytes_per_s)
+    return evaluate(graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch)), strategy, boxing, compute)
 
 
 def run_trial(

@@ -24,6 +24,7 @@ from autosbp.cli._options import (
     Server,
 )
 from autosbp.cli._run import console, note, print_json
+from autosbp.errors import InputError
 
 if TYPE_CHECKING:
     from autosbp.plan import Plan
@@ -41,6 +42,14 @@ MemoryLimit = Annotated[
 GapTolerance = Annotated[
     float, typer.Option("--gap-tolerance", help="Relative gap that a binding memory limit may leave open.")
 ]
+Pin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin",
+        metavar="NAME=LAYOUT",
+        help="A layout that is given, not searched: head.weight=S0, 'tables.*=S0 -> B', linear_1=P. May be repeated.",
+    ),
+]
 
 
 def plan(
@@ -55,6 +64,7 @@ def plan(
     optimizer: Optimizer = "adamw",
     memory_limit_bytes: MemoryLimit = None,
     gap_tolerance: GapTolerance = 2e-3,
+    pin: Pin = None,
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
     output: Output = None,
@@ -66,7 +76,8 @@ def plan(
 
     check_output(output)
     options = PlanOptions(
-        global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance
+        *(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance),
+        pins=_pins(pin or []),
     )
     run = _plan_here if server is None else _plan_there
     found = run(model, cluster, calibration, options, ModelSizes(seq_len, image_size), server or "")
@@ -79,6 +90,16 @@ def plan(
         print_json(document)
     else:
         show(document)
+
+
+def _pins(texts: list[str]) -> dict[str, str]:
+    pins = {}
+    for text in texts:
+        name, equals, layout = text.partition("=")
+        if not equals:
+            raise InputError("--pin", text, "NAME=LAYOUT is expected")
+        pins[name.strip()] = layout.strip()
+    return pins
 
 
 def _plan_here(

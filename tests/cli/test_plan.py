@@ -172,3 +172,17 @@ def test_a_name_with_markup_is_shown_as_it_is(run: Run, folder: Path, tmp_path: 
     assert "[red]tiny[/nope] :smile:" in done.stdout
     assert "[red]tiny[/nope] :smile:" in run("explain", tmp_path / "p.json").stdout
     assert Plan.from_dict(json.loads((tmp_path / "p.json").read_text())).document["model"].startswith("[red]")
+
+
+def test_a_pinned_layout_is_in_the_plan_and_a_bad_pin_says_what_is_legal(run: Run, folder: Path) -> None:
+    start = ("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64, "--json")
+    names = json.loads(run(*start).stdout)["strategy"]["parameters"]
+    name = next(iter(names))
+    done = run(*start, "--pin", f"{name}=S0 -> B")
+    document = json.loads(done.stdout)
+    assert document["strategy"]["parameters"][name] == "S0"
+    assert document["options"]["pins"] == {name: "S0 -> B"}
+    for pin, words in ((f"{name}=S7", "takes one of B, I"), (name, "NAME=LAYOUT"), ("no.such=B", "a parameter or op")):
+        refused = run(*start, "--pin", pin)
+        assert refused.exit_code == 2
+        assert words in " ".join(refused.stderr.split())

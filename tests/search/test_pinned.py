@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
+from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan, predict_costs
 from autosbp.costmodel.collectives import collectives
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.sbp.placement import format_nd_sbp
@@ -144,3 +144,8 @@ def test_bad_pins_name_the_pin_its_value_and_what_is_legal(case: str) -> None:
 def test_pins_of_a_wrong_type_are_refused(pins: object) -> None:
     with pytest.raises(InputError, match="pins"):
         PlanOptions.from_dict({"pins": pins})
+
+
+def test_costs_of_a_plans_strategy_are_predicted_as_in_the_plan() -> None:
+    costs = predict_costs(graph_of("mlp-small"), FREE.strategy, load_cluster("local:4"))
+    assert {key: FREE.document[key] for key in costs.to_dict()} == costs.to_dict()
