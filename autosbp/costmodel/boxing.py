@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from scipy.sparse.csgraph import floyd_warshall
 from autosbp.cluster import Device
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
-from autosbp.sbp.boxing import COLLECTIVES, Step, is_even, message_bytes, split_factor, step_between
+from autosbp.sbp.boxing import COLLECTIVES, PMAX, PMIN, Step, is_even, message_bytes, split_factor, step_between
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, format_nd_sbp
 from autosbp.sbp.step_table import step_table
@@ -98,21 +99,27 @@ def _num_copies(action: str, src_dim: int, dst_dim: int) -> int:
 
 class BoxingTable:
     """All-pairs cheapest boxing of one tensor. ``cost_s[i, j]`` is from ``layouts[i]`` to ``layouts[j]``; paths may stop
-    at layouts that nest in another order than the mesh's, too, which come after these in ``stops``."""
+    at layouts that nest in another order than the mesh's, too, which come after these in ``stops``.
+
+    Without a gradient, partial maxima and minima are among the layouts, after the first ``num_sums``. Partial sums of
+    one-byte elements (bools, which have none, and integers that would overflow) cost infinitely much."""
 
     def __init__(self, model: BoxingModel, shape: tuple[int, ...], num_bytes: int, differentiable: bool) -> None:
         self.mesh = model.mesh
         sizes = {axis.size for axis in self.mesh.axes}
         dims = [dim for dim, size in enumerate(shape) if size > 1 and any(size % axis == 0 for axis in sizes)]
-        states = (*(S(dim) for dim in dims), *((B, I, P) if differentiable else (B, P)))
-        steps = step_table(states, self.mesh)
+        self.states = (*(S(dim) for dim in dims), *((B, I, P) if differentiable else (B, P)))
+        self._all_states = {
+            state: at for at, state in enumerate((*self.states, *(() if differentiable else (PMAX, PMIN))))
+        }
+        steps = step_table(tuple(self._all_states), self.mesh)
         parts = np.array([split_factor(layout, self.mesh) for layout in steps.layouts], dtype=np.int64)
         even = np.array([is_even(shape, layout, self.mesh) for layout in steps.layouts], dtype=bool)
         place = np.cumsum(even) - 1
         self.stops = tuple(layout for layout, keep in zip(steps.layouts, even, strict=True) if keep)
         self.layouts = self.stops[: int(even[: steps.num_plain].sum())]
+        self.num_sums = int(even[: steps.num_sums].sum())
         self.index = {layout: at for at, layout in enumerate(self.layouts)}
-        self.states = {state: at for at, state in enumerate(states)}
         keep = even[steps.source] & even[steps.target]
         source, target, kind = steps.source[keep], steps.target[keep], steps.kind[keep]
         message = num_bytes // np.minimum(parts[source], parts[target])
@@ -124,6 +131,9 @@ class BoxingTable:
             seconds[chosen] = (forward + backward + local)[inverse]
         direct: NDArray[np.float64] = np.full((len(self.stops), len(self.stops)), np.inf)
         direct[place[source], place[target]] = seconds
+        if not differentiable and num_bytes == prod(shape):
+            partial = np.array([P in layout for layout in self.stops], dtype=bool)
+            direct[partial], direct[:, partial] = np.inf, np.inf
         self._direct = direct
         self._lookup: NDArray[np.int64] | None = None
 
@@ -150,16 +160,16 @@ class BoxingTable:
         """Layout indices of many layouts at once: ``rows[i, axis]`` chooses one of ``states`` on each axis; -1 where a
         layout is not even."""
         if self._lookup is None:
-            self._lookup = np.full(len(self.states) ** self.mesh.ndim, -1, dtype=np.int64)
+            self._lookup = np.full(len(self._all_states) ** self.mesh.ndim, -1, dtype=np.int64)
             for layout, at in self.index.items():
-                self._lookup[self._code([self.states[state] for state in layout])] = at
-        codes = np.array([self.states.get(state, -1) for state in states], dtype=np.int64)[rows]
+                self._lookup[self._code([self._all_states[state] for state in layout])] = at
+        codes = np.array([self._all_states.get(state, -1) for state in states], dtype=np.int64)[rows]
         known = (codes >= 0).all(axis=1)
-        weights = len(self.states) ** np.arange(self.mesh.ndim, dtype=np.int64)
+        weights = len(self._all_states) ** np.arange(self.mesh.ndim, dtype=np.int64)
         return np.where(known, self._lookup[np.where(known, codes @ weights, 0)], -1)
 
     def _code(self, states: Sequence[int]) -> int:
-        return sum(state * len(self.states) ** axis for axis, state in enumerate(states))
+        return sum(state * len(self._all_states) ** axis for axis, state in enumerate(states))
 
     def costs_from(self, src: NdSbp) -> NDArray[np.float64]:
         """Seconds from a layout to each of ``layouts``."""
@@ -184,5 +194,6 @@ class BoxingTable:
 
     def _at(self, layout: NdSbp) -> int:
         if layout not in self.index:
-            raise InputError("layout", format_nd_sbp(layout), "a layout that splits this tensor evenly is expected")
+            limit = "even splits in mesh order are expected, and Pmax or Pmin only without a gradient and alone"
+            raise InputError("layout", format_nd_sbp(layout), limit)
         return self.index[layout]

@@ -106,7 +106,7 @@ class TransferModel:
         num_bytes = DTYPE_BYTES[dtype] * prod(shape)
         one, two = (self.boxing(mesh).table(shape, num_bytes, differentiable) for mesh in (src_mesh, dst_mesh))
         search = _Search(self.links, shape, DTYPE_BYTES[dtype], (src_mesh, dst_mesh), differentiable)
-        total_s, sent, received = search.run(one, one.costs_from(src), two, two.costs_to(dst))
+        total_s, sent, received = search.run(one, src, two, dst)
         forward = search.deliver(sent, received)
         backward = search.deliver_back(sent, received) if differentiable else Delivery((), 0.0)
         return TransferPlan(
@@ -135,12 +135,11 @@ class _Search:
         self.differentiable = differentiable
         self._known: dict[tuple[bool, NdSbp, NdSbp], Delivery] = {}
 
-    def run(
-        self, one: BoxingTable, before: NDArray[np.float64], two: BoxingTable, after: NDArray[np.float64]
-    ) -> tuple[float, NdSbp, NdSbp]:
-        """Seconds and layouts of the best pair. Pairs are tried in the order of what they take at least, until that is
-        more than the best found."""
-        least_s = before[:, None] + after + self._least_s(one.layouts, two.layouts)
+    def run(self, one: BoxingTable, src: NdSbp, two: BoxingTable, dst: NdSbp) -> tuple[float, NdSbp, NdSbp]:
+        """Seconds and layouts of the best pair; neither has partial maxima or minima. Pairs are tried in the order of
+        what they take at least, until that is more than the best found."""
+        before, after = one.costs_from(src)[: one.num_sums], two.costs_to(dst)[: two.num_sums]
+        least_s = before[:, None] + after + self._least_s(one.layouts[: one.num_sums], two.layouts[: two.num_sums])
         best, chosen = inf, (one.layouts[0], two.layouts[0])
         for at in np.argsort(least_s, axis=None, kind="stable"):
             i, j = divmod(int(at), len(after))

@@ -22,11 +22,11 @@ def all_gather(part: torch.Tensor, dim: int, size: int, group: Any) -> torch.Ten
     return out if dim == 0 else torch.cat(out.chunk(size, 0), dim)
 
 
-def reduce_scatter(full: torch.Tensor, dim: int, size: int, group: Any) -> torch.Tensor:
-    """Sum the group's tensors and keep this rank's part along ``dim``."""
+def reduce_scatter(full: torch.Tensor, dim: int, size: int, group: Any, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    """Sum (or ``op``) the group's tensors and keep this rank's part along ``dim``."""
     source = full.contiguous() if dim == 0 else torch.cat(full.chunk(size, dim), 0)
     part = source.new_empty((source.shape[0] // size, *source.shape[1:]))
-    _reduce_scatter(part, source, group=group)
+    _reduce_scatter(part, source, op=op, group=group)
     return part
 
 

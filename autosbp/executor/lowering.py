@@ -89,7 +89,11 @@ class _Lowering:
         if box.data:
             return self._cut(value, box)
         for step in box.steps:
-            value = self.fx.call_function(*_call(step, value))
+            late = self.flow.items and box.group == OUTPUT and step == box.steps[-1]
+            if late and (step.forward, step.backward) == ("all_reduce", "none"):
+                value = self.fx.call_function(ops.all_reduce_loss, (value, step.axes))
+            else:
+                value = self.fx.call_function(*_call(step, value))
         return value
 
     def _cut(self, value: Any, box: Box) -> Any:
@@ -167,6 +171,8 @@ class _Lowering:
 def _call(step: Step, value: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The call of one primitive step."""
     common: dict[str, Any] = {"axes": step.axes, "backward": step.backward}
+    if step.reduction != "sum" and step.forward in ("all_reduce", "reduce_scatter"):
+        common["reduction"] = step.reduction
     if step.forward == "all_gather":
         return ops.all_gather, (value,), {**common, "src_dim": step.src_dim}
     if step.forward == "reduce_scatter":

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from autosbp.executor import _dist
 from autosbp.executor.runtime import Runtime, current
 from autosbp.sbp.boxing import Step, permute_peers, permuted_ranks
 
+REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 _drawing = threading.Lock()
 """One thread at a time: a device's generator belongs to the process."""
 
@@ -25,14 +27,23 @@ def all_gather(x: torch.Tensor, axes: tuple[int, ...], src_dim: int, backward: s
     return _run(x, axes, "all_gather", backward, src_dim, -1)
 
 
-def reduce_scatter(x: torch.Tensor, axes: tuple[int, ...], dst_dim: int, backward: str) -> torch.Tensor:
-    """P -> S(dst_dim)."""
-    return _run(x, axes, "reduce_scatter", backward, -1, dst_dim)
+def reduce_scatter(
+    x: torch.Tensor, axes: tuple[int, ...], dst_dim: int, backward: str, reduction: str = "sum"
+) -> torch.Tensor:
+    """P -> S(dst_dim); partial maxima and minima have no backward."""
+    return _run(x, axes, "reduce_scatter", backward, -1, dst_dim, reduction)
 
 
-def all_reduce(x: torch.Tensor, axes: tuple[int, ...], backward: str) -> torch.Tensor:
-    """P -> B or I."""
-    return _run(x, axes, "all_reduce", backward, -1, -1)
+def all_reduce(x: torch.Tensor, axes: tuple[int, ...], backward: str, reduction: str = "sum") -> torch.Tensor:
+    """P -> B or I; partial maxima and minima have no backward."""
+    return _run(x, axes, "all_reduce", backward, -1, -1, reduction)
+
+
+def all_reduce_loss(x: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    """P -> I of the loss, whose backward sends nothing: it is under way while backward runs (``Runtime.pending``)."""
+    apply: Any = _Loss.apply
+    out: torch.Tensor = apply(x, tuple(axes), current())
+    return out
 
 
 def all_to_all(x: torch.Tensor, axes: tuple[int, ...], src_dim: int, dst_dim: int, backward: str) -> torch.Tensor:
@@ -67,9 +78,9 @@ def permute_ranks(x: torch.Tensor, axes: tuple[int, int], backward: str) -> torc
 
 def run_steps(x: torch.Tensor, steps: Iterable[Step], runtime: Runtime) -> torch.Tensor:
     """Boxing steps on this rank's part, one after another."""
-    apply: Any = _Step.apply
-    for step in steps:
-        x = apply(x, step.axes, step.forward, step.backward, step.src_dim, step.dst_dim, runtime)
+    with runtime.active():
+        for step in steps:
+            x = _run(x, step.axes, step.forward, step.backward, step.src_dim, step.dst_dim, step.reduction)
     return x
 
 
@@ -112,8 +123,16 @@ def step_back(gradient: torch.Tensor, step: Step, runtime: Runtime) -> torch.Ten
 
 
 def _run(
-    x: torch.Tensor, axes: tuple[int, ...], forward: str, backward: str, src_dim: int, dst_dim: int
+    x: torch.Tensor,
+    axes: tuple[int, ...],
+    forward: str,
+    backward: str,
+    src_dim: int,
+    dst_dim: int,
+    reduction: str = "sum",
 ) -> torch.Tensor:
+    if reduction != "sum":
+        return _act(x.detach(), tuple(axes), forward, src_dim, dst_dim, current(), reduction)
     apply: Any = _Step.apply
     out: torch.Tensor = apply(x, tuple(axes), forward, backward, src_dim, dst_dim, current())
     return out
@@ -141,6 +160,20 @@ class _Step(torch.autograd.Function):
         return grad, None, None, None, None, None, None
 
 
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor, axes: tuple[int, ...], runtime: Runtime) -> torch.Tensor:
+        group, ranks = runtime.group(axes)
+        total = x.clone()
+        runtime.record("all_reduce", total, ranks)
+        runtime.pending.append(_dist.start_all_reduce(total, group))
+        return total
+
+    @staticmethod
+    def backward(_: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None, None
+
+
 def _act_back(
     grad: torch.Tensor, axes: tuple[int, ...], action: str, src_dim: int, dst_dim: int, runtime: Runtime
 ) -> torch.Tensor:
@@ -149,7 +182,13 @@ def _act_back(
 
 
 def _act(
-    x: torch.Tensor, axes: tuple[int, ...], action: str, src_dim: int, dst_dim: int, runtime: Runtime
+    x: torch.Tensor,
+    axes: tuple[int, ...],
+    action: str,
+    src_dim: int,
+    dst_dim: int,
+    runtime: Runtime,
+    reduction: str = "sum",
 ) -> torch.Tensor:
     """Run one action from S(src_dim) (or -1) to S(dst_dim) (or -1)."""
     size, place = runtime.mesh.group_size(axes), runtime.position(axes)
@@ -174,11 +213,11 @@ def _act(
         return out
     runtime.record(action, x, ranks)
     if action == "reduce_scatter":
-        return _dist.reduce_scatter(x, dst_dim, size, group)
+        return _dist.reduce_scatter(x, dst_dim, size, group, REDUCTIONS[reduction])
     if action == "all_to_all":
         return _dist.all_to_all(x, dst_dim, src_dim, size, group)
     if action == "all_reduce":
-        return _dist.all_reduce(x, group)
+        return _dist.all_reduce(x, group, REDUCTIONS[reduction])
     raise ValueError(f"{action} is no action of a boxing step")
 
 

@@ -19,6 +19,11 @@ One step changes a set of mesh axes that share one state to one other state, or 
     I -> P        mask             -
     permute       p2p              p2p              the local tensor
 
+    Partial maxima and minima, which have no gradient:
+    P -> B        all_reduce                        the local tensor
+    P -> S        reduce_scatter                    the unscattered tensor
+    B -> P        -
+
 ``pad`` writes zeros around the slice, ``mask`` keeps the value on the first rank of the group and zeros elsewhere.
 
 Only the innermost axes of a split dim can be gathered, exchanged or added; others first change places with inner ones,
@@ -54,6 +59,14 @@ ACTIONS: Mapping[tuple[str, str], tuple[str, str]] = {
     ("I", "P"): ("mask", "none"),
 }
 
+EXTREMA: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("P", "B"): ("all_reduce", "none"),
+    ("P", "S"): ("reduce_scatter", "none"),
+    ("B", "P"): ("none", "none"),
+}
+"""Actions where P is a partial maximum or minimum."""
+PMAX, PMIN = Sbp("P", reduction="max"), Sbp("P", reduction="min")
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -74,13 +87,15 @@ class Step:
         """Axes of the backward action: a permute goes the other way."""
         return self.axes[::-1] if self.backward == "p2p" else self.axes
 
+    @property
+    def reduction(self) -> str:
+        """What joins partial values."""
+        return _reduction(self.src[self.axes[0]], self.dst[self.axes[0]])
+
 
 def step_between(src: NdSbp, dst: NdSbp, mesh: Mesh) -> Step | None:
-    """The primitive step from ``src`` to ``dst``, or None when there is none (sizes of dims are not checked).
-
-    Partial maxima and minima have none: a reduction adds, and zeros are no neutral element of theirs.
-    """
-    if src == dst or any(sbp.reduction != "sum" for sbp in (*src, *dst)):
+    """The primitive step from ``src`` to ``dst``, or None when there is none (sizes of dims are not checked)."""
+    if src == dst or not (is_one_reduction(src) and is_one_reduction(dst)):
         return None
     changed = [axis for axis, (one, two) in enumerate(zip(src, dst, strict=True)) if _state(one) != _state(two)]
     if len({_state(src[axis]) for axis in changed}) == 1 == len({_state(dst[axis]) for axis in changed}):
@@ -98,10 +113,19 @@ def _state(sbp: Sbp) -> Sbp:
     return sbp if sbp.place < 0 else S(sbp.dim)
 
 
+def is_one_reduction(layout: NdSbp) -> bool:
+    """Partial values on all axes are joined in one way: sums of maxima are not maxima of sums."""
+    return len({sbp.reduction for sbp in layout if sbp.is_partial}) <= 1
+
+
+def _reduction(*states: Sbp) -> str:
+    return next((sbp.reduction for sbp in states if sbp.is_partial), "sum")
+
+
 def _uniform(src: NdSbp, axes: tuple[int, ...], state: Sbp) -> Step | None:
     """``axes``, which share one state in ``src``, all take another; an added split is innermost."""
     one = src[axes[0]]
-    actions = ACTIONS.get((one.kind, state.kind))
+    actions = (ACTIONS if _reduction(one, state) == "sum" else EXTREMA).get((one.kind, state.kind))
     if actions is None:
         return None
     nests: dict[int, Sequence[int]] = {}
@@ -161,7 +185,8 @@ def permute_peers(mesh: Mesh, axes: tuple[int, ...], rank: int) -> tuple[int, ..
 
 
 def layouts_of(shape: tuple[int, ...], mesh: Mesh, differentiable: bool) -> tuple[NdSbp, ...]:
-    """Every layout of a tensor in which all splits are even; without a gradient B and I are one (B)."""
+    """Every layout of a tensor in which all splits are even; without a gradient B and I are one (B). Partial values are
+    sums."""
     states: list[Sbp] = [S(dim) for dim, size in enumerate(shape) if size > 1]
     states += [B, I, P] if differentiable else [B, P]
     return tuple(layout for layout in product(states, repeat=mesh.ndim) if is_even(shape, layout, mesh))

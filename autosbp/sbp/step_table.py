@@ -1,8 +1,9 @@
 """All primitive steps among the layouts of tensors with the same states, as arrays: the skeleton of every boxing table.
 
-Layouts are all combinations of the states, then those in which dims nest in another order than the mesh's. Which steps
-exist depends on the states and on which mesh axes have equal sizes only, so one table serves all shapes and nearly all
-meshes; a boxing table adds the costs of its shape.
+Layouts are all combinations of the states, but for those that join partial values in two ways; partial maxima and minima
+come last, and then layouts in which dims nest in another order than the mesh's. Which steps exist depends on the states
+and on which mesh axes have equal sizes only, so one table serves all shapes and nearly all meshes; a boxing table adds
+the costs of its shape.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from itertools import islice, product
 import numpy as np
 from numpy.typing import NDArray
 
-from autosbp.sbp.boxing import Step, nestings, steps_among
+from autosbp.sbp.boxing import Step, is_one_reduction, nestings, steps_among
 from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.placement import NdSbp, Sbp
 
 
 @dataclass(frozen=True)
 class StepTable:
-    """The first ``num_plain`` of ``layouts`` nest in mesh order. Step i leads from ``source[i]`` to ``target[i]`` and costs
+    """The first ``num_plain`` of ``layouts`` nest in mesh order, the first ``num_sums`` of these have no partial maxima and
+    minima. Step i leads from ``source[i]`` to ``target[i]`` and costs
     like ``kinds[kind[i]]``, one representative of steps with equal actions, axes and copies."""
 
     layouts: tuple[NdSbp, ...]
+    num_sums: int
     num_plain: int
     source: NDArray[np.int64]
     target: NDArray[np.int64]
@@ -43,7 +46,9 @@ def step_table(states: tuple[Sbp, ...], mesh: Mesh) -> StepTable:
 def _step_table(states: tuple[Sbp, ...], pattern: tuple[int, ...]) -> StepTable:
     sizes = tuple(2 + size for size in pattern)
     mesh = Mesh(tuple(Axis(str(at), size, 0) for at, size in enumerate(sizes)), (int(np.prod(sizes, dtype=np.int64)),))
-    plain = tuple(product(states, repeat=mesh.ndim))
+    every = [layout for layout in product(states, repeat=mesh.ndim) if is_one_reduction(layout)]
+    sums = [layout for layout in every if all(sbp.reduction == "sum" for sbp in layout)]
+    plain = (*sums, *(layout for layout in every if any(sbp.reduction != "sum" for sbp in layout)))
     layouts = (*plain, *(nesting for layout in plain for nesting in islice(nestings(layout), 1, None)))
     kinds: dict[tuple[object, ...], int] = {}
     representatives: list[Step] = []
@@ -57,4 +62,4 @@ def _step_table(states: tuple[Sbp, ...], pattern: tuple[int, ...]) -> StepTable:
         target.append(two)
         kind.append(kinds[key])
     columns = [np.array(column, dtype=np.int64) for column in (source, target, kind)]
-    return StepTable(layouts, len(plain), columns[0], columns[1], columns[2], tuple(representatives))
+    return StepTable(layouts, len(sums), len(plain), columns[0], columns[1], columns[2], tuple(representatives))

@@ -25,6 +25,7 @@ from autosbp.executor.runtime import Runtime
 from autosbp.sbp.mesh import Axis, Mesh
 
 TIMEOUT_S = 60.0
+_JOINS: dict[Any, Callable[..., torch.Tensor]] = {dist.ReduceOp.MAX: torch.amax, dist.ReduceOp.MIN: torch.amin}
 T = TypeVar("T")
 _here = threading.local()
 
@@ -156,8 +157,14 @@ class _Distributed:
         return _Done()
 
     @staticmethod
-    def reduce_scatter(part: torch.Tensor, source: torch.Tensor, group: Group, async_op: bool = False) -> _Done:  # noqa: ARG004
-        total = torch.stack(group.swap(source)).sum(0)
+    def reduce_scatter(
+        part: torch.Tensor,
+        source: torch.Tensor,
+        op: Any = dist.ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,  # noqa: ARG004
+    ) -> _Done:
+        total = _JOINS.get(op, torch.sum)(torch.stack(group.swap(source)), 0)
         part.copy_(total.chunk(len(group.ranks))[group.place])
         return _Done()
 
@@ -168,8 +175,7 @@ class _Distributed:
         group: Any = None,
         async_op: bool = False,  # noqa: ARG004
     ) -> _Done:
-        join = {dist.ReduceOp.MAX: torch.amax, dist.ReduceOp.MIN: torch.amin}.get(op, torch.sum)
-        tensor.copy_(join(torch.stack(group.swap(tensor)), 0))
+        tensor.copy_(_JOINS.get(op, torch.sum)(torch.stack(group.swap(tensor)), 0))
         return _Done()
 
     @staticmethod

@@ -25,20 +25,40 @@ def gradient_layout(layout: NdSbp) -> NdSbp:
 
 
 def random_parts(whole: torch.Tensor, layout: NdSbp, mesh: Mesh, generator: torch.Generator) -> list[torch.Tensor]:
-    """Every rank's part. Partial sums of floats are random numbers that add up to the whole; other partial values lie
-    on the first rank, as data that is cut locally does."""
-    if not whole.is_floating_point():
+    """Every rank's part. Partial sums of floats are random numbers that add up to the whole; other partial sums lie on the
+    first rank, as data that is cut locally does. Of partial maxima and minima one random rank has each element."""
+    reduction = next((sbp.reduction for sbp in layout if sbp.is_partial), "sum")
+    if not whole.is_floating_point() and reduction == "sum":
         return [shard(whole, layout, mesh, mesh.coordinate(rank)) for rank in range(mesh.size)]
     partial = [axis for axis, sbp in enumerate(layout) if sbp.is_partial]
     local = tuple(B if sbp.is_partial else sbp for sbp in layout)
     places = list(product(*(range(mesh.axes[axis].size) for axis in partial)))
-    terms = {place: torch.randn(whole.shape, generator=generator, dtype=whole.dtype) for place in places[1:]}
-    terms[places[0]] = whole - sum(terms.values(), torch.zeros_like(whole))
+    if reduction == "sum":
+        terms = {place: torch.randn(whole.shape, generator=generator, dtype=whole.dtype) for place in places[1:]}
+        terms[places[0]] = whole - sum(terms.values(), torch.zeros_like(whole))
+    else:
+        terms = _extremes(whole, places, reduction, generator)
     parts = []
     for rank in range(mesh.size):
         coordinate = mesh.coordinate(rank)
         parts.append(shard(terms[tuple(coordinate[axis] for axis in partial)], local, mesh, coordinate))
     return parts
+
+
+def _extremes(
+    whole: torch.Tensor, places: list[tuple[int, ...]], reduction: str, generator: torch.Generator
+) -> dict[tuple[int, ...], torch.Tensor]:
+    """For each place a tensor; each element is the whole's at one place, and less (or more) at others."""
+    owner = torch.randint(0, len(places), whole.shape, generator=generator)
+    terms = {}
+    for at, place in enumerate(places):
+        other = torch.randint(1, 9, whole.shape, generator=generator).to(whole.dtype)
+        if whole.dtype == torch.bool:
+            worse = torch.full_like(whole, reduction == "min")
+        else:
+            worse = whole - other if reduction == "max" else whole + other
+        terms[place] = torch.where(owner == at, whole, worse)
+    return terms
 
 
 def assert_holds(

@@ -19,10 +19,10 @@ Path = tuple[Step, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What one rank has after a path: the value, the source's gradient, and what it issued."""
+    """What one rank has after a path: the value, the source's gradient (none of maxima), and what it issued."""
 
     value: torch.Tensor
-    gradient: torch.Tensor
+    gradient: torch.Tensor | None
     issued: list[Issued]
 
 
@@ -35,10 +35,14 @@ def check_steps(steps: Path, shape: tuple[int, ...], mesh: Mesh) -> list[list[Is
     return check_paths([steps], shape, mesh)[0]
 
 
-def check_paths(paths: Sequence[Path], shape: tuple[int, ...], mesh: Mesh) -> list[list[list[Issued]]]:
-    """``check_steps`` of many paths of one or more steps, one after another on the same ranks."""
+def check_paths(
+    paths: Sequence[Path], shape: tuple[int, ...], mesh: Mesh, dtype: torch.dtype = torch.float64
+) -> list[list[list[Issued]]]:
+    """``check_steps`` of many paths of one or more steps, one after another on the same ranks. Partial maxima and minima,
+    and other types than floats, have no gradient."""
     generator = torch.Generator().manual_seed(0)
     whole, gradient = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    whole = whole > 0 if dtype == torch.bool else (10 * whole).to(dtype)
     sources = [random_parts(whole, steps[0].src, mesh, generator) for steps in paths]
     incoming = [random_parts(gradient, gradient_layout(steps[-1].dst), mesh, generator) for steps in paths]
 
@@ -55,10 +59,11 @@ def check_paths(paths: Sequence[Path], shape: tuple[int, ...], mesh: Mesh) -> li
         what = " ; ".join(f"{step.forward} / {step.backward} over {step.axes}" for step in steps)
         what = f"{what} from {', '.join(map(str, steps[0].src))} to {', '.join(map(str, steps[-1].dst))}"
         assert_holds([outcome.value for outcome in outcomes], steps[-1].dst, mesh, whole, what)
-        gradients = [outcome.gradient for outcome in outcomes]
-        assert_holds(gradients, gradient_layout(steps[0].src), mesh, gradient, f"gradient of {what}")
+        gradients = [outcome.gradient for outcome in outcomes if outcome.gradient is not None]
+        if gradients:
+            assert_holds(gradients, gradient_layout(steps[0].src), mesh, gradient, f"gradient of {what}")
         for rank, outcome in enumerate(outcomes):
-            expected = _charged(steps, num_bytes, mesh, rank)
+            expected = _charged(steps, num_bytes, mesh, rank, outcome.gradient is not None)
             issued = [(call.kind, call.num_bytes) for call in outcome.issued]
             assert issued == expected, f"{what}: rank {rank} issued {issued}"
     return [[rank[at].issued for rank in ranks] for at in range(len(paths))]
@@ -66,18 +71,23 @@ def check_paths(paths: Sequence[Path], shape: tuple[int, ...], mesh: Mesh) -> li
 
 def _run(steps: Path, source: torch.Tensor, incoming: torch.Tensor, runtime: Runtime) -> _Outcome:
     runtime.issued = []
-    leaf = source.requires_grad_()
-    value = leaf
+    differentiable = _differentiable(steps) and source.is_floating_point()
+    leaf = value = source.requires_grad_(differentiable)
     for step in steps:
         target, args, kwargs = _call(step, value)
         value = target(*args, **kwargs)
-    (grad,) = torch.autograd.grad(value, leaf, incoming)
+    grad = torch.autograd.grad(value, leaf, incoming)[0] if differentiable else None
     return _Outcome(value.detach(), grad, runtime.issued)
 
 
-def _charged(steps: Path, num_bytes: int, mesh: Mesh, rank: int) -> list[tuple[str, int]]:
+def _differentiable(steps: Path) -> bool:
+    return all(sbp.reduction == "sum" for step in steps for sbp in (*step.src, *step.dst))
+
+
+def _charged(steps: Path, num_bytes: int, mesh: Mesh, rank: int, differentiable: bool) -> list[tuple[str, int]]:
     """Kind and message of every collective, forward then backward; ranks that a permutation leaves are idle."""
-    calls = [(step.forward, step) for step in steps] + [(step.backward, step) for step in reversed(steps)]
+    calls = [(step.forward, step) for step in steps]
+    calls += [(step.backward, step) for step in reversed(steps)] if differentiable else []
     return [
         (kind, message_bytes(step, num_bytes, mesh))
         for kind, step in calls

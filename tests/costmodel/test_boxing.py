@@ -11,12 +11,13 @@ from math import prod
 
 import numpy as np
 import pytest
+import torch
 
 from autosbp.cluster import Cluster, load_cluster
 from autosbp.costmodel.boxing import BoxingModel, BoxingTable
 from autosbp.costmodel.network import AlphaBeta, NetworkModel
 from autosbp.errors import InputError
-from autosbp.sbp.boxing import Step, is_even, layouts_of, nestings, step_between
+from autosbp.sbp.boxing import PMAX, PMIN, Step, is_even, is_one_reduction, layouts_of, nestings, step_between
 from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, is_mesh_order, parse_nd_sbp
 from autosbp.testing.virtual import plain_mesh
@@ -48,7 +49,14 @@ def num_bytes(shape: tuple[int, ...]) -> int:
 @pytest.mark.parametrize("differentiable", [True, False])
 def test_every_two_layouts_are_connected(spec: str, shape: tuple[int, ...], differentiable: bool) -> None:
     table = model_of(spec).table(shape, num_bytes(shape), differentiable)
-    assert table.layouts == layouts_of(shape, table.mesh, differentiable)
+    assert table.layouts[: table.num_sums] == layouts_of(shape, table.mesh, differentiable)
+    extrema = table.layouts[table.num_sums :]
+    assert differentiable == (not extrema)
+    for reduction in ("max", "min"):
+        sums = [tuple(P if sbp.reduction == reduction else sbp for sbp in layout) for layout in extrema]
+        assert {layout for layout in sums if P in layout and not {PMAX, PMIN} & set(layout)} == {
+            layout for layout in table.layouts[: table.num_sums] if not differentiable and P in layout
+        }
     assert np.isfinite(table.cost_s).all()
     assert (np.diag(table.cost_s) == 0).all()
     assert (table.cost_s[~np.eye(len(table.layouts), dtype=bool)] > 0).all()
@@ -78,7 +86,7 @@ def brute_force_steps(
     return stops, tuple((one, two, step) for one, two, step in steps if step is not None)
 
 
-MESHES = ((2,), (4,), (2, 2), (2, 3), (3, 2), (4, 2), (2, 2, 2), (2, 3, 2))
+MESHES = ((2,), (4,), (2, 2), (2, 3), (3, 2), (4, 2), (2, 2, 2))
 
 
 def random_case(seed: int) -> tuple[BoxingModel, tuple[int, ...], int, bool]:
@@ -101,26 +109,27 @@ def test_paths_are_never_dearer_than_any_of_up_to_four_steps() -> None:
         model, shape, size, differentiable = random_case(seed)
         table = model.table(shape, size, differentiable)
         states = tuple(S(dim) for dim, extent in enumerate(shape) if extent > 1)
-        stops, steps = brute_force_steps((*states, *((B, I, P) if differentiable else (B, P))), model.mesh)
+        partial = (B, I, P) if differentiable else (B, P, PMAX, PMIN)
+        stops, steps = brute_force_steps((*states, *partial), model.mesh)
         direct = np.full((len(stops), len(stops)), np.inf)
         np.fill_diagonal(direct, 0.0)
-        even = [is_even(shape, stop, model.mesh) for stop in stops]
+        even = [is_even(shape, stop, model.mesh) and is_one_reduction(stop) for stop in stops]
         for one, two, step in steps:
             if even[one] and even[two]:
                 direct[one, two] = model.step_cost(step, size, differentiable).total_s
         here = [at for at, stop in enumerate(stops) if even[at] and is_mesh_order(stop)]
+        here.sort(key=lambda at: any(sbp.reduction != "sum" for sbp in stops[at]))
         assert [stops[at] for at in here] == list(table.layouts)
         rng = random.Random(seed)
         for source in rng.sample(here, min(4, len(here))):
-            cost = reached = direct[source]
-            for _ in range(3):
-                reached = (reached[:, None] + direct).min(axis=0)
-                cost = np.minimum(cost, reached)
             planned = table.cost_s[table.index[stops[source]]]
-            assert (planned <= cost[here] * (1 + 1e-12)).all(), (seed, stops[source])
-            for _ in range(4):  # and every cost is that of some path
+            reached = direct[source]  # with no step or one
+            for count in range(2, 20):
                 reached = (reached[:, None] + direct).min(axis=0)
-            np.testing.assert_allclose(planned, np.minimum(cost, reached)[here], rtol=1e-12, err_msg=str(seed))
+                if count == 4:
+                    assert (planned <= reached[here] * (1 + 1e-12)).all(), (seed, stops[source])
+            # and every cost is that of some path
+            np.testing.assert_allclose(planned, reached[here], rtol=1e-12, err_msg=str(seed))
 
 
 @pytest.mark.parametrize("tensor", [tensor for tensor in TENSORS if len(tensor.axes) == 2], ids=str)
@@ -167,6 +176,42 @@ def test_planned_paths_start_end_and_cost_what_the_table_says(spec: str, shape: 
         assert (steps == ()) == (src == dst)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "shape", "kind"),
+    [((2, 2), (12, 6), "reduce_scatter"), ((2, 3), (12, 6), "reduce_scatter"), ((2, 2), (5, 7), "all_reduce")],
+)
+def test_paths_of_partial_maxima_and_minima_are_right_on_virtual_ranks(
+    sizes: tuple[int, ...], shape: tuple[int, ...], kind: str, dtype: torch.dtype
+) -> None:
+    table = table_on(sizes, shape, prod(shape) * dtype.itemsize, False)
+    paths: dict[tuple[Step, ...], bool] = {}
+    for src, dst in product(table.layouts, repeat=2):
+        one_byte = dtype == torch.bool and P in (*src, *dst)
+        if src != dst and {PMAX, PMIN} & {*src, *dst} and not one_byte:
+            paths[table.path(src, dst)] = True
+    assert kind in {step.forward for path in paths for step in path if step.reduction != "sum"}
+    check_paths(list(paths), shape, table.mesh, dtype)
+
+
+def test_bools_are_never_partial_sums() -> None:
+    table = model_of("local:2x2").table((8, 4), 32, False)
+    summed = [P in layout for layout in table.layouts]
+    assert np.isinf(table.cost_s[np.ix_(summed, np.logical_not(summed))]).all()
+    assert np.isinf(table.cost_s[np.ix_(np.logical_not(summed), summed)]).all()
+    whole = np.logical_not(summed)
+    assert np.isfinite(table.cost_s[np.ix_(whole, whole)]).all()
+    with pytest.raises(InputError, match="P,B"):
+        table.path(parse_nd_sbp("P,B"), parse_nd_sbp("B,B"))
+
+
+def test_partial_maxima_with_a_gradient_are_refused() -> None:
+    with pytest.raises(InputError, match="without a gradient"):
+        model_of("local:2x2").plan((PMAX, B), (B, B), (8, 4), 256)
+    with pytest.raises(InputError, match="alone"):
+        model_of("local:2x2").plan((PMAX, P), (B, B), (8, 4), 256, differentiable=False)
+
+
 EXECUTED = [
     ((2, 2), (8, 4), True, (10**3, 10**8)),
     ((2, 3), (12, 6), True, (10**3, 10**8)),
@@ -183,7 +228,8 @@ def test_planned_paths_between_all_layouts_are_right_on_virtual_ranks(
     paths: dict[tuple[Step, ...], bool] = {}
     for size in num_bytes:
         table = table_on(sizes, shape, size, differentiable)
-        paths |= {table.path(src, dst): True for src, dst in product(table.layouts, repeat=2) if src != dst}
+        layouts = table.layouts[: table.num_sums]
+        paths |= {table.path(src, dst): True for src, dst in product(layouts, repeat=2) if src != dst}
     check_paths(list(paths), shape, table.mesh)
 
 

@@ -69,7 +69,8 @@ def test_the_plan_is_the_best_of_all_middle_layouts_on_random_networks(pair: tup
         tables = [model.boxing(mesh).table(shape, size, differentiable) for mesh in pair]
         src, dst = (rng.choice(table.layouts) for table in tables)
         plan = model.plan(src, src_mesh, dst, dst_mesh, shape, "float32", differentiable)
-        found = {ends: through(model, plan, *ends) for ends in product(tables[0].layouts, tables[1].layouts)}
+        middles = (table.layouts[: table.num_sums] for table in tables)
+        found = {ends: through(model, plan, *ends) for ends in product(*middles)}
         assert plan.total_s == pytest.approx(min(found.values()), rel=1e-12)
         assert found[plan.sent, plan.received] == pytest.approx(plan.total_s, rel=1e-12)
 
@@ -81,7 +82,8 @@ def test_the_plan_is_never_dearer_than_the_direct_way(pair: tuple[PlacedMesh, Pl
     for shape in ((12, 12), (1200, 1200)):
         size = 8 * prod(shape)
         tables = [model.boxing(mesh).table(shape, size, False) for mesh in pair]
-        for src, dst in random.Random(0).sample(list(product(tables[0].layouts, tables[1].layouts)), 6):
+        sums = (table.layouts[: table.num_sums] for table in tables)
+        for src, dst in random.Random(0).sample(list(product(*sums)), 6):
             plan = model.plan(src, src_mesh, dst, dst_mesh, shape, "float64", False)
             direct = direct_transfer(shape, size, src, src_mesh, dst, dst_mesh)
             assert plan.total_s <= through(model, plan, direct.prepare, dst) * (1 + 1e-12)
@@ -154,6 +156,15 @@ def test_values_without_a_gradient_have_no_backward_messages() -> None:
             differentiable=differentiable,
         )
         assert not plan.backward and not plan.message_bytes("backward")
+
+
+def test_partial_maxima_are_joined_before_they_are_sent() -> None:
+    network = NetworkModel(load_cluster(CLUSTER))
+    ends = (parse_nd_sbp("Pmax"), PAIRS[0][0], parse_nd_sbp("B"), PAIRS[0][1])
+    plan = plan_transfer(*ends, (64, 8), "int64", network)
+    assert plan.prepare[0].forward in ("all_reduce", "reduce_scatter") and plan.prepare[0].reduction == "max"
+    with pytest.raises(InputError, match="without a gradient"):
+        plan_transfer(*ends, (64, 8), "float32", network)
 
 
 def test_uneven_layouts_are_refused_by_name() -> None:

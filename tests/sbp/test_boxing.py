@@ -9,6 +9,8 @@ import pytest
 
 from autosbp.sbp.boxing import (
     ACTIONS,
+    PMAX,
+    PMIN,
     is_even,
     layouts_of,
     message_bytes,
@@ -94,9 +96,10 @@ def test_message_of_a_step_is_the_larger_local_tensor(
         ((2, 2, 2), "S0,S0,B", "B,S0,S0"),  # the exchanged axis would pass another that splits the same dim
         ((2, 3), "S0,B", "B,S0"),  # sizes differ: ranks cannot be exchanged
         ((2, 2), "S0,B", "B,S1"),  # two changes at once
-        ((2,), "Pmax", "B"),
-        ((2,), "B", "Pmax"),
         ((2,), "P", "Pmin"),
+        ((2,), "Pmax", "I"),
+        ((2,), "S0", "Pmax"),
+        ((2, 2), "P,Pmax", "P,B"),  # a sum of maxima is no maximum of sums
         ((2,), "B", "B"),
     ],
 )
@@ -157,6 +160,23 @@ def test_uneven_layouts_are_excluded_and_no_others(shape: tuple[int, ...]) -> No
     splits: list[Sbp] = [S(dim) for dim in range(len(shape))]
     assert set(layouts_of(shape, mesh, True)) == _brute_layouts(shape, mesh, [*splits, B, I, P])
     assert set(layouts_of(shape, mesh, False)) == _brute_layouts(shape, mesh, [*splits, B, P])
+
+
+def test_partial_maxima_and_minima_reduce_forward_and_have_no_backward() -> None:
+    mesh = plain_mesh(2)
+    for extreme in (PMAX, PMIN):
+        found = {}
+        for one, two in product((S(0), B, I, P, extreme), repeat=2):
+            step = step_between((one,), (two,), mesh)
+            if step is not None and extreme in (one, two):
+                found[str(one), str(two)] = (step.forward, step.backward)
+                assert step.reduction == extreme.reduction
+        name = str(extreme)
+        assert found == {
+            (name, "B"): ("all_reduce", "none"),
+            (name, "S0"): ("reduce_scatter", "none"),
+            ("B", name): ("none", "none"),
+        }
 
 
 def test_dims_of_one_are_never_split_and_splits_of_absent_dims_are_not_even() -> None:
