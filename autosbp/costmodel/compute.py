@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from autosbp.cluster import Device
 from autosbp.costmodel.calibration import Calibration, OpTime
 from autosbp.costmodel.op_work import op_work
+from autosbp.graph.attributes import Path, divided
 from autosbp.graph.ir import Arg, DType, Node, Ref
 from autosbp.jsonio import canonical
 
@@ -47,6 +49,14 @@ def op_key(
         args[SIZE_ARGUMENTS[node.op]] = list(out)
     kwargs = {key: encode(arg) for key, arg in node.kwargs.items()}
     return canonical({"op": node.op, "args": args, "kwargs": kwargs}).decode()
+
+
+def with_divided(node: Node, paths: Sequence[tuple[Path, int]]) -> Node:
+    """The node with a device's part of its integer attributes: those at ``paths``, divided by so many parts."""
+    for path, parts in paths:
+        args, kwargs = divided(node.args, node.kwargs, path, parts)
+        node = replace(node, args=args, kwargs=kwargs)
+    return node
 
 
 class ComputeModel:

@@ -11,7 +11,7 @@ import numpy as np
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.collectives import StepCollectives
-from autosbp.costmodel.compute import ComputeModel, op_key
+from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
 from autosbp.costmodel.memory import saved_inputs, saves_output, state_bytes_per_element
 from autosbp.costmodel.network import NetworkModel, beta_factor
 from autosbp.graph.ir import LogicalGraph, Ref, TensorMeta
@@ -90,7 +90,10 @@ def op_time_s(graph: LogicalGraph, strategy: Strategy, item: Op, compute: Comput
     out = local_shape(node.outputs[0].sizes, item.signature.outs[0], mesh)
     choices = axis_choices(graph, node, item.signature, mesh.ndim)
     if compute.measured and not implemented_axes(choices):
-        measured = compute.measured.get(local_op_key(graph, item, ins, out, metas))
+        parts = zip(mesh.axes, choices, strict=True)
+        paths = [(path, axis.size) for axis, choice in parts for path in choice.divided]
+        local = Op(with_divided(node, paths), item.reads, item.signature)
+        measured = compute.measured.get(local_op_key(graph, local, ins, out, metas))
         if measured is not None:
             return measured.forward_s + measured.backward_s
     touched = sum(meta.num_bytes / split_factor(layout, mesh) for meta, layout in zip(
@@ -125,13 +128,13 @@ def memory_bytes(graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow | 
         if not isinstance(item, Op) or item.signature is None:
             continue
         refs = list(item.node.refs())
-        for position in saved_inputs(item.node):
+        for position in saved_inputs(graph, item.node):
             if position < len(refs) and refs[position].name in graph.computed:
                 read = item.reads[position]
                 if refs[position].name not in graph.parameter_names:
                     size = graph.meta(refs[position]).num_bytes / split_factor(item.signature.ins[position], mesh)
                     kept[read] = ceil(size)
-        if saves_output(item.node):
+        if saves_output(graph, item.node):
             size = item.node.outputs[0].num_bytes / split_factor(item.signature.outs[0], mesh)
             kept[Ref(item.node.name)] = ceil(size)
     parameters = gradients = states = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autosbp.graph.ir import DTYPE_BYTES, Node, TensorMeta
+from autosbp.graph.found import OUTPUT
+from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node, TensorMeta
 
 SAVED: Mapping[str, str] = {
     "aten.linear.default": "01",
@@ -45,11 +46,17 @@ SAVED: Mapping[str, str] = {
 """Which tensors an op keeps for its backward: digits are inputs, ``o`` the output (torch's derivatives.yaml)."""
 
 
-def saved_inputs(node: Node) -> tuple[int, ...]:
+def saved_inputs(graph: LogicalGraph, node: Node) -> tuple[int, ...]:
+    """By the table, else by the graph's rule."""
+    if node.rule and node.op not in SAVED:
+        return tuple(position for position in graph.rules[node.rule].saved if position >= 0)
     return tuple(int(letter) for letter in SAVED.get(node.op, "") if letter.isdigit())
 
 
-def saves_output(node: Node) -> bool:
+def saves_output(graph: LogicalGraph, node: Node) -> bool:
+    """Whether the first output is kept; by the table, else by the graph's rule."""
+    if node.rule and node.op not in SAVED:
+        return OUTPUT in graph.rules[node.rule].saved
     return "o" in SAVED.get(node.op, "")
 
 

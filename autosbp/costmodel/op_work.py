@@ -18,7 +18,7 @@ _BROADCAST = frozenset(
     for name in (
         *POINTWISE, "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "mul.Scalar", "div.Scalar", "neg.default",
         "detach.default", "to.dtype", "where.self", "lerp.Scalar", "lerp.Tensor", "addcmul.default", "addcdiv.default",
-        "masked_fill.Scalar", "dropout.default",
+        "masked_fill.Scalar", "masked_fill.Tensor", "dropout.default", "rsub.Tensor", "xlogy.Tensor", "__lshift__.Scalar",
     )
 )  # fmt: skip
 """Ops whose output has the shape that their inputs broadcast to."""

@@ -17,7 +17,7 @@ from autosbp.discovery._proof import Prover, Way
 from autosbp.discovery._samples import Random, Undiscoverable, samples
 from autosbp.discovery._search import doubled, proved, search
 from autosbp.discovery._stand_ins import StandIn, stand_in
-from autosbp.discovery._work import with_work, work_of
+from autosbp.discovery._work import saved_by, work_of
 from autosbp.errors import GraphError
 from autosbp.graph.found import MAX_REASON, FoundOption, FoundRule
 from autosbp.graph.ir import DType, LogicalGraph, Node, Ref, TensorMeta
@@ -105,7 +105,7 @@ def _rule(unreal: tuple[LogicalGraph, Node], real: tuple[LogicalGraph, Node], us
             continue
         if declared is not None:
             check_declared(declared, node, small)
-            return declared
+            return replace(declared, saved=saved_by(small.call, samples(small.call, 1)[0]))
         return found_rule(small, use_cache)
     return declared or FoundRule((), str(failure)[:MAX_REASON])
 
@@ -126,7 +126,9 @@ def found_rule(small: StandIn, use_cache: bool = True) -> FoundRule:
     if small.confirm is not None:
         options = _confirmed(small.confirm, options)
     reason = found.reason or ("" if options else "has layouts for some sizes only")
-    rule = with_work(FoundRule(tuple(options), reason), work_of(small))
+    flops, sizes = work_of(small)
+    saved = saved_by(small.call, prover.samples[0])
+    rule = FoundRule(tuple(options), reason, flops=flops, sizes=sizes, saved=saved)
     if key is not None and options and found.complete:
         write_cached(key, rule)
     return rule

@@ -1,4 +1,5 @@
-"""FLOPs of an op's forward pass as a product of sizes: counted on stand-ins, and on ones with one size twice as large."""
+"""What an op costs, seen on stand-ins: FLOPs of its forward pass as a product of sizes (one size after the other is made
+twice as large), and the tensors that autograd keeps for its backward pass."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from torch._library.custom_ops import _maybe_get_opdef
 from torch.utils.flop_counter import FlopCounterMode
 
 from autosbp.discovery._call import Call
-from autosbp.discovery._samples import Undiscoverable, samples
+from autosbp.discovery._samples import Sample, Undiscoverable, samples
 from autosbp.discovery._stand_ins import StandIn
-from autosbp.graph.found import FoundRule
+from autosbp.graph.found import OUTPUT
 
 MAX_EXPONENT = 4
 Work = tuple[float, tuple[tuple[int, int], ...]]
@@ -57,6 +58,22 @@ def _implementation(op: Callable[..., Any]) -> Callable[..., Any]:
     return op if definition is None else definition._init_fn
 
 
-def with_work(rule: FoundRule, work: Work) -> FoundRule:
-    """The rule with the work filled in."""
-    return FoundRule(rule.options, rule.reason, rule.random, work[0], work[1])
+def saved_by(call: Call, sample: Sample) -> tuple[int, ...]:
+    """The tensor arguments that autograd keeps when the call runs, and ``OUTPUT`` where it keeps the first output. What it
+    keeps beside them is not seen."""
+    kept: set[int] = set()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    leaves = [
+        value.detach().clone().requires_grad_(spec.tracked and value.is_floating_point())
+        for value, spec in zip(sample.values, call.tensors, strict=True)
+    ]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = call.run(leaves)
+    places = {leaf.untyped_storage().data_ptr(): at for at, leaf in enumerate(leaves)}
+    found = sorted(places[storage] for storage in kept if storage in places)
+    first = outputs[0].untyped_storage().data_ptr()
+    return (*found, *((OUTPUT,) if first in kept and first not in places else ()))

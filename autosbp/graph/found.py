@@ -23,6 +23,7 @@ MAX_PATHS = 64
 MAX_DEPTH = 9
 MAX_SIZES = 64
 MAX_REASON = 512
+OUTPUT = -1
 _LAYOUT = re.compile(r"S(0|[1-9]\d?)|B|I|P(max|min)?")
 
 
@@ -41,7 +42,8 @@ class FoundRule:
     """``options`` beside replication; where there are none, ``reason`` says why, as what follows the op's name.
 
     The op's forward pass takes ``flops`` for each point of the product of ``sizes``: pairs of a tensor argument and its
-    dim. ``random`` ops need a seed that replicas share.
+    dim. ``random`` ops need a seed that replicas share. ``saved`` are the tensor arguments that autograd keeps for the
+    backward pass, and ``OUTPUT`` where it keeps the first output.
     """
 
     options: tuple[FoundOption, ...]
@@ -49,6 +51,7 @@ class FoundRule:
     random: bool = False
     flops: float = 0.0
     sizes: tuple[tuple[int, int], ...] = ()
+    saved: tuple[int, ...] = ()
 
 
 def rules_to_dict(rules: Mapping[str, FoundRule]) -> dict[str, Any]:
@@ -70,6 +73,8 @@ def rule_to_dict(rule: FoundRule) -> dict[str, Any]:
         document["random"] = True
     if rule.flops:
         document |= {"flops": rule.flops, "sizes": [list(size) for size in rule.sizes]}
+    if rule.saved:
+        document["saved"] = list(rule.saved)
     return document
 
 
@@ -86,10 +91,12 @@ def read_rules(data: Mapping[Any, Any]) -> dict[str, FoundRule]:
 
 
 def read_rule(entry: object, path: str) -> FoundRule:
-    fields = Fields(entry, path, ("options", "reason", "random", "flops", "sizes"))
+    fields = Fields(entry, path, ("options", "reason", "random", "flops", "sizes", "saved"))
     options = fields.sequence("options")
     sizes = fields.sequence("sizes", ())
-    for name, items, limit in (("options", options, MAX_OPTIONS), ("sizes", sizes, MAX_SIZES)):
+    saved = fields.sequence("saved", ())
+    limits = (("options", options, MAX_OPTIONS), ("sizes", sizes, MAX_SIZES), ("saved", saved, MAX_TENSORS))
+    for name, items, limit in limits:
         if len(items) > limit:
             raise GraphError(fields.at(name), len(items), f"at most {limit} are accepted")
     reason = fields.text("reason") if fields.has("reason") else ""
@@ -101,6 +108,7 @@ def read_rule(entry: object, path: str) -> FoundRule:
         fields.boolean("random", False),
         fields.number("flops", 0.0, high=1e18),
         tuple(_size(size, f"{path}.sizes[{at}]") for at, size in enumerate(sizes)),
+        tuple(check_integer(f"{path}.saved[{at}]", place, OUTPUT, MAX_TENSORS) for at, place in enumerate(saved)),
     )
 
 

@@ -20,6 +20,9 @@ def found_sharding(rule: FoundRule, node: Node, metas: Sequence[TensorMeta]) -> 
     for tensor, dim in rule.sizes:
         if tensor >= len(metas) or dim >= len(metas[tensor].shape):
             raise GraphError(f"{node.name}.rule.sizes", [tensor, dim], f"a dim of a tensor argument of {node.op}")
+    for place in rule.saved:
+        if place >= len(metas):
+            raise GraphError(f"{node.name}.rule.saved", place, f"a tensor argument of {node.op} is expected")
     return Sharding(
         (),
         flops=rule.flops * prod(metas[tensor].sizes[dim] for tensor, dim in rule.sizes),

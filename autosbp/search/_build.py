@@ -185,7 +185,7 @@ class _Assembly:
     def _keeps(self, user: Read) -> bool:
         from autosbp.costmodel.memory import saved_inputs
 
-        return user.position in saved_inputs(user.node)
+        return user.position in saved_inputs(self.graph, user.node)
 
     def _local_bytes(self, layout: NdSbp, num_bytes: int) -> float:
         for axis, sbp in zip(self.boxing.mesh.axes, layout, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 
@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel
-from autosbp.costmodel.compute import ComputeModel, op_key
+from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
 from autosbp.costmodel.evaluate import shared_message_bytes
 from autosbp.costmodel.memory import saved_inputs, saves_output, state_bytes_per_element
 from autosbp.costmodel.split_ops import internal_collectives
-from autosbp.graph.attributes import Path
-from autosbp.graph.attributes import divided as divide
 from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
@@ -186,7 +184,7 @@ class UnaryCosts:
                 bounds = [
                     None if high is None else min(high, ins[0][0]) if "embedding" in node.op else high for high in highs
                 ]
-                local = _with_divided(node, paths)
+                local = with_divided(node, paths)
                 cache[ins, out, split, paths] = "" if split else op_key(local, ins, out, dtypes, grads, bounds)
             keys.append(cache[ins, out, split, paths])
         return keys
@@ -208,13 +206,13 @@ class UnaryCosts:
         refs = list(node.refs())
         kept = [
             (refs[position], cluster.input_states(node.name, position))
-            for position in saved_inputs(node)
+            for position in saved_inputs(self.graph, node)
             if position < len(refs)
             and refs[position].name not in self.graph.parameter_names
             and refs[position] not in shared
             and refs[position].name in self.graph.computed
         ]
-        if saves_output(node):
+        if saves_output(self.graph, node):
             kept.append((Ref(node.name), cluster.output_states(Ref(node.name))))
         return kept
 
@@ -232,14 +230,6 @@ def _local(shape: tuple[int, ...], dims: Sequence[int], sizes: Sequence[int]) ->
         if dim >= 0:
             local[dim] //= size
     return tuple(local)
-
-
-def _with_divided(node: Node, paths: Sequence[tuple[Path, int]]) -> Node:
-    """The node with a device's part of its integer attributes."""
-    for path, parts in paths:
-        args, kwargs = divide(node.args, node.kwargs, path, parts)
-        node = replace(node, args=args, kwargs=kwargs)
-    return node
 
 
 def _high(graph: LogicalGraph, ref: Ref) -> int | None:

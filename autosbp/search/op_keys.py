@@ -14,6 +14,8 @@ from autosbp.search._views import mesh_views
 from autosbp.search.plan_options import PlanOptions
 
 MAX_KEYS = 2000
+TIMED = frozenset(("aten", "autosbp"))
+"""Namespaces whose ops every machine has; ops of users' libraries take their roofline time."""
 
 
 def op_keys(graph: LogicalGraph, cluster: Cluster, options: PlanOptions) -> list[str]:
@@ -35,7 +37,7 @@ def op_keys(graph: LogicalGraph, cluster: Cluster, options: PlanOptions) -> list
             domain = make_domain(op_cluster, view)
             for at, node in enumerate(op_cluster.nodes):
                 sharding = sharding_of(bound, node)
-                if sharding.free:
+                if sharding.free or node.op.partition(".")[0] not in TIMED:
                     continue
                 size = sharding.flops + sum(meta.num_bytes for meta in node.outputs)
                 for key in unary.op_keys(domain, node, at):

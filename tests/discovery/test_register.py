@@ -61,7 +61,7 @@ def test_linear_arguments_and_one_overload_may_be_named() -> None:
 def test_an_op_without_a_notation_has_its_layouts_found() -> None:
     found = captured().rules
     autosbp.register_op("shop::swiglu", "b s k, n k, n k -> b s n", whole="b s k n")
-    assert captured().rules[OP] == FoundRule((), "was declared whole")
+    assert captured().rules[OP] == FoundRule((), "was declared whole", saved=(0, 1, 2))
     autosbp.register_op("shop::swiglu")
     assert captured().rules == found
 

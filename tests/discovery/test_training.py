@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
+from math import prod
 
 import pytest
 
-from autosbp.api import PlanOptions, load_cluster, load_graph, make_plan
+from autosbp.api import PlanOptions, load_cluster, load_graph, make_plan, op_keys
+from autosbp.costmodel.evaluate import memory_bytes
 from autosbp.graph.ir import Node
+from autosbp.sbp.placement import local_shape
 from autosbp.sbp.rules import node_options
 from autosbp.testing.virtual_ops import check_option
 from autosbp.testing.virtual_program import check_strategy
@@ -71,3 +75,23 @@ def test_the_work_of_an_op_is_counted_by_what_it_calls() -> None:
     assert gated.flops == 4.0
     assert sorted(gated.sizes) == [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert rules["shop.rotary.default"].flops == 0.0
+
+
+def test_what_autograd_keeps_is_part_of_the_predicted_memory() -> None:
+    """``library`` keeps every tensor argument; of the first custom op all, of the second its activation, are activations."""
+    assert {name: rule.saved for name, rule in shop().rules.items()} == {
+        "shop.rotary.default": (0, 1, 2),
+        "shop.swiglu.default": (0, 1, 2),
+    }
+    plan = make_plan(shop(), load_cluster("local:2"), None, PlanOptions(global_batch=8))
+    bound = shop().bind(batch=plan.strategy.micro_batch)
+    without = replace(bound, rules={name: replace(rule, saved=()) for name, rule in bound.rules.items()})
+    more, less = (memory_bytes(graph, plan.strategy)["activations"] for graph in (bound, without))
+    gated = plan.strategy.signatures[next(node.name for node in bound.nodes if "swiglu" in node.op)]
+    assert more - less >= prod(local_shape((plan.strategy.micro_batch, 6, 24), gated.ins[0], plan.strategy.mesh)) * 8
+
+
+def test_calibrations_time_the_ops_that_every_machine_has() -> None:
+    keys = op_keys(shop(), load_cluster("local:2x2"), PlanOptions(global_batch=8))
+    assert any('"aten.linear.default"' in key for key in keys)
+    assert not any("shop." in key for key in keys)

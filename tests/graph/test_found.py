@@ -23,6 +23,7 @@ RULE: dict[str, Any] = {
     "options": [{"ins": ["S0", "B"], "outs": ["S0"]}, {"ins": ["P", "P"], "outs": ["P"]}],
     "flops": 2.0,
     "sizes": [[0, 0], [1, 0]],
+    "saved": [0, -1],
 }
 CHANGES = (
     ("rules", {"shop.mix.default": RULE}),
@@ -48,7 +49,10 @@ def test_rules_are_read_back_as_written_and_are_part_of_the_hash() -> None:
     check_graph(graph)
     assert graph.rules == {
         "shop.mix.default": FoundRule(
-            (FoundOption(("S0", "B"), ("S0",)), FoundOption(("P", "P"), ("P",))), flops=2.0, sizes=((0, 0), (1, 0))
+            (FoundOption(("S0", "B"), ("S0",)), FoundOption(("P", "P"), ("P",))),
+            flops=2.0,
+            sizes=((0, 0), (1, 0)),
+            saved=(0, -1),
         )
     }
     again = from_dict(loads(canonical(to_dict(graph))))
@@ -82,6 +86,8 @@ REFUSED = [
     ("sizes", [[0]], "sizes[0]"),
     ("sizes", [[0, -1]], "sizes[0]"),
     ("sizes", [[0, 0]] * 65, "sizes"),
+    ("saved", [-2], "saved[0]"),
+    ("saved", [0] * 1025, "saved"),
     ("notation", "a -> a", "notation"),
 ]
 
@@ -104,6 +110,7 @@ def test_a_rule_that_breaks_a_limit_is_refused_by_field_and_by_the_schema(path: 
         ("options.0.divided", [[0]], "z.rule.options[0].divided"),
         ("options.0.divided", [["groups"]], "z.rule.options[0].divided"),
         ("sizes", [[2, 0]], "z.rule.sizes"),
+        ("saved", [2], "z.rule.saved"),
         ("sizes", [[1, 1]], "z.rule.sizes"),
     ],
 )
