@@ -31,6 +31,7 @@ class Runtime:
 
     ``seed``, ``step`` and ``micro`` (the microbatch within the step) tell random ops what to draw; they are the same on
     every rank. ``gathers`` (``executor.gathering``) brings a program the parameters that it does not box itself.
+    ``pending`` is communication that nothing in the program waits for.
     """
 
     mesh: Mesh
@@ -41,6 +42,7 @@ class Runtime:
     step: int = 0
     micro: int = 0
     gathers: Any = None
+    pending: list[Any] = field(default_factory=list)
     _groups: dict[tuple[int, ...], tuple[Any, list[int]]] = field(default_factory=dict)
 
     @property
@@ -71,6 +73,12 @@ class Runtime:
     def record(self, kind: str, tensor: torch.Tensor, ranks: list[int]) -> None:
         """Note a collective whose message n is ``tensor``."""
         self.issued.append(Issued(kind, tensor.numel() * tensor.element_size(), tuple(ranks)))
+
+    def finish(self) -> None:
+        """Wait for what is pending."""
+        for work in self.pending:
+            work.wait()
+        self.pending.clear()
 
     @contextmanager
     def active(self) -> Iterator[None]:

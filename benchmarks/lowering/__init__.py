@@ -1,0 +1,1 @@
+"""Lowered programs against PyTorch's own training, side by side: ``python -m benchmarks.lowering [--json]``."""
