@@ -21,8 +21,8 @@ from tests.executor.split_ops.heads import classification
 
 CLASSES, BATCH, IGNORED = 12, 16, 2
 FACTORS = {
-    "batch": {"logits": "b0", "loss.logp": "d0", "loss.picked": "d0"},
-    "classes": {"logits": "n", "loss.logp": "d1", "loss.picked": "g"},
+    "batch": {"logits": "b0", "loss.0": "d0", "loss.4": "d0"},
+    "classes": {"logits": "n", "loss.0": "d1", "loss.4": "g"},
 }
 GRAPH = classification(CLASSES, 8, ignore=IGNORED, dtype="float64")
 
@@ -53,7 +53,7 @@ def test_split_classes_give_the_loss_and_gradients_of_one_device(
     sizes: tuple[int, ...], factors: tuple[str, ...], softmax: str
 ) -> None:
     strategy = with_factors(plain_mesh(*sizes), factors)
-    assert str(strategy.signatures["loss.logp"]) == softmax
+    assert str(strategy.signatures["loss.0"]) == softmax
     assert IGNORED in random_batch(GRAPH, BATCH, 1)["labels"]
     issued = check_strategy(GRAPH, strategy)
     rows = BATCH // (2 if "batch" in factors else 1)
