@@ -37,12 +37,12 @@ def test_a_hugging_face_config_file_is_captured(tmp_path: Path) -> None:
     assert load_model(f"hf:{path}", seq_len=8).inputs[0].meta.shape == ("batch", 8)
 
 
-@pytest.mark.parametrize("name", ["pair", "Described"])
-def test_a_factory_is_called_and_captured(name: str) -> None:
+@pytest.mark.parametrize(("name", "high"), [("pair", 4), ("Described", 3)])
+def test_a_factory_is_called_and_captured_with_labels_below_the_classes_or_what_it_says(name: str, high: int) -> None:
     graph = load_model(f"{FACTORIES}:{name}")
     assert graph.name == name
     assert [leaf.name for leaf in graph.inputs] == ["x", "labels"]
-    assert graph.inputs[1].high == (4 if name == "Described" else None)
+    assert graph.inputs[1].high == high
     assert graph.summary()["num_parameters"] == 8 * 6 + 6 + 6 * 4 + 4
 
 

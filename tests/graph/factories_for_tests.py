@@ -24,7 +24,7 @@ class Described:
 
     module: torch.nn.Module = field(default_factory=lambda: MLP([8, 6, 4]))
     example_inputs: dict[str, Any] = field(default_factory=inputs)
-    input_high: dict[str, int] = field(default_factory=lambda: {"labels": 4})
+    input_high: dict[str, int] = field(default_factory=lambda: {"labels": 3})
 
 
 def no_module() -> Any:
