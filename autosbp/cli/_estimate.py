@@ -61,7 +61,7 @@ class _Estimate:
     optimizer: str
 
     def document(self, cluster: Cluster | None, measured: costs.Calibration | None) -> dict[str, Any]:
-        from autosbp.costmodel.evaluate import memory_bytes
+        from autosbp.costmodel.memory import memory_bytes
         from autosbp.sbp.rules import sharding_of
 
         bound = self.graph.bind(**dict.fromkeys(self.graph.symbols, self.micro_batch))

@@ -9,7 +9,7 @@ from math import prod
 import pytest
 
 from autosbp.api import PlanOptions, load_cluster, load_graph, make_plan, op_keys
-from autosbp.costmodel.evaluate import memory_bytes
+from autosbp.costmodel.memory import memory_bytes
 from autosbp.graph.ir import Node
 from autosbp.sbp.placement import local_shape
 from autosbp.sbp.rules import node_options

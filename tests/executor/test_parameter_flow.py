@@ -9,7 +9,7 @@ import pytest
 
 from autosbp.api import LogicalGraph, PlanOptions, load_cluster, make_plan
 from autosbp.costmodel.collectives import Collective, collectives
-from autosbp.costmodel.evaluate import memory_bytes
+from autosbp.costmodel.memory import memory_bytes
 from autosbp.graph.cast import cast_floats
 from autosbp.plan import Strategy
 from autosbp.sbp.parameters import AT_END, parameter_flow

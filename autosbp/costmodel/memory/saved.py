@@ -1,11 +1,11 @@
-"""Bytes per device: parameters, gradients, optimizer state, and what autograd keeps for the backward pass."""
+"""What autograd keeps of each op for the backward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from autosbp.graph.found import OUTPUT
-from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node, TensorMeta
+from autosbp.graph.ir import LogicalGraph, Node
 
 SAVED: Mapping[str, str] = {
     "aten.linear.default": "01",
@@ -58,11 +58,3 @@ def saves_output(graph: LogicalGraph, node: Node) -> bool:
     if node.rule and node.op not in SAVED:
         return OUTPUT in graph.rules[node.rule].saved
     return "o" in SAVED.get(node.op, "")
-
-
-def state_bytes_per_element(meta: TensorMeta, optimizer: str) -> int:
-    """Parameter, gradient and optimizer state of one element: Adam keeps two fp32 moments, and an fp32 copy of
-    parameters that are stored shorter (Rajbhandari et al. 2020, section 3.1)."""
-    width = DTYPE_BYTES[meta.dtype]
-    states = {"adamw": 2, "sgd": 0}[optimizer] * max(4, width)
-    return 2 * width + states + (4 if width < 4 else 0)
