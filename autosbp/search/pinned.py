@@ -18,6 +18,7 @@ from autosbp.sbp.boxing import is_even
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import NdSbp, Sbp, format_nd_sbp, parse_nd_sbp
 from autosbp.search._clusters import OpCluster, form_clusters, names_of, useful_options
+from autosbp.search._views import tensor_parallel_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,10 @@ def _merged(layouts: Mapping[str, NdSbp], blocks: Sequence[slice]) -> dict[str, 
 
 
 def pinned_views(pins: Pins, mesh: Mesh, views: Iterable[Mesh]) -> list[tuple[Mesh, Pins]]:
-    """The views on which the pins can be said; an ``InputError`` where there is none."""
-    found = [(view, own) for view in views if (own := pins.on(mesh, view)) is not None]
+    """The views on which the pins can be said; an ``InputError`` where there is none. Where pins use all axes of a level
+    alike, so may everything: one message over all of them may go where several would over one at a time."""
+    whole = tensor_parallel_view(mesh, 0)[0]
+    found = [(view, own) for view in dict.fromkeys((*views, whole)) if (own := pins.on(mesh, view)) is not None]
     if not found:
         raise InputError("pins", mesh.ndim, "layouts that tell at most three groups of neighbouring axes apart")
     return found
