@@ -1,6 +1,7 @@
 """``lower``: from a logical graph and a strategy to what one rank runs, as a printable ``fx.GraphModule`` (DESIGN section 9).
 
-The program takes (parameters in their stored layouts, whole batch tensors) in the graph's order and returns the loss.
+The program takes (parameters in their stored layouts, whole batch tensors) in the graph's order and returns the loss,
+or the results of a single call in a tuple.
 It holds local ops with local sizes and explicit communication, in the order of ``sbp.program``.
 """
 
@@ -72,13 +73,16 @@ class _Lowering:
         for at, item in enumerate(self.flow.items or program_items(self.graph, self.strategy)):
             if isinstance(item, Box):
                 self.values[item.key] = self._box(item)
-                last = item
+                output = item.key
             else:
                 self._op(item)
                 if at in self.flow.backward_sends:
                     self.fx.call_function(gather_again, (self.values[Ref(item.node.name)], at))
-        assert last.group == OUTPUT
-        self.fx.output(self.values[last.key])
+        if self.graph.results:
+            self.fx.output(tuple(self.values[ref] for ref in self.graph.results))
+        else:
+            assert output[1] == OUTPUT
+            self.fx.output(self.values[output])
         self.fx.lint()
         return torch.fx.GraphModule(self.root, self.fx, class_name="PhysicalProgram")
 

@@ -149,7 +149,8 @@ class Constant:
 @dataclass(frozen=True)
 class LogicalGraph:
     """See the module's docstring. ``symbols`` maps each symbolic dim to the size it was captured with; ``rules`` are
-    layouts of ops that the table of rules lacks, by the names that nodes give (``autosbp.graph.found``)."""
+    layouts of ops that the table of rules lacks, by the names that nodes give (``autosbp.graph.found``). The graph of a
+    single call (``autosbp.graph.calls``) has ``results`` in the place of a loss."""
 
     name: str
     symbols: Mapping[str, int]
@@ -160,6 +161,7 @@ class LogicalGraph:
     loss: Ref
     provenance: Mapping[str, str] = field(default_factory=dict)
     rules: Mapping[str, FoundRule] = field(default_factory=dict)
+    results: tuple[Ref, ...] = ()
 
     @property
     def leaves(self) -> Iterator[Parameter | Input | Constant]:
@@ -221,7 +223,7 @@ class LogicalGraph:
             flows = any(ref.name in known and self.meta(ref).is_float for ref in node.refs())
             if flows and node.op not in GRADIENT_STOPS and any(meta.is_float for meta in node.outputs):
                 known.add(node.name)
-        reached = {self.loss.name}
+        reached = {self.loss.name, *(ref.name for ref in self.results)}
         for node in reversed(self.nodes):
             if node.name in reached and node.name in known:
                 reached.update(ref.name for ref in node.refs() if self.meta(ref).is_float)
@@ -259,6 +261,7 @@ class LogicalGraph:
             self.loss,
             self.provenance,
             self.rules,
+            self.results,
         )
 
     def to_dict(self) -> dict[str, Any]:

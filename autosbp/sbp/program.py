@@ -56,7 +56,8 @@ OUTPUT, PARAMETER = "loss", "parameter"
 
 
 def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
-    """Ops and boxings of one microbatch, in order; the last item boxes the loss to B on every axis.
+    """Ops and boxings of one microbatch, in order; the last item boxes the loss to B on every axis. The results of a
+    single call stay in the layouts that its ops give them.
 
     Args:
         graph: bound at the strategy's microbatch.
@@ -70,7 +71,7 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
     whole = (B,) * mesh.ndim
     for name in [leaf.name for leaf in graph.inputs] + [leaf.name for leaf in graph.constants]:
         layouts[Ref(name)] = whole
-    for parameter in graph.parameters:
+    for parameter in () if graph.results else graph.parameters:
         _check_stored(parameter, strategy)
     for node in graph.nodes:
         if node.name not in graph.computed:
@@ -99,8 +100,9 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
         for index, layout in enumerate(signature.outs):
             layouts[Ref(node.name, index)] = layout
         yield Op(node, tuple(reads), signature)
-    target = (I,) * mesh.ndim
-    yield make_box(graph, strategy, graph.loss, OUTPUT, layouts[graph.loss], target)
+    if not graph.results:
+        target = (I,) * mesh.ndim
+        yield make_box(graph, strategy, graph.loss, OUTPUT, layouts[graph.loss], target)
 
 
 def make_box(graph: LogicalGraph, strategy: Strategy, ref: Ref, group: str, src: NdSbp, dst: NdSbp) -> Box:
