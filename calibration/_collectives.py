@@ -25,21 +25,25 @@ def message_bytes(num_bytes: int, num_ranks: int) -> int:
     return -(-num_bytes // unit) * unit
 
 
-def prepare(kind: str, num_bytes: int, ranks: list[int], group: Any, device: torch.device) -> Callable[[], None]:
+def prepare(
+    kind: str, num_bytes: int, ranks: list[int], rows: int, group: Any, device: torch.device
+) -> Callable[[], None]:
     """A call that runs one collective of ``num_bytes``, the full message as ``autosbp.costmodel.network`` counts it.
 
-    ``p2p`` is a shift around the ring of the group: an exchange in a group of two. ``broadcast`` starts at the group's
-    first rank.
+    ``p2p`` is what boxing sends: the transposition of a group of ``rows`` x columns, which leaves some ranks idle; a shift
+    around the ring where the group is one row. ``broadcast`` starts at the group's first rank.
     """
     full = torch.zeros(num_bytes // _ELEMENT_BYTES, device=device)
     part = torch.zeros(full.numel() // len(ranks), device=device)
     other = torch.empty_like(full)
     position = ranks.index(dist.get_rank())
-    after, before = ranks[(position + 1) % len(ranks)], ranks[position - 1]
+    target, source = (ranks[place] for place in peers(position, rows, len(ranks)))
 
     def p2p() -> None:
-        send = dist.P2POp(dist.isend, full, after, group)
-        receive = dist.P2POp(dist.irecv, other, before, group)
+        if target == ranks[position]:
+            return
+        send = dist.P2POp(dist.isend, full, target, group)
+        receive = dist.P2POp(dist.irecv, other, source, group)
         for work in dist.batch_isend_irecv([send, receive]):
             work.wait()
 
@@ -57,6 +61,16 @@ def prepare(kind: str, num_bytes: int, ranks: list[int], group: Any, device: tor
         chosen()
 
     return run
+
+
+def peers(position: int, rows: int, num_ranks: int) -> tuple[int, int]:
+    """To which place of its group a rank sends and from which it receives; its own, where it is idle."""
+    if rows in (1, num_ranks):
+        return (position + 1) % num_ranks, (position - 1) % num_ranks
+    columns = num_ranks // rows
+    row, column = divmod(position, columns)
+    column_there, row_there = divmod(position, rows)
+    return column * rows + row, row_there * columns + column_there
 
 
 def buffer_bytes(num_bytes: int) -> int:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from autosbp.costmodel.op_bench import run_op
 from autosbp.errors import CalibrationError
 from autosbp.jsonio import canonical, loads
+from autosbp.processes import keep_to_cores
 from calibration._budget import SeriesBudget
 from calibration._collectives import (
     buffer_bytes,
@@ -45,6 +46,8 @@ _OP_BATCH_S = 0.02  # several slices of the scheduler: ranks that share cores th
 def main(request_path: str, results_path: str) -> None:
     request = Request.from_dict(loads(Path(request_path).read_bytes()))
     device = _device(request.backend)
+    if device.type == "cpu":
+        keep_to_cores(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     dist.init_process_group(request.backend, timeout=timedelta(seconds=request.timeout_s))
     with Log(results_path if dist.get_rank() == 0 else os.devnull) as log:
         pids = gather_series([float(os.getpid())], device)
@@ -147,7 +150,10 @@ class Collectives:
         ranks = next(ranks for ranks in self.groups if dist.get_rank() in ranks)
         running = self.groups[: placement.num_groups]
         num_bytes = message_bytes(measurement.num_bytes, len(ranks))
-        run = prepare(measurement.kind, num_bytes, ranks, self.mine, self.device) if ranks in running else _wait
+        rows = self.request.cluster.mesh().axes[placement.axes[0]].size
+        run = _wait
+        if ranks in running:
+            run = prepare(measurement.kind, num_bytes, ranks, rows, self.mine, self.device)
         box_s = budget.box_s(self.request.point_s)
         times = _times(run, self.request.repeats, box_s, _COLLECTIVE_BATCH_S, self.device, self.log)
         point = summary(num_bytes, slowest_rank_times(gather_series(times, self.device), running), len(times))

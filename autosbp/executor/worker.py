@@ -24,6 +24,7 @@ from autosbp.executor.reference import Reference
 from autosbp.executor.training import Trainer, random_batch
 from autosbp.graph.serialize import from_dict
 from autosbp.plan import Plan
+from autosbp.processes import keep_to_cores
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 REFERENCE_STEPS = 3
@@ -39,6 +40,8 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+    else:
+        keep_to_cores(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     dist.init_process_group("nccl" if cuda else "gloo", timeout=COLLECTIVE_TIMEOUT)
     strategy = plan.strategy
     parameters = full_parameters(graph, request["seed"])

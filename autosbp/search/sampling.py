@@ -9,6 +9,7 @@ import numpy as np
 
 from autosbp.cluster import Cluster
 from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.ir import LogicalGraph
@@ -28,6 +29,7 @@ def sample_strategies(
     seed: int = 0,
     optimizer: str = "adamw",
     weights: Sequence[float] = (0.0, 0.3, 1.0),
+    calibration: Calibration | None = None,
 ) -> list[Strategy]:
     """``count`` different executable strategies, from wild to near the optimum.
 
@@ -35,11 +37,10 @@ def sample_strategies(
     under ``seed``.
     """
     mesh = cluster.mesh()
-    boxing = BoxingModel(NetworkModel(cluster), mesh)
+    compute = ComputeModel(cluster.device, calibration)
+    boxing = BoxingModel(NetworkModel(cluster, calibration), mesh, compute.copy_bytes_per_s)
     bound = graph.bind(**dict.fromkeys(graph.symbols, micro_batch))
-    builder = ProblemBuilder(
-        bound, boxing, ComputeModel(cluster.device), num_micro=global_batch // micro_batch, optimizer=optimizer
-    )
+    builder = ProblemBuilder(bound, boxing, compute, num_micro=global_batch // micro_batch, optimizer=optimizer)
     built = builder.build(None)
     rng = np.random.default_rng(seed)
     found: dict[str, Strategy] = {}

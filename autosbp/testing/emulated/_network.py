@@ -18,7 +18,10 @@ from autosbp.errors import AutosbpError, UnsupportedError
 from autosbp.testing.emulated._owners import Owner, owned, this_process
 
 INTERFACE = "eth0"
-BURST, QUEUE = "64kb", "4mb"
+BURST, QUEUE = "8kb", "4mb"
+# A link of a cluster has no queue of seconds, and its rate does not depend on what was sent before: senders keep little
+# in flight, lose nothing, and neither probe the rate nor begin slowly after a pause.
+TCP = {"tcp_congestion_control": "reno", "tcp_limit_output_bytes": "65536", "tcp_slow_start_after_idle": "0"}
 _END_S = 10.0
 _COMMAND_S = 30.0
 
@@ -34,6 +37,9 @@ def make_nodes(owner: Owner, num_nodes: int) -> list[str]:
     for namespace in (owner.namespace("switch"), *nodes):
         tool("ip", "netns", "add", namespace)
         tool("ip", "-n", namespace, "link", "set", "lo", "up")
+    settings = "; ".join(f"echo {value} > /proc/sys/net/ipv4/{name}" for name, value in TCP.items())
+    for namespace in nodes:
+        tool(*inside(namespace, ["sh", "-e", "-c", settings]))
     return nodes
 
 

@@ -12,11 +12,13 @@ import runpy
 import sys
 from pathlib import Path
 
+from autosbp.processes import keep_to_cores
 from autosbp.testing.emulated._rank_errors import write_error
 
 
 def main(folder: str, module: str, *arguments: str) -> None:
     sys.argv = [module, *arguments]
+    keep_to_cores(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))  # all nodes are on one machine
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except (Exception, SystemExit) as error:

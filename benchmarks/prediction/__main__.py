@@ -1,0 +1,174 @@
+"""Predicted against measured step times: ``python -m benchmarks.prediction [MODEL@CLUSTER ...] [--json]``.
+
+On emulated clusters, whose links are really slow (root only): each is calibrated, strategies that span the cost range are
+predicted, and then all of them are trained in turns. Redraws AutoDDL's Figure 4 with ``--chart FILE.png``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import kendalltau
+
+from autosbp.api import LogicalGraph, PlanOptions, load_cluster, op_keys
+from autosbp.errors import AutosbpError
+from autosbp.testing.emulated import EmulatedCluster, why_not
+from autosbp.torchrun import Launch
+from benchmarks.prediction._models import CASES
+from benchmarks.prediction._strategies import Candidate, candidates
+from calibration import calibrate
+
+CLUSTERS = ("emulated:2x2", "emulated:4x1")
+LIMITS = {"kendall_tau": 0.9, "median_error": 0.10, "p90_error": 0.20, "regret": 0.05}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: strategies, timed rounds, seconds for all collectives and for one direction of an op."""
+
+    count: int
+    rounds: int
+    budget_s: float
+    op_s: float
+
+
+def measure(
+    graph: LogicalGraph, chosen: Sequence[Candidate], ranks: int, rounds: int, launch: Launch
+) -> list[dict[str, Any]]:
+    """Median seconds of a step of each strategy, slowest rank, and whether what it sent was what it was charged."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        request = {
+            "graph": graph.to_dict(),
+            "strategies": [each.strategy.to_dict() for each in chosen],
+            "rounds": rounds,
+        }
+        (folder / "request.json").write_text(json.dumps(request))
+        outcome = launch(
+            "benchmarks.prediction._ranks", [str(folder / "request.json"), str(folder / "result.json")], ranks,
+            folder / "log", timeout_s=1800,
+        )  # fmt: skip
+        if outcome.reason:
+            sys.exit(f"{outcome.reason}\n{outcome.log_tail}")
+        everyone = json.loads((folder / "result.json").read_text())
+    rows = []
+    for at, each in enumerate(chosen):
+        steps = [max(times) for times in zip(*(rank["seconds"][at] for rank in everyone), strict=True)]
+        low, middle, high = statistics.quantiles(steps, n=4, method="inclusive")
+        rows.append({
+            "strategy": each.label,
+            "predicted_s": each.costs.step_time_s,
+            "measured_s": middle,
+            "quartiles_s": [low, high],
+            "error": each.costs.step_time_s / middle - 1,
+            "parts_s": {
+                "compute": each.costs.compute_s, "exposed_comm": each.costs.exposed_comm_s,
+                "optimizer": each.costs.optimizer_s,
+            },
+            "comm_bytes_per_device": each.costs.comm_bytes_per_device,
+            "traffic_exact": all(rank["matches"][at] for rank in everyone),
+        })  # fmt: skip
+    return rows
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the rows say of the model: order, errors, and how far the strategy predicted best is from the best."""
+    predicted, measured = ([row[key] for row in rows] for key in ("predicted_s", "measured_s"))
+    errors = sorted(abs(row["error"]) for row in rows)
+    first = min(rows, key=lambda row: row["predicted_s"])
+    return {
+        "strategies": len(rows),
+        "kendall_tau": float(kendalltau(predicted, measured).statistic),
+        "median_error": statistics.median(errors),
+        "p90_error": statistics.quantiles(errors, n=10, method="inclusive")[-1],
+        "regret": first["measured_s"] / min(measured) - 1,
+        "traffic_exact": all(row["traffic_exact"] for row in rows),
+    }
+
+
+def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
+    """Calibrate, predict, train."""
+    case, cluster = CASES[model], load_cluster(cluster_name)
+    graph = case.graph()
+    keys = op_keys(graph, cluster, PlanOptions(global_batch=case.batch, micro_batch=case.batch))
+    with EmulatedCluster.of(cluster) as nodes:
+        started = time.monotonic()
+        calibration = calibrate(
+            cluster, op_keys=keys, launch=nodes.launch, budget_s=effort.budget_s, op_s=effort.op_s, timeout_s=1800,
+            variants=False,
+        )  # fmt: skip
+        calibrated_s = time.monotonic() - started
+        chosen = candidates(graph, cluster, calibration, case.batch, effort.count)
+        rows = measure(graph, chosen, cluster.num_devices, effort.rounds, nodes.launch)
+    return {
+        "model": model,
+        "cluster": cluster_name,
+        "calibration_s": calibrated_s,
+        "ops_timed": len(keys),
+        **summary(rows),
+        "rows": rows,
+        "calibration": calibration.to_dict(),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    print(
+        f"{result['model']}@{result['cluster']}: {result['strategies']} strategies, Kendall tau {result['kendall_tau']:.3f}, "
+        f"error median {result['median_error']:.1%} p90 {result['p90_error']:.1%}, best predicted is "
+        f"{result['regret']:.1%} from the best, traffic {'exact' if result['traffic_exact'] else 'NOT exact'}; "
+        f"calibrated in {result['calibration_s']:.0f} s",
+        flush=True,
+    )
+    for row in result["rows"]:
+        print(
+            f"    {row['strategy']:<14} predicted {1e3 * row['predicted_s']:7.1f} ms  measured {1e3 * row['measured_s']:7.1f} "
+            f"({1e3 * row['quartiles_s'][0]:.1f} to {1e3 * row['quartiles_s'][1]:.1f})  {row['error']:+.1%}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    everything = [f"{model}@{cluster}" for cluster in CLUSTERS for model in CASES]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("cases", nargs="*", metavar="MODEL@CLUSTER", help=f"by default {' '.join(everything)}")
+    parser.add_argument("--strategies", type=int, default=24, metavar="N")
+    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="timed steps of each strategy")
+    parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="for all collectives")
+    parser.add_argument("--op-s", type=float, default=0.04, metavar="S", help="for one direction of an op")
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the JSON, calibrations included")
+    arguments = parser.parse_args()
+    reason = why_not()
+    if reason is not None:
+        sys.exit(f"no emulated cluster here: {reason}")
+    effort = Effort(arguments.strategies, arguments.rounds, arguments.budget, arguments.op_s)
+    results = []
+    try:
+        for each in arguments.cases or everything:
+            model, _, cluster = each.partition("@")
+            if model not in CASES or not cluster:
+                parser.error(f"{each}: MODEL@CLUSTER is expected, MODEL one of {', '.join(CASES)}")
+            results.append(run(model, cluster, effort))
+            show(results[-1])
+    except AutosbpError as error:
+        sys.exit(str(error))
+    document = {"benchmark": "prediction", "limits": LIMITS, "results": results}
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+    if arguments.json:
+        for result in results:
+            del result["calibration"]
+        print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The strategies of a comparison: data parallel, the best Megatron-like grid, the plan, and others that span the range
+of predicted costs, chosen under a fixed seed before anything of them runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autosbp.api import Calibration, Cluster, LogicalGraph, PlanOptions, make_plan, predict_costs
+from autosbp.plan import Costs, Strategy
+from autosbp.search.sampling import sample_strategies
+
+SEED = 0
+OVERSAMPLE = 3
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy and what is predicted of it."""
+
+    label: str
+    strategy: Strategy
+    costs: Costs
+
+
+def candidates(
+    graph: LogicalGraph, cluster: Cluster, calibration: Calibration, batch: int, count: int
+) -> list[Candidate]:
+    """``count`` different strategies, by predicted step time."""
+    options = PlanOptions(global_batch=batch, micro_batch=batch)
+    plan = make_plan(graph, cluster, calibration, options)
+    named = {"plan": plan.strategy}
+    named.update((name, plan.baseline_strategy(name)) for name in plan.document["baseline_strategies"])
+    sampled = sample_strategies(
+        graph, cluster, OVERSAMPLE * count, global_batch=batch, micro_batch=batch, seed=SEED,
+        weights=(0.0, 0.3, 1.0, 3.0), calibration=calibration,
+    )  # fmt: skip
+
+    def predicted(label: str, strategy: Strategy) -> Candidate:
+        return Candidate(label, strategy, predict_costs(graph, strategy, cluster, calibration))
+
+    found: dict[str, Candidate] = {}
+    for label, strategy in named.items():
+        found.setdefault(str(strategy.to_dict()), predicted(label, strategy))
+    first = len(found)
+    others = {str(strategy.to_dict()): strategy for strategy in sampled}
+    rest = [predicted(f"sample {at}", others[key]) for at, key in enumerate(others) if key not in found]
+    rest.sort(key=lambda candidate: candidate.costs.step_time_s)
+    # evenly by rank of cost, both ends included
+    for at in np.unique(np.linspace(0, len(rest) - 1, min(count - first, len(rest))).round().astype(int)):
+        found[str(rest[at].strategy.to_dict())] = rest[at]
+    return sorted(found.values(), key=lambda candidate: candidate.costs.step_time_s)
