@@ -1,4 +1,4 @@
-"""Folding of repeated blocks in the graph document: a run of isomorphic blocks is written once, with its count.
+"""Folding of repeated blocks in the graph document: each run of isomorphic blocks is written once, with its count.
 
 Blocks are found structurally: two nodes are alike when their op, attributes and shapes are, and their references point
 the same distance back, to the same outside value, or to leaves (parameters) whose names differ in one counter.
@@ -17,18 +17,30 @@ from typing import Any
 from autosbp.errors import GraphError
 
 MAX_WIDTHS = 64
+MIN_SAVED = 8
+MAX_DEPTH = 8
 _NUMBER = re.compile(r"\d+")
 _SLOT = re.compile(r"\{i\*(\d{1,6})\+(\d{1,9})\}")
 Document = dict[str, Any]
 
 
 def fold_nodes(nodes: list[Document]) -> list[Document]:
-    """``nodes`` with their longest run of repeated blocks folded; unchanged where there is none of 2 or more."""
-    shapes = [json.dumps(_skeleton(node)) for node in nodes]
-    for start, width, count in _runs(shapes):
+    """``nodes`` with runs of repeated blocks folded: the longest, then, before and after it, others that save at least
+    ``MIN_SAVED`` nodes, such as the decoder's beside the encoder's. Unchanged where there are none."""
+    return _folded(nodes, [json.dumps(_skeleton(node)) for node in nodes], 1, MAX_DEPTH)
+
+
+def _folded(nodes: list[Document], shapes: list[str], least: int, depth: int) -> list[Document]:
+    """``depth`` bounds the time: the pieces of one depth are together no longer than the whole."""
+    for start, width, count in _runs(shapes) if depth else ():
+        if width * (count - 1) < least:
+            break
         template = _template(nodes, start, width, count)
         if template is not None:
-            return [*nodes[:start], {"repeat": count, "nodes": template}, *nodes[start + width * count :]]
+            stop = start + width * count
+            before = _folded(nodes[:start], shapes[:start], MIN_SAVED, depth - 1)
+            after = _folded(nodes[stop:], shapes[stop:], MIN_SAVED, depth - 1)
+            return [*before, {"repeat": count, "nodes": template}, *after]
     return nodes
 
 
