@@ -23,8 +23,29 @@ _PRESETS = Path(__file__).parent / "data" / "clusters.yaml"
 
 
 @dataclass(frozen=True, slots=True)
+class Curves:
+    """What a device's kernels reach of its peaks, the same for all kernels (see ``costmodel.efficiency``).
+
+    ``matmul`` and ``memory`` are the parts of peak arithmetic and bandwidth that full tiles and large copies reach;
+    ``contention`` is the part of a transfer's time by which it slows down kernels that run beside it. A product is cut
+    into tiles of ``tile_rows`` x ``tile_columns``, of which the device's ``units`` do one each at a time.
+    """
+
+    matmul: float
+    memory: float
+    contention: float
+    units: int
+    tile_rows: int
+    tile_columns: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Curves.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator or CPU rank. Rates are peaks; ``efficiency`` is the part that a large matmul reaches."""
+    """One accelerator or CPU rank. Rates are peaks; ``efficiency`` is the part that a large matmul reaches, unless there
+    are ``curves``."""
 
     name: str
     kind: str  # "cpu" or "cuda"
@@ -33,6 +54,7 @@ class Device:
     memory_bandwidth_bytes_per_s: float
     efficiency: float = 0.5
     op_overhead_s: float = 5e-6
+    curves: Curves | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -43,6 +65,8 @@ class Device:
             "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
             "efficiency": self.efficiency,
             "op_overhead_s": self.op_overhead_s,
+            # Absent where there are none: devices of older documents keep their hashes.
+            **({"curves": self.curves.to_dict()} if self.curves else {}),
         }
 
 
@@ -159,6 +183,7 @@ def _device(data: object) -> Device:
             "memory_bandwidth_bytes_per_s",
             "efficiency",
             "op_overhead_s",
+            "curves",
         ),
     )
     peaks = Fields(fields.mapping("peak_flops"), "device.peak_flops", ("float64", "float32", "bfloat16", "float16"))
@@ -172,6 +197,19 @@ def _device(data: object) -> Device:
         fields.positive("memory_bandwidth_bytes_per_s"),
         fields.number("efficiency", 0.5, low=1e-3, high=1.0),
         fields.number("op_overhead_s", 5e-6, low=0.0, high=1.0),
+        _curves(fields.raw("curves")) if fields.has("curves") else None,
+    )
+
+
+def _curves(data: object) -> Curves:
+    fields = Fields(data, "device.curves", tuple(Curves.__slots__))
+    return Curves(
+        fields.number("matmul", low=1e-3, high=1.0),
+        fields.number("memory", low=1e-3, high=1.0),
+        fields.number("contention", low=0.0, high=1.0),
+        fields.integer("units", low=1, high=2**20),
+        fields.integer("tile_rows", low=1, high=2**20),
+        fields.integer("tile_columns", low=1, high=2**20),
     )
 
 

@@ -1,4 +1,8 @@
-"""Time of one op on one device: measured where a calibration holds its local shape, a roofline elsewhere (DESIGN section 7)."""
+"""Time of one op on one device: measured where a calibration holds its local shape, a roofline elsewhere (DESIGN section 7).
+
+A device's efficiency curves (``costmodel.efficiency``) bend the roofline where no op was timed; a calibration of ops takes
+their place.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from numpy.typing import NDArray
 
 from autosbp.cluster import Device
 from autosbp.costmodel.calibration import Calibration, OpTime
+from autosbp.costmodel.efficiency import peak_flops, roofline_s
 from autosbp.costmodel.op_work import op_work
 from autosbp.graph.attributes import Path, divided
 from autosbp.graph.ir import Arg, DType, Node, Ref
@@ -69,6 +74,7 @@ class ComputeModel:
     def __init__(self, device: Device, calibration: Calibration | None = None) -> None:
         self.device = device
         self.measured: Mapping[str, OpTime] = {} if calibration is None else calibration.ops
+        self.curves = None if self.measured else device.curves
         self._forward: dict[str, float] = {}
         self._backward: dict[str, float] = {}
         self._learn()
@@ -92,23 +98,22 @@ class ComputeModel:
     @property
     def copy_bytes_per_s(self) -> float:
         """Bytes that a plain local copy moves per second, with all ranks busy."""
-        return self.device.memory_bandwidth_bytes_per_s / self._forward.get(
-            "aten.add.Tensor", self._forward.get("others", 1.0)
-        )
+        reached = self.device.memory_bandwidth_bytes_per_s * (self.curves.memory if self.curves else 1.0)
+        return reached / self._forward.get("aten.add.Tensor", self._forward.get("others", 1.0))
 
     def flops_per_s(self, dtype: str) -> float:
         """What a large matrix product reaches, before any correction."""
-        peaks = self.device.peak_flops
-        peak = peaks.get(dtype) or peaks.get({"bfloat16": "float16", "float16": "bfloat16"}.get(dtype, "float32"))
-        return (peak or min(peaks.values())) * self.device.efficiency
+        return peak_flops(self.device, dtype) * (self.curves.matmul if self.curves else self.device.efficiency)
 
     def _roofline(
         self, op: str, dtype: str, flops: NDArray[np.float64], num_bytes: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        device = self.device
-        forward = np.maximum(flops / self.flops_per_s(dtype), num_bytes / device.memory_bandwidth_bytes_per_s)
-        factor = BACKWARD_FLOPS.get(op, 2.0)
-        return forward + device.op_overhead_s, factor * forward + device.op_overhead_s
+        device, factor = self.device, BACKWARD_FLOPS.get(op, 2.0)
+        if self.curves:
+            work_s = roofline_s(device, self.curves, dtype, flops, num_bytes)
+        else:
+            work_s = np.maximum(flops / self.flops_per_s(dtype), num_bytes / device.memory_bandwidth_bytes_per_s)
+        return work_s + device.op_overhead_s, factor * work_s + device.op_overhead_s
 
     def roofline_s(
         self, node: Node, dtype: str, flops: NDArray[np.float64], num_bytes: NDArray[np.float64]

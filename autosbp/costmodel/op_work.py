@@ -13,7 +13,7 @@ from autosbp.graph.shapes import known_shape
 from autosbp.sbp._op_lists import POINTWISE
 from autosbp.sbp.rules import RULES
 
-_BROADCAST = frozenset(
+ELEMENTWISE = frozenset(
     f"aten.{name}"
     for name in (
         *POINTWISE, "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "mul.Scalar", "div.Scalar", "neg.default",
@@ -68,7 +68,7 @@ def op_work(key: str) -> OpWork | None:
 def _outputs(node: Node, metas: Sequence[TensorMeta]) -> tuple[TensorMeta, ...]:
     shape = known_shape(node, metas)
     if shape is None:
-        if node.op not in _BROADCAST:
+        if node.op not in ELEMENTWISE:
             raise GraphError("op", node.op, "an op whose output its arguments tell is expected")
         ndim = max(len(meta.shape) for meta in metas)
         padded = [(1,) * (ndim - len(meta.shape)) + meta.sizes for meta in metas]

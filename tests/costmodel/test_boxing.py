@@ -145,10 +145,10 @@ PLANNED = {
     ("P,P", "S0,B"): (1.2, "P,P -> P,S0 -> S0@1,S0@0 -> S0,S0 -> S0,B"),
     ("S0,S0", "B,S0"): (1.3, "S0,S0 -> S0,S1 -> B,S1 -> B,S0"),
     ("S0,P", "B,S0"): (4.0, "S0,P -> S0,S0 -> S0@1,S0@0 -> B,S0"),
-    ("S0,S0", "S1,S0"): (2.0, "S0,S0 -> S0@1,S0@0 -> S1,S0"),
+    ("S0,S0", "S1,S0"): (1.9, "S0,S0 -> S0@1,S0@0 -> S1,S0"),
     ("S0,S1", "S1,S0"): (math.inf, "S0,S1 -> S0,S0 -> S0@1,S0@0 -> S1,S0"),
-    ("I,S1", "S1,I"): (6.0, "I,S1 -> I,S0 -> S1,S0 -> S1,I"),
-    ("P,I", "B,I"): (1.3, "P,I -> S0,I -> B,I"),
+    ("I,S1", "S1,I"): (5.8, "I,S1 -> I,S0 -> S1,S0 -> S1,I"),
+    ("P,I", "B,I"): (1.25, "P,I -> S0,I -> B,I"),
 }
 """At least how many times dearer OneFlow's choice is, and the planned path."""
 

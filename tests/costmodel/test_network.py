@@ -10,7 +10,7 @@ from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import KINDS, Calibration, CollectiveFit, Point
 from autosbp.costmodel.network import NetworkModel, alpha_count, beta_factor
 
-DGX = load_cluster("dgx-a100-80g:2")  # 5 us and 200 GB/s a node, 2 us and 300 GB/s a device
+DGX = load_cluster("dgx-a100-80g:2")  # 5 us and 200 GB/s a node, 2 us and 240 GB/s a device
 DAINT = load_cluster("piz-daint:8")  # 10 us and 8.5 GB/s
 
 
@@ -32,8 +32,8 @@ def test_ring_counts_of_eight_ranks(kind: str, latencies: float, factor: float) 
 
 
 def test_group_inside_a_node_uses_the_inner_level() -> None:
-    # 2 * 7 * 2 us + 2 * 7/8 * 300 MB / 300 GB/s
-    assert NetworkModel(DGX).time_s("all_reduce", 300e6, (1, 8)) == pytest.approx(28e-6 + 1.75e-3)
+    # 2 * 7 * 2 us + 2 * 7/8 * 240 MB / 240 GB/s
+    assert NetworkModel(DGX).time_s("all_reduce", 240e6, (1, 8)) == pytest.approx(28e-6 + 1.75e-3)
 
 
 @pytest.mark.parametrize(("devices", "sharing"), [(1, 8), (2, 4), (4, 2), (8, 1)])
@@ -63,8 +63,8 @@ def test_all_to_all_over_two_whole_nodes() -> None:
 
 
 def test_all_to_all_inside_a_node_uses_the_links_of_the_devices() -> None:
-    # 7 * 2 us + 7/8 * 300 MB / 300 GB/s
-    assert NetworkModel(DGX).time_s("all_to_all", 300e6, (1, 8)) == pytest.approx(14e-6 + 0.875e-3)
+    # 7 * 2 us + 7/8 * 240 MB / 240 GB/s
+    assert NetworkModel(DGX).time_s("all_to_all", 240e6, (1, 8)) == pytest.approx(14e-6 + 0.875e-3)
 
 
 @pytest.mark.parametrize(("shape", "sending"), [((4, 1), 8), ((2, 2), 4), ((4, 4), 6), ((8, 8), 7)])

@@ -1,0 +1,69 @@
+"""Pipeline schedules: the known bubble for equal stages, the slowest stage's pace for unequal ones, and sends."""
+
+from __future__ import annotations
+
+import pytest
+
+from autosbp.costmodel.pipeline import Chunk, pipeline_time, stage_order
+from autosbp.errors import InputError
+
+
+@pytest.mark.parametrize(("stages", "virtual", "micro"), [(1, 1, 4), (4, 1, 8), (8, 3, 64), (4, 2, 4), (35, 3, 280)])
+def test_equal_stages_have_the_published_bubble(stages: int, virtual: int, micro: int) -> None:
+    """(p - 1) / (v m) of the busy time (Narayanan et al. 2021, section 2.2)."""
+    found = pipeline_time([Chunk(1 / virtual, 2 / virtual)] * (stages * virtual), stages, micro, 0.0)
+    assert found.busy_s == pytest.approx(3 * micro)
+    assert found.bubble_s / found.busy_s == pytest.approx((stages - 1) / (virtual * micro))
+
+
+@pytest.mark.parametrize(("stages", "virtual", "micro"), [(3, 1, 5), (4, 1, 2), (4, 3, 8)])
+def test_every_stage_runs_each_of_its_tasks_once_and_forward_before_backward(
+    stages: int, virtual: int, micro: int
+) -> None:
+    for stage in range(stages):
+        order = stage_order(stage, stages, virtual, micro)
+        tasks = {
+            (back, chunk * stages + stage, m)
+            for back in (False, True)
+            for chunk in range(virtual)
+            for m in range(micro)
+        }
+        assert len(order) == len(tasks) and set(order) == tasks
+        place = {task: at for at, task in enumerate(order)}
+        assert all(place[False, chunk, m] < place[True, chunk, m] for _, chunk, m in tasks)
+
+
+def test_one_forward_one_backward_keeps_no_more_microbatches_than_there_are_stages_behind() -> None:
+    for stage in range(4):
+        held = most = 0
+        for backward, _, _ in stage_order(stage, 4, 1, 16):
+            held += -1 if backward else 1
+            most = max(most, held)
+        assert most == 4 - stage
+
+
+def test_a_slow_last_stage_sets_the_pace() -> None:
+    chunks = [Chunk(1.0, 2.0)] * 3 + [Chunk(2.0, 4.0)]
+    found = pipeline_time(chunks, 4, 32, 0.0)
+    assert (found.stage, found.busy_s) == (3, 32 * 6.0)
+    assert found.step_s == pytest.approx(32 * 6.0 + 3 * 3.0)  # fill and drain go at the pace of the other stages
+
+
+def test_sends_are_waited_for_on_both_sides() -> None:
+    found = pipeline_time([Chunk(1.0, 1.0)] * 2, 2, 1, 0.5)
+    assert found.step_s == pytest.approx(1.0 + 0.5 + 1.0 + 1.0 + 0.5 + 1.0)
+    assert found.send_s == 0.5
+
+
+def test_one_stage_sends_nothing() -> None:
+    assert pipeline_time([Chunk(1.0, 2.0)], 1, 3, 9.0).step_s == 9.0
+
+
+def test_chunks_that_do_not_fill_the_stages_are_refused() -> None:
+    with pytest.raises(InputError, match="chunks"):
+        pipeline_time([Chunk(1.0, 1.0)] * 3, 2, 4, 0.0)
+
+
+def test_interleaved_microbatches_that_do_not_fill_the_stages_are_refused() -> None:
+    with pytest.raises(InputError, match="num_micro"):
+        pipeline_time([Chunk(1.0, 1.0)] * 4, 2, 3, 0.0)
