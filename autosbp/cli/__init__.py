@@ -16,6 +16,7 @@ import typer
 from autosbp import __version__
 from autosbp.cli._calibrate import calibrate
 from autosbp.cli._capture import capture
+from autosbp.cli._clusters import clusters
 from autosbp.cli._demo import demo
 from autosbp.cli._diff import diff
 from autosbp.cli._estimate import estimate
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (capture, estimate, plan, calibrate, explain, diff, trial, export, serve, demo):
+for _command in (capture, estimate, plan, clusters, calibrate, explain, diff, trial, export, serve, demo):
     app.command(_command.__name__)(guarded(_command))
 
 

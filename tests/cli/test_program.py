@@ -15,7 +15,19 @@ import pytest
 from autosbp import __version__
 from tests.cli.processes import Started, autosbp, environment
 
-COMMANDS = ("capture", "estimate", "plan", "calibrate", "explain", "diff", "trial", "export", "serve", "demo")
+COMMANDS = (
+    "capture",
+    "estimate",
+    "plan",
+    "clusters",
+    "calibrate",
+    "explain",
+    "diff",
+    "trial",
+    "export",
+    "serve",
+    "demo",
+)
 CHECK = """
 import sys
 sys.argv = ["autosbp", *sys.argv[2:]]
