@@ -101,7 +101,8 @@ class _Estimate:
 
         strategy, compute = self._undivided(bound), ComputeModel(cluster.device, measured)
         alone = evaluate(bound, strategy, BoxingModel(NetworkModel(cluster, measured), strategy.mesh), compute)
-        state = memory["parameters"] + memory["gradients"] + memory["optimizer"]
+        gradients = sum(leaf.meta.num_bytes for leaf in bound.trained)
+        state = memory["parameters"] + gradients + memory["optimizer"]
         limit = cluster.device.memory_bytes
         return {
             "name": cluster.name,
@@ -122,10 +123,10 @@ def _show(document: dict[str, Any]) -> None:
         ("parameters", f"{document['num_parameters']:,}"),
         ("parameter bytes", num_bytes(document["parameter_bytes"])),
         ("forward pass of a sample", f"{count(document['flops_per_sample_forward'])}FLOP"),
-        ("gradients", num_bytes(memory["gradients"])),
         (f"optimizer state ({document['optimizer']})", num_bytes(memory["optimizer"])),
-        (f"activations kept for backward, batch {batch}", num_bytes(memory["activations"])),
-        ("all of it on one device", num_bytes(document["memory_bytes_one_device"])),
+        (f"gradients, at the fullest moment of a step of batch {batch}", num_bytes(memory["gradients"])),
+        ("activations kept for backward, then", num_bytes(memory["activations"])),
+        ("all of it on one device, then", num_bytes(document["memory_bytes_one_device"])),
     ]
     out.print(table(f"{document['name']} (graph {document['graph_hash']})", ("", "value"), rows))
     if "cluster" not in document:

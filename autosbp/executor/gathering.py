@@ -47,6 +47,7 @@ class ParameterGathers:
         runtime: whose groups are used, and which records what is issued.
         arrived: called when the last microbatch has brought back a parameter's gradient within its backward.
 
+    ``keep`` and ``kept`` are how autograd keeps every other tensor, and has it back: a trial counts there.
     ``begin`` and ``end`` are called around each microbatch, in which the program calls ``gathered``; then ``finish``.
     Not safe across threads.
     """
@@ -76,6 +77,8 @@ class ParameterGathers:
         self._returning: list[_Gather] = []
         self._returns = False
         self.last = False
+        self.keep: Callable[[torch.Tensor], Any] = lambda tensor: tensor
+        self.kept: Callable[[Any], torch.Tensor] = lambda tensor: tensor
 
     def begin(self, micro: int, num_micro: int) -> None:
         """Before the program of a microbatch."""
@@ -116,13 +119,12 @@ class ParameterGathers:
         # An address may belong to another tensor once the copy is gone; while the copy lives, it is the copy's.
         entry = self._lent.get(tensor.untyped_storage().data_ptr())
         if entry is None or entry[0]() is None:
-            return tensor
+            return self.keep(tensor)
         return entry[1], entry[2], tensor.size(), tensor.stride(), tensor.storage_offset()
 
-    @staticmethod
-    def _unpack(packed: Any) -> torch.Tensor:
-        if isinstance(packed, torch.Tensor):
-            return packed
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if not isinstance(packed, tuple):
+            return self.kept(packed)
         gather, at, size, stride, offset = packed
         return torch.as_strided(gather.present()[at], size, stride, offset)
 

@@ -1,37 +1,60 @@
-"""What a trial measures besides time: bytes of training state, and bytes that autograd keeps for the backward pass."""
+"""What a trial measures besides time: the most bytes of tensors in a step, and what autograd keeps of them."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autosbp.executor.memory_trace import MemoryTrace
+
 if TYPE_CHECKING:
+    from autosbp.executor.gathering import ParameterGathers
     from autosbp.executor.training import Trainer
 
 
 class SavedBytes:
-    """Within, counts the bytes of the tensors that autograd saves, each storage once, those in ``known`` left out."""
+    """Within, counts what autograd keeps for backward: ``bytes`` is the most at once, each storage once.
 
-    def __init__(self, known: Iterable[torch.Tensor]) -> None:
-        self.bytes = 0
-        self._seen = {tensor.untyped_storage().data_ptr() for tensor in known}
-        self._kept: list[torch.Tensor] = []
+    Args:
+        known: what was there before, and does not count.
+        gathers: of the trainer, which keeps tensors in its own way where parameters are gathered in each use.
+    """
+
+    def __init__(self, known: Iterable[torch.Tensor], gathers: ParameterGathers | None = None) -> None:
+        self.bytes = self._now = 0
+        self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self._holders: dict[int, int] = {}
+        self._gathers = gathers
         self._hooks: Any = None
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _pack(self, tensor: torch.Tensor) -> _Kept | torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
-            self._kept.append(tensor)  # alive until the end, so that no address is used twice
-            self.bytes += storage.nbytes()
-        return tensor
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address in self._known:
+            return tensor
+        self._holders[address] = self._holders.get(address, 0) + 1
+        if self._holders[address] == 1:
+            self._now += size
+            self.bytes = max(self.bytes, self._now)
+        kept = _Kept(tensor)
+        weakref.finalize(kept, self._drop, address, size)
+        return kept
+
+    def _drop(self, address: int, size: int) -> None:
+        self._holders[address] -= 1
+        if not self._holders[address]:
+            self._now -= size
 
     def __enter__(self) -> SavedBytes:
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        if self._gathers is not None:
+            self._gathers.keep, self._gathers.kept = self._pack, _unpack
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         self._hooks.__enter__()
         return self
 
@@ -39,18 +62,57 @@ class SavedBytes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
-        self._kept.clear()
+        if self._gathers is not None:
+            self._gathers.keep = self._gathers.kept = _unpack
 
 
-def state_bytes(trainer: Trainer) -> int:
-    """Parameters, gradients and optimizer state of one rank, as allocated."""
-    total = 0
-    for parameter in trainer.locals.values():
-        total += parameter.nbytes * (2 if parameter.grad is not None else 1)
-        for value in trainer.optimizer.state.get(parameter, {}).values():
-            if isinstance(value, torch.Tensor) and value.dim() == parameter.dim():
-                total += value.nbytes
-    return total
+@dataclass(frozen=True)
+class _Kept:
+    """Lives as long as autograd keeps ``tensor``."""
+
+    tensor: torch.Tensor
+
+
+def _unpack(kept: _Kept | torch.Tensor) -> torch.Tensor:
+    return kept.tensor if isinstance(kept, _Kept) else kept
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Of one step: the most bytes of tensors at once, and the most that autograd kept at once."""
+
+    peak: int
+    saved: int
+
+
+def step_memory(trainer: Trainer, batch: Mapping[str, torch.Tensor]) -> StepMemory:
+    """Train two steps and watch them: one for what autograd keeps, one for all tensors (``MemoryTrace``; on a GPU its
+    allocator's own count). A step must have been done before, so that the optimizer has its state."""
+    with SavedBytes([*trainer.locals.values(), *batch.values(), *trainer.program.buffers()], trainer.gathers) as saved:
+        trainer.step(batch)
+    if trainer.runtime.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        trainer.step(batch)
+        return StepMemory(torch.cuda.max_memory_allocated(), saved.bytes)
+    with MemoryTrace(resident(trainer, batch)) as trace:
+        trainer.step(batch)
+    return StepMemory(trace.peak, saved.bytes)
+
+
+def resident(trainer: Trainer, batch: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """All tensors between two steps: parameters, gradients, optimizer state, constants and the batch."""
+    gradients = [local.grad for local in trainer.locals.values() if local.grad is not None]
+    return [*trainer.locals.values(), *gradients, *_states(trainer), *trainer.program.buffers(), *batch.values()]
+
+
+def _states(trainer: Trainer) -> list[torch.Tensor]:
+    """What the optimizer keeps besides its counters."""
+    return [
+        value
+        for parameter in trainer.locals.values()
+        for value in trainer.optimizer.state.get(parameter, {}).values()
+        if isinstance(value, torch.Tensor) and value.dim() == parameter.dim()
+    ]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

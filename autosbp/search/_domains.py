@@ -16,6 +16,7 @@ from autosbp.costmodel.evaluate import shared_message_bytes
 from autosbp.costmodel.memory import saved_inputs, saves_output, state_bytes_per_element
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.graph.ir import LogicalGraph, Node, Ref
+from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
 from autosbp.sbp.rules import sharding_of
@@ -125,7 +126,9 @@ class UnaryCosts:
         else:
             copies = np.zeros(len(rows))
         elements = local / (meta.num_bytes / prod(meta.sizes))
-        return seconds, elements * state_bytes_per_element(meta, self.optimizer) + copies
+        # Gradients of several microbatches are added up beside the buffer that they are reduced in.
+        buffers = local * (reduced.any(axis=1) & (local <= BUCKET_BYTES) & (self.num_micro > 1))
+        return seconds, elements * state_bytes_per_element(meta, self.optimizer) + copies + buffers
 
     def _compute_s(self, domain: Domain, node: Node, at: int) -> Floats:
         sharding = sharding_of(self.graph, node)

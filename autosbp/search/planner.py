@@ -4,7 +4,8 @@ With ``exact`` and ``auto``, each mesh view (``_views``) is first solved without
 that can fit. That bounds the view, smaller microbatches included: they pay the same work and bytes with more latencies.
 Where the optimum fits in memory it is the view's answer. Views whose bound is below the best plan so far are then searched
 under the memory limit, lowest bound first, at microbatches from one that leaves half of the memory free to the largest,
-until the work or the time limit is spent. The plan's bound is the least over all views. Other searchers run on each view at
+until the work or the time limit is spent. Searches add memory up by op; a strategy counts as one that fits when its peak
+by ``costmodel.memory`` does. The plan's bound is the least over all views. Other searchers run on each view at
 its largest microbatch.
 """
 
@@ -41,6 +42,9 @@ MAX_EVALUATIONS = 100_000_000
 ENOUGH_EVALUATIONS = 40_000_000
 """Costed values at which one exact search stops, and after which no further search under a binding memory limit begins.
 Counts, unlike clocks, are the same on every machine, so plans are too."""
+
+TIGHTENINGS = 4
+"""Searches of one space, each under a lower limit, until what is found fits at its fullest moment."""
 
 Progress = Callable[[str, float], bool]
 
@@ -215,15 +219,35 @@ class _Planner:
         problem = replace(built.problem, memory_limit_bytes=None)
         result = SEARCHERS[searcher](problem, self._search_options(cutoff_s))
         tally.evaluations += result.evaluations
-        fits = result.memory_bytes <= self.limit
-        return result.lower_bound_s, self._candidate(space, built, result) if fits else None
+        if result.memory_bytes > self.limit:
+            return result.lower_bound_s, None
+        candidate = self._candidate(space, built, result)
+        fits = candidate.costs.memory_bytes_per_device <= self.limit
+        return result.lower_bound_s, candidate if fits else None
 
     def _limited(self, space: _Space, searcher: str, tally: _Tally, cutoff_s: float) -> tuple[float, _Candidate | None]:
-        """A bound and the best strategy found under the memory limit; raises ``InfeasibleError``."""
-        built = self._builder(space.view, space.micro_batch).build(self.limit, space.allowed)
-        result = SEARCHERS[searcher](built.problem, self._search_options(cutoff_s))
-        tally.evaluations += result.evaluations
-        return result.lower_bound_s, self._candidate(space, built, result)
+        """A bound and the best strategy found under the memory limit; raises ``InfeasibleError``.
+
+        Search adds memory up by op. What the strategy takes at its fullest moment is known once it is there: where that
+        exceeds the limit, search begins anew with twice as much less, so that it is seldom repeated."""
+        limit, bound, needed = self.limit, None, 0
+        for _ in range(TIGHTENINGS):
+            try:
+                built = self._builder(space.view, space.micro_batch).build(limit, space.allowed)
+                result = SEARCHERS[searcher](built.problem, self._search_options(cutoff_s))
+            except InfeasibleError:
+                if limit == self.limit:
+                    raise
+                break
+            tally.evaluations += result.evaluations
+            bound = result.lower_bound_s if bound is None else bound
+            candidate = self._candidate(space, built, result)
+            needed = candidate.costs.memory_bytes_per_device
+            if needed <= self.limit:
+                return bound, candidate
+            limit = min(limit, result.memory_bytes) - 2 * (needed - self.limit)
+        detail = f"what search found at a microbatch of {space.micro_batch} takes more at its fullest moment"
+        raise InfeasibleError("memory_limit_bytes", self.limit, needed, detail)
 
     def _remaining_s(self) -> float:
         """What is left of the time limit for one more search; a little, always, so that there is an answer."""

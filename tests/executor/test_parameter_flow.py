@@ -131,7 +131,8 @@ def test_memory_counts_the_copies() -> None:
     total = sum(leaf.meta.num_bytes for leaf in bound().parameters)
     step, use = (memory_bytes(bound(), store_split(perceptron(), whole, gather)) for gather in ("step", "use"))
     assert "gathered" not in memory_bytes(bound(), whole)
-    assert step["gathered"] == 2 * total  # all copies, and their gradients over two microbatches
+    # All copies, their gradients over two microbatches, and the largest message on its way.
+    assert 2 * total < step["gathered"] < 2.5 * total
     assert step["parameters"] == use["parameters"] == total // 4
     small = replace(store_split(perceptron(), whole, "use"), bucket_bytes=1)
     largest = max(leaf.meta.num_bytes for leaf in bound().parameters)

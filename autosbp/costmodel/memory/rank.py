@@ -1,62 +1,199 @@
-"""Bytes of one rank by purpose."""
+"""The memory of one rank in a training step: the program and its trainer, run without data.
+
+``executor.training`` is what this stands for, line by line: what a rank stores, one pass after another forward and back
+in the order of the program, gathers of parameters and buckets of gradients around it, and the optimizer, whose fused
+kernels need nothing. Peaks are of tensors: what kernels allocate inside themselves, what NCCL and Gloo stage, the CUDA
+context, and what an allocator rounds up or cannot reuse, come on top.
+"""
 
 from __future__ import annotations
 
-from math import ceil, prod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 
-from autosbp.costmodel.memory.saved import saved_inputs, saves_output
-from autosbp.costmodel.memory.state import state_bytes_per_element
-from autosbp.graph.ir import LogicalGraph, Ref
+from autosbp.costmodel.memory import boxes
+from autosbp.costmodel.memory.autograd import Leaf, Machine
+from autosbp.costmodel.memory.messages import Buckets, Gathers, Gradients
+from autosbp.costmodel.memory.ops import Call, run_op, widths_of
+from autosbp.costmodel.memory.splits import run_split
+from autosbp.costmodel.memory.state import optimizer_bytes_per_element
+from autosbp.costmodel.memory.tensors import DATA, PARAMETERS, Meter, Shape, Tensor, contiguous
+from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Ref
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import split_factor
-from autosbp.sbp.parameters import ParameterFlow, parameter_flow
-from autosbp.sbp.program import Op
+from autosbp.sbp.choices import axis_choices, implemented_axes
+from autosbp.sbp.parameters import ParameterFlow, ReadKey, parameter_flow
+from autosbp.sbp.placement import NdSbp, local_shape
+from autosbp.sbp.program import Box, Op
+
+Prepared = tuple[list[Shape], list[int], Mapping[str, tuple[int, ...]]]
+PASSES = 3
+"""Microbatches that differ: the first finds no gradients, the last gives them away."""
 
 
-def memory_bytes(graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow | None = None) -> dict[str, int]:
-    """Bytes per device by purpose. Activations are what autograd keeps of one microbatch, each stored tensor once;
-    gathered are copies of parameters in the layouts of their use, and the gradients of these copies."""
-    mesh = strategy.mesh
-    flow = flow or parameter_flow(graph, strategy)
-    kept: dict[object, int] = {}
-    for item in flow.items:
-        if not isinstance(item, Op) or item.signature is None:
-            continue
-        refs = list(item.node.refs())
-        for position in saved_inputs(graph, item.node):
-            if position < len(refs) and refs[position].name in graph.computed:
-                read = item.reads[position]
-                if refs[position].name not in graph.parameter_names:
-                    size = graph.meta(refs[position]).num_bytes / split_factor(item.signature.ins[position], mesh)
-                    kept[read] = ceil(size)
-        if saves_output(graph, item.node):
-            size = item.node.outputs[0].num_bytes / split_factor(item.signature.outs[0], mesh)
-            kept[Ref(item.node.name)] = ceil(size)
-    parameters = gradients = states = 0
-    for leaf in graph.parameters:
-        elements = prod(leaf.meta.sizes) // split_factor(strategy.parameters[leaf.name], mesh)
-        width = leaf.meta.num_bytes // prod(leaf.meta.sizes) if prod(leaf.meta.sizes) else 0
-        parameters += elements * width
-        if leaf.trained:
-            gradients += elements * width
-            states += elements * (state_bytes_per_element(leaf.meta, strategy.optimizer) - 2 * width)
-    return {
-        "parameters": parameters,
-        "gradients": gradients,
-        "optimizer": states,
-        "activations": sum(kept.values()),
-        "data": sum(leaf.meta.num_bytes for leaf in graph.data),
-        **({"gathered": gathered_bytes(graph, strategy, flow)} if flow.gathers else {}),
-    }
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """``parts`` are bytes by purpose when together they are most; ``kept`` is the most that autograd keeps at once, of
+    what was not there before the step."""
+
+    parts: Mapping[str, int]
+    kept: int
+
+    @property
+    def peak(self) -> int:
+        return sum(self.parts.values())
 
 
-def gathered_bytes(graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow) -> int:
-    """Once a step: all copies, and over several microbatches their gradients, else those of the largest message. In each
-    use: the largest message with the one that is under way beside it, and its gradients."""
-    sizes = [
-        sum(graph.meta(box.ref).num_bytes // split_factor(box.dst, strategy.mesh) for box in gather.boxes)
-        for gather in flow.gathers
-    ]
-    if strategy.gather == "step":
-        return sum(sizes) + (sum(sizes) if strategy.num_micro > 1 else max(sizes))
-    return max(one + two for one, two in zip(sizes, [*sizes[1:], 0], strict=True)) + max(sizes)
+def memory_bytes(
+    graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow | None = None, *, device: str = "cpu"
+) -> dict[str, int]:
+    """Bytes per device by purpose, at the moment of a step when they are most together."""
+    return dict(rank_memory(graph, strategy, flow, device=device).parts)
+
+
+def rank_memory(
+    graph: LogicalGraph,
+    strategy: Strategy,
+    flow: ParameterFlow | None = None,
+    *,
+    device: str = "cpu",
+    sums_in_place: bool = True,
+) -> RankMemory:
+    """The memory of one step.
+
+    Args:
+        graph: bound at the strategy's microbatch.
+        flow: the strategy's.
+        device: ``cpu`` or ``cuda``: kernels differ in what they keep.
+        sums_in_place: see ``autograd.Machine``.
+    """
+    meter = Meter()
+    machine = Machine(meter, sums_in_place=sums_in_place, device=device)
+    run = _Step(graph, strategy, flow or parameter_flow(graph, strategy), machine)
+    run.step()
+    states = sum(
+        prod(leaf.meta.sizes) // split_factor(strategy.parameters[leaf.name], strategy.mesh)
+        * optimizer_bytes_per_element(leaf.meta, strategy.optimizer)
+        for leaf in graph.trained
+    )  # fmt: skip
+    order = ("parameters", "gradients", "optimizer", "activations", "gathered", "temporaries", "data")
+    parts = {**meter.at_peak, "optimizer": states}
+    shown = ("parameters", "gradients", "optimizer", "activations", "temporaries", "data")
+    return RankMemory(
+        {name: parts.get(name, 0) for name in order if name in shown or run.flow.gathers}, meter.kept_peak
+    )
+
+
+class _Step:
+    def __init__(self, graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow, m: Machine) -> None:
+        self.graph, self.strategy, self.flow, self.m, self.mesh = graph, strategy, flow, m, strategy.mesh
+        self.gradients = Gradients(m)
+        self.stored = {leaf.name: self._stored(leaf.name) for leaf in graph.parameters}
+        self.buckets = Buckets(m, flow, self.stored, self.gradients)
+        for leaf in graph.trained:
+            self.stored[leaf.name].node = self._leaf(leaf.name)
+        each_use = strategy.gather == "use"
+        self.gathers = Gathers(m, flow, each_use, self.stored, self.gradients, self.mesh, self.buckets.arrived)
+        count = strategy.num_micro
+        self.data = [
+            m.new((count * leaf.meta.sizes[0], *leaf.meta.sizes[1:]), DTYPE_BYTES[leaf.meta.dtype], purpose=DATA)
+            for leaf in graph.inputs
+        ]
+        self.constants = {
+            leaf.name: m.new(leaf.meta.sizes, DTYPE_BYTES[leaf.meta.dtype], purpose=DATA) for leaf in graph.constants
+        }
+        self.last_reader = self._last_readers()
+        self.prepared: dict[int, Prepared] = {}
+
+    def _stored(self, name: str) -> Tensor:
+        meta = self.graph.meta(Ref(name))
+        shape = local_shape(meta.sizes, self.strategy.parameters[name], self.mesh)
+        return self.m.new(shape, DTYPE_BYTES[meta.dtype], purpose=PARAMETERS)
+
+    def _leaf(self, name: str) -> Leaf:
+        return Leaf(lambda gradient: self.buckets.accumulated(name, gradient))
+
+    def _last_readers(self) -> dict[int, list[ReadKey]]:
+        """After which item which values have no reader left."""
+        last: dict[ReadKey, int] = {}
+        for at, item in enumerate(self.flow.items):
+            if isinstance(item, Op):
+                last.update({Ref(item.node.name, index): at for index in range(len(item.node.outputs))})
+                last.update(dict.fromkeys(item.reads, at))
+            elif item.key not in self.flow.place:
+                last[item.key] = last[item.ref] = at
+            else:
+                last[item.key] = at
+        kept = {Ref(name) for name in (*self.stored, *self.constants)} | {self.flow.items[-1].key}  # type: ignore[union-attr]
+        found: dict[int, list[ReadKey]] = {}
+        for key, at in last.items():
+            if key not in kept:
+                found.setdefault(at, []).append(key)
+        return found
+
+    def step(self) -> None:
+        """One step: the passes that differ."""
+        passes = min(self.strategy.num_micro, PASSES)
+        for at in range(passes):
+            self.gathers.begin(last=at == passes - 1)
+            self.buckets.open = at == passes - 1
+            loss = self._forward()
+            if passes > 1:
+                mean = self.m.like(loss)
+                self.m.record([mean], [loss], [], lambda grads, _: [self.m.like(grads[0])])
+                loss = mean
+            self.m.backward(loss, self.m.like(loss))
+            self.gathers.end()
+        self.gathers.finish()
+        self.buckets.finish()
+
+    def _forward(self) -> Tensor:
+        values: dict[ReadKey, Tensor] = {Ref(name): part for name, part in self.stored.items()}
+        values.update({Ref(name): tensor for name, tensor in self.constants.items()})
+        for leaf, whole in zip(self.graph.inputs, self.data, strict=True):
+            values[Ref(leaf.name)] = whole.view(leaf.meta.sizes, contiguous(leaf.meta.sizes))
+        for at, item in enumerate(self.flow.items):
+            if isinstance(item, Box):
+                values[item.key] = self._box(item, values)
+            else:
+                outs = self._op(at, item, [values[read] for read in item.reads])
+                values.update({Ref(item.node.name, index): out for index, out in enumerate(outs)})
+                node = outs[0].node
+                del outs
+                before = self.gathers.before_backward(at)
+                if before is not None and node is not None:
+                    node.before = before  # type: ignore[attr-defined]
+            for key in self.last_reader.get(at, ()):
+                values.pop(key, None)
+        return values[self.flow.items[-1].key]  # type: ignore[union-attr]
+
+    def _box(self, box: Box, values: dict[ReadKey, Tensor]) -> Tensor:
+        if box.key in self.flow.place:
+            return self.gathers.fetch(box.key)
+        x = values[box.ref]
+        if box.data:
+            return self._cut(x, box.dst)
+        return boxes.boxed(self.m, x, box.steps, self.mesh)
+
+    def _cut(self, x: Tensor, layout: NdSbp) -> Tensor:
+        part = x.view(local_shape(x.shape, layout, self.mesh), x.strides)
+        return self.m.like(part) if any(sbp.is_partial for sbp in layout) else part
+
+    def _op(self, at: int, item: Op, ins: list[Tensor]) -> list[Tensor]:
+        if at not in self.prepared:
+            self.prepared[at] = self._prepare(item)
+        shapes, widths, axes = self.prepared[at]
+        call = Call(self.m, self.graph, item.node, ins, shapes, widths)
+        del ins
+        return run_split(call, axes, self.mesh) if axes else run_op(call)
+
+    def _prepare(self, item: Op) -> Prepared:
+        """What is the same in every pass: local shapes, bytes of elements, and axes that a split implementation serves."""
+        node = item.node
+        if item.signature is None:
+            return [meta.sizes for meta in node.outputs], widths_of(node), {}
+        layouts = zip(node.outputs, item.signature.outs, strict=True)
+        shapes = [local_shape(meta.sizes, layout, self.mesh) for meta, layout in layouts]
+        choices = axis_choices(self.graph, node, item.signature, self.mesh.ndim)
+        return shapes, widths_of(node), implemented_axes(choices)

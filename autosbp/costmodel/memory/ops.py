@@ -1,0 +1,269 @@
+"""``run_op``: which dry op stands for which op of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from autosbp.costmodel.memory import layers, pointwise, products, views
+from autosbp.costmodel.memory.autograd import Machine
+from autosbp.costmodel.memory.pointwise import UNARY
+from autosbp.costmodel.memory.saved import saved_inputs, saves_output
+from autosbp.costmodel.memory.tensors import Shape, Tensor
+from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node, Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op on one rank: its tensors in the order of ``node.refs()``, and local shapes of what it makes."""
+
+    m: Machine
+    graph: LogicalGraph
+    node: Node
+    ins: Sequence[Tensor]
+    shapes: Sequence[Shape]
+    widths: Sequence[int]
+    expert_share: float = 1.0
+
+    def argument(self, at: int, default: Any = None) -> Any:
+        return self.node.args[at] if len(self.node.args) > at else default
+
+    def tensor(self, at: int) -> Tensor | None:
+        """The tensor at an argument's position, or None."""
+        before = sum(isinstance(arg, Ref) for arg in self.node.args[:at])
+        return self.ins[before] if isinstance(self.argument(at), Ref) else None
+
+    @property
+    def shape(self) -> Shape:
+        return self.shapes[0]
+
+    @property
+    def width(self) -> int:
+        return self.widths[0]
+
+
+def widths_of(node: Node) -> list[int]:
+    """Bytes of an element of each output."""
+    return [DTYPE_BYTES[meta.dtype] for meta in node.outputs]
+
+
+def run_op(call: Call) -> list[Tensor]:
+    """The op's outputs. One that is not in the table keeps what the table of ``saved`` or its rule says, and makes a
+    gradient for each input that has one."""
+    name = call.node.op
+    if name in UNARY and call.node.outputs[0].is_float and len(call.ins) == 1:
+        return [pointwise.unary(call.m, call.ins[0], UNARY[name])]
+    if not any(meta.is_float for meta in call.node.outputs) and name not in _VIEWS:
+        return [call.m.new(shape, width) for shape, width in zip(call.shapes, call.widths, strict=True)]
+    handler = HANDLERS.get(name)
+    return _any(call) if handler is None else handler(call)
+
+
+def _any(call: Call) -> list[Tensor]:
+    m = call.m
+    outs = [m.new(shape, width) for shape, width in zip(call.shapes, call.widths, strict=True)]
+    kept = [call.ins[at] for at in saved_inputs(call.graph, call.node) if at < len(call.ins)]
+    kept += outs[:1] if saves_output(call.graph, call.node) else []
+    wanted = [None if each.node is None else (each.shape, each.width) for each in call.ins]
+    floats = [out for out, meta in zip(outs, call.node.outputs, strict=True) if meta.is_float]
+    m.record(floats, call.ins, kept, lambda _, __: [None if each is None else m.new(*each) for each in wanted])
+    return outs
+
+
+def _arithmetic(call: Call) -> list[Tensor]:
+    if len(call.ins) == 1:
+        return [pointwise.scalar(call.m, call.node.op, call.ins[0], call.width)]
+    return [pointwise.binary(call.m, call.node.op, call.ins[0], call.ins[1], call.width)]
+
+
+def _cast(call: Call) -> list[Tensor]:
+    x = call.ins[0]
+    same = call.graph.meta(next(call.node.refs())).dtype == call.node.outputs[0].dtype
+    return [x if same else pointwise.cast(call.m, x, call.width)]
+
+
+def _where(call: Call) -> list[Tensor]:
+    return [pointwise.chosen(call.m, call.ins[0], call.tensor(1), call.tensor(2), call.width)]
+
+
+def _masked_fill(call: Call) -> list[Tensor]:
+    return [pointwise.chosen(call.m, call.ins[1], call.ins[0], None, call.width)]
+
+
+def _dropout(call: Call) -> list[Tensor]:
+    on = bool(call.argument(2, True)) and float(call.argument(1, 0.5)) > 0
+    return [pointwise.dropped(call.m, call.ins[0]) if on else call.ins[0]]
+
+
+def _reshape(call: Call) -> list[Tensor]:
+    return [views.reshaped(call.m, call.ins[0], call.shape)]
+
+
+def _permute(call: Call) -> list[Tensor]:
+    rank = len(call.shape)
+    return [views.permuted(call.m, call.ins[0], [dim % rank for dim in call.argument(1)])]
+
+
+def _transpose(call: Call) -> list[Tensor]:
+    one, two = (call.argument(1, 0), call.argument(2, 1)) if len(call.shape) > 1 else (0, 0)
+    return [views.transposed(call.m, call.ins[0], one, two)]
+
+
+def _expand(call: Call) -> list[Tensor]:
+    return [views.stretched(call.m, call.ins[0], call.shape)]
+
+
+def _slice(call: Call) -> list[Tensor]:
+    x, dim, step = call.ins[0], call.argument(1, 0) % len(call.shape), call.argument(4, 1)
+    strides = tuple(stride * step if at == dim else stride for at, stride in enumerate(x.strides))
+    return [views.cut(call.m, x, call.shape, strides)]
+
+
+def _select(call: Call) -> list[Tensor]:
+    x = call.ins[0]
+    dim = call.argument(1, 0) % len(x.shape)
+    return [views.cut(call.m, x, call.shape, (*x.strides[:dim], *x.strides[dim + 1 :]))]
+
+
+def _cat(call: Call) -> list[Tensor]:
+    return [views.joined(call.m, call.ins, call.shape, call.width)]
+
+
+def _sum(call: Call) -> list[Tensor]:
+    return [views.summed(call.m, call.ins[0], call.shape, call.width, mean="mean" in call.node.op)]
+
+
+def _linear(call: Call) -> list[Tensor]:
+    return [products.linear(call.m, call.ins[0], call.ins[1], call.tensor(2))]
+
+
+def _product(call: Call) -> list[Tensor]:
+    return [products.product(call.m, call.shape, call.ins[0], call.ins[1])]
+
+
+def _addmm(call: Call) -> list[Tensor]:
+    return [products.product(call.m, call.shape, call.ins[1], call.ins[2], call.ins[0])]
+
+
+def _matmul(call: Call) -> list[Tensor]:
+    return [products.matmul(call.m, call.ins[0], call.ins[1])]
+
+
+def _einsum(call: Call) -> list[Tensor]:
+    if len(call.ins) != 2 or "." in call.argument(0):
+        return _any(call)
+    return [products.einsum(call.m, call.argument(0), call.ins, call.width)]
+
+
+def _convolution(call: Call) -> list[Tensor]:
+    return [products.convolution(call.m, call.ins[0], call.ins[1], call.tensor(2), call.shape)]
+
+
+def _attention(call: Call) -> list[Tensor]:
+    query, key, value = call.ins[:3]
+    mask = call.tensor(3)
+    dropped = float(call.argument(4, 0.0)) > 0
+    scores = call.m.device == "cpu" and (
+        dropped or len(query.shape) != 4 or (mask is not None and mask.node is not None)
+    )
+    return [products.attention(call.m, query, key, value, mask, scores=scores)]
+
+
+def _softmax(call: Call) -> list[Tensor]:
+    return [products.softmax(call.m, call.ins[0], call.width)]
+
+
+def _layer_norm(call: Call) -> list[Tensor]:
+    x = call.ins[0]
+    rows = x.shape[: len(x.shape) - len(call.argument(1))]
+    count = 2 if "layer_norm" in call.node.op else 1
+    return [layers.norm(call.m, x, call.tensor(2), call.tensor(3), rows, count, max(4, x.width))]
+
+
+def _group_norm(call: Call) -> list[Tensor]:
+    x = call.ins[0]
+    statistics = (x.shape[0], min(call.argument(1), x.shape[1]))
+    return [layers.norm(call.m, x, call.tensor(2), call.tensor(3), statistics, 2, max(4, x.width))]
+
+
+def _batch_norm(call: Call) -> list[Tensor]:
+    x = call.ins[0]
+    return [layers.norm(call.m, x, call.tensor(1), call.tensor(2), (x.shape[1],), 2, max(4, x.width))]
+
+
+def _max_pool(call: Call) -> list[Tensor]:
+    return [layers.pooled(call.m, call.ins[0], call.shape, indices=True)]
+
+
+def _average_pool(call: Call) -> list[Tensor]:
+    if prod(call.shape[-2:]) == 1:
+        return [views.summed(call.m, call.ins[0], call.shape, call.width, mean=True)]
+    return [layers.pooled(call.m, call.ins[0], call.shape, indices=False)]
+
+
+def _embedding(call: Call) -> list[Tensor]:
+    return [layers.embedding(call.m, call.ins[0], call.ins[1])]
+
+
+def _gather(call: Call) -> list[Tensor]:
+    return [layers.taken(call.m, call.ins[0], call.ins[1], call.shape)]
+
+
+def _scatter_add(call: Call) -> list[Tensor]:
+    return [layers.scattered(call.m, call.ins[0], call.ins[1], call.ins[2])]
+
+
+def _largest(call: Call) -> list[Tensor]:
+    return layers.largest(call.m, call.ins[0], call.shape)
+
+
+def _experts(call: Call) -> list[Tensor]:
+    x, index, weight, *stacks = call.ins
+    return [layers.experts(call.m, x, index, weight, stacks, call.argument(6), call.expert_share)]
+
+
+def _copy(call: Call) -> list[Tensor]:
+    return [pointwise.cast(call.m, call.ins[0], call.width)]
+
+
+def _detach(call: Call) -> list[Tensor]:
+    return [call.ins[0].view(call.ins[0].shape, call.ins[0].strides)]
+
+
+Handler = Callable[[Call], list[Tensor]]
+_VIEWS: Mapping[str, Handler] = {
+    "aten.reshape.default": _reshape, "aten.view.default": _reshape, "aten.flatten.using_ints": _reshape,
+    "aten.unsqueeze.default": _reshape, "aten.squeeze.dim": _reshape, "aten.squeeze.default": _reshape,
+    "aten.unflatten.int": _reshape, "aten.permute.default": _permute, "aten.transpose.int": _transpose,
+    "aten.t.default": _transpose, "aten.expand.default": _expand, "aten.slice.Tensor": _slice,
+    "aten.select.int": _select, "aten.detach.default": _detach,
+}  # fmt: skip
+HANDLERS: Mapping[str, Handler] = {
+    **_VIEWS,
+    **dict.fromkeys(("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor"), _arithmetic),
+    **dict.fromkeys(("aten.add.Scalar", "aten.sub.Scalar", "aten.mul.Scalar", "aten.div.Scalar"), _arithmetic),
+    "aten.rsub.Scalar": _arithmetic,
+    "aten.to.dtype": _cast,
+    "aten.clone.default": _copy,
+    "aten.where.self": _where, "aten.where.ScalarOther": _where, "aten.where.ScalarSelf": _where,
+    "aten.masked_fill.Scalar": _masked_fill,
+    "aten.dropout.default": _dropout,
+    "aten.cat.default": _cat,
+    "aten.sum.default": _sum, "aten.sum.dim_IntList": _sum, "aten.mean.default": _sum, "aten.mean.dim": _sum,
+    "aten.linear.default": _linear, "aten.mm.default": _product, "aten.bmm.default": _product,
+    "aten.addmm.default": _addmm, "aten.matmul.default": _matmul,
+    "aten.einsum.default": _einsum,
+    "aten.conv2d.default": _convolution, "aten.conv1d.default": _convolution, "aten.conv3d.default": _convolution,
+    "aten.scaled_dot_product_attention.default": _attention,
+    "aten.softmax.int": _softmax, "aten.log_softmax.int": _softmax,
+    "aten.layer_norm.default": _layer_norm, "aten.rms_norm.default": _layer_norm,
+    "aten.group_norm.default": _group_norm, "aten.batch_norm.default": _batch_norm,
+    "aten.max_pool2d.default": _max_pool, "aten.adaptive_avg_pool2d.default": _average_pool,
+    "aten.avg_pool2d.default": _average_pool,
+    "aten.embedding.default": _embedding, "aten.gather.default": _gather, "aten.index_select.default": _gather,
+    "aten.scatter_add.default": _scatter_add,
+    "aten.topk.default": _largest, "aten.max.dim": _largest, "aten.min.dim": _largest,
+    "autosbp.experts.default": _experts,
+}  # fmt: skip

@@ -1,0 +1,181 @@
+"""Tensors without data: shapes, strides and storages whose bytes a meter counts for as long as something holds them.
+
+The life of a storage is the life of its Python object, as in torch, so a dry run that is written like the program which it
+stands for frees what that program frees, when it frees it. Needs reference counting (CPython), as torch's own does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+
+Shape = tuple[int, ...]
+
+TEMPORARY, KEPT = "temporaries", "activations"
+"""What nothing but the running op or the program's next ones hold; and what autograd keeps."""
+PARAMETERS, GRADIENTS, GATHERED, DATA = "parameters", "gradients", "gathered", "data"
+GIVEN = (PARAMETERS, DATA)
+"""What is there before a step."""
+
+
+class Meter:
+    """Bytes alive by purpose, and the moment when all together were most."""
+
+    __slots__ = ("at_peak", "by_purpose", "kept", "kept_peak", "live", "peak")
+
+    def __init__(self) -> None:
+        self.live = self.peak = self.kept = self.kept_peak = 0
+        self.by_purpose: dict[str, int] = {TEMPORARY: 0, KEPT: 0}
+        self.at_peak: dict[str, int] = {}
+
+    def add(self, purpose: str, num_bytes: int) -> None:
+        self.by_purpose[purpose] = self.by_purpose.get(purpose, 0) + num_bytes
+        self.live += num_bytes
+        if self.live > self.peak:
+            self.peak = self.live
+            self.at_peak = dict(self.by_purpose)
+
+    def drop(self, purpose: str, num_bytes: int) -> None:
+        self.by_purpose[purpose] -= num_bytes
+        self.live -= num_bytes
+
+    def move(self, num_bytes: int, purpose: str, to: str) -> None:
+        self.by_purpose[purpose] -= num_bytes
+        self.by_purpose[to] = self.by_purpose.get(to, 0) + num_bytes
+
+    def keep(self, num_bytes: int) -> None:
+        """Autograd keeps so much more, or less."""
+        self.kept += num_bytes
+        self.kept_peak = max(self.kept_peak, self.kept)
+
+
+class Storage:
+    """Bytes that count while this object lives. ``saved`` is how often autograd keeps it, ``pending`` how many sums of
+    gradients hold it; ``lent`` marks a copy that autograd does not keep, because it is made again."""
+
+    __slots__ = ("lent", "meter", "num_bytes", "pending", "purpose", "saved")
+
+    def __init__(self, meter: Meter, num_bytes: int, purpose: str) -> None:
+        self.meter, self.num_bytes, self.purpose = meter, num_bytes, purpose
+        self.saved = self.pending = 0
+        self.lent = False
+        meter.add(purpose, num_bytes)
+
+    def __del__(self) -> None:
+        self.meter.drop(self.purpose, self.num_bytes)
+
+    def save(self) -> None:
+        """Autograd keeps this."""
+        self.saved += 1
+        if self.saved == 1 and self.purpose not in GIVEN:
+            self.meter.keep(self.num_bytes)
+            if self.purpose == TEMPORARY:
+                self.become(KEPT)
+
+    def release(self) -> None:
+        """Autograd keeps this once less."""
+        self.saved -= 1
+        if self.saved == 0 and self.purpose not in GIVEN:
+            self.meter.keep(-self.num_bytes)
+            if self.purpose == KEPT:
+                self.become(TEMPORARY)
+
+    def become(self, purpose: str) -> None:
+        """Count under another purpose from now on."""
+        if purpose != self.purpose:
+            self.meter.move(self.num_bytes, self.purpose, purpose)
+            self.purpose = purpose
+
+
+class Tensor:
+    """A view of a storage. ``node`` made it, as autograd sees it; None where no gradient flows."""
+
+    __slots__ = ("index", "node", "shape", "storage", "strides", "width")
+
+    def __init__(self, storage: Storage, shape: Shape, strides: Shape, width: int) -> None:
+        self.storage, self.shape, self.strides, self.width = storage, shape, strides, width
+        self.node: object = None
+        self.index = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.width
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.strides == contiguous(self.shape) or _compact(self.shape, self.strides)
+
+    def view(self, shape: Shape, strides: Shape) -> Tensor:
+        return Tensor(self.storage, shape, strides, self.width)
+
+
+@lru_cache(maxsize=65536)
+def contiguous(shape: Shape) -> Shape:
+    """Row-major strides."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+@lru_cache(maxsize=65536)
+def _compact(shape: Shape, strides: Shape) -> bool:
+    """Row-major but for dims of size 1, whose strides do not matter."""
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+@lru_cache(maxsize=65536)
+def viewed(shape: Shape, strides: Shape, target: Shape) -> Shape | None:
+    """Strides of a view in another shape, or None where a copy is needed (torch's ``computeStride``)."""
+    if prod(shape) == 0:
+        return contiguous(target)
+    found = [0] * len(target)
+    at = len(target) - 1
+    base = strides[-1] if strides else 1
+    held = taken = 1
+    for dim in range(len(shape) - 1, -1, -1):
+        held *= shape[dim]
+        if dim == 0 or (shape[dim - 1] != 1 and strides[dim - 1] != held * base):
+            while at >= 0 and (taken < held or target[at] == 1):
+                found[at] = taken * base
+                taken *= target[at]
+                at -= 1
+            if taken != held:
+                return None
+            if dim > 0:
+                base = strides[dim - 1]
+                held = taken = 1
+    while at >= 0:
+        found[at] = taken * base
+        at -= 1
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def dense_like(shape: Shape, strides: Shape) -> Shape:
+    """Strides without gaps, dims in the same order of memory: what an elementwise op gives its result."""
+    if strides == contiguous(shape) or any(
+        not stride and size > 1 for size, stride in zip(shape, strides, strict=True)
+    ):
+        return contiguous(shape)
+    order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
+    found, step = [0] * len(shape), 1
+    for dim in reversed(order):
+        found[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(found)
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    """The shape that tensors are stretched to."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    full = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*full, strict=True))
