@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from autosbp.cluster import Cluster, load_cluster
+from autosbp.cluster import Cluster, Curves, load_cluster
 from autosbp.costmodel.blocks import Blocks, find_blocks
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
@@ -42,11 +42,17 @@ class Parts:
         return float(sum(getattr(self, name) for name in Parts.__slots__))
 
 
-def predict(row: Row) -> Parts:
-    """The parts of the predicted iteration time."""
-    node = load_cluster(f"{PRESET}:1x{row.tp}")
-    curves = node.device.curves
+def preset_curves() -> Curves:
+    """What the preset says that kernels reach."""
+    curves = load_cluster(PRESET).device.curves
     assert curves is not None
+    return curves
+
+
+def predict(row: Row, curves: Curves) -> Parts:
+    """The parts of the predicted iteration time on the preset's nodes, with ``curves`` of their devices."""
+    node = load_cluster(f"{PRESET}:1x{row.tp}")
+    node = replace(node, device=replace(node.device, curves=curves))
     symbolic = gpt(row.hidden, row.ffn, row.heads, row.seq_len)
     graph = symbolic.bind(**dict.fromkeys(symbolic.symbols, row.micro_batch))
     strategy = megatron_strategy(graph, node, row)

@@ -6,11 +6,12 @@ import pytest
 
 from autosbp.costmodel.optimizer import adam_step_bytes
 from benchmarks.megatron_validation.__main__ import LIMITS, Comparison, compare, summary
+from benchmarks.megatron_validation._predict import preset_curves
 
 
 @pytest.fixture(scope="module")
 def found() -> list[Comparison]:
-    return compare()
+    return compare(preset_curves())
 
 
 def test_errors_are_within_the_limits(found: list[Comparison]) -> None:
