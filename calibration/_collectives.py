@@ -42,9 +42,9 @@ def prepare(
     def p2p() -> None:
         if target == ranks[position]:
             return
-        send = dist.P2POp(dist.isend, full, target, group)
         receive = dist.P2POp(dist.irecv, other, source, group)
-        for work in dist.batch_isend_irecv([send, receive]):
+        send = dist.P2POp(dist.isend, full, target, group)
+        for work in dist.batch_isend_irecv([receive, send]):
             work.wait()
 
     runs: dict[str, Callable[[], object]] = {

@@ -40,6 +40,7 @@ from calibration._results import Series, read_results
 from calibration._timing import sample, slowest_rank_times, summary
 
 _COLLECTIVE_BATCH_S = 0.005
+_SPREAD_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}  # more than the caches that a rank has
 _OP_BATCH_S = 0.02  # several slices of the scheduler: ranks that share cores then share them within a batch
 
 
@@ -170,7 +171,7 @@ def _wait() -> None:
 def _op_times(request: Request, key: str, device: torch.device, log: Log) -> dict[str, float]:
     """Medians over ranks and repeats, all ranks running at once as in a step."""
     seconds = {}
-    for name, call in zip(("forward_s", "backward_s"), run_op(key, str(device)), strict=True):
+    for name, call in zip(("forward_s", "backward_s"), run_op(key, str(device), _SPREAD_BYTES[device.type]), strict=True):
         by_rank = gather_series(_times(call, request.repeats, request.op_s, _OP_BATCH_S, device, log), device)
         samples = [value for times in by_rank for value in times]
         seconds[name] = summary(0, samples, len(by_rank[0])).median_s

@@ -9,6 +9,7 @@ a fixed seed. This module imports torch; only what measures imports it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -24,14 +25,32 @@ _DTYPES = {
 }
 
 
-def run_op(key: str, device: str = "cpu") -> tuple[Callable[[], object], Callable[[], object]]:
+MAX_COPIES = 32
+Call = Callable[[], object]
+
+
+def run_op(key: str, device: str = "cpu", spread_bytes: int = 0) -> tuple[Call, Call]:
     """The forward and the backward of the op of ``key``, as calls to time, with inputs already on ``device``.
 
     The op has run once when this returns. Forward records the graph as in training; backward reads the gradients of
-    every floating-point output from a kept graph, and does nothing when no input requires a gradient. Raises
-    ``InputError`` for a malformed key, an op outside ``NAMESPACES``, an op that touches files, and an op that refuses
-    its arguments.
+    every floating-point output from a kept graph, and does nothing when no input requires a gradient. With
+    ``spread_bytes``, calls take turns on copies that hold about so much memory together (``MAX_COPIES`` at most): what
+    a training step touches does not fit in caches either. Raises ``InputError`` for a malformed key, an op outside
+    ``NAMESPACES``, an op that touches files, and an op that refuses its arguments.
     """
+    forward, backward, num_bytes = _prepared(key, device)
+    copies = min(spread_bytes // max(num_bytes, 1), MAX_COPIES - 1)
+    others = [_prepared(key, device) for _ in range(copies)]
+    return _in_turn([forward, *(other[0] for other in others)]), _in_turn([backward, *(other[1] for other in others)])
+
+
+def _in_turn(calls: list[Call]) -> Call:
+    turns = cycle(calls)
+    return calls[0] if len(calls) == 1 else lambda: next(turns)()
+
+
+def _prepared(key: str, device: str) -> tuple[Call, Call, int]:
+    """One set of inputs, and the bytes of these and of the outputs."""
     document = Fields(loads(key, "op key"), "op key", ("op", "args", "kwargs"))
     op = _resolve(document.text("op"))
     generator = torch.Generator().manual_seed(0)
@@ -55,7 +74,8 @@ def run_op(key: str, device: str = "cpu") -> tuple[Callable[[], object], Callabl
             return None
         return torch.autograd.grad(outputs, inputs, gradients, retain_graph=True, allow_unused=True)
 
-    return forward, backward
+    held = [*_tensors([args, list(kwargs.values())]), *_tensors(kept)]
+    return forward, backward, sum(item.nbytes for item in held)
 
 
 def _resolve(name: str) -> Callable[..., object]:

@@ -54,9 +54,13 @@ def exchange(tensor: torch.Tensor, to: int, source: int) -> torch.Tensor:
 
 def send_and_receive(sends: list[tuple[torch.Tensor, int]], receives: list[tuple[torch.Tensor, int]]) -> None:
     """Send contiguous tensors to ranks, and receive from ranks into others, all at once; at most one message in each
-    direction between two ranks."""
-    operations = [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends]
-    operations += [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receives]
+    direction between two ranks.
+
+    Receives are posted first: Gloo tells the sender of each through the queue of what is sent, and behind a message of
+    our own that word would come late. An exchange would then take the time of both messages, one after the other.
+    """
+    operations = [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receives]
+    operations += [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends]
     for work in dist.batch_isend_irecv(operations) if operations else ():
         work.wait()
 

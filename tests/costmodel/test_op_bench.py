@@ -93,3 +93,12 @@ def test_backward_without_gradients_does_nothing() -> None:
 def test_a_bad_key_is_an_input_error(text: str, part: str) -> None:
     with pytest.raises(InputError, match=part):
         run_op(text)
+
+
+def test_calls_take_turns_on_copies_of_the_inputs_that_give_the_same() -> None:
+    text = key("aten.mul.Tensor", tensor(1024, g=True), tensor(1024, g=True))
+    forward, backward = run_op(text, spread_bytes=5 * 3 * 4096)
+    outputs = [forward() for _ in range(12)]
+    assert len({id(output.grad_fn.next_functions[0][0]) for output in outputs}) == 6  # type: ignore[attr-defined]
+    assert all(torch.equal(output, outputs[0]) for output in outputs)  # type: ignore[arg-type]
+    assert all(torch.equal(one, two) for one, two in zip(backward(), backward(), strict=True))  # type: ignore[call-overload]
