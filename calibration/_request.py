@@ -97,6 +97,24 @@ def series(request: Request) -> Iterator[list[Measurement]]:
             yield [Measurement(kind, placement, size) for size in sorted(set(request.sizes))]
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How much longer a collective takes between computation than alone."""
+
+    kind: str
+    placement: Placement
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} over {self.placement.name}, between computation"
+
+
+def waitings(request: Request) -> list[Waiting]:
+    """For each collective and group shape, in the placement that plans are charged with."""
+    shapes = placements(request.cluster.mesh(), variants=False)
+    return [Waiting(kind, placement) for placement in shapes for kind in KINDS]
+
+
 def op_name(key: str) -> str:
     """The name of the measurement of one op."""
     return f"op {key}"
@@ -104,4 +122,5 @@ def op_name(key: str) -> str:
 
 def measurement_names(request: Request) -> list[str]:
     """The names of all measurements of the run, in order."""
-    return [one.name for sizes in series(request) for one in sizes] + [op_name(key) for key in request.op_keys]
+    collectives = [one.name for sizes in series(request) for one in sizes]
+    return [*collectives, *(one.name for one in waitings(request)), *(op_name(key) for key in request.op_keys)]

@@ -51,6 +51,7 @@ class Results:
     made: set[str] = field(default_factory=set)
     left_out: dict[str, str] = field(default_factory=dict)
     points: dict[Series, list[Point]] = field(default_factory=lambda: defaultdict(list))
+    waiting_s: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
     ops: dict[str, OpTime] = field(default_factory=dict)
     done: bool = False
     taken: bool = False
@@ -77,6 +78,10 @@ class Results:
             found = record["point"]
             series = Series(found["kind"], tuple(found["group_shape"]), found.get("placement"), found.get("num_groups"))
             self.points[series].append(Point.from_list(found["values"], where))
+            self.made.add(self.begun[-1])
+        elif "waiting" in record:
+            found = record["waiting"]
+            self.waiting_s[found["kind"], tuple(found["group_shape"])] = found["seconds"]
             self.made.add(self.begun[-1])
         elif "op" in record:
             self.ops[record["op"]["key"]] = OpTime(record["op"]["forward_s"], record["op"]["backward_s"])
@@ -110,7 +115,8 @@ def assemble(request: Request, results: Results, method: str, partial: bool = Fa
     for series, points in results.points.items():
         if not partial or len(points) >= MIN_POINTS:
             fit = fit_collective(series.kind, series.group_shape, points, method)
-            fits.append(replace(fit, placement=series.label, num_groups=series.num_groups))
+            waiting_s = results.waiting_s.get((series.kind, series.group_shape), 0.0)
+            fits.append(replace(fit, placement=series.label, num_groups=series.num_groups, waiting_s=waiting_s))
     notes = [*_flat(fits, method), *_few_repeats(request, fits), *_left_out(results)]
     return Calibration(request.cluster, request.backend, method, tuple(fits), results.ops, results.done, tuple(notes))
 

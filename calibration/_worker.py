@@ -2,8 +2,8 @@
 
 Started by ``calibration._launch`` as ``torchrun -m calibration._worker REQUEST.json RESULTS.jsonl``; it also runs under
 any other launcher that sets torchrun's environment. Lines of the results file are objects: ``{"request": ID}``, then
-``{"ranks": [pid, ...]}``, ``{"begin": NAME}`` before each measurement and ``{"point": ...}``, ``{"op": ...}`` or
-``{"left_out": REASON}`` after it, and ``{"done": true}``. What the file holds already is not measured again.
+``{"ranks": [pid, ...]}``, ``{"begin": NAME}`` before each measurement and ``{"point": ...}``, ``{"waiting": ...}``,
+``{"op": ...}`` or ``{"left_out": REASON}`` after it, and ``{"done": true}``. What the file holds already is not measured again.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from calibration._placements import Placement
 from calibration._request import Measurement, Request, op_name, series
 from calibration._results import Series, read_results
 from calibration._timing import sample, slowest_rank_times, summary
+from calibration._waiting import measure_waiting
 
 _COLLECTIVE_BATCH_S = 0.005
 _SPREAD_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}  # more than the caches that a rank has
@@ -55,6 +56,7 @@ def main(request_path: str, results_path: str) -> None:
         log.write({"ranks": [int(pid[0]) for pid in pids]})
         known = from_rank_0(read_results(Path(results_path)) if dist.get_rank() == 0 else None)
         Collectives(request, device, log, known.points, known.made).measure()
+        measure_waiting(request, device, log, known.made)
         for key in request.op_keys:
             if op_name(key) not in known.made:
                 log.write({"begin": op_name(key)})
@@ -171,7 +173,9 @@ def _wait() -> None:
 def _op_times(request: Request, key: str, device: torch.device, log: Log) -> dict[str, float]:
     """Medians over ranks and repeats, all ranks running at once as in a step."""
     seconds = {}
-    for name, call in zip(("forward_s", "backward_s"), run_op(key, str(device), _SPREAD_BYTES[device.type]), strict=True):
+    for name, call in zip(
+        ("forward_s", "backward_s"), run_op(key, str(device), _SPREAD_BYTES[device.type]), strict=True
+    ):
         by_rank = gather_series(_times(call, request.repeats, request.op_s, _OP_BATCH_S, device, log), device)
         samples = [value for times in by_rank for value in times]
         seconds[name] = summary(0, samples, len(by_rank[0])).median_s

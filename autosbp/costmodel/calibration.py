@@ -79,6 +79,9 @@ class CollectiveFit:
     ``contiguous`` ones hold neighbours, ``strided`` ones every k-th device. The first fit of a kind and shape with all
     groups is the one that plans are charged with.
 
+    ``waiting_s`` is what a collective costs on top where ranks come to it from computation: those that share cores do not
+    come at once, and are not there at once when a message is.
+
     ``r2`` is of the plain residuals in seconds; the relative errors are of ``|predicted - median| / median``. Plain
     least squares ("ols") may give an alpha or beta below zero.
     """
@@ -97,6 +100,7 @@ class CollectiveFit:
     outliers: tuple[int, ...] = ()
     placement: str | None = None
     num_groups: int | None = None
+    waiting_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         document = {
@@ -116,6 +120,7 @@ class CollectiveFit:
             "outliers": list(self.outliers),
             "placement": self.placement,
             "num_groups": self.num_groups,
+            "waiting_s": self.waiting_s,
         }
         return document | {key: value for key, value in optional.items() if value}
 
@@ -250,6 +255,7 @@ def _fit(entry: object, path: str, limits: tuple[int, ...]) -> CollectiveFit:
         tuple(check_integer(fields.at("outliers"), size, 1, 2**53) for size in fields.sequence("outliers", ())),
         fields.text("placement", choices=PLACEMENTS) if fields.has("placement") else None,
         fields.integer("num_groups", low=1) if fields.has("num_groups") else None,
+        fields.number("waiting_s", 0.0, high=_MAX),
     )
 
 

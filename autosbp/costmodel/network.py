@@ -57,6 +57,7 @@ class AlphaBeta:
     beta_s_per_byte: float
     measured: bool
     knots: tuple[tuple[int, float], ...] = ()
+    waiting_s: float = 0.0
 
     def transfer_s(self, num_bytes: Floats) -> Floats:
         """Seconds that the bytes of a message take, per unit of ``beta_factor``."""
@@ -91,7 +92,7 @@ class NetworkModel:
     def alpha_beta(self, kind: str, group_shape: tuple[int, ...]) -> AlphaBeta:
         fit = self._fits.get((kind, group_shape))
         if fit is not None:
-            return AlphaBeta(fit.alpha_s, fit.beta_s_per_byte, True, fit.knots)
+            return AlphaBeta(fit.alpha_s, fit.beta_s_per_byte, True, fit.knots, fit.waiting_s)
         levels = self.cluster.levels
         for index, count in enumerate(group_shape):
             if count > 1:
@@ -108,17 +109,19 @@ class NetworkModel:
         """
         return float(self.times_s(kind, np.array([num_bytes], dtype=np.float64), group_shape)[0])
 
-    def times_s(self, kind: str, num_bytes: Floats, group_shape: tuple[int, ...]) -> Floats:
-        """``time_s`` of many messages at once."""
+    def times_s(self, kind: str, num_bytes: Floats, group_shape: tuple[int, ...], between_ops: bool = True) -> Floats:
+        """``time_s`` of many messages at once. ``between_ops`` are those that ranks come to from computation, and wait
+        for; others are under way beside it."""
         num_ranks = prod(group_shape)
         if num_ranks <= 1:
             return np.zeros(num_bytes.shape)
         fit = self.alpha_beta(kind, group_shape)
         latency_s = alpha_count(kind, num_ranks) * fit.alpha_s
-        return np.maximum(0.0, latency_s + beta_factor(kind, num_ranks) * fit.transfer_s(num_bytes))
+        waiting_s = fit.waiting_s if between_ops else 0.0
+        return waiting_s + np.maximum(0.0, latency_s + beta_factor(kind, num_ranks) * fit.transfer_s(num_bytes))
 
     def shared_times_s(self, kind: str, num_bytes: Floats, message: int, group_shape: tuple[int, ...]) -> Floats:
         """Seconds of many tensors that travel with others in messages of ``message`` bytes: each pays its share of one,
         a larger tensor a message of its own. A sum over tensors, as search needs it; exact where messages are full."""
         whole = np.maximum(num_bytes, float(max(message, 1)))
-        return self.times_s(kind, whole, group_shape) * (num_bytes / whole)
+        return self.times_s(kind, whole, group_shape, between_ops=False) * (num_bytes / whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from autosbp.cluster import load_cluster
@@ -103,3 +104,13 @@ def test_plans_are_charged_with_the_first_fit_of_all_groups() -> None:
     strided, contiguous = replace(first, placement="strided"), replace(first, placement="contiguous", alpha_s=5e-4)
     document = replace(calibration(1e-4), collectives=(alone, strided, contiguous))
     assert NetworkModel(DGX, document).time_s("all_reduce", 1e6, (2, 1)) == pytest.approx(2e-4 + 1e-3)
+
+
+def test_what_ranks_wait_for_between_ops_is_paid_by_collectives_of_the_program_alone() -> None:
+    cluster = load_cluster("local:2x2")
+    fit = CollectiveFit("all_reduce", (2, 2), 1e-3, 1e-9, 1.0, 0.0, 0.0, (), waiting_s=5e-3)
+    model = NetworkModel(cluster, Calibration(cluster, "gloo", "relative", (fit,)))
+    sizes = np.array([0.0, 1e6])
+    blocking, beside = (model.times_s("all_reduce", sizes, (2, 2), between_ops) for between_ops in (True, False))
+    np.testing.assert_allclose(blocking - beside, 5e-3)
+    np.testing.assert_allclose(model.shared_times_s("all_reduce", sizes, 10**6, (2, 2)), [0.0, beside[1]])

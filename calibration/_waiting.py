@@ -1,0 +1,103 @@
+"""How much longer a collective takes where ranks come to it from computation.
+
+Measured alone, all ranks are at a collective at once and have nothing else to do. In a step they come from computation:
+on a machine of their own at nearly the same time, but those that share cores one after the other, and while one waits
+for a message another one computes in its place. Neither shows in a message's alpha and beta.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from calibration._collectives import gather_series, largest, message_bytes, prepare, wait_for_device
+from calibration._request import Request, Waiting, waitings
+
+NUM_BYTES = 16384
+BURST_S = 0.004  # about the time of an op
+NUM_CALLS = 12
+NUM_ROUNDS = 5
+_SIZE = 192
+
+
+def measure_waiting(request: Request, device: torch.device, log: Any, made: set[str]) -> None:
+    """Measure and log every one that is not in ``made``; the same on all ranks."""
+    missing = [waiting for waiting in waitings(request) if waiting.name not in made]
+    if not missing:
+        return
+    burst = computation(device)
+    groups: dict[tuple[int, ...], tuple[list[int], Any]] = {}
+    for waiting in missing:
+        log.write({"begin": waiting.name})
+        axes = waiting.placement.axes
+        if axes not in groups:
+            groups[axes] = _make_groups(request.cluster.mesh().all_groups(axes))
+        seconds = _waiting_s(request, waiting, burst, groups[axes], device)
+        log.beat()
+        shape = list(waiting.placement.group_shape)
+        log.write({"waiting": {"kind": waiting.kind, "group_shape": shape, "seconds": seconds}})
+    for _, group in groups.values():
+        dist.destroy_process_group(group)
+
+
+def computation(device: torch.device) -> Callable[[], object]:
+    """A call that computes for about ``BURST_S`` where this rank is alone on its core; the same work on all ranks."""
+    one = torch.randn(_SIZE, _SIZE, device=device)
+
+    def product() -> object:
+        return one @ one
+
+    product()
+    wait_for_device(device)
+    started, count = time.perf_counter(), 0
+    while time.perf_counter() - started < BURST_S:
+        product()
+        wait_for_device(device)
+        count += 1
+    repeats = int(largest(float(count), device))
+
+    def run() -> object:
+        return [product() for _ in range(repeats)]
+
+    return run
+
+
+def _make_groups(all_ranks: list[list[int]]) -> tuple[list[int], Any]:
+    made = [(ranks, dist.new_group(ranks)) for ranks in all_ranks]
+    return next((ranks, group) for ranks, group in made if dist.get_rank() in ranks)
+
+
+def _waiting_s(
+    request: Request, waiting: Waiting, burst: Callable[[], object], mine: tuple[list[int], Any], device: torch.device
+) -> float:
+    """Median over rounds of the time of both in turns less that of each; of the slowest rank, and not below 0."""
+    ranks, group = mine
+    rows = request.cluster.mesh().axes[waiting.placement.axes[0]].size
+    call = prepare(waiting.kind, message_bytes(NUM_BYTES, len(ranks)), ranks, rows, group, device)
+
+    def both() -> None:
+        burst()
+        call()
+
+    found = []
+    for _ in range(NUM_ROUNDS):
+        together, computing, communicating = (_slowest_s(run, device) for run in (both, burst, call))
+        found.append((together - computing - communicating) / NUM_CALLS)
+    return max(median(found), 0.0)
+
+
+def _slowest_s(run: Callable[[], object], device: torch.device) -> float:
+    run()
+    wait_for_device(device)
+    largest(0.0, device)
+    started = time.perf_counter()
+    for _ in range(NUM_CALLS):
+        run()
+    wait_for_device(device)
+    passed = time.perf_counter() - started
+    return max(seconds for (seconds,) in gather_series([passed], device))
