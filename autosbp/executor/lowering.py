@@ -2,13 +2,15 @@
 
 The program takes (parameters in their stored layouts, whole batch tensors) in the graph's order and returns the loss,
 or the results of a single call in a tuple.
-It holds local ops with local sizes and explicit communication, in the order of ``sbp.program``.
+It holds local ops with local sizes and explicit communication, in the order of ``sbp.program``. ``torch.compile`` takes
+it: the local ops between two steps of communication are compiled together.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,6 +55,13 @@ def lower(
     return _Lowering(graph, strategy, rank, flow).run()
 
 
+@cache
+def uncompiled(target: Callable[..., Any]) -> Any:
+    """``target`` as a program calls it, and ``torch.compile`` leaves it alone: what communicates, draws random numbers or
+    keeps a record runs as it is, in the program's order, between compiled local ops."""
+    return torch.compiler.disable(target)  # type: ignore[no-untyped-call]
+
+
 class _Lowering:
     def __init__(self, graph: LogicalGraph, strategy: Strategy, rank: int, flow: ParameterFlow | None = None) -> None:
         self.graph, self.strategy = graph, strategy
@@ -77,7 +86,7 @@ class _Lowering:
             else:
                 self._op(item)
                 if at in self.flow.backward_sends:
-                    self.fx.call_function(gather_again, (self.values[Ref(item.node.name)], at))
+                    self.fx.call_function(uncompiled(gather_again), (self.values[Ref(item.node.name)], at))
         if self.graph.results:
             self.fx.output(tuple(self.values[ref] for ref in self.graph.results))
         else:
@@ -88,16 +97,17 @@ class _Lowering:
 
     def _box(self, box: Box) -> Any:
         if box.key in self.flow.place:
-            return self.fx.call_function(gathered, (box.ref.name, format_nd_sbp(box.dst)))
+            return self.fx.call_function(uncompiled(gathered), (box.ref.name, format_nd_sbp(box.dst)))
         value = self.values[box.ref]
         if box.data:
             return self._cut(value, box)
         for step in box.steps:
             late = self.flow.items and box.group == OUTPUT and step == box.steps[-1]
             if late and (step.forward, step.backward) == ("all_reduce", "none"):
-                value = self.fx.call_function(ops.all_reduce_loss, (value, step.axes))
+                value = self.fx.call_function(uncompiled(ops.all_reduce_loss), (value, step.axes))
             else:
-                value = self.fx.call_function(*_call(step, value))
+                target, args, kwargs = _call(step, value)
+                value = self.fx.call_function(uncompiled(target), args, kwargs)
         return value
 
     def _cut(self, value: Any, box: Box) -> Any:
@@ -129,10 +139,10 @@ class _Lowering:
                     args, kwargs = divided(args, kwargs, path, axis.size)
             program = self._implemented(item, choices, args, kwargs)
             if program is not None:
-                target, args, kwargs = program[0], list(program[1]), {}
+                target, args, kwargs = uncompiled(program[0]), list(program[1]), {}
         if self._is_random(node):
             shard = 0 if item.signature is None else self._shard(item.signature.outs[0])
-            target, args = ops.drawn, [target, self.position[node.name], shard, *args]
+            target, args = uncompiled(ops.drawn), [target, self.position[node.name], shard, *args]
         result: Any = self.fx.call_function(target, tuple(args), kwargs)
         for at in range(len(node.outputs)):
             one = result if len(node.outputs) == 1 else self.fx.call_function(operator.getitem, (result, at))

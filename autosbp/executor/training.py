@@ -31,6 +31,7 @@ class Trainer:
         learning_rate: of AdamW or SGD, as the strategy says.
         seed: of dropout; the same on every rank.
         runtime: this rank's; made here where there is none yet.
+        compiler: ``torch.compile``'s backend for the local ops, such as ``inductor``; None runs them one by one.
 
     After ``forward_backward`` every parameter of ``locals`` has its whole gradient. All collectives are issued in the
     order of ``expected``: those of the program, and between them gathers of parameters and reductions of gradients,
@@ -47,6 +48,7 @@ class Trainer:
         learning_rate: float = 1e-3,
         seed: int = 0,
         runtime: Runtime | None = None,
+        compiler: str | None = None,
     ) -> None:
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
         self.strategy = strategy
@@ -55,6 +57,9 @@ class Trainer:
         self.charged = StepCollectives(self.graph, strategy, flow).step()
         self.runtime.make_groups([call.axes for call in self.charged])
         self.program = lower(self.graph, strategy, self.runtime.rank, flow).to(device)
+        self._run: Any = (
+            self.program if compiler is None else torch.compile(self.program, backend=compiler, dynamic=False)
+        )
         self.locals = {
             leaf.name: shard(
                 parameters[leaf.name], strategy.parameters[leaf.name], strategy.mesh, self.runtime.coordinate
@@ -83,7 +88,7 @@ class Trainer:
                 self.gathers.begin(at, count)
                 self.buckets.open = at == count - 1
                 with self.gathers.saving():
-                    loss = self.program(*self.locals.values(), *inputs)
+                    loss = self._run(*self.locals.values(), *inputs)
                 (loss / count if count > 1 else loss).backward()
                 self.gathers.end()
                 losses.append(loss.detach())

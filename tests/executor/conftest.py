@@ -13,7 +13,13 @@ from autosbp.api import LogicalGraph, PlanOptions, capture, capture_hf_config, l
 from autosbp.plan import Strategy
 from autosbp.search.sampling import sample_strategies
 from autosbp.torchrun import run_ranks
-from tests.executor.hand_made import three_matmuls, three_matmuls_strategy, two_dimensional
+from tests.executor.hand_made import (
+    partial_extrema,
+    rescaled,
+    three_matmuls,
+    three_matmuls_strategy,
+    two_dimensional,
+)
 
 GPT2 = {
     "model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 512,
@@ -32,7 +38,8 @@ def graph_of(name: str) -> LogicalGraph:
         return capture_hf_config(GPT2, seq_len=32)
     if name == "llama":
         return capture_hf_config(LLAMA, seq_len=32)
-    return three_matmuls() if name == "three_matmuls" else capture("zoo:mlp-small")
+    made = {"three_matmuls": three_matmuls, "rescaled": rescaled}
+    return made[name]() if name in made else capture("zoo:mlp-small")
 
 
 def labelled_strategies(name: str, count: int) -> dict[str, Strategy]:
@@ -53,9 +60,12 @@ def run_cases(folder: Path, dtype: str, counts: dict[str, int]) -> dict[tuple[st
     """Reports of all ranks by (model, strategy)."""
     cases = []
     for name, count in counts.items():
-        strategies = labelled_strategies(name, count)
         if name == "three_matmuls":
             strategies = {"P kept across two matmuls": three_matmuls_strategy()}
+        elif name == "rescaled":
+            strategies = {f"partial extrema {at}": each for at, each in enumerate(partial_extrema(rescaled(), count))}
+        else:
+            strategies = labelled_strategies(name, count)
         if name == "gpt2":
             strategies["2-D"] = two_dimensional(graph_of(name))
         cases.append({
@@ -78,7 +88,7 @@ def run_cases(folder: Path, dtype: str, counts: dict[str, int]) -> dict[tuple[st
 
 @pytest.fixture(scope="session")
 def float64_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    counts = {"gpt2": 12, "mlp": 10, "llama": 4, "three_matmuls": 0}
+    counts = {"gpt2": 12, "mlp": 10, "llama": 4, "three_matmuls": 0, "rescaled": 4}
     return run_cases(tmp_path_factory.mktemp("float64"), "float64", counts)
 
 

@@ -1,4 +1,5 @@
-"""Strategies written by hand: OneFlow's section 3.3 (P kept across two matmuls) and a 2-D layout of GPT-2."""
+"""Strategies written by hand: OneFlow's section 3.3 (P kept across two matmuls), partial maxima and minima, 2-D layouts of
+GPT-2."""
 
 from __future__ import annotations
 
@@ -9,12 +10,14 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.plan import Signature, Strategy
+from autosbp.sbp.boxing import PMAX, PMIN
 from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.placement import parse_nd_sbp
 from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search._build import ProblemBuilder
 from autosbp.search._clusters import OpCluster
 from autosbp.search._strategy import strategy_of
+from autosbp.search.sampling import sample_strategies
 
 FLOAT = {"dtype": "float32"}
 
@@ -74,6 +77,50 @@ def three_matmuls_strategy() -> Strategy:
     )
 
 
+def rescaled() -> LogicalGraph:
+    """loss = sum(tanh((h - min h) / (max h - min h)) W)^2 with h = X V; extremes over the width of h have no gradient."""
+    wide, column = ["batch", 32], ["batch", 1]
+
+    def node(name: str, op: str, args: list[object], size: list[object]) -> dict[str, object]:
+        return {"name": name, "op": f"aten.{op}", "args": args, "outputs": [{"shape": size, **FLOAT}]}
+
+    def refs(*names: str) -> list[object]:
+        return [{"ref": name} for name in names]
+
+    return load_graph({
+        "schema": "autosbp.graph/1",
+        "name": "rescaled",
+        "symbols": {"batch": 8},
+        "parameters": [{"name": "v", "shape": [16, 32], **FLOAT}, {"name": "w", "shape": [32, 8], **FLOAT}],
+        "inputs": [{"name": "x", "shape": ["batch", 16], **FLOAT}],
+        "constants": [],
+        "nodes": [
+            node("h", "mm.default", refs("x", "v"), wide),
+            node("fixed", "detach.default", refs("h"), wide),
+            node("high", "amax.default", [*refs("fixed"), [1], True], column),
+            node("low", "amin.default", [*refs("fixed"), [1], True], column),
+            node("span", "sub.Tensor", refs("high", "low"), column),
+            node("shifted", "sub.Tensor", refs("h", "low"), wide),
+            node("scaled", "div.Tensor", refs("shifted", "span"), wide),
+            node("bent", "tanh.default", refs("scaled"), wide),
+            node("out", "mm.default", refs("bent", "w"), ["batch", 8]),
+            node("square", "pow.Tensor_Scalar", [*refs("out"), 2], ["batch", 8]),
+            node("loss", "sum.default", refs("square"), []),
+        ],
+        "loss": {"ref": "loss"},
+    })  # fmt: skip
+
+
+def partial_extrema(graph: LogicalGraph, count: int) -> list[Strategy]:
+    """Sampled strategies of ``rescaled`` that box partial maxima and partial minima."""
+    found = []
+    for strategy in sample_strategies(graph, load_cluster("local:2x2"), 60, global_batch=8, micro_batch=8):
+        sources = [source for _, _, _, source, _ in strategy.paths]
+        if all(any(partial in source for source in sources) for partial in (PMAX, PMIN)):
+            found.append(strategy)
+    return found[:count]
+
+
 def tied_embedding(stored: str, gather: str) -> tuple[LogicalGraph, Strategy]:
     """loss = sum((relu(E[ids]) E^T)^2) over two microbatches on 2 x 2 devices: E is read S1,B by the embedding and S0,B
     by the head."""
@@ -129,6 +176,11 @@ def tied_embedding(stored: str, gather: str) -> tuple[LogicalGraph, Strategy]:
 
 def two_dimensional(graph: LogicalGraph) -> Strategy:
     """GPT-2 with every linear split along its input width on one axis and its output width on the other (2-D)."""
+    return split_linears(graph, ("k",), ("n",))
+
+
+def split_linears(graph: LogicalGraph, *factors: tuple[str, ...]) -> Strategy:
+    """The best strategy on 2 x 2 devices that splits every linear, on each axis, along one of that axis's factors."""
     cluster = load_cluster("local:2x2")
     mesh = cluster.mesh()
     bound = graph.bind(**dict.fromkeys(graph.symbols, 8))
@@ -137,7 +189,7 @@ def two_dimensional(graph: LogicalGraph) -> Strategy:
 
     def allowed(op_cluster: OpCluster, axis: int, option: int) -> bool:
         first = op_cluster.options[option][0]
-        return op_cluster.nodes[0].op != "aten.linear.default" or first.factor == ("k", "n")[axis]
+        return op_cluster.nodes[0].op != "aten.linear.default" or first.factor in factors[axis]
 
     built = builder.build(None, allowed)
     result = SEARCHERS["exact"](replace(built.problem), SearchOptions())

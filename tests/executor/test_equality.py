@@ -25,10 +25,16 @@ def test_float32_training_equals_one_device_to_1e_5(float32_reports: Reports, ke
     assert error <= 1e-5, case
 
 
-def test_issued_collectives_are_the_charged_ones_on_every_rank(float64_reports: Reports, float32_reports: Reports) -> None:
+def test_issued_collectives_are_the_charged_ones_on_every_rank(
+    float64_reports: Reports, float32_reports: Reports
+) -> None:
     for reports in (float64_reports, float32_reports):
         for case, ranks in reports.items():
-            assert all(rank["collectives_match"] for rank in ranks), (case, ranks[0].get("issued"), ranks[0].get("expected"))
+            assert all(rank["collectives_match"] for rank in ranks), (
+                case,
+                ranks[0].get("issued"),
+                ranks[0].get("expected"),
+            )
 
 
 def test_at_least_twelve_strategies_of_gpt2_and_of_the_mlp_ran(float64_reports: Reports) -> None:
@@ -46,6 +52,14 @@ def test_partial_sum_kept_across_two_matmuls_reduces_once(float64_reports: Repor
     # One reduction of the product, and the synchronisation of W's gradient.
     assert ranks[0]["num_collectives"] == 2
     assert ranks[0]["kinds"] == ["all_reduce"]
+
+
+def test_partial_maxima_and_minima_are_reduced_and_scattered(float64_reports: Reports) -> None:
+    ran = {label: ranks for (name, label), ranks in float64_reports.items() if name == "rescaled"}
+    assert len(ran) == 4
+    for label, ranks in ran.items():
+        assert all(max(rank["loss"], rank["gradient"]) <= 1e-9 and rank["collectives_match"] for rank in ranks), label
+    assert {kind for ranks in ran.values() for kind in ranks[0]["kinds"]} >= {"all_reduce", "reduce_scatter"}
 
 
 def test_a_two_dimensional_layout_ran(float64_reports: Reports) -> None:

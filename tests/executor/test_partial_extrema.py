@@ -1,4 +1,7 @@
-"""Maxima of split values without a gradient: strategies that leave them partial train as the whole graph does."""
+"""Maxima of split values without a gradient: strategies that leave them partial train as the whole graph does.
+
+Here on virtual ranks; ``test_equality`` has maxima and minima on real ones.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,55 @@
+"""``torch.compile`` of lowered programs, on four real ranks: the numbers and collectives of the same program op by op.
+
+GPT-2 with dropout is split along its batch on one axis and along heads and widths on the other; the perceptron gathers
+its parameters in each use. ``inductor`` needs a C++ compiler: without ``g++`` only ``aot_eager`` runs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosbp.api import capture_hf_config
+from autosbp.sbp.storage import store_split
+from autosbp.torchrun import run_ranks
+from tests.executor.conftest import GPT2
+from tests.executor.hand_made import split_linears
+from tests.executor.test_parameter_flow import data_parallel, perceptron
+
+
+def run(folder: Path, compiler: str) -> dict[str, list[dict[str, Any]]]:
+    """Reports of all ranks by model."""
+    gpt2 = capture_hf_config({**GPT2, "n_layer": 1, "resid_pdrop": 0.1}, seq_len=32)
+    gathering = store_split(perceptron(), data_parallel(2), "use")
+    cases = [
+        {"label": "gpt2", "graph": gpt2.to_dict(), "strategy": split_linears(gpt2, ("b0",), ("k", "n")).to_dict()},
+        {"label": "perceptron", "graph": perceptron().to_dict(), "strategy": gathering.to_dict()},
+    ]  # fmt: skip
+    (folder / "request.json").write_text(json.dumps({"compiler": compiler, "cases": cases}))
+    outcome = run_ranks(
+        "tests.executor.compiled_worker",
+        [str(folder / "request.json"), str(folder / "result.json")],
+        4,
+        folder / "log",
+        timeout_s=500,
+    )
+    assert outcome.reason == "", outcome.log_tail
+    return {entry["label"]: entry["ranks"] for entry in json.loads((folder / "result.json").read_text())}
+
+
+COMPILERS = ["aot_eager", *([pytest.param("inductor", marks=pytest.mark.slow)] if shutil.which("g++") else [])]
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_compiled_programs_train_as_they_do_op_by_op(tmp_path: Path, compiler: str) -> None:
+    reports = run(tmp_path, compiler)
+    assert set(reports) == {"gpt2", "perceptron"}
+    for label, ranks in reports.items():
+        assert all(rank["loss"] <= 1e-9 and rank["gradient"] <= 1e-9 for rank in ranks), (label, ranks)
+        assert all(rank["match"] for rank in ranks), label
+    assert reports["gpt2"][0]["num_collectives"] > 8
+    assert reports["perceptron"][0]["num_collectives"] > 2
