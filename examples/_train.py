@@ -62,9 +62,7 @@ def _run(graph: LogicalGraph, strategy: Strategy, seed: int) -> Run:
         losses.append(float(trainer.step(batch)))
         times.append(time.perf_counter() - start)
     trainer.issued()
-    gradients = [local.grad for local in trainer.locals.values() if local.grad is not None]
-    known = [*trainer.locals.values(), *gradients, *_states(trainer), *batch.values()]
-    with _LiveBytes(known) as live:
+    with _LiveBytes([*_resident(trainer), *batch.values()]) as live:
         losses.append(float(trainer.step(batch)))
     issued = trainer.issued()
     return Run(
@@ -79,6 +77,12 @@ def _run(graph: LogicalGraph, strategy: Strategy, seed: int) -> Run:
         sent=dict(Counter(call.kind for call in issued)),
         as_charged=issued == trainer.expected(),
     )
+
+
+def _resident(trainer: Trainer) -> list[torch.Tensor]:
+    """What a rank has between two steps; nobody may hold on to it, because the next step frees gradients."""
+    gradients = [local.grad for local in trainer.locals.values() if local.grad is not None]
+    return [*trainer.locals.values(), *gradients, *_states(trainer)]
 
 
 def _states(trainer: Any) -> list[torch.Tensor]:
