@@ -5,7 +5,8 @@
     calibration = calibrate(load_cluster("local:2x2"))
 
 ``read_results`` and ``assemble`` make a calibration of the lines that a failed or foreign run left behind;
-``import_nccl_log`` reads the output of nccl-tests. Nothing here imports torch in the caller's process.
+``calibrate_with_nccl_tests`` runs nccl-tests, ``import_nccl_log`` reads what it printed. Nothing here imports torch in
+the caller's process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from autosbp.torchrun import Launch, run_ranks
 from calibration._fit import METHODS, fit_collective
 from calibration._launch import Progress, mark_taken
 from calibration._launch import launch as measure
-from calibration._nccl_tests import NcclLog, import_nccl_log, read_nccl_log
+from calibration._nccl_log import NcclLog
+from calibration._nccl_run import calibrate_with_nccl_tests
+from calibration._nccl_tests import import_nccl_log, read_nccl_log
+from calibration._report import report_html
 from calibration._request import DEFAULT_SIZES, Request
 from calibration._results import assemble, read_results
 
@@ -33,10 +37,12 @@ __all__ = [
     "Request",
     "assemble",
     "calibrate",
+    "calibrate_with_nccl_tests",
     "fit_collective",
     "import_nccl_log",
     "read_nccl_log",
     "read_results",
+    "report_html",
 ]
 
 

@@ -1,4 +1,5 @@
-"""Reads the text output of nccl-tests (``all_reduce_perf`` and the like): https://github.com/NVIDIA/nccl-tests.
+"""Reads the output of nccl-tests (``all_reduce_perf`` and the like): https://github.com/NVIDIA/nccl-tests. JSON is
+``_nccl_json``'s; this is the text.
 
 A row is ``size count type redop [root]``, then ``time algbw busbw #wrong`` out of place and again in place; older
 releases have no ``root`` and an ``error`` column. ``size`` is the full message as the cost model counts it. Launchers
@@ -19,34 +20,13 @@ from autosbp.costmodel.calibration import CollectiveFit, Point
 from autosbp.costmodel.network import beta_factor
 from autosbp.errors import CalibrationError, InputError
 from calibration._fit import fit_collective
+from calibration._nccl_json import read_nccl_json
+from calibration._nccl_log import MIN_ALGBW, NcclLog, kind_of
 
-_TOOLS = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "sendrecv": "p2p",
-}
 _TAG = re.compile(r"\[\d+(?:,\d+)*\](?:<std\w+>:?)?|^\s*\d+:\s")  # mpirun --tag-output, srun --label
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|inf|N/A", re.IGNORECASE)
 _SIDE = 4  # time algbw busbw #wrong
 _RATIO_TOLERANCE = 0.02
-_MIN_ALGBW = 1.0  # GB/s: below it the printed digits are too few to tell the number of ranks
-
-
-@dataclass(frozen=True, slots=True)
-class NcclLog:
-    """Points of one collective; medians are nccl-tests' means, without a spread.
-
-    ``bus_factor`` is busbw / algbw where it is known, which tells the number of ranks; ``num_skipped`` counts the
-    pieces of rows whose message size was lost between other lines.
-    """
-
-    kind: str
-    out_of_place: tuple[Point, ...]
-    in_place: tuple[Point, ...]
-    bus_factor: float | None
-    num_skipped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +46,9 @@ def read_nccl_log(path: Path, kind: str | None = None) -> NcclLog:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("path", str(path), f"a readable nccl-tests log is expected ({error})") from None
-    kind = _kind(kind, text, path)
+    if text.lstrip().startswith("{"):
+        return read_nccl_json(text, path, kind)
+    kind = kind_of(kind, text, path)
     counts_wrong = "error" not in (_columns(text) or ())
     rows, num_skipped = _rows(text, path.name)
     if re.search(r"Out of bounds values\s*:\s*\d+\s+FAILED", text):
@@ -120,19 +102,6 @@ def import_nccl_log(
     return fit_collective(log.kind, group_shape, log.in_place if in_place else log.out_of_place, method)
 
 
-def _kind(given: str | None, text: str, path: Path) -> str:
-    if given is not None:
-        if given not in _TOOLS.values():
-            raise InputError("kind", given, f"one of {', '.join(_TOOLS.values())} is expected")
-        return given
-    named = re.search(r"\b(\w+?)_perf\b", text)
-    for candidate in (named[1] if named else "", path.name):
-        for tool, kind in _TOOLS.items():
-            if tool in candidate:
-                return kind
-    raise InputError("kind", None, f"the log does not tell its collective; give one of {', '.join(_TOOLS.values())}")
-
-
 def _columns(text: str) -> list[str] | None:
     """The names of the columns, where a header line gives them."""
     match = re.search(r"^.*#\s+(size\s+count\s+type\b.*)$", text, re.MULTILINE)
@@ -175,8 +144,8 @@ def _data_lines(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _head_width(tokens: list[str]) -> int:
-    """Columns before the first time, of a log without a header; collectives have ``-1`` as their root."""
-    return 3 + (len(tokens) > 3 and tokens[3].isalpha()) + (len(tokens) > 4 and tokens[4] == "-1")
+    """Columns before the first time, of a log without a header; the root is ``-1``, or 0 of a broadcast, as no time is."""
+    return 3 + (len(tokens) > 3 and tokens[3].isalpha()) + (len(tokens) > 4 and tokens[4] in ("-1", "0"))
 
 
 def _is_number(text: str) -> bool:
@@ -193,4 +162,4 @@ def _microseconds(text: str, name: str, row: _Row) -> float:
 def _bus_factor(rows: list[_Row]) -> float | None:
     rates = [(float(row.values[1]), float(row.values[2])) for row in rows if "N/A" not in row.values[1:3]]
     algbw, busbw = max(rates, default=(0.0, 0.0))
-    return busbw / algbw if algbw >= _MIN_ALGBW else None
+    return busbw / algbw if algbw >= MIN_ALGBW else None

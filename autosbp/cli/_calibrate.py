@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._files import ModelSizes, check_output, read_model, write_json
+from autosbp.cli._files import ModelSizes, check_output, read_model, write_json, write_text
 from autosbp.cli._format import percent, seconds, table
 from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, launcher_of
 from autosbp.cli._options import (
@@ -47,6 +48,15 @@ NcclLogs = Annotated[
     list[str] | None,
     typer.Option("--nccl-log", metavar="SHAPE=FILE", help="Output of nccl-tests over a group, such as 2x8=log.txt."),
 ]
+NcclTests = Annotated[
+    str | None,
+    typer.Option("--nccl-tests", metavar="LAUNCHER", help="Run nccl-tests: auto, direct, mpirun or srun."),
+]
+Report = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE.html", help="Points against the fits, as one page.", show_default=False),
+]
+InPlace = Annotated[bool, typer.Option("--in-place", help="Of nccl-tests, take the in-place times.")]
 
 
 def calibrate(
@@ -66,6 +76,9 @@ def calibrate(
     point_s: PointSeconds = 1.0,
     op_s: OpSeconds = 0.25,
     nccl_log: NcclLogs = None,
+    nccl_tests: NcclTests = None,
+    in_place: InPlace = False,
+    report: Report = None,
     launcher: Launcher = "local",
     interface: Interface = LOOPBACK,
     timeout: Timeout = 600.0,
@@ -82,13 +95,16 @@ def calibrate(
     if output is None and not as_json:
         raise InputError("output", None, "-o FILE is expected, or --json")
     check_output(output)
+    check_output(report)
     options = PlanOptions(global_batch, micro_batch)
     if server is not None:
         found = _measure_there(
             server, cluster, model, ModelSizes(seq_len, image_size), options, {"point_s": point_s, "op_s": op_s}
         )
     elif nccl_log:
-        found = _read_logs(cluster, nccl_log, method)
+        found = _read_logs(cluster, nccl_log, method, in_place)
+    elif nccl_tests is not None:
+        found = _run_nccl_tests(cluster, nccl_tests, output, _sizes(sizes), method, in_place, timeout)
     else:
         effort = {"repeats": repeats, "method": method, "point_s": point_s, "op_s": op_s, "timeout_s": timeout}
         effort.update(backend=backend, sizes=_sizes(sizes), budget_s=budget, variants=variants)
@@ -99,8 +115,18 @@ def calibrate(
     if output is not None:
         write_json(output, document)
         note(f"wrote {output}")
+    show_calibration(found, report, as_json)
+
+
+def show_calibration(found: Calibration, report: Path | None, as_json: bool) -> None:
+    """Print a calibration, and write its page where one is asked for."""
+    if report is not None:
+        from calibration import report_html
+
+        write_text(report, report_html(found))
+        note(f"wrote {report}")
     if as_json:
-        print_json(document)
+        print_json({**found.to_dict(), "calibration_id": found.calibration_id})
     else:
         _show(found)
 
@@ -162,7 +188,31 @@ def _measure_there(
         return Calibration.from_dict(client.get_calibration(result["calibration_id"]))
 
 
-def _read_logs(cluster: str, logs: list[str], method: str) -> Calibration:
+def _run_nccl_tests(
+    cluster: str,
+    launcher: str,
+    output: Path | None,
+    sizes: list[int] | None,
+    method: str,
+    in_place: bool,
+    timeout_s: float,
+) -> Calibration:
+    """Runs of nccl-tests' programs; what they print stays beside the output, in FILE.nccl-tests."""
+    from autosbp.cluster import load_cluster
+    from calibration import calibrate_with_nccl_tests
+
+    there = load_cluster(cluster)
+    ways: dict[str, Any] = {"launcher": launcher, "method": method, "in_place": in_place, "timeout_s": timeout_s}
+    if sizes is not None:
+        ways["sizes"] = (min(sizes), max(sizes))
+    if output is not None:
+        folder = output.with_name(output.name + ".nccl-tests")
+        return calibrate_with_nccl_tests(there, folder, progress=_follow, **ways)
+    with tempfile.TemporaryDirectory(prefix="autosbp-nccl-tests-") as temporary:
+        return calibrate_with_nccl_tests(there, Path(temporary), progress=_follow, **ways)
+
+
+def _read_logs(cluster: str, logs: list[str], method: str, in_place: bool) -> Calibration:
     """Fits of nccl-tests' logs; each names the group that it was run over, in units of each cluster level."""
     from autosbp.cluster import load_cluster
     from autosbp.costmodel.calibration import Calibration
@@ -175,7 +225,7 @@ def _read_logs(cluster: str, logs: list[str], method: str) -> Calibration:
         if not equals or re.fullmatch(r"\d{1,7}(x\d{1,7})?", shape, re.ASCII) is None:
             raise InputError("nccl_log", entry, "SHAPE=FILE is expected, such as 2x8=all_reduce.txt")
         counts = tuple(int(part) for part in shape.split("x"))
-        fits.append(import_nccl_log(Path(path), there, counts, method=method))
+        fits.append(import_nccl_log(Path(path), there, counts, method=method, in_place=in_place))
     return Calibration(there, "nccl", method, tuple(fits), notes=("fitted from logs of nccl-tests",))
 
 

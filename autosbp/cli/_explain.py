@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._files import ModelSizes, find_plan_graph, read_plan, read_plan_graph
+from autosbp.cli._calibrate import Report, show_calibration
+from autosbp.cli._files import (
+    ModelSizes,
+    check_output,
+    find_plan_graph,
+    is_calibration,
+    read_calibration,
+    read_plan,
+    read_plan_graph,
+)
 from autosbp.cli._findings import certificate, findings
 from autosbp.cli._format import num_bytes, percent, seconds, table
 from autosbp.cli._layers import axis_titles, groups, words
 from autosbp.cli._options import AsJson, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
 from autosbp.cli._plan import show
 from autosbp.cli._run import console, print_json
+from autosbp.errors import InputError
 
 if TYPE_CHECKING:
     from autosbp.graph.ir import LogicalGraph
@@ -31,12 +41,22 @@ def explain(
     image_size: ImageSize = None,
     program: Program = False,
     rank: Rank = 0,
+    report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain a plan: what splits what, where the time and memory go, what binds.
+    """Explain a plan: what splits what, where the time and memory go, what binds. Or a calibration: its fits.
 
-    With the graph, also every collective of a step; with --program, what one rank runs.
+    With the graph, also every collective of a step; with --program, what one rank runs. With --report, a page with a
+    calibration's points against its fits.
     """
+    if is_calibration(plan):
+        check_output(report)
+        calibration = read_calibration(plan)
+        assert calibration is not None
+        show_calibration(calibration, report, as_json)
+        return
+    if report is not None:
+        raise InputError("report", str(report), "a report is made of a calibration, not of a plan")
     found = read_plan(plan)
     if program:
         text = _program(found, read_plan_graph(found, graph, model, ModelSizes(seq_len, image_size), "--program"), rank)

@@ -108,6 +108,14 @@ def read_calibration(path: str | None) -> Calibration | None:
     return None if path is None else Calibration.from_dict(read_file(Path(path)))
 
 
+def is_calibration(path: str) -> bool:
+    """Whether a file that can be read says that it is a calibration."""
+    from autosbp.costmodel.calibration import SCHEMA
+
+    document = read_file(Path(path))
+    return isinstance(document, Mapping) and document.get("schema") == SCHEMA
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
     """Sizes that a Hugging Face model is captured with; None leaves the config's own."""

@@ -1,0 +1,51 @@
+"""What is read from one run of nccl-tests, whatever the format, and which collective it measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autosbp.costmodel.calibration import Point
+from autosbp.errors import InputError
+
+TOOLS: Mapping[str, str] = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "sendrecv": "p2p",
+}
+"""Kinds of collectives by the names of nccl-tests' programs, which end in ``_perf``."""
+MIN_ALGBW = 1.0  # GB/s: below it the printed digits are too few to tell the number of ranks
+
+
+@dataclass(frozen=True, slots=True)
+class NcclLog:
+    """Points of one collective; medians are nccl-tests' means, without a spread.
+
+    ``bus_factor`` is busbw / algbw where it is known, which tells the number of ranks; ``num_skipped`` counts the
+    pieces of rows whose message size was lost between other lines.
+    """
+
+    kind: str
+    out_of_place: tuple[Point, ...]
+    in_place: tuple[Point, ...]
+    bus_factor: float | None
+    num_skipped: int
+
+
+def kind_of(given: str | None, program: str, path: Path) -> str:
+    """The kind that the caller gives, or that the program's or the file's name tells; ``InputError`` where none does."""
+    if given is not None:
+        if given not in TOOLS.values():
+            raise InputError("kind", given, f"one of {', '.join(TOOLS.values())} is expected")
+        return given
+    named = re.search(r"(?:^|[/\s])(\w+?)_perf\w*\b", program)
+    for candidate in (named[1] if named else "", path.name):
+        for tool, kind in TOOLS.items():
+            if tool in candidate:
+                return kind
+    raise InputError("kind", None, f"the log does not tell its collective; give one of {', '.join(TOOLS.values())}")
