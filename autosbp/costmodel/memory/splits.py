@@ -25,7 +25,9 @@ class Way:
     backward: int
 
 
-NORM, RMS, SOFTMAX, EXTREMUM, LOGSUMEXP = Way(1, 3), Way(1, 3), Way(0, 2), Way(1, 2), Way(1, 1)
+NORM, SCALED_NORM = Way(1, 1), Way(1, 2)
+"""Where a weight varies along what is normalised, the gradient times it is one more."""
+SOFTMAX, LOG_SOFTMAX, EXTREMUM, LOGSUMEXP = Way(0, 2), Way(0, 1), Way(1, 2), Way(1, 1)
 
 
 def run_split(call: Call, axes: Mapping[str, tuple[int, ...]], mesh: Mesh) -> list[Tensor]:
@@ -66,7 +68,8 @@ def _norm(call: Call) -> list[Tensor]:
     rows = [m.new(_rows(call), max(4, x.width)) for _ in range(1 if rms else 2)]
     out = m.like(x)
     kept = [x, *rows, *([] if weight is None else [weight])]
-    return _worked(m, [out], [x, weight, bias], kept, x.shape, RMS if rms else NORM)
+    scaled = weight is not None and at == 2
+    return _worked(m, [out], [x, weight, bias], kept, x.shape, SCALED_NORM if scaled else NORM)
 
 
 def _rows(call: Call) -> Shape:
@@ -81,7 +84,8 @@ def _rows(call: Call) -> Shape:
 
 def _softmax(call: Call) -> list[Tensor]:
     out = call.m.new(call.shape, call.width)
-    return _worked(call.m, [out], [call.ins[0]], [out], call.shape, SOFTMAX)
+    way = LOG_SOFTMAX if "log_softmax" in call.node.op else SOFTMAX
+    return _worked(call.m, [out], [call.ins[0]], [out], call.shape, way)
 
 
 def _reduced(call: Call) -> list[Tensor]:
