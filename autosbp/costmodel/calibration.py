@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
 from autosbp.cluster import Cluster
 from autosbp.errors import InputError
@@ -134,8 +134,23 @@ class OpTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Correction:
+    """What trials taught (``costmodel.learning``): factors of op and collective times, from ``LOW`` to ``HIGH``, and
+    seconds that a collective between ops waits on top."""
+
+    LOW: ClassVar[float] = 0.5
+    HIGH: ClassVar[float] = 2.0
+
+    compute: float
+    network: float
+    waiting_s: float
+    num_trials: int
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
-    """All fits of one cluster. ``ops`` is keyed by ``autosbp.costmodel.op_key`` strings."""
+    """All fits of one cluster. ``ops`` is keyed by ``autosbp.costmodel.op_key`` strings. Of ``corrections``, oldest first,
+    the last is in effect."""
 
     cluster: Cluster
     backend: str
@@ -144,6 +159,12 @@ class Calibration:
     ops: Mapping[str, OpTime] = field(default_factory=dict)
     complete: bool = True
     notes: tuple[str, ...] = ()
+    corrections: tuple[Correction, ...] = ()
+
+    @property
+    def correction(self) -> Correction:
+        """The one in effect."""
+        return self.corrections[-1] if self.corrections else Correction(1.0, 1.0, 0.0, 0)
 
     @property
     def calibration_id(self) -> str:
@@ -159,6 +180,7 @@ class Calibration:
             "ops": {key: [time.forward_s, time.backward_s] for key, time in sorted(self.ops.items())},
             "complete": self.complete,
             "notes": list(self.notes),
+            **({"corrections": [asdict(one) for one in self.corrections]} if self.corrections else {}),
         }
 
     @staticmethod
@@ -167,7 +189,18 @@ class Calibration:
         fields = Fields(
             data,
             "",
-            ("schema", "calibration_id", "cluster", "backend", "method", "collectives", "ops", "complete", "notes"),
+            (
+                "schema",
+                "calibration_id",
+                "cluster",
+                "backend",
+                "method",
+                "collectives",
+                "ops",
+                "complete",
+                "notes",
+                "corrections",
+            ),
         )
         fields.schema(SCHEMA)
         cluster = Cluster.from_dict(fields.raw("cluster"))
@@ -183,6 +216,10 @@ class Calibration:
             {str(key): _op_time(times, f"ops[{key}]") for key, times in fields.mapping("ops", {}).items()},
             _flag(fields.raw("complete", True)),
             tuple(_note(note, index) for index, note in enumerate(fields.sequence("notes", ()))),
+            tuple(
+                _correction(entry, f"corrections[{index}]")
+                for index, entry in enumerate(fields.sequence("corrections", ()))
+            ),
         )
         keys = [(fit.kind, fit.group_shape, fit.placement, fit.num_groups) for fit in calibration.collectives]
         for index, key in enumerate(keys):
@@ -193,6 +230,17 @@ class Calibration:
         if given is not None and given != calibration.calibration_id:
             raise InputError("calibration_id", given, f"{calibration.calibration_id} is the id of these contents")
         return calibration
+
+
+def _correction(entry: object, path: str) -> Correction:
+    fields = Fields(entry, path, ("compute", "network", "waiting_s", "num_trials"))
+    low, high = Correction.LOW, Correction.HIGH
+    return Correction(
+        fields.number("compute", low=low, high=high),
+        fields.number("network", low=low, high=high),
+        fields.number("waiting_s", high=_MAX),
+        fields.integer("num_trials", low=1),
+    )
 
 
 def _flag(value: object) -> bool:

@@ -64,6 +64,13 @@ def with_divided(node: Node, paths: Sequence[tuple[Path, int]]) -> Node:
     return node
 
 
+def _scaled(calibration: Calibration) -> Mapping[str, OpTime]:
+    scale = calibration.correction.compute
+    if scale == 1.0:
+        return calibration.ops
+    return {key: OpTime(scale * time.forward_s, scale * time.backward_s) for key, time in calibration.ops.items()}
+
+
 class ComputeModel:
     """Seconds of ops on one device.
 
@@ -73,7 +80,8 @@ class ComputeModel:
 
     def __init__(self, device: Device, calibration: Calibration | None = None) -> None:
         self.device = device
-        self.measured: Mapping[str, OpTime] = {} if calibration is None else calibration.ops
+        self.scale = 1.0 if calibration is None else calibration.correction.compute
+        self.measured: Mapping[str, OpTime] = {} if calibration is None else _scaled(calibration)
         self.curves = None if self.measured else device.curves
         self._forward: dict[str, float] = {}
         self._backward: dict[str, float] = {}
@@ -113,7 +121,7 @@ class ComputeModel:
             work_s = roofline_s(device, self.curves, dtype, flops, num_bytes)
         else:
             work_s = np.maximum(flops / self.flops_per_s(dtype), num_bytes / device.memory_bandwidth_bytes_per_s)
-        return work_s + device.op_overhead_s, factor * work_s + device.op_overhead_s
+        return self.scale * (work_s + device.op_overhead_s), self.scale * (factor * work_s + device.op_overhead_s)
 
     def roofline_s(
         self, node: Node, dtype: str, flops: NDArray[np.float64], num_bytes: NDArray[np.float64]

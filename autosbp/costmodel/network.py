@@ -84,6 +84,7 @@ class NetworkModel:
 
     def __init__(self, cluster: Cluster, calibration: Calibration | None = None) -> None:
         self.cluster = cluster
+        self.correction = None if calibration is None else calibration.correction
         self._fits: dict[tuple[str, tuple[int, ...]], CollectiveFit] = {}
         for fit in () if calibration is None else calibration.collectives:
             if fit.num_groups is None:
@@ -118,7 +119,10 @@ class NetworkModel:
         fit = self.alpha_beta(kind, group_shape)
         latency_s = alpha_count(kind, num_ranks) * fit.alpha_s
         waiting_s = fit.waiting_s if between_ops else 0.0
-        return waiting_s + np.maximum(0.0, latency_s + beta_factor(kind, num_ranks) * fit.transfer_s(num_bytes))
+        seconds = waiting_s + np.maximum(0.0, latency_s + beta_factor(kind, num_ranks) * fit.transfer_s(num_bytes))
+        if self.correction is None:
+            return seconds
+        return self.correction.network * seconds + (self.correction.waiting_s if between_ops else 0.0)
 
     def shared_times_s(self, kind: str, num_bytes: Floats, message: int, group_shape: tuple[int, ...]) -> Floats:
         """Seconds of many tensors that travel with others in messages of ``message`` bytes: each pays its share of one,

@@ -1,0 +1,107 @@
+"""Corrections that trials teach: found again where they are known, bounded, versioned, undone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosbp.api import PlanOptions, capture, load_cluster, make_plan, predict_costs
+from autosbp.costmodel.calibration import Calibration, CollectiveFit, Correction, OpTime, Point
+from autosbp.costmodel.learning import Experience, count_waits, learn, unlearn
+from autosbp.errors import InputError
+from autosbp.search.sampling import sample_strategies
+
+CLUSTER = load_cluster("local:2x2")
+POINTS = (Point(1024, 2e-3, 0.0, 30),)
+FITS = tuple(
+    CollectiveFit(kind, shape, 1e-4, 1e-9, 1.0, 0.0, 0.0, POINTS)
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
+    for shape in ((1, 2), (2, 1), (2, 2))
+)
+KEY = '{"args":[{"d":"float32","t":[8]}],"kwargs":{},"op":"aten.relu.default"}'
+CALIBRATION = Calibration(CLUSTER, "gloo", "relative", FITS)
+
+
+def experiences(compute: float, network: float, waiting_s: float, count: int = 40) -> list[Experience]:
+    rng = np.random.default_rng(0)
+    found = []
+    for compute_s, comm_s, waits in zip(
+        rng.uniform(0.01, 0.1, count), rng.uniform(0.001, 0.5, count), rng.integers(1, 60, count), strict=True
+    ):
+        measured_s = compute * compute_s + network * comm_s + waiting_s * waits + 0.002
+        found.append(Experience(float(compute_s), float(comm_s), 0.002, int(waits), float(measured_s)))
+    return found
+
+
+@pytest.mark.parametrize("truth", [(1.3, 0.9, 1e-3), (1.0, 1.0, 0.0), (0.8, 1.6, 3e-3)])
+def test_many_trials_teach_the_factors_that_made_them(truth: tuple[float, float, float]) -> None:
+    correction = learn(CALIBRATION, experiences(*truth)).correction
+    assert correction.num_trials == 40
+    assert correction.compute == pytest.approx(truth[0], rel=0.05)
+    assert correction.network == pytest.approx(truth[1], rel=0.05)
+    assert correction.waiting_s == pytest.approx(truth[2], abs=2e-4)
+
+
+def test_factors_stay_within_their_bounds() -> None:
+    for factor, bound in ((30.0, Correction.HIGH), (0.01, Correction.LOW)):
+        correction = learn(CALIBRATION, experiences(factor, factor, 0.0)).correction
+        assert (correction.compute, correction.network) == pytest.approx((bound, bound), rel=0.1)
+        assert Correction.LOW <= correction.compute <= Correction.HIGH
+
+
+def test_one_trial_teaches_less_than_many() -> None:
+    one, many = (learn(CALIBRATION, experiences(1.5, 1.5, 0.0, count)).correction for count in (1, 40))
+    assert 1.0 < one.compute < many.compute or 1.0 < one.network < many.network
+
+
+def test_lessons_are_versions_that_can_be_undone() -> None:
+    first = learn(CALIBRATION, experiences(1.3, 1.0, 0.0))
+    second = learn(first, experiences(1.2, 1.1, 0.0))
+    assert len({CALIBRATION.calibration_id, first.calibration_id, second.calibration_id}) == 3
+    assert Calibration.from_dict(json.loads(json.dumps(second.to_dict()))) == second
+    assert unlearn(second) == first and unlearn(first) == CALIBRATION
+    with pytest.raises(InputError, match="corrections"):
+        unlearn(CALIBRATION)
+
+
+def test_predictions_follow_the_correction() -> None:
+    graph = capture("zoo:mlp-small")
+    plan = make_plan(graph, CLUSTER, options=PlanOptions(global_batch=64))
+    timed = replace(CALIBRATION, ops={})
+    for strategy in (plan.strategy, *sample_strategies(graph, CLUSTER, 5, global_batch=64, micro_batch=64)):
+        plain = predict_costs(graph, strategy, CLUSTER, timed)
+        corrected = predict_costs(
+            graph, strategy, CLUSTER, replace(timed, corrections=(Correction(1.5, 1.25, 1e-3, 1),))
+        )
+        waits = count_waits(graph, strategy)
+        assert corrected.exposed_comm_s == pytest.approx(1.25 * plain.exposed_comm_s + 1e-3 * waits)
+        assert plain.compute_s < corrected.compute_s <= 1.5 * plain.compute_s * (1 + 1e-9)
+
+
+def test_timed_ops_are_corrected_alike() -> None:
+    from autosbp.costmodel.compute import ComputeModel
+
+    timed = replace(CALIBRATION, ops={KEY: OpTime(1.0, 2.0)}, corrections=(Correction(1.5, 1.0, 0.0, 1),))
+    assert ComputeModel(CLUSTER.device, timed).measured == {KEY: OpTime(1.5, 3.0)}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("compute", 2.1), ("network", 0.4), ("waiting_s", -1.0), ("num_trials", 0), ("compute", "x")]
+)
+def test_a_document_with_another_correction_is_refused(field: str, value: object) -> None:
+    document = learn(CALIBRATION, experiences(1.3, 1.0, 0.0)).to_dict()
+    document["corrections"][0][field] = value
+    with pytest.raises(InputError, match=rf"corrections\[0\].{field}"):
+        Calibration.from_dict(document)
+
+
+def test_no_trial_and_no_time_are_refused() -> None:
+    with pytest.raises(InputError, match="experiences"):
+        learn(CALIBRATION, [])
+    graph = capture("zoo:mlp-small")
+    strategy = make_plan(graph, CLUSTER, options=PlanOptions(global_batch=64)).strategy
+    with pytest.raises(InputError, match="measured_s"):
+        Experience.of(graph, strategy, predict_costs(graph, strategy, CLUSTER), 0.0)
