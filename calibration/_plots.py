@@ -49,8 +49,8 @@ def time_plot(fit: CollectiveFit) -> str:
     for power in range(int(y.low), int(y.high) + 1):
         parts.append(_tick(y(10.0**power), seconds_text(10.0**power)))
     parts += [_knot(x(size), HEIGHT) for size, _ in fit.knots]
-    sizes = np.geomspace(fit.points[0].num_bytes, fit.points[-1].num_bytes, _STEPS) if len(fit.points) > 1 else []
-    curve = [(x(size), y(time)) for size, time in zip(sizes, predicted_s(fit, list(sizes)), strict=True)
+    sizes = [float(size) for size in np.geomspace(fit.points[0].num_bytes, fit.points[-1].num_bytes, _STEPS)]
+    curve = [(x(size), y(time)) for size, time in zip(sizes, predicted_s(fit, sizes), strict=True)
              if log10(max(time, 1e-30)) >= y.low]  # fmt: skip
     parts.append(f'<polyline class="fit" points="{" ".join(f"{at},{height}" for at, height in curve)}"/>')
     for point in fit.points:

@@ -8,6 +8,7 @@ from html import escape
 from autosbp.costmodel.calibration import KINDS, Calibration, CollectiveFit
 from autosbp.costmodel.network import NetworkModel
 from autosbp.jsonio import canonical
+from calibration._fit import BETA_FLOOR_S_PER_BYTE
 from calibration._placements import placements
 from calibration._plots import bytes_text, residual_plot, seconds_text, time_plot
 
@@ -106,4 +107,5 @@ def _signed(value: float) -> str:
 
 
 def _rate(beta: float) -> str:
-    return f"{1 / beta / 1e9:.4g} GB/s" if beta > 0 else "-"
+    """Bandwidth; times that do not grow with size show none."""
+    return f"{1 / beta / 1e9:.4g} GB/s" if beta > BETA_FLOOR_S_PER_BYTE else "-"
