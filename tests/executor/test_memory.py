@@ -1,0 +1,46 @@
+"""On four real ranks: the most bytes alive in a step, and the most that autograd keeps, are the predicted ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autosbp.api import load_cluster
+from autosbp.search.sampling import sample_strategies
+from autosbp.sources import load_model
+from benchmarks.lowering._strategies import data_parallel, stored_split
+from benchmarks.memory.__main__ import LIMIT, measure, report
+
+BATCH, MESSAGE_BYTES = 16, 2**18
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    cases = {}
+    for name in ("resnet50-small", "mlp-small"):
+        graph = load_model(f"zoo:{name}")
+        parallel = data_parallel(graph, 4, BATCH)
+        used = stored_split(graph, 4, BATCH, "use", MESSAGE_BYTES)
+        samples = sample_strategies(graph, load_cluster("local:2x2"), 2, global_batch=BATCH, micro_batch=BATCH, seed=3)
+        cases[name] = (
+            graph,
+            {
+                "data parallel, 4 microbatches": replace(parallel, global_batch=4 * BATCH),
+                "gathered once a step": stored_split(graph, 4, BATCH, "step", MESSAGE_BYTES),
+                "gathered in each use, 4 microbatches": replace(used, global_batch=4 * BATCH),
+                **{f"sample {at}": strategy for at, strategy in enumerate(samples)},
+            },
+        )
+    return measure(cases)
+
+
+@pytest.mark.parametrize("key", ["peak_error", "saved_error"])
+def test_memory_is_within_5_percent_of_what_is_measured(rows: list[dict[str, Any]], key: str) -> None:
+    assert max(abs(row[key]) for row in rows) <= LIMIT, report(rows)
+
+
+def test_memory_of_most_strategies_is_right_to_the_kilobyte(rows: list[dict[str, Any]]) -> None:
+    exact = [row for row in rows if abs(row["peak"] - row["predicted_peak"]) < 1024]
+    assert len(exact) >= len(rows) / 2, report(rows)
