@@ -105,7 +105,7 @@ class BoxingTable:
     one-byte elements (bools, which have none, and integers that would overflow) cost infinitely much."""
 
     def __init__(self, model: BoxingModel, shape: tuple[int, ...], num_bytes: int, differentiable: bool) -> None:
-        self.mesh = model.mesh
+        self.mesh, self.num_bytes = model.mesh, num_bytes
         sizes = {axis.size for axis in self.mesh.axes}
         dims = [dim for dim, size in enumerate(shape) if size > 1 and any(size % axis == 0 for axis in sizes)]
         self.states = (*(S(dim) for dim in dims), *((B, I, P) if differentiable else (B, P)))

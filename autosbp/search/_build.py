@@ -72,6 +72,15 @@ class ProblemBuilder:
         return _Assembly(self, memory_limit_bytes, allowed).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _SharedCopy:
+    """The variable of a copy that several readers share: its costs, and its edges from the maker and to each reader."""
+
+    costs: tuple[NDArray[np.float64], NDArray[np.int64]]
+    made: NDArray[np.float64]
+    read: tuple[NDArray[np.float64], ...]
+
+
 class _Assembly:
     def __init__(self, builder: ProblemBuilder, limit: int | None, allowed: Allowed | None) -> None:
         self.builder, self.limit, self.allowed = builder, limit, allowed
@@ -82,6 +91,7 @@ class _Assembly:
         self.edges: list[Edge] = []
         self._costs: dict[Hashable, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
         self._tables: dict[Hashable, NDArray[np.float64]] = {}
+        self._shared: dict[Hashable, _SharedCopy] = {}
 
     def run(self) -> BuiltProblem:
         graph = self.graph
@@ -154,33 +164,62 @@ class _Assembly:
 
     def _connect(self, ref: Ref, label: str, users: list[Read], domains: list[Domain]) -> None:
         """Edges from the maker of ``ref`` to its readers, through one shared copy where there are several."""
-        maker = self.analysis.home[ref.name]
-        made = self.analysis.clusters[maker].output_states(ref)
-        if not sends_gradient(label):
-            made = without_invariants(made)
-        table = self._table(ref, label)
+        maker, table = self.analysis.home[ref.name], self._table(ref, label)
+        place = self.analysis.clusters[maker].position[ref.name]
+        # Clusters of one class have the same options and domains: what one meets, its like in every layer does.
+        alike: Hashable = (
+            *(id(table), sends_gradient(label), self.analysis.class_of[maker], place, ref.index),
+            tuple(self._place(user) for user in users),
+        )
         if len(users) == 1:
-            self._boxing_edge(
-                maker, domains[maker], made, users[0].cluster, domains[users[0].cluster], self._states(users[0]), table
-            )
+            reader = users[0].cluster
+            if alike not in self._tables:
+                made = self._made(maker, ref, label)
+                self._tables[alike] = self._boxing_table(
+                    domains[maker], made, domains[reader], self._states(users[0]), table
+                )
+            self.edges.append(Edge(maker, reader, self._tables[alike]))
             return
+        if alike not in self._shared:
+            self._shared[alike] = self._shared_copy(
+                domains[maker], self._made(maker, ref, label), users, domains, table
+            )
+        shared = self._shared[alike]
+        copy = self._variable(f"{ref.name}@{label}", *shared.costs)
+        self.edges.append(Edge(maker, copy, shared.made))
+        for user, read in zip(users, shared.read, strict=True):
+            self.edges.append(Edge(copy, user.cluster, read))
+
+    def _made(self, maker: int, ref: Ref, label: str) -> tuple[Sbp, ...]:
+        made = self.analysis.clusters[maker].output_states(ref)
+        return made if sends_gradient(label) else without_invariants(made)
+
+    def _place(self, read: Read) -> tuple[int, int, int]:
+        """Which input of which op of which class of clusters."""
+        at = self.analysis.clusters[read.cluster].position[read.node.name]
+        return self.analysis.class_of[read.cluster], at, read.position
+
+    def _shared_copy(
+        self, maker: Domain, made: tuple[Sbp, ...], users: list[Read], domains: list[Domain], table: BoxingTable
+    ) -> _SharedCopy:
+        """A copy that several readers share, in any of the layouts that they want."""
         wanted = [table.ids(self._states(user), domains[user.cluster].rows) for user in users]
         layouts = np.unique(np.concatenate(wanted))
-        split = np.array([self._local_bytes(table.layouts[at], self.graph.meta(ref).num_bytes) for at in layouts])
+        split = np.array([self._local_bytes(table.layouts[at], table.num_bytes) for at in layouts])
         saved = any(self._keeps(user) for user in users)
         copy_key: Hashable = ("copy", id(table), layouts.tobytes(), saved)
         if copy_key not in self._costs:
             self._costs[copy_key] = (np.zeros(len(layouts)), np.ceil(split * saved).astype(np.int64))
-        copy = self._variable(f"{ref.name}@{label}", *self._costs[copy_key])
-        key: Hashable = ("made", id(table), domains[maker].rows.tobytes(), made, layouts.tobytes())
+        key: Hashable = ("made", id(table), maker.rows.tobytes(), made, layouts.tobytes())
         if key not in self._tables:
-            self._tables[key] = self._scaled(table)[table.ids(made, domains[maker].rows)][:, layouts]
-        self.edges.append(Edge(maker, copy, self._tables[key]))
-        for user, ids in zip(users, wanted, strict=True):
-            key = ("equal", layouts.tobytes(), ids.tobytes())
-            if key not in self._tables:
-                self._tables[key] = np.where(layouts[:, None] == ids[None, :], 0.0, np.inf)
-            self.edges.append(Edge(copy, user.cluster, self._tables[key]))
+            self._tables[key] = self._scaled(table)[table.ids(made, maker.rows)][:, layouts]
+        equal = []
+        for ids in wanted:
+            same: Hashable = ("equal", layouts.tobytes(), ids.tobytes())
+            if same not in self._tables:
+                self._tables[same] = np.where(layouts[:, None] == ids[None, :], 0.0, np.inf)
+            equal.append(self._tables[same])
+        return _SharedCopy(self._costs[copy_key], self._tables[key], tuple(equal))
 
     def _keeps(self, user: Read) -> bool:
         from autosbp.costmodel.memory import saved_inputs
@@ -199,21 +238,14 @@ class _Assembly:
             self._tables[key] = table.cost_s * self.builder.num_micro
         return self._tables[key]
 
-    def _boxing_edge(
-        self,
-        maker: int,
-        maker_domain: Domain,
-        made: tuple[Sbp, ...],
-        reader: int,
-        reader_domain: Domain,
-        wanted: tuple[Sbp, ...],
-        table: BoxingTable,
-    ) -> None:
-        key = (id(table), maker_domain.rows.tobytes(), made, reader_domain.rows.tobytes(), wanted)
+    def _boxing_table(
+        self, maker: Domain, made: tuple[Sbp, ...], reader: Domain, wanted: tuple[Sbp, ...], table: BoxingTable
+    ) -> NDArray[np.float64]:
+        key = (id(table), maker.rows.tobytes(), made, reader.rows.tobytes(), wanted)
         if key not in self._tables:
-            ids = table.ids(made, maker_domain.rows), table.ids(wanted, reader_domain.rows)
+            ids = table.ids(made, maker.rows), table.ids(wanted, reader.rows)
             self._tables[key] = np.ascontiguousarray(self._scaled(table)[ids[0]][:, ids[1]])
-        self.edges.append(Edge(maker, reader, self._tables[key]))
+        return self._tables[key]
 
     def _tied_parameter(self, name: str, users: list[Read], domains: list[Domain]) -> tuple[int, tuple[NdSbp, ...]]:
         """A variable for the stored layout of a parameter that several clusters read, or that is pinned."""

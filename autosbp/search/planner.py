@@ -46,6 +46,11 @@ Counts, unlike clocks, are the same on every machine, so plans are too."""
 TIGHTENINGS = 4
 """Searches of one space, each under a lower limit, until what is found fits at its fullest moment."""
 
+BASELINE_SHARE = 0.1
+"""The part of a whole search that a baseline gets. Most are solved at once."""
+BASELINE_GAP = 0.02
+"""Where memory binds, what another tool would do is searched to this gap."""
+
 Progress = Callable[[str, float], bool]
 
 
@@ -66,8 +71,9 @@ class _Space:
 
 @dataclass
 class _Tally:
-    """What the searches of one plan add up to."""
+    """What the searches of one plan add up to. ``share`` is the part of a whole search that one of them may take."""
 
+    share: float = 1.0
     evaluations: int = 0
     bounds: list[float] = field(default_factory=list)
 
@@ -203,13 +209,13 @@ class _Planner:
         )  # fmt: skip
         return _Candidate(strategy, evaluate(graph, strategy, boxing, self.compute))
 
-    def _search_options(self, cutoff_s: float = float("inf")) -> SearchOptions:
+    def _search_options(self, share: float, cutoff_s: float) -> SearchOptions:
         return SearchOptions(
             seed=self.options.seed,
             time_limit_s=self._remaining_s(),
-            gap_tolerance=self.options.gap_tolerance,
+            gap_tolerance=max(self.options.gap_tolerance, BASELINE_GAP if share < 1.0 else 0.0),
             cutoff_s=cutoff_s,
-            max_evaluations=MAX_EVALUATIONS if self.options.searcher in ("auto", "exact") else None,
+            max_evaluations=round(share * MAX_EVALUATIONS) if self.options.searcher in ("auto", "exact") else None,
             progress=self._report(),
         )
 
@@ -217,7 +223,7 @@ class _Planner:
         """A bound on the space, and its optimum where that fits in memory."""
         built = self._builder(space.view, space.micro_batch).build(self.limit, space.allowed)
         problem = replace(built.problem, memory_limit_bytes=None)
-        result = SEARCHERS[searcher](problem, self._search_options(cutoff_s))
+        result = SEARCHERS[searcher](problem, self._search_options(tally.share, cutoff_s))
         tally.evaluations += result.evaluations
         if result.memory_bytes > self.limit:
             return result.lower_bound_s, None
@@ -234,7 +240,7 @@ class _Planner:
         for _ in range(TIGHTENINGS):
             try:
                 built = self._builder(space.view, space.micro_batch).build(limit, space.allowed)
-                result = SEARCHERS[searcher](built.problem, self._search_options(cutoff_s))
+                result = SEARCHERS[searcher](built.problem, self._search_options(tally.share, cutoff_s))
             except InfeasibleError:
                 if limit == self.limit:
                     raise
@@ -304,14 +310,15 @@ class _Planner:
                 keep(candidate)
             else:
                 open_views.append((bound, first, view, allowed))
-        begun = tally.evaluations
+        begun, tried = tally.evaluations, False
         for bound, first, view, allowed in sorted(open_views, key=lambda entry: entry[:2]):
             tally.bounds.append(bound)
             for micro_batch in self._roomy_first(view, allowed, first):
                 cutoff = best.costs.step_time_s if best is not None else float("inf")
                 spent = tally.evaluations - begun >= ENOUGH_EVALUATIONS or self._out_of_time()
-                if bound >= cutoff or (best is not None and spent):
+                if bound >= cutoff or (best is not None and spent and tried):
                     break
+                tried = True
                 try:
                     keep(self._limited(_Space(view, micro_batch, allowed), searcher, tally, cutoff)[1])
                 except InfeasibleError as error:
@@ -341,7 +348,7 @@ class _Planner:
 
     def _baseline(self, name: str, grids: Sequence[tuple[Mesh, Allowed]]) -> Baseline:
         try:
-            best = self._best(grids, "exact", _Tally(), None)
+            best = self._best(grids, "exact", _Tally(BASELINE_SHARE), None)
         except InfeasibleError as error:
             return Baseline(name, None, None, False, str(error))
         return Baseline(name, best.costs, best.strategy, True)

@@ -1,7 +1,7 @@
 """Predicted against measured step times: ``python -m benchmarks.prediction [MODEL@CLUSTER ...] [--json]``.
 
-On emulated clusters, whose links are really slow (root only): each is calibrated, strategies that span the cost range are
-predicted, and then all of them are trained in turns. Redraws AutoDDL's Figure 4 with ``--chart FILE.png``.
+On emulated clusters, whose links are really slow (root only): each is calibrated, learns from trials of a few strategies,
+predicts others that span the cost range, and then all of these are trained in turns.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from scipy.stats import kendalltau
 
-from autosbp.api import LogicalGraph, PlanOptions, load_cluster, op_keys
+from autosbp.api import LogicalGraph, PlanOptions, load_cluster, op_keys, predict_costs
+from autosbp.costmodel.learning import Experience, learn
 from autosbp.errors import AutosbpError
 from autosbp.testing.emulated import EmulatedCluster, why_not
 from autosbp.torchrun import Launch
+from benchmarks.prediction._chart import chart
 from benchmarks.prediction._models import CASES
 from benchmarks.prediction._strategies import Candidate, candidates
 from calibration import calibrate
@@ -39,6 +41,7 @@ class Effort:
     rounds: int
     budget_s: float
     op_s: float
+    lessons: int
 
 
 def measure(
@@ -80,11 +83,12 @@ def measure(
     return rows
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the rows say of the model: order, errors, and how far the strategy predicted best is from the best."""
-    predicted, measured = ([row[key] for row in rows] for key in ("predicted_s", "measured_s"))
-    errors = sorted(abs(row["error"]) for row in rows)
-    first = min(rows, key=lambda row: row["predicted_s"])
+def summary(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
+    """What the rows say of the predictions of this key: order, errors, and how far the strategy predicted best is from
+    the best."""
+    predicted, measured = ([row[name] for row in rows] for name in (key, "measured_s"))
+    errors = sorted(abs(row[key] / row["measured_s"] - 1) for row in rows)
+    first = min(rows, key=lambda row: row[key])
     return {
         "strategies": len(rows),
         "kendall_tau": float(kendalltau(predicted, measured).statistic),
@@ -107,25 +111,40 @@ def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
             variants=False,
         )  # fmt: skip
         calibrated_s = time.monotonic() - started
-        chosen = candidates(graph, cluster, calibration, case.batch, effort.count)
+        chosen, others = candidates(graph, cluster, calibration, case.batch, effort.count, effort.lessons)
+        taught = calibration
+        if others:
+            trials = measure(graph, others, cluster.num_devices, effort.rounds, nodes.launch)
+            taught = learn(calibration, [
+                Experience.of(graph, each.strategy, each.costs, row["measured_s"])
+                for each, row in zip(others, trials, strict=True)
+            ])  # fmt: skip
+        plain = [each.costs.step_time_s for each in chosen]
+        chosen = [replace(each, costs=predict_costs(graph, each.strategy, cluster, taught)) for each in chosen]
         rows = measure(graph, chosen, cluster.num_devices, effort.rounds, nodes.launch)
+        for row, seconds in zip(rows, plain, strict=True):
+            row["untaught_s"] = seconds
     return {
         "model": model,
         "cluster": cluster_name,
         "calibration_s": calibrated_s,
         "ops_timed": len(keys),
-        **summary(rows),
+        **summary(rows, "predicted_s"),
+        "untaught": summary(rows, "untaught_s"),
+        "correction": asdict(taught.correction),
         "rows": rows,
-        "calibration": calibration.to_dict(),
+        "calibration": taught.to_dict(),
     }
 
 
 def show(result: dict[str, Any]) -> None:
+    correction = result["correction"]
     print(
-        f"{result['model']}@{result['cluster']}: {result['strategies']} strategies, Kendall tau {result['kendall_tau']:.3f}, "
-        f"error median {result['median_error']:.1%} p90 {result['p90_error']:.1%}, best predicted is "
-        f"{result['regret']:.1%} from the best, traffic {'exact' if result['traffic_exact'] else 'NOT exact'}; "
-        f"calibrated in {result['calibration_s']:.0f} s",
+        f"{result['model']}@{result['cluster']}: {result['strategies']} strategies, traffic "
+        f"{'exact' if result['traffic_exact'] else 'NOT exact'}, calibrated in {result['calibration_s']:.0f} s\n"
+        f"  {_figures(result)}\n  calibration alone: {_figures(result['untaught'])}\n"
+        f"  learned from {correction['num_trials']} other strategies: ops x {correction['compute']:.2f}, collectives x "
+        f"{correction['network']:.2f}, waiting + {1e3 * correction['waiting_s']:.2f} ms",
         flush=True,
     )
     for row in result["rows"]:
@@ -136,21 +155,36 @@ def show(result: dict[str, Any]) -> None:
         )
 
 
+def _figures(found: dict[str, Any]) -> str:
+    return (
+        f"Kendall tau {found['kendall_tau']:.3f}, error median {found['median_error']:.1%} p90 {found['p90_error']:.1%}, "
+        f"best predicted is {found['regret']:.1%} from the best"
+    )
+
+
 def main() -> None:
     everything = [f"{model}@{cluster}" for cluster in CLUSTERS for model in CASES]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("cases", nargs="*", metavar="MODEL@CLUSTER", help=f"by default {' '.join(everything)}")
     parser.add_argument("--strategies", type=int, default=24, metavar="N")
+    parser.add_argument("--lessons", type=int, default=4, metavar="N", help="other strategies, tried before")
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="timed steps of each strategy")
     parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="for all collectives")
     parser.add_argument("--op-s", type=float, default=0.04, metavar="S", help="for one direction of an op")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the JSON, calibrations included")
+    parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw predicted against measured, ranked")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw what an earlier run wrote, and measure nothing")
     arguments = parser.parse_args()
+    if arguments.draw is not None:
+        if arguments.chart is None:
+            parser.error("--draw needs --chart")
+        arguments.chart.write_text(chart(json.loads(arguments.draw.read_text())["results"]))
+        return
     reason = why_not()
     if reason is not None:
         sys.exit(f"no emulated cluster here: {reason}")
-    effort = Effort(arguments.strategies, arguments.rounds, arguments.budget, arguments.op_s)
+    effort = Effort(arguments.strategies, arguments.rounds, arguments.budget, arguments.op_s, arguments.lessons)
     results = []
     try:
         for each in arguments.cases or everything:
@@ -164,6 +198,8 @@ def main() -> None:
     document = {"benchmark": "prediction", "limits": LIMITS, "results": results}
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+    if arguments.chart is not None:
+        arguments.chart.write_text(chart(results))
     if arguments.json:
         for result in results:
             del result["calibration"]

@@ -1,5 +1,5 @@
 """The strategies of a comparison: data parallel, the best Megatron-like grid, the plan, and others that span the range
-of predicted costs, chosen under a fixed seed before anything of them runs."""
+of predicted costs; and a few others to learn from before. All are chosen under a fixed seed before anything runs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Candidate:
 
 
 def candidates(
-    graph: LogicalGraph, cluster: Cluster, calibration: Calibration, batch: int, count: int
-) -> list[Candidate]:
-    """``count`` different strategies, by predicted step time."""
+    graph: LogicalGraph, cluster: Cluster, calibration: Calibration, batch: int, count: int, lessons: int
+) -> tuple[list[Candidate], list[Candidate]]:
+    """``count`` different strategies by predicted step time, and ``lessons`` others."""
     options = PlanOptions(global_batch=batch, micro_batch=batch)
     plan = make_plan(graph, cluster, calibration, options)
     named = {"plan": plan.strategy}
@@ -48,6 +48,14 @@ def candidates(
     rest = [predicted(f"sample {at}", others[key]) for at, key in enumerate(others) if key not in found]
     rest.sort(key=lambda candidate: candidate.costs.step_time_s)
     # evenly by rank of cost, both ends included
-    for at in np.unique(np.linspace(0, len(rest) - 1, min(count - first, len(rest))).round().astype(int)):
+    chosen = _spread(len(rest), count - first)
+    for at in chosen:
         found[str(rest[at].strategy.to_dict())] = rest[at]
-    return sorted(found.values(), key=lambda candidate: candidate.costs.step_time_s)
+    left = [candidate for at, candidate in enumerate(rest) if at not in chosen]
+    taught = [left[at] for at in _spread(len(left), lessons)]
+    return sorted(found.values(), key=lambda candidate: candidate.costs.step_time_s), taught
+
+
+def _spread(size: int, count: int) -> list[int]:
+    """About ``count`` indices, evenly from the first to the last."""
+    return [int(at) for at in np.unique(np.linspace(0, size - 1, min(count, size)).round().astype(int))]
