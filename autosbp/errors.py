@@ -1,13 +1,13 @@
 """Every error that autosbp raises on purpose, as one tree.
 
-    AutosbpError
-    |-- InputError            a value that the caller gave is wrong; exit 2, HTTP 422
-    |   `-- GraphError        a model graph breaks a rule of the IR
-    |-- UnsupportedError      what cannot be captured or lowered, or not on this machine; exit 2, HTTP 422
-    |-- InfeasibleError       no strategy meets the limits; exit 3, HTTP 422
-    |-- CalibrationError      a measurement failed; exit 4
-    |-- TrialError            a trial run failed; exit 4
-    `-- ServiceError          the service cannot be reached or refused; exit 5
+AutosbpError
+|-- InputError            a value that the caller gave is wrong; exit 2, HTTP 422
+|   `-- GraphError        a model graph breaks a rule of the IR
+|-- UnsupportedError      what cannot be captured or lowered, or not on this machine; exit 2, HTTP 422
+|-- InfeasibleError       no strategy meets the limits; exit 3, HTTP 422
+|-- CalibrationError      a measurement failed; exit 4
+|-- TrialError            a trial run failed; exit 4
+`-- ServiceError          the service cannot be reached or refused; exit 5
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ def test_ranks_have_cores_of_their_own_or_share_each_evenly(cores: int, ranks: i
 
 
 def test_a_process_keeps_cores_that_it_had() -> None:
-    code = "import os; from autosbp.processes import keep_to_cores; keep_to_cores(1, 2); print(*os.sched_getaffinity(0))"
+    code = (
+        "import os; from autosbp.processes import keep_to_cores; keep_to_cores(1, 2); print(*os.sched_getaffinity(0))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {int(core) for core in done.stdout.split()} <= os.sched_getaffinity(0)

@@ -80,7 +80,9 @@ def gradient_error(
         global_batch=strategy.global_batch,
         micro_batch=strategy.micro_batch,
     )
-    exact.forward_backward({key: value.double() if value.is_floating_point() else value for key, value in batch.items()})
+    exact.forward_backward(
+        {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
+    )
     sizes = {name: float(value.grad.abs().max()) for name, value in exact.parameters.items() if value.requires_grad}
     largest = max(sizes.values())
     worst = 0.0

@@ -46,7 +46,9 @@ def test_the_plan_is_proved_optimal_and_no_baseline_beats_it(model: str, cluster
 @pytest.mark.parametrize(("model", "cluster", "batch"), CASES[:3])
 def test_the_strategy_read_back_costs_what_the_search_said(model: str, cluster: str, batch: int) -> None:
     graph, there = capture(model), load_cluster(cluster)
-    plan = Plan.from_dict(json.loads(canonical(make_plan(graph, there, None, PlanOptions(global_batch=batch)).to_dict())))
+    plan = Plan.from_dict(
+        json.loads(canonical(make_plan(graph, there, None, PlanOptions(global_batch=batch)).to_dict()))
+    )
     strategy = plan.strategy
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
     costs = evaluate(bound, strategy, BoxingModel(NetworkModel(there), strategy.mesh), ComputeModel(there.device))
@@ -142,17 +144,15 @@ def test_other_searchers_give_executable_plans_without_a_proof() -> None:
     graph, cluster = capture("zoo:mlp-small"), load_cluster("local:4")
     optimum = make_plan(graph, cluster, None, PlanOptions(global_batch=64)).document["step_time_s"]
     for searcher in ("coordinate_descent", "metropolis_hastings", "random"):
-        found = make_plan(graph, cluster, None, PlanOptions(global_batch=64, searcher=searcher, time_limit_s=2)).document
+        found = make_plan(
+            graph, cluster, None, PlanOptions(global_batch=64, searcher=searcher, time_limit_s=2)
+        ).document
         assert found["step_time_s"] >= optimum * (1 - 1e-9)
         assert found["gap"] is None
 
 
 def test_a_175b_model_on_1024_gpus_is_planned_without_torch_in_30_s() -> None:
-    program = (
-        "import sys, json; from autosbp.cli import main\n"
-        "try: main()\n"
-        "finally: assert 'torch' not in sys.modules"
-    )
+    program = "import sys, json; from autosbp.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     arguments = ["plan", "zoo:gpt3-175b", "--cluster", "dgx-a100-80g:128", "--global-batch", "1536", "--json"]
     run = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
