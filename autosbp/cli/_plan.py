@@ -60,7 +60,7 @@ def plan(
     micro_batch: MicroBatch = None,
     searcher: Searcher = "auto",
     seed: Seed = 0,
-    time_limit: TimeLimit = 25.0,
+    time_limit: TimeLimit = 20.0,
     optimizer: Optimizer = "adamw",
     memory_limit_bytes: MemoryLimit = None,
     gap_tolerance: GapTolerance = 2e-3,

@@ -23,7 +23,7 @@ class PlanOptions:
     micro_batch: int | None = None
     searcher: str = "auto"
     seed: int = 0
-    time_limit_s: float = 25.0
+    time_limit_s: float = 20.0
     optimizer: str = "adamw"
     memory_limit_bytes: int | None = None
     gap_tolerance: float = 2e-3

@@ -251,13 +251,15 @@ class _Planner:
             needed = candidate.costs.memory_bytes_per_device
             if needed <= self.limit:
                 return bound, candidate
+            if self._out_of_time() and cutoff_s < float("inf"):
+                break
             limit = min(limit, result.memory_bytes) - 2 * (needed - self.limit)
         detail = f"what search found at a microbatch of {space.micro_batch} takes more at its fullest moment"
         raise InfeasibleError("memory_limit_bytes", self.limit, needed, detail)
 
     def _remaining_s(self) -> float:
         """What is left of the time limit for one more search; a little, always, so that there is an answer."""
-        return max(self.options.time_limit_s - (time.monotonic() - self.started), 0.25 * self.options.time_limit_s)
+        return max(self.options.time_limit_s - (time.monotonic() - self.started), 0.1 * self.options.time_limit_s)
 
     def _report(self) -> Callable[[float, float], bool] | None:
         if self.progress is None:

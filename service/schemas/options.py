@@ -13,14 +13,14 @@ class PlanOptions(Request):
     """What a plan is asked for; every member has a default."""
 
     model_config = ConfigDict(
-        json_schema_extra={"example": {"global_batch": 64, "searcher": "auto", "seed": 0, "time_limit_s": 25.0}}
+        json_schema_extra={"example": {"global_batch": 64, "searcher": "auto", "seed": 0, "time_limit_s": 20.0}}
     )
 
     global_batch: int | None = Field(default=None, description="Samples per step; by default the planner chooses.")
     micro_batch: int | None = Field(default=None, description="Samples per pass; by default the planner chooses.")
     searcher: str = Field(default="auto", max_length=64)
     seed: int = 0
-    time_limit_s: float = Field(default=25.0, description="Wall time after which the best so far is the answer.")
+    time_limit_s: float = Field(default=20.0, description="Wall time after which the best so far is the answer.")
     optimizer: str = Field(default="adamw", max_length=64)
     memory_limit_bytes: int | None = Field(default=None, description="Per device; by default the device's memory.")
 

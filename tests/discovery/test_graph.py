@@ -13,7 +13,7 @@ from autosbp.api import PlanOptions, load_cluster, make_plan
 from autosbp.discovery import _graph as discovery_graph
 from autosbp.discovery import discover_rules
 from autosbp.executor import ops
-from autosbp.executor.lowering import lower
+from autosbp.executor.lowering import lower, uncompiled
 from autosbp.graph.capture import capture
 from autosbp.graph.found import FoundRule
 from autosbp.graph.ir import LogicalGraph, Node
@@ -94,7 +94,7 @@ def test_a_random_op_draws_alike_on_replicas(trained: bool) -> None:
     plan = make_plan(graph, load_cluster("local:2"), None, PlanOptions(global_batch=8))
     strategy = plan.strategy
     program = lower(graph.bind(batch=strategy.micro_batch), strategy, 0)
-    (call,) = (node for node in program.graph.nodes if node.target is ops.drawn)
+    (call,) = (node for node in program.graph.nodes if node.target is uncompiled(ops.drawn))
     assert call.args[0] is torch.ops.shop.jitter.default
 
 
