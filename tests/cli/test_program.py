@@ -107,7 +107,7 @@ def test_json_is_one_object_and_nothing_else_on_standard_output(folder: Path, ar
 
 
 def test_an_interrupted_search_exits_with_130(tmp_path: Path) -> None:
-    arguments = ("plan", "zoo:gpt2", "--cluster", "dgx-a100-80g:8", "--time-limit", 600, "-o", tmp_path / "plan.json")
+    arguments = ("plan", "zoo:gpt3-175b", "--cluster", "dgx-a100-80g:64", "-o", tmp_path / "plan.json")
     with Started(*arguments, cwd=tmp_path) as search:
         search.wait_for(lambda line: "searching" in line)
         time.sleep(0.3)
