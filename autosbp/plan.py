@@ -9,6 +9,7 @@ from typing import Any
 from autosbp.cluster import Cluster
 from autosbp.errors import InputError
 from autosbp.jsonio import Fields, check_integer, digest
+from autosbp.pipeline import Pipeline
 from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.placement import NdSbp, format_nd_sbp, parse_nd_sbp
 
@@ -49,10 +50,11 @@ BoxingKey = tuple[tuple[int, ...], int, bool, NdSbp, NdSbp]
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How one model trains on one mesh.
+    """How one model trains on one mesh, or on one for each stage of a pipeline.
 
     Args:
-        mesh: the mesh that layouts refer to; neighbouring axes that all ops use alike are already merged.
+        mesh: the mesh that layouts refer to; neighbouring axes that all ops use alike are already merged. With a
+            pipeline, the mesh of one stage; all stages have the same.
         signatures: layouts of every op that depends on a parameter.
         parameters: the stored layout of every parameter; B is synchronised once a step.
         paths: for each boxing, the layouts that it goes through, both ends included.
@@ -63,6 +65,7 @@ class Strategy:
             back in every microbatch (ZeRO-3, FSDP's reshard_after_forward).
         bucket_bytes: parameters are gathered together, and gradients reduced together, in messages of up to this
             many bytes; a larger parameter travels alone.
+        pipeline: stages, where there are several.
     """
 
     mesh: Mesh
@@ -74,10 +77,16 @@ class Strategy:
     optimizer: str
     gather: str = "step"
     bucket_bytes: int = BUCKET_BYTES
+    pipeline: Pipeline | None = None
 
     @property
     def num_micro(self) -> int:
         return self.global_batch // self.micro_batch
+
+    @property
+    def num_devices(self) -> int:
+        """Of all stages."""
+        return self.mesh.size * (self.pipeline.num_stages if self.pipeline else 1)
 
     def to_dict(self) -> dict[str, Any]:
         paths = [
@@ -98,6 +107,7 @@ class Strategy:
             # Absent where they are the defaults: plans that know neither keep their bytes.
             **({} if self.gather == "step" else {"gather": self.gather}),
             **({} if self.bucket_bytes == BUCKET_BYTES else {"bucket_bytes": self.bucket_bytes}),
+            **({} if self.pipeline is None else {"pipeline": self.pipeline.to_dict()}),
         }
 
     @staticmethod
@@ -133,7 +143,10 @@ class Strategy:
         )
         if strategy.global_batch % strategy.micro_batch:
             raise InputError(fields.at("micro_batch"), strategy.micro_batch, f"a divisor of {strategy.global_batch}")
-        return strategy
+        if not fields.has("pipeline"):
+            return strategy
+        pipeline = Pipeline.from_dict(fields.raw("pipeline"), fields.at("pipeline"), strategy.num_micro)
+        return replace(strategy, pipeline=pipeline)
 
 
 def _mesh(data: object, path: str) -> Mesh:

@@ -59,7 +59,7 @@ class StepCollectives:
         once = self.strategy.gather == "step"
         yield self.forward(True), 1
         yield self.backward(not once, False) + self.forward(not once), count - 1
-        yield self.backward(True, True), 1
+        yield self.backward(True, True) + self.at_end(), 1
 
     def forward(self, gathers: bool) -> list[Collective]:
         """Of one microbatch; with its parameters, or without where they are there from an earlier one."""
@@ -70,13 +70,22 @@ class StepCollectives:
         return calls
 
     def backward(self, gradients: bool, last: bool) -> list[Collective]:
-        """Of one microbatch: with the gradients of gathered parameters, and in the last with the all-reduces."""
+        """Of one microbatch: with the gradients of gathered parameters, and in the last with the all-reduces, but for
+        those ``at_end``."""
         calls: list[Collective] = []
         for at in range(len(self.flow.items) - 1, -1, -1):
             calls += self.before_backward(at)
             calls += reversed(self._own(at, self.flow.items[at], "backward"))
             calls += self.after_backward(at, gradients, last)
-        return calls + self.after_backward(AT_END, False, last)
+        return calls
+
+    def at_end(self) -> list[Collective]:
+        """Reductions that wait until the last backward is over."""
+        return self.after_backward(AT_END, False, True)
+
+    def reductions(self) -> list[Collective]:
+        """Every all-reduce of gradients."""
+        return [self._reduced(bucket) for bucket in self.flow.buckets]
 
     def before_forward(self, at: int) -> list[Collective]:
         """Parameters that are sent for before item ``at``."""
@@ -87,7 +96,7 @@ class StepCollectives:
         return self._gathered(self.flow.backward_sends.get(at, ()), "backward")
 
     def after_backward(self, at: int, gradients: bool, last: bool) -> list[Collective]:
-        """What is issued because gradients are complete after the backward of item ``at``, or at the end."""
+        """What is issued because gradients are complete after the backward of item ``at``."""
         calls = [call for gather in self._ready.get(at, ()) for call in self._returned(gather)] if gradients else []
         return calls + ([self._reduced(bucket) for bucket in self._complete.get(at, ())] if last else [])
 

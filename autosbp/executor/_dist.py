@@ -65,6 +65,11 @@ def send_and_receive(sends: list[tuple[torch.Tensor, int]], receives: list[tuple
         work.wait()
 
 
+def broadcast(tensor: torch.Tensor, source: int, group: Any) -> None:
+    """The process ``source``'s tensor, to all of the group, in place."""
+    dist.broadcast(tensor, source, group=group)
+
+
 def start_all_reduce(flat: torch.Tensor, group: Any) -> Any:
     """Begin to sum the group's flat tensors in place; the answer's ``wait`` ends it."""
     return dist.all_reduce(flat, group=group, async_op=True)

@@ -18,6 +18,7 @@ import torch
 from autosbp.costmodel.compute import SIZE_ARGUMENTS
 from autosbp.errors import InputError
 from autosbp.executor import ops
+from autosbp.executor.deferred import deferred_linear
 from autosbp.executor.gathering import gather_again, gathered
 from autosbp.executor.split_ops import IMPLEMENTATIONS, SplitCall
 from autosbp.graph.attributes import divided
@@ -36,23 +37,24 @@ ReadKey = Ref | tuple[Ref, str, NdSbp]
 
 
 def lower(
-    graph: LogicalGraph, strategy: Strategy, rank: int, flow: ParameterFlow | None = None
+    graph: LogicalGraph, strategy: Strategy, rank: int, flow: ParameterFlow | None = None, *, defers: bool = False
 ) -> torch.fx.GraphModule:
     """The physical program of ``rank``.
 
     Args:
-        graph: bound at the strategy's microbatch.
+        graph: bound at the strategy's microbatch; a pipeline's chunk takes what it receives behind its batch tensors.
         strategy: layouts, stored parameters and boxing paths.
         rank: 0 to the mesh's size - 1.
         flow: the strategy's, where ``executor.gathering`` brings its parameters; without it the program boxes them all
             itself.
+        defers: linear ops leave the gradients of their weights for later (``executor.deferred``).
 
     Raises:
         InputError: when the strategy does not fit the graph, or there is no such rank.
     """
     if not 0 <= rank < strategy.mesh.size:
         raise InputError("rank", rank, f"0 to {strategy.mesh.size - 1} is expected")
-    return _Lowering(graph, strategy, rank, flow).run()
+    return _Lowering(graph, strategy, rank, flow, defers).run()
 
 
 @cache
@@ -63,18 +65,26 @@ def uncompiled(target: Callable[..., Any]) -> Any:
 
 
 class _Lowering:
-    def __init__(self, graph: LogicalGraph, strategy: Strategy, rank: int, flow: ParameterFlow | None = None) -> None:
-        self.graph, self.strategy = graph, strategy
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        strategy: Strategy,
+        rank: int,
+        flow: ParameterFlow | None = None,
+        defers: bool = False,
+    ) -> None:
+        self.graph, self.strategy, self.defers = graph, strategy, defers
         self.flow = flow or ParameterFlow((), (), (), frozenset())
         self.coordinate = strategy.mesh.coordinate(rank)
         self.fx = torch.fx.Graph()
         self.root = torch.nn.Module()
         self.values: dict[ReadKey, Any] = {}
-        self.position = {node.name: at for at, node in enumerate(graph.nodes)}
 
     def run(self) -> torch.fx.GraphModule:
         for name in (*(leaf.name for leaf in self.graph.parameters), *(leaf.name for leaf in self.graph.inputs)):
             self.values[Ref(name)] = self.fx.placeholder(name.replace(".", "_"))
+        for ref in self.graph.received:
+            self.values[ref] = self.fx.placeholder(f"received_{ref.name}_{ref.index}")
         for constant in self.graph.constants:
             attribute = constant.name.replace(".", "_")
             self.root.register_buffer(attribute, constant_tensor(constant), persistent=False)
@@ -140,9 +150,11 @@ class _Lowering:
             program = self._implemented(item, choices, args, kwargs)
             if program is not None:
                 target, args, kwargs = uncompiled(program[0]), list(program[1]), {}
+            elif self.defers and self._is_deferrable(item):
+                target = uncompiled(deferred_linear)
         if self._is_random(node):
             shard = 0 if item.signature is None else self._shard(item.signature.outs[0])
-            target, args = uncompiled(ops.drawn), [target, self.position[node.name], shard, *args]
+            target, args = uncompiled(ops.drawn), [target, self.graph.positions[node.name], shard, *args]
         result: Any = self.fx.call_function(target, tuple(args), kwargs)
         for at in range(len(node.outputs)):
             one = result if len(node.outputs) == 1 else self.fx.call_function(operator.getitem, (result, at))
@@ -160,6 +172,11 @@ class _Lowering:
         if node.op in RULES or node.rule:
             return sharding_of(self.graph, node).random
         return is_random(node.op)
+
+    def _is_deferrable(self, item: Op) -> bool:
+        """A linear op whose parameters are read as they are stored."""
+        stored = all(isinstance(read, Ref) and read.name in self.graph.parameter_names for read in item.reads[1:])
+        return item.node.op == "aten.linear.default" and item.node.name in self.graph.differentiable and stored
 
     def _shard(self, layout: NdSbp) -> int:
         """A number that replicas share and other shards do not."""

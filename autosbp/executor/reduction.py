@@ -15,7 +15,7 @@ import torch
 
 from autosbp.executor import _dist
 from autosbp.executor.runtime import Runtime
-from autosbp.sbp.parameters import AT_END, Bucket, ParameterFlow
+from autosbp.sbp.parameters import AT_END, ParameterFlow
 
 
 class GradientBuckets:
@@ -32,7 +32,9 @@ class GradientBuckets:
 
     def __init__(self, flow: ParameterFlow, parameters: Mapping[str, torch.Tensor], runtime: Runtime) -> None:
         self.runtime, self.open = runtime, False
-        self._buckets = [_Flat(bucket, [parameters[name] for name in bucket.names]) for bucket in flow.buckets]
+        self._buckets = [
+            (bucket.axes, FlatGradients([parameters[name] for name in bucket.names])) for bucket in flow.buckets
+        ]
         self._home = {name: at for at, bucket in enumerate(flow.buckets) for name in bucket.names}
         # What comes at the end is not counted: its bucket is never complete before.
         self._expected = [
@@ -70,19 +72,19 @@ class GradientBuckets:
         self._next = 0
 
     def _issue(self) -> None:
-        bucket = self._buckets[self._next]
+        axes, gradients = self._buckets[self._next]
         self._next += 1
-        flat = bucket.fill()
-        group, ranks = self.runtime.group(bucket.axes)
+        flat = gradients.fill()
+        group, ranks = self.runtime.group(axes)
         self.runtime.record("all_reduce", flat, ranks)
         self._pending.append(_dist.start_all_reduce(flat, group))
 
 
-class _Flat:
-    """One bucket: a buffer and each gradient's view of it."""
+class FlatGradients:
+    """One message of gradients: a buffer and each gradient's view of it."""
 
-    def __init__(self, bucket: Bucket, parameters: list[torch.Tensor]) -> None:
-        self.axes, self.parameters = bucket.axes, parameters
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self.parameters = parameters
         sizes = [parameter.numel() for parameter in parameters]
         self.buffer = parameters[0].new_empty(sum(sizes) if len(parameters) > 1 else 0)
         parts = torch.split(self.buffer, sizes) if len(parameters) > 1 else []

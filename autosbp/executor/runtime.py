@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +31,8 @@ class Runtime:
 
     ``seed``, ``step`` and ``micro`` (the microbatch within the step) tell random ops what to draw; they are the same on
     every rank. ``gathers`` (``executor.gathering``) brings a program the parameters that it does not box itself.
-    ``pending`` is communication that nothing in the program waits for.
+    ``pending`` is communication that nothing in the program waits for, ``deferred`` work that a backward pass left
+    (``executor.deferred``).
     """
 
     mesh: Mesh
@@ -43,6 +44,7 @@ class Runtime:
     micro: int = 0
     gathers: Any = None
     pending: list[Any] = field(default_factory=list)
+    deferred: list[Callable[[], None]] = field(default_factory=list)
     _groups: dict[tuple[int, ...], tuple[Any, list[int]]] = field(default_factory=dict)
 
     @property

@@ -118,21 +118,19 @@ def expected_issues(charged: list[Collective], mesh: Mesh, rank: int) -> list[Is
     """The charged collectives as one rank sees them; a rank that a permutation leaves in place sends nothing."""
     issues = []
     for call in charged:
-        if call.kind == "p2p":
-            peers = permute_peers(mesh, call.axes, rank)
-            if len(peers) > 1:
-                issues.append(Issued("p2p", call.num_bytes, peers))
-        else:
-            issues.append(Issued(call.kind, call.num_bytes, tuple(mesh.group_ranks(call.axes, rank))))
+        ranks = permute_peers(mesh, call.axes, rank) if call.kind == "p2p" else mesh.group_ranks(call.axes, rank)
+        if call.kind != "p2p" or len(ranks) > 1:
+            issues.append(Issued(call.kind, call.num_bytes, tuple(mesh.device(each) for each in ranks)))
     return issues
 
 
 def make_optimizer(name: str, parameters: list[torch.Tensor], learning_rate: float) -> Any:
-    """AdamW or SGD over plain tensors; one kernel for all of them, where torch has one."""
+    """AdamW or SGD over plain tensors, of which a stage may have none; one kernel for all of them, where torch has one."""
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    groups = [{"params": parameters}]
     if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.01, fused=fused)
-    return torch.optim.SGD(parameters, lr=learning_rate, fused=fused)
+        return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.01, fused=fused)
+    return torch.optim.SGD(groups, lr=learning_rate, fused=fused)
 
 
 def random_batch(graph: LogicalGraph, global_batch: int, seed: int) -> dict[str, torch.Tensor]:

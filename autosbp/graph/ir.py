@@ -150,7 +150,8 @@ class Constant:
 class LogicalGraph:
     """See the module's docstring. ``symbols`` maps each symbolic dim to the size it was captured with; ``rules`` are
     layouts of ops that the table of rules lacks, by the names that nodes give (``autosbp.graph.found``). The graph of a
-    single call (``autosbp.graph.calls``) has ``results`` in the place of a loss."""
+    single call (``autosbp.graph.calls``) has ``results`` in the place of a loss. A pipeline's chunk (``autosbp.graph.chunks``)
+    has ``results`` that the next one gets as its ``received``."""
 
     name: str
     symbols: Mapping[str, int]
@@ -162,6 +163,7 @@ class LogicalGraph:
     provenance: Mapping[str, str] = field(default_factory=dict)
     rules: Mapping[str, FoundRule] = field(default_factory=dict)
     results: tuple[Ref, ...] = ()
+    received: tuple[Ref, ...] = ()
 
     @property
     def leaves(self) -> Iterator[Parameter | Input | Constant]:
@@ -182,6 +184,11 @@ class LogicalGraph:
 
     def meta(self, ref: Ref) -> TensorMeta:
         return self.metas[ref.name][ref.index]
+
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """The place of every node in the program."""
+        return {node.name: at for at, node in enumerate(self.nodes)}
 
     @property
     def data(self) -> tuple[Input | Constant, ...]:

@@ -136,13 +136,16 @@ class ParameterFlow:
         return sends
 
 
-def parameter_flow(graph: LogicalGraph, strategy: Strategy) -> ParameterFlow:
-    """The flow of one strategy; ``graph`` is bound at its microbatch. Raises ``InputError`` as ``program_items`` does."""
+def parameter_flow(graph: LogicalGraph, strategy: Strategy, shared: frozenset[str] = frozenset()) -> ParameterFlow:
+    """The flow of one strategy; ``graph`` is bound at its microbatch. Raises ``InputError`` as ``program_items`` does.
+
+    Parameters in ``shared`` are read by other programs too: they travel alone, and are in no bucket.
+    """
     items = tuple(program_items(graph, strategy))
     passing = _passing(graph, items)
     readers = _readers(items, passing)
-    gathers = _gathers(graph, strategy, items, readers, passing)
-    return ParameterFlow(items, gathers, _buckets(graph, strategy, items, readers, gathers), passing)
+    gathers = _gathers(graph, strategy, items, readers, passing, shared)
+    return ParameterFlow(items, gathers, _buckets(graph, strategy, items, readers, gathers, shared), passing)
 
 
 def synchronised_axes(layout: NdSbp) -> tuple[int, ...]:
@@ -153,8 +156,10 @@ def synchronised_axes(layout: NdSbp) -> tuple[int, ...]:
 def _passing(graph: LogicalGraph, items: Sequence[Item]) -> frozenset[int]:
     """Items that a gradient of the loss goes through. A parameter that none reaches keeps none, as on one device."""
     last = items[-1]
-    assert isinstance(last, Box)
-    reached: set[ReadKey] = {last.key}
+    reached: set[ReadKey] = {ref for ref in graph.results if graph.has_gradient(ref)}
+    if not graph.results:
+        assert isinstance(last, Box)
+        reached.add(last.key)
     passing = set()
     for at in range(len(items) - 1, -1, -1):
         item = items[at]
@@ -186,6 +191,7 @@ def _gathers(
     items: Sequence[Item],
     readers: Mapping[ReadKey, list[int]],
     passing: frozenset[int],
+    shared: frozenset[str],
 ) -> tuple[Gather, ...]:
     """Once a step, every box of a parameter is run outside of the program; in each use, those that communicate."""
     each_use = strategy.gather == "use"
@@ -203,6 +209,7 @@ def _gathers(
         step = box.steps[0]
         if (
             num_boxes[box.ref] > 1
+            or box.ref.name in shared
             or len(box.steps) > 1
             or (step.forward, step.backward) != ("all_gather", "reduce_scatter")
         ):
@@ -264,6 +271,7 @@ def _buckets(
     items: Sequence[Item],
     readers: Mapping[ReadKey, list[int]],
     gathers: Sequence[Gather],
+    shared: frozenset[str],
 ) -> tuple[Bucket, ...]:
     """One list per set of axes and dtype, cut where ``bucket_bytes`` is reached; all in order of completion."""
     boxed: set[ReadKey | None] = {box.key for gather in gathers for box in gather.boxes}
@@ -276,7 +284,8 @@ def _buckets(
         for box in gather.boxes:
             name = box.ref.name
             ready[name] = AT_END if gather.flat else min(ready[name], gather.ready)
-    waiting = [leaf for leaf in graph.trained if leaf.name in ready and _axes(strategy, leaf.name)]
+    trained = [leaf for leaf in graph.trained if leaf.name not in shared]
+    waiting = [leaf for leaf in trained if leaf.name in ready and _axes(strategy, leaf.name)]
     waiting.sort(key=lambda leaf: -ready[leaf.name])
     groups = batched(
         waiting,

@@ -57,7 +57,7 @@ OUTPUT, PARAMETER = "loss", "parameter"
 
 def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
     """Ops and boxings of one microbatch, in order; the last item boxes the loss to B on every axis. The results of a
-    single call stay in the layouts that its ops give them.
+    single call, and what a chunk of a pipeline sends on, stay in the layouts that their ops give them.
 
     Args:
         graph: bound at the strategy's microbatch.
@@ -71,7 +71,9 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
     whole = (B,) * mesh.ndim
     for name in [leaf.name for leaf in graph.inputs] + [leaf.name for leaf in graph.constants]:
         layouts[Ref(name)] = whole
-    for parameter in () if graph.results else graph.parameters:
+    for ref in graph.received:
+        layouts[ref] = made_layout(strategy, ref)
+    for parameter in () if graph.results and strategy.pipeline is None else graph.parameters:
         _check_stored(parameter, strategy)
     for node in graph.nodes:
         if node.name not in graph.computed:
@@ -103,6 +105,14 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
     if not graph.results:
         target = (I,) * mesh.ndim
         yield make_box(graph, strategy, graph.loss, OUTPUT, layouts[graph.loss], target)
+
+
+def made_layout(strategy: Strategy, ref: Ref) -> NdSbp:
+    """The layout in which an op leaves a value."""
+    signature = strategy.signatures.get(ref.name)
+    if signature is None or ref.index >= len(signature.outs):
+        raise InputError(f"strategy.signatures.{ref.name}", signature, "layouts of this op are expected")
+    return signature.outs[ref.index]
 
 
 def make_box(graph: LogicalGraph, strategy: Strategy, ref: Ref, group: str, src: NdSbp, dst: NdSbp) -> Box:

@@ -1,0 +1,67 @@
+"""In which order a stage passes microbatches through its chunks, for every schedule.
+
+``gpipe``: all forward, then all backward (Huang et al. 2019). ``1f1b`` and its interleaved form: ``costmodel.pipeline``.
+``zero_bubble``: a backward pass leaves the gradients of weights to a pass of their own; stage s starts these when it has
+done s backward passes, so that it keeps as many activations as 1F1B does (Qi et al. 2023, section 2.1, ZB-H1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from autosbp.costmodel.pipeline import stage_order
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+
+FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One microbatch through one chunk: ``forward``, ``backward``, or what backward left: ``weights``."""
+
+    kind: str
+    chunk: int
+    micro: int
+
+
+def stage_passes(pipeline: Pipeline, stage: int, num_micro: int) -> list[Pass]:
+    """The passes of one stage, in order."""
+    return _ORDERS[pipeline.schedule](pipeline, stage, num_micro)
+
+
+def _gpipe(pipeline: Pipeline, stage: int, num_micro: int) -> list[Pass]:
+    forward = [Pass(FORWARD, chunk, micro) for chunk in pipeline.chunks_of(stage) for micro in range(num_micro)]
+    return forward + [Pass(BACKWARD, one.chunk, one.micro) for one in forward]
+
+
+def _one_f_one_b(pipeline: Pipeline, stage: int, num_micro: int) -> list[Pass]:
+    order = stage_order(stage, pipeline.num_stages, pipeline.num_virtual, num_micro)
+    return [Pass(BACKWARD if backward else FORWARD, chunk, micro) for backward, chunk, micro in order]
+
+
+def _zero_bubble(pipeline: Pipeline, stage: int, num_micro: int) -> list[Pass]:
+    stages, virtual = pipeline.num_stages, pipeline.num_virtual
+    total = num_micro * virtual
+
+    def one(kind: str, index: int) -> Pass:
+        """As ``stage_order`` numbers them: ``stages`` microbatches through each chunk in turn."""
+        turn, micro = index // stages % virtual, index // (stages * virtual) * stages + index % stages
+        chunk = turn if kind == FORWARD else virtual - 1 - turn
+        return Pass(kind, chunk * stages + stage, micro)
+
+    warmup = min(total, (virtual - 1) * stages + stages - 1 - stage)
+    order = [one(FORWARD, index) for index in range(warmup)]
+    for index in range(total):
+        order += [one(FORWARD, warmup + index)] if warmup + index < total else []
+        order.append(one(BACKWARD, index))
+        order += [one(WEIGHTS, index - stage)] if index >= stage else []
+    return order + [one(WEIGHTS, index) for index in range(total - min(stage, total), total)]
+
+
+_ORDERS: Mapping[str, Callable[[Pipeline, int, int], list[Pass]]] = {
+    GPIPE: _gpipe,
+    ONE_F_ONE_B: _one_f_one_b,
+    INTERLEAVED: _one_f_one_b,
+    ZERO_BUBBLE: _zero_bubble,
+}

@@ -1,0 +1,54 @@
+"""Process groups of a pipeline: those over axes inside each stage, and those of ranks in one place of several stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autosbp.executor.runtime import Runtime
+from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.stage_mesh import stage_mesh
+
+Group = tuple[Any, list[int]]
+
+
+class StageGroups:
+    """Groups of one process. Make it, and call its methods, on every process alike; groups are made once.
+
+    Args:
+        mesh: of one stage.
+        num_stages: stage s has processes ``s * mesh.size`` to ``(s + 1) * mesh.size - 1``.
+        here: this process.
+    """
+
+    def __init__(self, mesh: Mesh, num_stages: int, here: int) -> None:
+        self.mesh, self.num_stages, self.here = mesh, num_stages, here
+        self.stage, self.rank = divmod(here, mesh.size)
+        self._inside: dict[tuple[int, ...], Group] = {}
+        self._across: dict[tuple[int, ...], Group | None] = {}
+
+    def runtime(self, axes_sets: Iterable[tuple[int, ...]], device: torch.device, seed: int) -> Runtime:
+        """This process's runtime on the mesh of its stage, with groups over these sets of axes."""
+        for axes in sorted(set(axes_sets) - set(self._inside)):
+            for stage in range(self.num_stages):
+                mesh = stage_mesh(self.mesh, stage)
+                for ranks in mesh.all_groups(axes):
+                    devices = [mesh.device(rank) for rank in ranks]
+                    group = dist.new_group(devices)
+                    if self.here in devices:
+                        self._inside[axes] = group, devices
+        return Runtime(stage_mesh(self.mesh, self.stage), self.rank, device, seed=seed, _groups=dict(self._inside))
+
+    def across(self, stages: tuple[int, ...]) -> Group | None:
+        """The ranks in this one's place of these stages; None where this stage is none of them."""
+        if stages not in self._across:
+            self._across[stages] = None
+            for rank in range(self.mesh.size):
+                devices = [stage * self.mesh.size + rank for stage in stages]
+                group = dist.new_group(devices)
+                if self.here in devices:
+                    self._across[stages] = group, devices
+        return self._across[stages]

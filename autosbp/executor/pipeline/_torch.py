@@ -1,0 +1,144 @@
+"""A pipeline runtime on ``torch.distributed.pipelining``: its schedules and P2P, our programs as its stages.
+
+Shapes are given, none is inferred over the network. A stage's module gets the number of a microbatch and finds its batch
+itself, so that labels and masks need no message. Buffers live from the moment when a receive is posted until the backward
+of their microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from autosbp.executor.pipeline._base import example
+from autosbp.executor.pipeline._chunk import ChunkProgram, Crossing
+from autosbp.executor.runtime import Issued, Runtime
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+
+SINGLE: Mapping[str, Any] = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}
+"""Schedules of one chunk a stage."""
+MULTI: Mapping[str, Any] = {INTERLEAVED: ScheduleInterleaved1F1B, ZERO_BUBBLE: ScheduleInterleavedZeroBubble}
+
+
+class TorchPipelining:
+    """See ``PipelineRuntime``."""
+
+    def __init__(self) -> None:
+        self._schedule: Any = None
+        self._stages: list[_Stage] = []
+
+    def build(self, programs: Sequence[ChunkProgram], pipeline: Pipeline, runtime: Runtime, group: Any) -> None:
+        self._stages = [_Stage(program, pipeline, runtime, group) for program in programs]
+        self._pipeline = pipeline
+
+    def step(self, num_micro: int) -> None:
+        if self._schedule is None:
+            single = SINGLE.get(self._pipeline.schedule)
+            make = (
+                partial(MULTI[self._pipeline.schedule], self._stages)
+                if single is None
+                else partial(single, self._stages[0])
+            )
+            self._schedule = make(num_micro, loss_fn=_own_loss, scale_grads=False)
+        numbers = torch.arange(num_micro)
+        self._schedule.step(target=numbers, micro=numbers, return_outputs=False)
+
+
+def _own_loss(output: tuple[torch.Tensor, ...], _: torch.Tensor) -> torch.Tensor:
+    """The last chunk's program computes the loss."""
+    return output[0]
+
+
+class _Module(torch.nn.Module):
+    """A chunk as the library calls it: without parameters of its own, which it would otherwise treat."""
+
+    def __init__(self, program: ChunkProgram) -> None:
+        super().__init__()
+        self._forward: Callable[..., tuple[torch.Tensor, ...]] = program.forward
+
+    def forward(self, *received: torch.Tensor, micro: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._forward(int(micro), received)
+
+
+class _Stage(PipelineStage):
+    """The library's stage, with a record of its messages and with our calls around backward."""
+
+    def __init__(self, program: ChunkProgram, pipeline: Pipeline, runtime: Runtime, group: Any) -> None:
+        sends = program.sends or (Crossing("loss", (), program.loss_dtype, True),)
+        super().__init__(
+            _Module(program),
+            program.index,
+            pipeline.num_chunks,
+            runtime.device,
+            input_args=tuple(example(each.shape, each.dtype, each.gradient) for each in program.receives),
+            output_args=tuple(example(each.shape, each.dtype, each.gradient) for each in sends),
+            group=group,
+            dw_builder=self._later if program.defers else None,
+        )
+        self.program, self.runtime = program, runtime
+        self._arriving: dict[tuple[str, int], list[Issued]] = {}
+        self._micro = 0
+
+    def _later(self) -> Callable[[], None]:
+        """What the backward pass that has just run left to do."""
+        return partial(self.program.weights, self._micro)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        self._make_buffers(self.args_recv_info[fwd_chunk_id])
+        return self._posted("forward", fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        if not self.is_last:
+            self._make_buffers(self.grad_recv_info[bwd_chunk_id])
+        return self._posted("backward", bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._sent(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._sent(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self.runtime.issued += self._arriving.pop(("forward", fwd_chunk_id), [])
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        self.runtime.issued += self._arriving.pop(("backward", bwd_chunk_id), [])
+        self._micro = bwd_chunk_id
+        self.program.before_backward(bwd_chunk_id)
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self.program.after_backward()
+        for infos in (self.args_recv_info[bwd_chunk_id], () if self.is_last else self.grad_recv_info[bwd_chunk_id]):
+            for info in infos:
+                info.buffer = None
+
+    def _make_buffers(self, infos: Sequence[Any]) -> None:
+        for info in infos:
+            if info.buffer is None and info.tensor_meta is not None and not info.is_root_arg:
+                info.buffer = torch.empty(info.tensor_meta.shape, dtype=info.tensor_meta.dtype, device=self.device)
+
+    def _posted(self, phase: str, micro: int, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+        """A receive counts where a pass waits for it."""
+        here = dist.get_rank()
+        self._arriving[phase, micro] = [
+            Issued("p2p", each.tensor.numel() * each.tensor.element_size(), (each.peer, here)) for each in operations
+        ]
+        return operations
+
+    def _sent(self, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+        here = dist.get_rank()
+        for each in operations:
+            size = each.tensor.numel() * each.tensor.element_size()
+            self.runtime.issued.append(Issued("p2p", size, (here, each.peer)))
+        return operations

@@ -1,0 +1,126 @@
+"""The chunks that a pipeline cuts a graph into: each a graph of its own, of a part of the ops.
+
+Ops that depend on a parameter belong to the chunk that their place in the program gives them to. What depends on none
+(labels, masks, positions) is made again by each chunk that reads it, out of the batch. Every other value goes from chunk
+to chunk, through those between that do not read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from autosbp.errors import InputError
+from autosbp.graph.ir import LogicalGraph, Node, Ref, TensorMeta
+
+
+@dataclass(frozen=True)
+class ChunkGraph(LogicalGraph):
+    """A part of ``whole``, which knows what is data and where gradients flow. ``received`` come from the chunk before;
+    ``results`` are what the one behind receives, and the last chunk has none, but the loss."""
+
+    whole: LogicalGraph = field(kw_only=True)
+
+    @cached_property
+    def metas(self) -> Mapping[str, tuple[TensorMeta, ...]]:
+        return self.whole.metas
+
+    @cached_property
+    def computed(self) -> frozenset[str]:
+        return self.whole.computed
+
+    @cached_property
+    def constant_names(self) -> frozenset[str]:
+        return self.whole.constant_names
+
+    @cached_property
+    def differentiable(self) -> frozenset[str]:
+        return self.whole.differentiable
+
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        return self.whole.positions
+
+    def bind(self, **values: int) -> ChunkGraph:
+        """The whole graph is bound, so that there is nothing left to bind."""
+        assert not values  # noqa: S101 - our own invariant
+        return self
+
+
+def cut_graph(graph: LogicalGraph, cuts: Sequence[str]) -> tuple[ChunkGraph, ...]:
+    """The chunks between ``cuts``, the ops with which each but the first begins. ``graph`` is bound.
+
+    Raises:
+        InputError: for cuts that are no ops, that depend on no parameter, or that are out of order.
+    """
+    homes = _homes(graph, cuts)
+    last_use = {graph.loss: len(cuts)}
+    for node in graph.nodes:
+        if node.name in homes:
+            for ref in node.refs():
+                if ref.name in homes:
+                    last_use[ref] = max(last_use.get(ref, 0), homes[node.name])
+    made = [Ref(node.name, index) for node in graph.nodes if node.name in homes for index in range(len(node.outputs))]
+    crossing = [
+        tuple(ref for ref in made if homes[ref.name] <= chunk < last_use.get(ref, -1)) for chunk in range(len(cuts))
+    ]
+    read = {ref.name for node in graph.nodes for ref in node.refs()}
+    unread = {leaf.name for leaf in graph.parameters} - read
+    return tuple(
+        _chunk(graph, homes, chunk, unread if chunk == 0 else set(), received, sent)
+        for chunk, (received, sent) in enumerate(zip(((), *crossing), (*crossing, ()), strict=True))
+    )
+
+
+def _homes(graph: LogicalGraph, cuts: Sequence[str]) -> dict[str, int]:
+    """The chunk of every op that depends on a parameter."""
+    for at, cut in enumerate(cuts):
+        field_name = f"strategy.pipeline.cuts[{at}]"
+        if cut not in graph.positions:
+            raise InputError(field_name, cut, "the name of an op of the graph is expected")
+        if cut not in graph.computed:
+            raise InputError(field_name, cut, "an op that depends on a parameter is expected")
+        if at and graph.positions[cut] <= graph.positions[cuts[at - 1]]:
+            raise InputError(field_name, cut, f"an op behind {cuts[at - 1]} is expected")
+    homes: dict[str, int] = {}
+    chunk = 0
+    for node in graph.nodes:
+        if node.name in graph.computed:
+            chunk += chunk < len(cuts) and node.name == cuts[chunk]
+            homes[node.name] = chunk
+    if not cuts or next(iter(homes)) != cuts[0]:
+        return homes
+    raise InputError(
+        "strategy.pipeline.cuts[0]", cuts[0], "an op behind the first that depends on a parameter is expected"
+    )
+
+
+def _chunk(
+    graph: LogicalGraph,
+    homes: Mapping[str, int],
+    chunk: int,
+    unread: set[str],
+    received: tuple[Ref, ...],
+    sent: tuple[Ref, ...],
+) -> ChunkGraph:
+    needed = {ref.name for node in graph.nodes if homes.get(node.name) == chunk for ref in node.refs()} | unread
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if homes.get(node.name) == chunk or (node.name not in homes and node.name in needed):
+            nodes.append(node)
+            needed.update(ref.name for ref in node.refs())
+    return ChunkGraph(
+        name=f"{graph.name}.{chunk}",
+        symbols={},
+        parameters=tuple(leaf for leaf in graph.parameters if leaf.name in needed),
+        inputs=tuple(leaf for leaf in graph.inputs if leaf.name in needed),
+        constants=tuple(leaf for leaf in graph.constants if leaf.name in needed),
+        nodes=tuple(nodes[::-1]),
+        loss=graph.loss,
+        provenance=graph.provenance,
+        rules=graph.rules,
+        results=sent,
+        received=received,
+        whole=graph,
+    )

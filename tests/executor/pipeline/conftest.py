@@ -1,0 +1,75 @@
+"""One run of four real ranks trains every case of the table once; the tests of this folder read its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autosbp.api import LogicalGraph, capture_hf_config
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.torchrun import run_ranks
+from tests.executor.conftest import GPT2, graph_of
+from tests.executor.pipeline.strategies import LAYOUTS, pipelined
+from tests.models.conftest import graph_of as model_of
+
+CASES: dict[str, Sequence[tuple[int, str, str, int]]] = {
+    # (stages, layout inside a stage, schedule, chunks a stage)
+    "gpt2": (
+        (2, "data parallel", GPIPE, 1), (2, "ZeRO-3", ONE_F_ONE_B, 1), (2, "tensor parallel", INTERLEAVED, 2),
+        (2, "data parallel", ZERO_BUBBLE, 1), (2, "ZeRO-1", ZERO_BUBBLE, 2), (4, "whole", GPIPE, 1),
+        (4, "whole", ONE_F_ONE_B, 1), (4, "whole", INTERLEAVED, 2), (4, "whole", ZERO_BUBBLE, 1),
+    ),
+    "mlp": (
+        (2, "tensor parallel", GPIPE, 1), (2, "tensor parallel", ONE_F_ONE_B, 1), (2, "ZeRO-3", INTERLEAVED, 2),
+        (2, "tensor parallel", ZERO_BUBBLE, 2), (4, "whole", ZERO_BUBBLE, 2),
+    ),
+    "t5": (
+        (2, "tensor parallel", ONE_F_ONE_B, 1), (2, "ZeRO-1", INTERLEAVED, 2), (2, "ZeRO-3", ZERO_BUBBLE, 2),
+        (4, "whole", INTERLEAVED, 2),
+    ),
+}  # fmt: skip
+DROPOUT = {**GPT2, "n_layer": 1, "embd_pdrop": 0.1, "resid_pdrop": 0.2}
+Reports = dict[str, list[dict[str, Any]]]
+
+
+def model(name: str) -> LogicalGraph:
+    return model_of("t5") if name == "t5" else graph_of(name)
+
+
+def case(name: str, optimizer: str) -> dict[str, Any]:
+    graph, strategies, made = model(name), [], {}
+    for stages, layout, schedule, virtual in CASES[name]:
+        if layout not in made:
+            made[layout] = LAYOUTS[layout](graph, 4 // stages)
+        strategy = pipelined(graph, made[layout], stages, schedule, virtual)
+        strategy = replace(strategy, optimizer=optimizer)
+        label = f"{name} {stages} stages {layout} {schedule} {virtual}"
+        strategies.append({"label": label, "strategy": strategy.to_dict()})
+    return {"model": name, "graph": graph.to_dict(), "strategies": strategies}
+
+
+def dropout() -> dict[str, Any]:
+    """Against the same strategy without its pipeline."""
+    graph = capture_hf_config(DROPOUT, seq_len=32)
+    strategy = pipelined(graph, LAYOUTS["whole"](graph, 1), 4, ONE_F_ONE_B)
+    labelled = [{"label": "dropout", "strategy": strategy.to_dict()}]
+    return {"model": "dropout", "graph": graph.to_dict(), "strategies": labelled, "random": True}
+
+
+@pytest.fixture(scope="session")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    """Reports of all ranks by case. GPT-2, and what runs in float32, trains with SGD: Adam makes a whole step of a gradient
+    that is rounding, such as that of GPT-2's key bias."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    cases = [case("gpt2", "sgd"), case("mlp", "adamw"), case("t5", "adamw"), dropout()]
+    single = case("mlp", "sgd")
+    cases.append({**single, "strategies": single["strategies"][:3], "dtypes": ["float32"]})
+    (folder / "request.json").write_text(json.dumps({"cases": cases}))
+    arguments = [str(folder / "request.json"), str(folder / "result.json")]
+    outcome = run_ranks("tests.executor.pipeline.worker", arguments, 4, folder / "log", timeout_s=300)
+    assert outcome.reason == "", outcome.log_tail
+    return {entry["label"]: entry["ranks"] for entry in json.loads((folder / "result.json").read_text())}

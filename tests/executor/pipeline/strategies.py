@@ -1,0 +1,77 @@
+"""Pipelined strategies for tests: layouts inside a stage, cuts anywhere, every schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from autosbp.cluster import load_cluster
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.network import NetworkModel
+from autosbp.graph.ir import LogicalGraph
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+from autosbp.plan import Strategy
+from autosbp.sbp.storage import store_split
+from autosbp.search import SEARCHERS, SearchOptions
+from autosbp.search._baselines import Roles
+from autosbp.search._build import Allowed, ProblemBuilder
+from autosbp.search._clusters import OpCluster
+from autosbp.search._strategy import strategy_of
+
+MICRO = 4
+SCHEDULES = ((GPIPE, 1), (ONE_F_ONE_B, 1), (INTERLEAVED, 2), (ZERO_BUBBLE, 1), (ZERO_BUBBLE, 2))
+"""Schedules with the chunks that a stage has."""
+
+
+def one_stage(graph: LogicalGraph, size: int, micro_batch: int, allowed: Allowed | None = None) -> Strategy:
+    """The best strategy of one stage's devices; ``num_micro`` is 4."""
+    cluster = load_cluster(f"local:{size}")
+    mesh = cluster.mesh()
+    bound = graph.bind(**dict.fromkeys(graph.symbols, micro_batch))
+    boxing = BoxingModel(NetworkModel(cluster), mesh)
+    builder = ProblemBuilder(bound, boxing, ComputeModel(cluster.device), num_micro=MICRO, optimizer="adamw")
+    built = builder.build(None, allowed)
+    result = SEARCHERS["exact"](built.problem, SearchOptions())
+    return strategy_of(
+        built, result.assignment, bound, boxing, global_batch=MICRO * micro_batch, micro_batch=micro_batch,
+        optimizer="adamw",
+    )  # fmt: skip
+
+
+def data_parallel(graph: LogicalGraph, size: int) -> Strategy:
+    roles = Roles(graph)
+    return one_stage(graph, size, 2, lambda cluster, _, option: roles.data_axis(cluster, option))
+
+
+def tensor_parallel(graph: LogicalGraph, size: int) -> Strategy:
+    """Every linear layer split, by its output or its input."""
+    roles = Roles(graph)
+
+    def allowed(cluster: OpCluster, _: int, option: int) -> bool:
+        linear = cluster.nodes[0].op == "aten.linear.default"
+        return cluster.options[option][0].factor in ("n", "k") if linear else roles.tensor_axis(cluster, option)
+
+    return one_stage(graph, size, 2, allowed)
+
+
+LAYOUTS: Mapping[str, Callable[[LogicalGraph, int], Strategy]] = {
+    "data parallel": data_parallel,
+    "tensor parallel": tensor_parallel,
+    "ZeRO-1": lambda graph, size: store_split(graph, data_parallel(graph, size), "step"),
+    "ZeRO-3": lambda graph, size: replace(store_split(graph, data_parallel(graph, size), "use"), bucket_bytes=20_000),
+    "whole": lambda graph, size: one_stage(graph, size, 1),
+}
+
+
+def even_cuts(graph: LogicalGraph, num_chunks: int, shift: int = 0) -> tuple[str, ...]:
+    """Cuts that leave equally many ops in each chunk, wherever that is."""
+    names = [node.name for node in graph.nodes if node.name in graph.computed]
+    return tuple(names[len(names) * chunk // num_chunks + shift] for chunk in range(1, num_chunks))
+
+
+def pipelined(
+    graph: LogicalGraph, strategy: Strategy, stages: int, schedule: str, virtual: int = 1, shift: int = 0
+) -> Strategy:
+    cuts = even_cuts(graph, stages * virtual, shift)
+    return replace(strategy, pipeline=Pipeline(stages, cuts, schedule))
