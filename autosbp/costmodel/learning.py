@@ -3,30 +3,47 @@
 A calibration measures collectives and ops by themselves. In a step they meet: caches are shared, ranks come late, kernels
 slow each other down. A few trials tell by how much; three numbers per cluster, kept near what was measured by a prior and
 within bounds, so that one odd trial cannot spoil a calibration. Every lesson is a new version of it, and can be undone.
+
+Trials are noisy, and ops and collectives of one model grow together, so that a few trials cannot tell their factors apart:
+the prior lets a common factor move sooner than their ratio. The losses of trials and prior are both soft-L1: one odd trial
+is outvoted, little evidence moves little, and strong evidence moves as far as it should. ``tests/costmodel/test_lessons.py``
+holds the numbers below to what they are for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import numpy as np
-from scipy.optimize import lsq_linear
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 from autosbp.costmodel.calibration import Calibration, Correction
 from autosbp.costmodel.collectives import StepCollectives
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
+from autosbp.jsonio import Fields
 from autosbp.plan import Costs, Strategy
 from autosbp.sbp.parameters import parameter_flow
 
-NOISE = 0.05
-"""Standard deviation of a trial's time from a right prediction, relative."""
-PRIOR = 0.3
-"""The same of factors from 1, before any trial."""
-LATENCIES = 4.0
-"""The same of waiting from 0, in latencies of the calibration's slowest collective."""
+NOISE = 0.1
+"""Scale of the logarithm of a trial's time over a right prediction."""
+COMMON = 0.05
+"""Scale of the logarithm of the factor that ops and collectives share, before any trial."""
+RATIO = 0.03
+"""The same of half the logarithm of the ratio of their factors."""
+WAITING = 0.1
+"""Scale of waiting, before any trial, in latencies of the calibration's slowest collective."""
+MAX_WAITING = 4.0
+"""The most that is ever learned of it, in the same unit."""
 MAX_TRIALS = 10_000
+_LONGEST_S = 1e9
+_START = 1e-3
+"""Where the search for waiting begins: its bound is no place for a gradient method to start."""
+_Rows = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +73,30 @@ class Experience:
         waits = count_waits(graph, strategy)
         return Experience(costs.compute_s, costs.exposed_comm_s, other_s, waits, measured_s)
 
+    def predicted_s(self, correction: Correction) -> float:
+        """The step under a correction."""
+        return (
+            correction.compute * self.compute_s
+            + correction.network * self.comm_s
+            + correction.waiting_s * self.num_waits
+            + self.other_s
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: object, path: str = "experience") -> Experience:
+        """Inverse of ``to_dict``; raises ``InputError`` that names the field below ``path``."""
+        entry = Fields(data, path, tuple(field.name for field in fields(Experience)))
+        return Experience(
+            entry.number("compute_s", high=_LONGEST_S),
+            entry.number("comm_s", high=_LONGEST_S),
+            entry.number("other_s", low=-_LONGEST_S, high=_LONGEST_S),
+            entry.integer("num_waits"),
+            entry.positive("measured_s"),
+        )
+
 
 def count_waits(graph: LogicalGraph, strategy: Strategy) -> int:
     """Collectives of one step between ops; ``graph`` has its batch symbolic."""
@@ -67,24 +108,56 @@ def count_waits(graph: LogicalGraph, strategy: Strategy) -> int:
 def learn(calibration: Calibration, experiences: Sequence[Experience]) -> Calibration:
     """The calibration with one more correction, fitted to all of ``experiences`` in place of what it had learned.
 
-    Least squares of relative errors with the prior as further rows. Raises ``InputError`` for no or too many trials.
+    Soft-L1 regression (Charbonnier et al. 1997, as ``scipy.optimize.least_squares`` has it) of logarithms of predicted
+    over measured times, with the prior as further rows. Deterministic. Raises ``InputError`` for no or too many trials,
+    and for one that predicts no time.
     """
     if not 0 < len(experiences) <= MAX_TRIALS:
         raise InputError("experiences", len(experiences), f"1 to {MAX_TRIALS} trials are expected")
-    wait_scale_s = LATENCIES * _latency_s(calibration)
-    rows = np.array([[one.compute_s, one.comm_s, one.num_waits] for one in experiences], dtype=np.float64)
-    measured = np.array([one.measured_s for one in experiences])
-    target = 1.0 - np.array([one.other_s for one in experiences]) / measured
-    prior = np.diag([1.0 / PRIOR, 1.0 / PRIOR, 1.0 / wait_scale_s])
-    low, high = Correction.LOW, Correction.HIGH
-    found = lsq_linear(
-        np.vstack([rows / measured[:, None] / NOISE, prior]),
-        np.concatenate([target / NOISE, [1.0 / PRIOR, 1.0 / PRIOR, 0.0]]),
-        bounds=([low, low, 0.0], [high, high, 4.0 * wait_scale_s]),
+    for at, one in enumerate(experiences):
+        if not one.compute_s + one.comm_s > 0 or not one.other_s >= 0:
+            limit = "seconds of ops and collectives above 0, and others of at least 0, are expected"
+            raise InputError(f"experiences[{at}]", str(one), limit)
+    fit = _Fit(experiences, WAITING * _latency_s(calibration))
+    low, high = math.log(Correction.LOW), math.log(Correction.HIGH)
+    found = least_squares(
+        fit.residuals,
+        np.array([0.0, 0.0, _START]),
+        fit.jacobian,
+        bounds=([low, low, 0.0], [high, high, MAX_WAITING / WAITING]),
+        loss="soft_l1",
     )
-    compute, network, waiting_s = (float(value) for value in found.x)
-    correction = Correction(compute, network, waiting_s, len(experiences))
+    compute, network = (min(max(math.exp(x), Correction.LOW), Correction.HIGH) for x in found.x[:2])
+    correction = Correction(compute, network, float(found.x[2]) * fit.wait_scale_s, len(experiences))
     return replace(calibration, corrections=(*calibration.corrections, correction))
+
+
+class _Fit:
+    """Residuals of (log of the op factor, log of the collective factor, waiting in its scale), and their slopes: a row
+    per trial, then common factor, ratio, and waiting of the prior."""
+
+    def __init__(self, experiences: Sequence[Experience], wait_scale_s: float) -> None:
+        self.wait_scale_s = wait_scale_s
+        parts = [(one.compute_s, one.comm_s, one.num_waits * wait_scale_s) for one in experiences]
+        self._parts_s: _Rows = np.array(parts, dtype=np.float64)
+        self._others_s: _Rows = np.array([one.other_s for one in experiences])
+        self._measured_s: _Rows = np.array([one.measured_s for one in experiences])
+        half = np.array([0.5 / COMMON, 0.5 / RATIO])
+        self._prior: _Rows = np.array([[half[0], half[0], 0.0], [half[1], -half[1], 0.0], [0.0, 0.0, 1.0]])
+
+    def residuals(self, x: _Rows) -> _Rows:
+        steps_s = self._corrected_s(x).sum(axis=1) + self._others_s
+        return np.concatenate([np.log(steps_s / self._measured_s) / NOISE, self._prior @ x])
+
+    def jacobian(self, x: _Rows) -> _Rows:
+        corrected_s = self._corrected_s(x)
+        steps_s = corrected_s.sum(axis=1) + self._others_s
+        slopes_s = np.column_stack([corrected_s[:, :2], self._parts_s[:, 2]])
+        return np.vstack([slopes_s / steps_s[:, None] / NOISE, self._prior])
+
+    def _corrected_s(self, x: _Rows) -> _Rows:
+        factors: _Rows = np.array([math.exp(x[0]), math.exp(x[1]), x[2]])
+        return self._parts_s * factors
 
 
 def unlearn(calibration: Calibration) -> Calibration:

@@ -25,11 +25,11 @@ KEY = '{"args":[{"d":"float32","t":[8]}],"kwargs":{},"op":"aten.relu.default"}'
 CALIBRATION = Calibration(CLUSTER, "gloo", "relative", FITS)
 
 
-def experiences(compute: float, network: float, waiting_s: float, count: int = 40) -> list[Experience]:
+def experiences(compute: float, network: float, waiting_s: float, count: int = 400) -> list[Experience]:
     rng = np.random.default_rng(0)
     found = []
     for compute_s, comm_s, waits in zip(
-        rng.uniform(0.01, 0.1, count), rng.uniform(0.001, 0.5, count), rng.integers(1, 60, count), strict=True
+        rng.uniform(0.01, 0.5, count), rng.uniform(0.001, 0.5, count), rng.integers(1, 60, count), strict=True
     ):
         measured_s = compute * compute_s + network * comm_s + waiting_s * waits + 0.002
         found.append(Experience(float(compute_s), float(comm_s), 0.002, int(waits), float(measured_s)))
@@ -39,7 +39,7 @@ def experiences(compute: float, network: float, waiting_s: float, count: int = 4
 @pytest.mark.parametrize("truth", [(1.3, 0.9, 1e-3), (1.0, 1.0, 0.0), (0.8, 1.6, 3e-3)])
 def test_many_trials_teach_the_factors_that_made_them(truth: tuple[float, float, float]) -> None:
     correction = learn(CALIBRATION, experiences(*truth)).correction
-    assert correction.num_trials == 40
+    assert correction.num_trials == 400
     assert correction.compute == pytest.approx(truth[0], rel=0.05)
     assert correction.network == pytest.approx(truth[1], rel=0.05)
     assert correction.waiting_s == pytest.approx(truth[2], abs=2e-4)
@@ -53,7 +53,7 @@ def test_factors_stay_within_their_bounds() -> None:
 
 
 def test_one_trial_teaches_less_than_many() -> None:
-    one, many = (learn(CALIBRATION, experiences(1.5, 1.5, 0.0, count)).correction for count in (1, 40))
+    one, many = (learn(CALIBRATION, experiences(1.5, 1.5, 0.0, count)).correction for count in (1, 400))
     assert 1.0 < one.compute < many.compute or 1.0 < one.network < many.network
 
 
@@ -105,3 +105,18 @@ def test_no_trial_and_no_time_are_refused() -> None:
     strategy = make_plan(graph, CLUSTER, options=PlanOptions(global_batch=64)).strategy
     with pytest.raises(InputError, match="measured_s"):
         Experience.of(graph, strategy, predict_costs(graph, strategy, CLUSTER), 0.0)
+
+
+@pytest.mark.parametrize("changes", [{"compute_s": 0.0, "comm_s": 0.0}, {"other_s": -1.0}])
+def test_a_trial_of_nothing_is_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=r"experiences\[1\]"):
+        learn(CALIBRATION, [*experiences(1.0, 1.0, 0.0, 1), replace(experiences(1.0, 1.0, 0.0, 1)[0], **changes)])
+
+
+def test_an_experience_survives_its_document() -> None:
+    (one,) = experiences(1.2, 0.9, 1e-3, 1)
+    assert Experience.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    assert one.predicted_s(Correction(1.2, 0.9, 1e-3, 1)) == pytest.approx(one.measured_s)
+    for field, value in (("measured_s", 0.0), ("comm_s", "x"), ("num_waits", -1), ("surprise", 1)):
+        with pytest.raises(InputError, match=rf"lesson.{field}"):
+            Experience.from_dict({**one.to_dict(), field: value}, "lesson")
