@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 _START_FIELD = 18  # of /proc/PID/stat, counted from the one behind the state
 
@@ -28,3 +30,18 @@ def keep_to_cores(rank: int, num_ranks: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     part = len(cores) // num_ranks
     os.sched_setaffinity(0, cores[rank * part : (rank + 1) * part] or [cores[rank % len(cores)]])
+
+
+def end_rank() -> NoReturn:
+    """The last call of a rank's script: meet the other ranks, leave the process groups, end the process.
+
+    Without taking the interpreter down: threads of Gloo may still hold tensors, and one that lets go of a tensor while
+    the interpreter goes ends the whole process with SIGABRT (pytorch/pytorch#179291).
+    """
+    import torch.distributed as dist
+
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -17,6 +17,8 @@ from calibration._placements import Placement, placements
 BACKENDS = ("gloo", "nccl")
 MIN_SIZES = 3
 MAX_SIZE_BYTES = 2**32
+OVERLAP = "compute beside an all-reduce"
+"""The name of the measurement of ``calibration._overlap``."""
 _KB, _MB, _GB = 2**10, 2**20, 2**30
 # Steps of 4x from 1 KB. A run leaves out the largest where time or memory does not hold them.
 DEFAULT_SIZES = {
@@ -123,4 +125,6 @@ def op_name(key: str) -> str:
 def measurement_names(request: Request) -> list[str]:
     """The names of all measurements of the run, in order."""
     collectives = [one.name for sizes in series(request) for one in sizes]
-    return [*collectives, *(one.name for one in waitings(request)), *(op_name(key) for key in request.op_keys)]
+    return [
+        *collectives, *(one.name for one in waitings(request)), OVERLAP, *(op_name(key) for key in request.op_keys)
+    ]  # fmt: skip

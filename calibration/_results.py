@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, OpTime, Point
+from autosbp.costmodel.overlap import Overlap
 from autosbp.errors import CalibrationError
 from autosbp.jsonio import loads
 from calibration._fit import BETA_FLOOR_S_PER_BYTE, MIN_POINTS, fit_collective
@@ -52,6 +53,7 @@ class Results:
     left_out: dict[str, str] = field(default_factory=dict)
     points: dict[Series, list[Point]] = field(default_factory=lambda: defaultdict(list))
     waiting_s: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
+    overlap: Overlap | None = None
     ops: dict[str, OpTime] = field(default_factory=dict)
     done: bool = False
     taken: bool = False
@@ -82,6 +84,9 @@ class Results:
         elif "waiting" in record:
             found = record["waiting"]
             self.waiting_s[found["kind"], tuple(found["group_shape"])] = found["seconds"]
+            self.made.add(self.begun[-1])
+        elif "overlap" in record:
+            self.overlap = Overlap(record["overlap"]["compute"], record["overlap"]["network"])
             self.made.add(self.begun[-1])
         elif "op" in record:
             self.ops[record["op"]["key"]] = OpTime(record["op"]["forward_s"], record["op"]["backward_s"])
@@ -118,7 +123,10 @@ def assemble(request: Request, results: Results, method: str, partial: bool = Fa
             waiting_s = results.waiting_s.get((series.kind, series.group_shape), 0.0)
             fits.append(replace(fit, placement=series.label, num_groups=series.num_groups, waiting_s=waiting_s))
     notes = [*_flat(fits, method), *_few_repeats(request, fits), *_left_out(results)]
-    return Calibration(request.cluster, request.backend, method, tuple(fits), results.ops, results.done, tuple(notes))
+    return Calibration(
+        request.cluster, request.backend, method, tuple(fits), results.ops, results.done, tuple(notes),
+        overlap=results.overlap,
+    )  # fmt: skip
 
 
 def _flat(fits: list[CollectiveFit], method: str) -> list[str]:

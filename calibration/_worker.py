@@ -3,7 +3,8 @@
 Started by ``calibration._launch`` as ``torchrun -m calibration._worker REQUEST.json RESULTS.jsonl``; it also runs under
 any other launcher that sets torchrun's environment. Lines of the results file are objects: ``{"request": ID}``, then
 ``{"ranks": [pid, ...]}``, ``{"begin": NAME}`` before each measurement and ``{"point": ...}``, ``{"waiting": ...}``,
-``{"op": ...}`` or ``{"left_out": REASON}`` after it, and ``{"done": true}``. What the file holds already is not measured again.
+``{"overlap": ...}``, ``{"op": ...}`` or ``{"left_out": REASON}`` after it, and ``{"done": true}``. What the file holds
+already is not measured again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from autosbp.costmodel.op_bench import run_op
 from autosbp.errors import CalibrationError
 from autosbp.jsonio import canonical, loads
-from autosbp.processes import keep_to_cores
+from autosbp.processes import end_rank, keep_to_cores
 from calibration._budget import SeriesBudget
 from calibration._collectives import (
     buffer_bytes,
@@ -34,6 +35,7 @@ from calibration._collectives import (
     prepare,
     wait_for_device,
 )
+from calibration._overlap import measure_overlap
 from calibration._placements import Placement
 from calibration._request import Measurement, Request, op_name, series
 from calibration._results import Series, read_results
@@ -57,12 +59,13 @@ def main(request_path: str, results_path: str) -> None:
         known = from_rank_0(read_results(Path(results_path)) if dist.get_rank() == 0 else None)
         Collectives(request, device, log, known.points, known.made).measure()
         measure_waiting(request, device, log, known.made)
+        measure_overlap(device, log, known.made)
         for key in request.op_keys:
             if op_name(key) not in known.made:
                 log.write({"begin": op_name(key)})
                 log.write({"op": {"key": key, **_op_times(request, key, device, log)}})
         log.write({"done": True})
-    dist.destroy_process_group()
+    end_rank()
 
 
 class Log:

@@ -17,6 +17,7 @@ from typing import Any
 
 from autosbp.api import LogicalGraph
 from autosbp.plan import Strategy
+from autosbp.processes import end_rank
 from autosbp.torchrun import run_ranks
 
 NUM_RANKS = 4
@@ -100,8 +101,7 @@ def process_group() -> Iterator[Any]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     yield dist
-    dist.barrier()
-    dist.destroy_process_group()
+    end_rank()
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

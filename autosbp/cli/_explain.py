@@ -82,11 +82,14 @@ def _program(plan: Plan, graph: LogicalGraph, rank: int) -> str:
 
 def explanation(plan: Plan, graph: LogicalGraph | None) -> dict[str, Any]:
     """What ``--json`` prints."""
+    from autosbp.plan import simulated_s
+
     document = plan.document
     strategy = document["strategy"]
     names = ("plan_id", "model", "step_time_s", "breakdown", "comm_bytes_per_device", "memory_bytes_per_device")
     found: dict[str, Any] = {
         **{name: document[name] for name in names},
+        "simulated_step_time_s": simulated_s(document),
         "memory_breakdown": document.get("memory_breakdown", {}),
         "memory_limit_bytes": document["memory_limit_bytes"],
         "cluster": document["cluster"]["name"],
@@ -139,6 +142,8 @@ def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     rows = [
         (name.removesuffix("_s"), seconds(value), percent(value, step)) for name, value in found["breakdown"].items()
     ]
+    simulated = found["simulated_step_time_s"]
+    rows.append(("simulated: collectives beside ops", seconds(simulated), percent(simulated, step)))
     out.print(table("time of a step", ("", "time", "share"), rows))
     limit = found["memory_limit_bytes"]
     rows = [(name, num_bytes(size), percent(size, limit)) for name, size in found["memory_breakdown"].items()]

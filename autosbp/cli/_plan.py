@@ -153,7 +153,11 @@ def show(document: Mapping[str, Any]) -> None:
         f"{strategy['global_batch']} in microbatches of {strategy['micro_batch']}",
         style="bold",
     )
-    out.print(table("", ("", "step time", "compute", "comm", "memory", "traffic", "feasible"), _rows(document), 1))
+    out.print(
+        table(
+            "", ("", "step time", "simulated", "compute", "comm", "memory", "traffic", "feasible"), _rows(document), 1
+        )
+    )
     out.print(f"search: {certificate(document)}; {document['evaluations']} evaluations by {document['searcher']}")
     for sentence in findings(document):
         out.print(f"- {sentence}")
@@ -162,12 +166,15 @@ def show(document: Mapping[str, Any]) -> None:
 
 def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The winner's row has its breakdown; a baseline's has what the plan keeps of it."""
+    from autosbp.plan import simulated_s
+
     breakdown = document["breakdown"]
     memory = document["memory_bytes_per_device"]
     rows: list[tuple[str, ...]] = [
         (
             "this plan",
             seconds(document["step_time_s"]),
+            seconds(simulated_s(document)),
             seconds(breakdown["compute_s"]),
             seconds(breakdown["exposed_comm_s"]),
             f"{num_bytes(memory)} ({percent(memory, document['memory_limit_bytes'])})",
@@ -180,6 +187,7 @@ def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
             (
                 name,
                 seconds(entry["step_time_s"]),
+                seconds(simulated_s(entry) if entry["feasible"] else None),
                 seconds((entry.get("breakdown") or {}).get("compute_s")),
                 seconds((entry.get("breakdown") or {}).get("exposed_comm_s")),
                 num_bytes(entry["memory_bytes_per_device"]),

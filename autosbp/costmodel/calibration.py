@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from autosbp.cluster import Cluster
+from autosbp.costmodel.overlap import Overlap
 from autosbp.errors import InputError
 from autosbp.jsonio import Fields, check_integer, digest
 
@@ -160,6 +161,7 @@ class Calibration:
     complete: bool = True
     notes: tuple[str, ...] = ()
     corrections: tuple[Correction, ...] = ()
+    overlap: Overlap | None = None
 
     @property
     def correction(self) -> Correction:
@@ -181,6 +183,7 @@ class Calibration:
             "complete": self.complete,
             "notes": list(self.notes),
             **({"corrections": [asdict(one) for one in self.corrections]} if self.corrections else {}),
+            **({"overlap": asdict(self.overlap)} if self.overlap else {}),
         }
 
     @staticmethod
@@ -200,6 +203,7 @@ class Calibration:
                 "complete",
                 "notes",
                 "corrections",
+                "overlap",
             ),
         )
         fields.schema(SCHEMA)
@@ -220,6 +224,7 @@ class Calibration:
                 _correction(entry, f"corrections[{index}]")
                 for index, entry in enumerate(fields.sequence("corrections", ()))
             ),
+            _overlap(fields.raw("overlap")) if fields.has("overlap") else None,
         )
         keys = [(fit.kind, fit.group_shape, fit.placement, fit.num_groups) for fit in calibration.collectives]
         for index, key in enumerate(keys):
@@ -241,6 +246,11 @@ def _correction(entry: object, path: str) -> Correction:
         fields.number("waiting_s", high=_MAX),
         fields.integer("num_trials", low=1),
     )
+
+
+def _overlap(entry: object) -> Overlap:
+    fields = Fields(entry, "overlap", ("compute", "network"))
+    return Overlap(fields.number("compute", high=Overlap.HIGH), fields.number("network", high=Overlap.HIGH))
 
 
 def _flag(value: object) -> bool:

@@ -85,30 +85,33 @@ class StepCollectives:
 
     def reductions(self) -> list[Collective]:
         """Every all-reduce of gradients."""
-        return [self._reduced(bucket) for bucket in self.flow.buckets]
+        return [self.reduced(bucket) for bucket in self.flow.buckets]
 
     def before_forward(self, at: int) -> list[Collective]:
         """Parameters that are sent for before item ``at``."""
-        return self._gathered(self.flow.forward_sends.get(at, ()), "forward")
+        return self.gathered(self.flow.forward_sends.get(at, ()), "forward")
 
     def before_backward(self, at: int) -> list[Collective]:
         """Parameters that are sent for again before the backward of item ``at``."""
-        return self._gathered(self.flow.backward_sends.get(at, ()), "backward")
+        return self.gathered(self.flow.backward_sends.get(at, ()), "backward")
 
     def after_backward(self, at: int, gradients: bool, last: bool) -> list[Collective]:
-        """What is issued because gradients are complete after the backward of item ``at``."""
-        calls = [call for gather in self._ready.get(at, ()) for call in self._returned(gather)] if gradients else []
-        return calls + ([self._reduced(bucket) for bucket in self._complete.get(at, ())] if last else [])
+        """What is issued because gradients are complete after the backward of item ``at``, or at the end."""
+        calls = [call for gather in self.ready.get(at, ()) for call in self.returned(gather)] if gradients else []
+        return calls + ([self.reduced(bucket) for bucket in self.complete.get(at, ())] if last else [])
 
     @cached_property
-    def _ready(self) -> Mapping[int, list[Gather]]:
+    def ready(self) -> Mapping[int, list[Gather]]:
+        """After the backward of which item the gradients of which gathers are complete."""
         return _places(self.flow.gathers)
 
     @cached_property
-    def _complete(self) -> Mapping[int, list[Bucket]]:
+    def complete(self) -> Mapping[int, list[Bucket]]:
+        """After the backward of which item which buckets of gradients are complete."""
         return _places(self.flow.buckets)
 
-    def _gathered(self, places: Iterable[int], phase: str) -> list[Collective]:
+    def gathered(self, places: Iterable[int], phase: str) -> list[Collective]:
+        """What brings the parameters of these gathers."""
         calls: list[Collective] = []
         for gather in (self.flow.gathers[place] for place in places):
             if gather.flat:
@@ -118,7 +121,8 @@ class StepCollectives:
                 calls += self._boxed(gather.boxes[0], lambda step: step.forward, phase)
         return calls
 
-    def _returned(self, gather: Gather) -> list[Collective]:
+    def returned(self, gather: Gather) -> list[Collective]:
+        """What takes the gradients of a gather back."""
         cause = gather.boxes[0].ref.name
         if gather.flat:
             return [Collective("reduce_scatter", self._flat_bytes(gather), gather.step.axes, "backward", cause)]
@@ -127,7 +131,8 @@ class StepCollectives:
     def _flat_bytes(self, gather: Gather) -> int:
         return sum(box_bytes(self.graph, self.strategy, box)[0] for box in gather.boxes)
 
-    def _reduced(self, bucket: Bucket) -> Collective:
+    def reduced(self, bucket: Bucket) -> Collective:
+        """The all-reduce of a bucket of gradients."""
         total = sum(local_bytes(self.graph, self.strategy, name) for name in bucket.names)
         return Collective("all_reduce", total, bucket.axes, "sync", bucket.names[0])
 

@@ -17,6 +17,7 @@ from autosbp.cluster import Device
 from autosbp.costmodel.calibration import Calibration, OpTime
 from autosbp.costmodel.efficiency import peak_flops, roofline_s
 from autosbp.costmodel.op_work import op_work
+from autosbp.costmodel.overlap import Overlap
 from autosbp.graph.attributes import Path, divided
 from autosbp.graph.ir import Arg, DType, Node, Ref
 from autosbp.jsonio import canonical
@@ -83,6 +84,7 @@ class ComputeModel:
         self.scale = 1.0 if calibration is None else calibration.correction.compute
         self.measured: Mapping[str, OpTime] = {} if calibration is None else _scaled(calibration)
         self.curves = None if self.measured else device.curves
+        self._overlap = None if calibration is None else calibration.overlap
         self._forward: dict[str, float] = {}
         self._backward: dict[str, float] = {}
         self._learn()
@@ -102,6 +104,11 @@ class ComputeModel:
             self._forward[name] = float(np.median([forward for forward, _ in pairs]))
             # Ops whose inputs need no gradient have no backward to time.
             self._backward[name] = float(np.median([backward for _, backward in pairs if backward > 0] or [0.0]))
+
+    @property
+    def overlap(self) -> Overlap:
+        """How ops and collectives slow each other down: as calibrated, else by the device's curves."""
+        return self._overlap or Overlap(self.device.curves.contention if self.device.curves else 0.0)
 
     @property
     def copy_bytes_per_s(self) -> float:

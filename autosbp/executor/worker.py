@@ -23,8 +23,8 @@ from autosbp.executor.parameters import full_parameters
 from autosbp.executor.reference import Reference
 from autosbp.executor.training import Trainer, random_batch
 from autosbp.graph.serialize import from_dict
-from autosbp.plan import Plan
-from autosbp.processes import keep_to_cores
+from autosbp.plan import Plan, simulated_s
+from autosbp.processes import end_rank, keep_to_cores
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 REFERENCE_STEPS = 3
@@ -89,8 +89,7 @@ def main() -> None:
         )
         wanted = [float(reference.step(batch)) for _ in range(min(REFERENCE_STEPS, len(losses)))]
         Path(sys.argv[2]).write_text(json.dumps(report(plan, everyone, losses, wanted), allow_nan=False))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_rank()
 
 
 def report(plan: Plan, everyone: list[dict[str, Any]], losses: list[float], wanted: list[float]) -> dict[str, Any]:
@@ -103,7 +102,7 @@ def report(plan: Plan, everyone: list[dict[str, Any]], losses: list[float], want
         "plan_id": plan.plan_id,
         "num_ranks": len(everyone),
         "step_time_s": {"median": median, "iqr": high - low, "min": min(times), "max": max(times), "steps": len(times)},
-        "predicted_step_time_s": predicted["step_time_s"],
+        "predicted_step_time_s": simulated_s(predicted),
         "memory_bytes": max(rank["memory_bytes"] for rank in everyone),
         "predicted_memory_bytes": predicted["memory_bytes_per_device"],
         "saved_bytes": max(rank["saved_bytes"] for rank in everyone),

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
-from autosbp.costmodel.evaluate import shared_message_bytes
 from autosbp.costmodel.memory import saved_inputs, saves_output, state_bytes_per_element
 from autosbp.costmodel.split_ops import internal_collectives
+from autosbp.costmodel.synchronisation import shared_message_bytes
 from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.mesh import Mesh

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from autosbp.graph.serialize import from_dict
 from autosbp.plan import Strategy
+from autosbp.processes import end_rank
 from benchmarks.lowering._models import MODELS
 from benchmarks.lowering._sides import TrainingStep, ours, theirs
 
@@ -31,8 +32,7 @@ def main() -> None:
     dist.all_gather_object(everyone, results)
     if dist.get_rank() == 0:
         Path(sys.argv[2]).write_text(json.dumps(everyone))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_rank()
 
 
 def measure(case: dict[str, Any], pairs: int) -> dict[str, Any]:

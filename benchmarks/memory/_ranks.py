@@ -16,6 +16,7 @@ from autosbp.executor.parameters import full_parameters
 from autosbp.executor.training import Trainer, random_batch
 from autosbp.graph.serialize import from_dict
 from autosbp.plan import Strategy
+from autosbp.processes import end_rank
 
 REPEATS = 3
 
@@ -47,8 +48,7 @@ def main() -> None:
             del trainer, batch
     if dist.get_rank() == 0:
         Path(sys.argv[2]).write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":

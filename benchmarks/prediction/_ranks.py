@@ -19,6 +19,7 @@ from autosbp.executor.runtime import Runtime
 from autosbp.executor.training import Trainer, random_batch
 from autosbp.graph.serialize import from_dict
 from autosbp.plan import Strategy
+from autosbp.processes import end_rank
 from autosbp.sbp.mesh import Mesh
 
 WARMUP = 2
@@ -58,8 +59,7 @@ def main() -> None:
     dist.all_gather_object(everyone, {"seconds": seconds, "matches": matches})
     if dist.get_rank() == 0:
         Path(sys.argv[2]).write_text(json.dumps(everyone))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":

@@ -46,14 +46,14 @@ def candidates(
     first = len(found)
     others = {str(strategy.to_dict()): strategy for strategy in sampled}
     rest = [predicted(f"sample {at}", others[key]) for at, key in enumerate(others) if key not in found]
-    rest.sort(key=lambda candidate: candidate.costs.step_time_s)
+    rest.sort(key=lambda candidate: candidate.costs.simulated_step_time_s)
     # evenly by rank of cost, both ends included
     chosen = _spread(len(rest), count - first)
     for at in chosen:
         found[str(rest[at].strategy.to_dict())] = rest[at]
     left = [candidate for at, candidate in enumerate(rest) if at not in chosen]
     taught = [left[at] for at in _spread(len(left), lessons)]
-    return sorted(found.values(), key=lambda candidate: candidate.costs.step_time_s), taught
+    return sorted(found.values(), key=lambda candidate: candidate.costs.simulated_step_time_s), taught
 
 
 def _spread(size: int, count: int) -> list[int]:

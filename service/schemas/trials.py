@@ -28,9 +28,11 @@ class TrialBrief(Response):
     strategy_id: str
     baseline: str | None
     options: Document
-    predicted: Document = Field(description="step_time_s, comm_bytes_per_device, memory_bytes_per_device.")
+    predicted: Document = Field(
+        description="step_time_s, simulated_step_time_s, comm_bytes_per_device, memory_bytes_per_device."
+    )
     measured_step_time_s: float | None
-    relative_error: float | None = Field(description="(measured - predicted) / measured step time.")
+    relative_error: float | None = Field(description="(measured - simulated) / measured step time.")
     job: Job
     created_at: datetime
 

@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, undefer
 
 from autosbp.errors import InputError
+from autosbp.plan import simulated_s
 from service.models import JobRow, ModelRow, StrategyRow, TrialRow
 from service.schemas._base import Document
 from service.schemas.trials import TrialRequest
@@ -16,7 +17,7 @@ from service.services._store import new_id, page, referred, require
 from service.settings import Settings
 from service.state import State
 
-_PREDICTED = ("step_time_s", "comm_bytes_per_device", "memory_bytes_per_device")
+_PREDICTED = ("step_time_s", "simulated_step_time_s", "comm_bytes_per_device", "memory_bytes_per_device")
 _LOG_NAME = "log.txt"
 
 
@@ -33,7 +34,7 @@ def create(state: State, request: TrialRequest) -> JobRow:
             job_id=job.id,
             baseline=request.baseline,
             options={"steps": request.steps, "warmup": request.warmup, "seed": request.seed},
-            predicted={key: subject[key] for key in _PREDICTED},
+            predicted={key: subject[key] for key in _PREDICTED if key in subject},
         )
         session.add(row)
         return job
@@ -68,7 +69,7 @@ def store(session: Session, job: JobRow, found: Document) -> Document:
     trial = session.get_one(TrialRow, job.payload["trial_id"])
     measured_s = float(found["step_time_s"]["median"])
     trial.result, trial.measured_step_time_s = found, measured_s
-    trial.relative_error = (measured_s - trial.predicted["step_time_s"]) / measured_s
+    trial.relative_error = (measured_s - simulated_s(trial.predicted)) / measured_s
     return {"trial_id": trial.id}
 
 

@@ -59,7 +59,7 @@ def test_four_ranks_are_measured_fitted_and_stored(tmp_path: Path) -> None:
     for kind in KINDS:
         assert 0 <= model.time_s(kind, 1 << 10, (2, 2)) < model.time_s(kind, 1 << 24, (2, 2))
     assert calibration.ops[LINEAR].forward_s > 0 and calibration.ops[LINEAR].backward_s > 0
-    assert [one.done for one in seen] == sorted({one.done for one in seen}) and seen[0].total == 109
+    assert [one.done for one in seen] == sorted({one.done for one in seen}) and seen[0].total == 110
     assert Calibration.from_dict(loads(canonical(calibration.to_dict()))) == calibration
     assert (tmp_path / "ranks.log").read_text() == ""  # no warnings from the ranks
     assert gone(read_results(tmp_path / "results.jsonl").pids)
@@ -123,7 +123,7 @@ def test_what_a_killed_command_has_measured_is_kept_and_its_ranks_are_not(tmp_pa
     arguments = ["calibrate", "--cluster", "local:2", "--sizes", "1024,65536,4194304", "--no-variants", "-o", str(path)]
     with subprocess.Popen([*COMMAND, *arguments], env=environment(), stderr=subprocess.PIPE) as command:
         assert command.stderr is not None
-        while not command.stderr.readline().startswith(b"[3/24]"):
+        while not command.stderr.readline().startswith(b"[3/25]"):
             assert command.poll() is None
         command.kill()
     left = read_results(partial)

@@ -49,7 +49,7 @@ def test_a_run_that_ended_early_is_refused_by_name_or_taken_as_partial(tmp_path:
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(lines()[:11]) + b'{"poi')
     results = read_results(path)
-    with pytest.raises(CalibrationError, match="all_gather over 2, 4096 bytes: .* 21 measurements before its end"):
+    with pytest.raises(CalibrationError, match="all_gather over 2, 4096 bytes: .* 22 measurements before its end"):
         assemble(REQUEST, results, "relative")
     partial = assemble(REQUEST, results, "relative", partial=True)
     assert not partial.complete and [fit.kind for fit in partial.collectives] == ["all_reduce"]

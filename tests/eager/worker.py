@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from autosbp.processes import end_rank
 from tests.eager.cases import CASES, World
 
 
@@ -34,8 +35,7 @@ def main() -> None:
         failures[name] = "".join(f"rank {rank}: {text}" for rank, text in enumerate(everyone) if text)
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(failures))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from autosbp.executor.training import Trainer, random_batch
 from autosbp.graph.cast import cast_floats
 from autosbp.graph.serialize import from_dict
 from autosbp.plan import Strategy
+from autosbp.processes import end_rank
 from tests.executor.equality_worker import rescale
 
 
@@ -59,8 +60,7 @@ def main() -> None:
         torch.compiler.reset()
     if int(os.environ["RANK"]) == 0:
         Path(sys.argv[2]).write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from autosbp.graph.cast import cast_floats
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.serialize import from_dict
 from autosbp.plan import Strategy
+from autosbp.processes import end_rank
 from autosbp.sbp.placement import B, I
 
 
@@ -114,8 +115,7 @@ def main() -> None:
             results.append({"model": case["model"], "label": entry.get("label", ""), "ranks": gathered})
     if int(os.environ["RANK"]) == 0:
         Path(sys.argv[2]).write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_rank()
 
 
 def rescale(entry: dict[str, object], dtype: str) -> dict[str, object]:

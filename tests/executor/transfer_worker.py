@@ -20,6 +20,7 @@ from autosbp.costmodel.transfer import TransferModel, TransferPlan
 from autosbp.executor.placed import placed_runtime
 from autosbp.executor.runtime import Issued, Runtime
 from autosbp.executor.transfer import transfer
+from autosbp.processes import end_rank
 from autosbp.sbp.boxing import layouts_of
 from autosbp.sbp.placed_mesh import PlacedMesh, placed_mesh
 from autosbp.sbp.placement import NdSbp, format_nd_sbp
@@ -63,8 +64,7 @@ def main() -> None:
         results[name] = count
     if here == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_rank()
 
 
 def planned(

@@ -22,6 +22,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from autosbp.processes import end_rank
+
 source, shapes = Path(sys.argv[1]).read_text(), json.loads(Path(sys.argv[2]).read_text())
 plan = {}
 exec(compile(source, "parallelize.py", "exec"), plan)
@@ -31,8 +33,7 @@ tensors = plan["distribute"](state, plan["make_mesh"]())
 for name, tensor in tensors.items():
     assert torch.equal(tensor.full_tensor(), plan["parameter"](state, name)), name
     assert tensor.placements == plan["PARAMETERS"][name][2], name
-dist.barrier()
-dist.destroy_process_group()
+end_rank()
 """
 
 

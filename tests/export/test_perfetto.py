@@ -18,6 +18,9 @@ from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
 from autosbp.zoo import zoo_graph
 
+BESIDE = 3
+"""The track of collectives that the program does not wait for."""
+
 
 def events(plan: Plan, graph: LogicalGraph, calibration: Calibration | None = None) -> list[dict[str, Any]]:
     trace = json.loads(export_plan("perfetto", plan, graph, calibration)["trace.json"])
@@ -29,16 +32,17 @@ def subject(request: pytest.FixtureRequest, plan: Plan) -> Plan:
     return plan if request.param == "winner" else plan.with_baseline(request.param)
 
 
-def test_events_last_as_long_as_the_predicted_step(subject: Plan, graph: LogicalGraph) -> None:
-    total_s = sum(event["dur"] for event in events(subject, graph)) / 1e6
-    assert total_s == pytest.approx(subject.document["step_time_s"], rel=1e-5)
+def test_the_trace_ends_with_the_simulated_step(subject: Plan, graph: LogicalGraph) -> None:
+    end_s = max(event["ts"] + event["dur"] for event in events(subject, graph)) / 1e6
+    assert end_s == pytest.approx(subject.document["simulated_step_time_s"], rel=1e-5)
 
 
-def test_events_follow_each_other(subject: Plan, graph: LogicalGraph) -> None:
+def test_what_the_program_does_follows_each_other(subject: Plan, graph: LogicalGraph) -> None:
     listed = events(subject, graph)
     assert {event["cat"] for event in listed} == {"compute", "comm", "optimizer"}
-    for before, after in zip(listed, listed[1:], strict=False):
-        assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=1e-3)
+    own = [event for event in listed if event["tid"] != BESIDE]
+    for before, after in zip(own, own[1:], strict=False):
+        assert after["ts"] >= before["ts"] + before["dur"] - 1e-3
 
 
 def test_collectives_are_those_that_the_plan_was_charged_for(subject: Plan, graph: LogicalGraph) -> None:
@@ -47,12 +51,12 @@ def test_collectives_are_those_that_the_plan_was_charged_for(subject: Plan, grap
         (call.kind, call.num_bytes, list(call.axes), call.phase, call.cause)
         for call in collectives(bound, subject.strategy)
     ]
-    shown = [
+    shown = sorted(
         (*(event["args"][key] for key in ("kind", "num_bytes", "axes", "phase", "cause")),)
         for event in events(subject, graph)
         if event["cat"] == "comm"
-    ]
-    assert shown == charged
+    )
+    assert shown == sorted(charged)
 
 
 def test_a_calibrated_plan_needs_its_calibration() -> None:
@@ -62,8 +66,8 @@ def test_a_calibrated_plan_needs_its_calibration() -> None:
     fits = tuple(CollectiveFit(kind, (2,), 3e-4, 2e-9, 0.99, 0.01, 0.1, points) for kind in kinds)
     calibration = Calibration(cluster, "gloo", "relative", fits)
     plan = make_plan(graph, cluster, calibration, PlanOptions(global_batch=16))
-    total_s = sum(event["dur"] for event in events(plan, graph, calibration)) / 1e6
-    assert total_s == pytest.approx(plan.document["step_time_s"], rel=1e-5)
+    end_s = max(event["ts"] + event["dur"] for event in events(plan, graph, calibration)) / 1e6
+    assert end_s == pytest.approx(plan.document["simulated_step_time_s"], rel=1e-5)
     with pytest.raises(InputError, match=f"the plan's calibration {calibration.calibration_id}"):
         events(plan, graph)
 

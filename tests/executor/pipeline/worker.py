@@ -22,6 +22,7 @@ from autosbp.graph.cast import cast_floats
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.serialize import from_dict
 from autosbp.plan import Strategy
+from autosbp.processes import end_rank
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I
 from tests.executor.equality_worker import rescale
@@ -123,8 +124,7 @@ def main() -> None:
                     sys.stdout.flush()
     if int(os.environ["RANK"]) == 0:
         Path(sys.argv[2]).write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":

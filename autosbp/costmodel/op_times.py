@@ -1,0 +1,57 @@
+"""Time of one op of a program at its local shape: measured there, else by the roofline of its FLOPs and bytes."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
+from autosbp.graph.ir import LogicalGraph, TensorMeta
+from autosbp.plan import Strategy
+from autosbp.sbp.boxing import split_factor
+from autosbp.sbp.choices import axis_choices, implemented_axes
+from autosbp.sbp.placement import local_shape
+from autosbp.sbp.program import Op
+from autosbp.sbp.rules import sharding_of
+
+
+def op_times_s(graph: LogicalGraph, strategy: Strategy, item: Op, compute: ComputeModel) -> tuple[float, float]:
+    """Forward and backward seconds of one op at its local shape; data ops are free."""
+    if item.signature is None:
+        return 0.0, 0.0
+    node, mesh = item.node, strategy.mesh
+    sharding = sharding_of(graph, node)
+    if sharding.free:
+        return 0.0, 0.0
+    metas = [graph.meta(ref) for ref in node.refs()]
+    ins = [local_shape(meta.sizes, layout, mesh) for meta, layout in zip(metas, item.signature.ins, strict=True)]
+    out = local_shape(node.outputs[0].sizes, item.signature.outs[0], mesh)
+    choices = axis_choices(graph, node, item.signature, mesh.ndim)
+    if compute.measured and not implemented_axes(choices):
+        parts = zip(mesh.axes, choices, strict=True)
+        paths = [(path, axis.size) for axis, choice in parts for path in choice.divided]
+        local = Op(with_divided(node, paths), item.reads, item.signature)
+        measured = compute.measured.get(local_op_key(graph, local, ins, out, metas))
+        if measured is not None:
+            return measured.forward_s, measured.backward_s
+    touched = sum(meta.num_bytes / split_factor(layout, mesh) for meta, layout in zip(
+        (*metas, *node.outputs), (*item.signature.ins, *item.signature.outs), strict=True))  # fmt: skip
+    work = prod(axis.size for axis, choice in zip(mesh.axes, choices, strict=True) if choice.divides)
+    skewed = prod(axis.size for axis, choice in zip(mesh.axes, choices, strict=True) if choice.skewed)
+    flops = sharding.flops / work * (2 - 1 / skewed)  # the last of n parts of a triangle is (2n - 1) / n of the mean
+    forward, backward = compute.roofline_s(node, node.outputs[0].dtype, np.array([flops]), np.array([touched]))
+    return float(forward[0]), float(backward[0])
+
+
+def local_op_key(
+    graph: LogicalGraph, item: Op, ins: list[tuple[int, ...]], out: tuple[int, ...], metas: list[TensorMeta]
+) -> str:
+    """The key under which a calibration times this op at this local shape."""
+    refs = list(item.node.refs())
+    grads = [graph.has_gradient(ref) for ref in refs]
+    high = max((leaf.high for leaf in graph.inputs if leaf.high is not None), default=1)
+    highs = [None if meta.is_float or meta.dtype == "bool" else high for meta in metas]
+    if "embedding" in item.node.op:
+        highs = [None if bound is None else min(bound, ins[0][0]) for bound in highs]
+    return op_key(item.node, ins, out, [meta.dtype for meta in metas], grads, highs)

@@ -1,0 +1,17 @@
+"""How much compute and communication slow each other down while both run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Relative slow-downs: what takes a second alone takes ``1 + compute`` (ops) or ``1 + network`` (collectives) seconds
+    beside the other. Measured by a calibration, or a device's preset; 0 where they do not meet."""
+
+    HIGH: ClassVar[float] = 10.0
+
+    compute: float = 0.0
+    network: float = 0.0

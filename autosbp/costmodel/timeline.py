@@ -1,0 +1,216 @@
+"""The predicted step of one rank as a list of events: what ``costmodel.evaluate`` sums and ``costmodel.simulate`` orders."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.collectives import Collective, StepCollectives
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.op_times import op_times_s
+from autosbp.costmodel.split_ops import internal_collectives
+from autosbp.costmodel.synchronisation import shared_message_bytes, synchronisation_s
+from autosbp.graph.ir import LogicalGraph
+from autosbp.plan import Signature, Strategy
+from autosbp.sbp.boxing import COLLECTIVES, Step, message_bytes, split_factor
+from autosbp.sbp.choices import axis_choices
+from autosbp.sbp.parameters import AT_END, NEVER, Gather, parameter_flow
+from autosbp.sbp.placement import format_nd_sbp
+from autosbp.sbp.program import Box, Item, Op
+
+IN_FLIGHT = 2
+"""Messages of gathered parameters' gradients under way at once (``executor.gathering``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that the rank does.
+
+    Args:
+        name: of the op, value or parameter.
+        category: compute, comm, optimizer, or wait, which takes no time of its own.
+        phase: forward, backward, sync or update.
+        duration_s: alone on the machine.
+        details: a collective has the ``kind``, ``num_bytes`` and ``axes`` of ``costmodel.collectives.Collective``.
+        level: of the cluster that a collective crosses, the slowest.
+        key: names a collective that the program does not wait for; None for what it does.
+        after: keys of those that have to be over first.
+    """
+
+    name: str
+    category: str
+    phase: str
+    duration_s: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+    level: int = 0
+    key: Hashable = None
+    after: tuple[Hashable, ...] = ()
+
+
+class Timeline:
+    """Events of one training step. ``graph`` is bound at the microbatch, ``boxing`` on the strategy's mesh."""
+
+    def __init__(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> None:
+        self.graph, self.strategy, self.boxing, self.compute = graph, strategy, boxing, compute
+        self.flow = parameter_flow(graph, strategy)
+        self.step = StepCollectives(graph, strategy, self.flow)
+        self.message = shared_message_bytes(graph, strategy.bucket_bytes)
+        self._due: dict[int, list[int]] = {}
+        self._due_again: dict[int, list[int]] = {}
+        for at, gather in enumerate(self.flow.gathers):
+            self._due.setdefault(gather.first, []).append(at)
+            if gather.again != NEVER and not gather.kept:
+                self._due_again.setdefault(gather.again, []).append(at)
+        self._op_times = {
+            at: op_times_s(graph, strategy, item, compute)
+            for at, item in enumerate(self.flow.items)
+            if isinstance(item, Op)
+        }
+        self._returning: list[Hashable] = []
+
+    def events(self) -> Iterator[Event]:
+        """Microbatches one after another, gradients in the last, then the optimizer: the order in which ranks run them."""
+        for events, times in self.phases():
+            for _ in range(times):
+                yield from events
+
+    def phases(self) -> list[tuple[list[Event], int]]:
+        """Microbatches with how often each is repeated: the first, those between, the last with the optimizer."""
+        count, each_use = self.strategy.num_micro, self.strategy.gather == "use"
+        if count == 1:
+            return [([*self._micro(True, True), *self._update()], 1)]
+        first = list(self._micro(True, False))
+        last = [*self._micro(each_use, True), *self._update()]
+        if count == 2:
+            return [(first, 1), (last, 1)]
+        between = first if each_use else list(self._micro(False, False))
+        return [(first, 1), (between, count - 2), (last, 1)]
+
+    def _micro(self, gathers: bool, last: bool) -> Iterator[Event]:
+        """One microbatch, with its parameters gathered or there from an earlier one."""
+        self._returning.clear()
+        returns = last or self.strategy.gather == "use"
+        for at, item in enumerate(self.flow.items):
+            yield from self._forward(at, item, gathers)
+        for at in range(len(self.flow.items) - 1, -1, -1):
+            yield from self._backward(at, self.flow.items[at], returns, last)
+        yield from self._ready(AT_END, False, last)
+
+    def _forward(self, at: int, item: Item, gathers: bool) -> Iterator[Event]:
+        if gathers:
+            yield from self._sent(self.flow.forward_sends.get(at, ()), "forward")
+            yield from self._arrival(self._due.get(at, ()), "forward")
+        if isinstance(item, Box):
+            gathered = item.key in self.flow.place
+            for step in item.steps if gathers or not gathered else ():
+                yield from self._step(item, step, "forward", not gathered)
+        elif item.signature is not None:
+            yield self._op(item, "forward", self._op_times[at][0])
+            yield from self._internal(item, item.signature, "forward")
+
+    def _backward(self, at: int, item: Item, returns: bool, last: bool) -> Iterator[Event]:
+        yield from self._sent(self.flow.backward_sends.get(at, ()), "backward")
+        yield from self._arrival(self._due_again.get(at, ()), "backward")
+        if isinstance(item, Box):
+            gathered = item.key in self.flow.place
+            for step in reversed(item.steps) if returns or not gathered else ():
+                yield from self._step(item, step, "backward", not gathered and at in self.flow.passing)
+        elif item.signature is not None:
+            yield from reversed(list(self._internal(item, item.signature, "backward")))
+            yield self._op(item, "backward", self._op_times[at][1])
+        yield from self._ready(at, returns, last)
+
+    def _sent(self, places: Sequence[int], phase: str) -> Iterator[Event]:
+        """Parameters that are sent for here: a flat message is under way from now on, a path is waited for."""
+        for place in places:
+            for call in self.step.gathered((place,), phase):
+                event = self._call(call)
+                yield replace(event, key=(phase, place)) if self.flow.gathers[place].flat else event
+
+    def _arrival(self, places: Sequence[int], phase: str) -> Iterator[Event]:
+        """What is read next has to be there."""
+        keys = tuple((phase, place) for place in places if self.flow.gathers[place].flat)
+        if keys:
+            yield Event("parameters", "wait", phase, 0.0, after=keys)
+
+    def _ready(self, at: int, returns: bool, last: bool) -> Iterator[Event]:
+        """Gradients that are complete here: those of gathered parameters go back, few at a time; those of B parameters
+        are reduced."""
+        for gather in self.step.ready.get(at, ()) if returns else ():
+            yield from self._returned(gather)
+        for bucket in self.step.complete.get(at, ()) if last else ():
+            seconds = synchronisation_s(self.graph, self.strategy, bucket, self.boxing.network, self.message)
+            event = self._call(self.step.reduced(bucket))
+            yield replace(event, duration_s=seconds, key=("sync", *bucket.names))
+
+    def _returned(self, gather: Gather) -> Iterator[Event]:
+        events = [self._call(call) for call in self.step.returned(gather)]
+        if not gather.flat:
+            yield from events
+            return
+        key = ("returned", *(box.key for box in gather.boxes))
+        if len(self._returning) == IN_FLIGHT:
+            yield Event("gradients", "wait", "backward", 0.0, after=(self._returning.pop(0),))
+        self._returning.append(key)
+        for event in events:
+            yield replace(event, key=key)
+
+    def _op(self, item: Op, phase: str, seconds: float) -> Event:
+        return Event(item.node.name, "compute", phase, seconds, {"op": item.node.op, "layouts": str(item.signature)})
+
+    def _internal(self, item: Op, signature: Signature, phase: str) -> Iterator[Event]:
+        """Collectives of a split implementation."""
+        choices = axis_choices(self.graph, item.node, signature, self.strategy.mesh.ndim)
+        for call in internal_collectives(self.graph, item.node, choices, self.strategy.mesh):
+            if call.phase == phase:
+                yield self._collective(item.node.name, phase, call.kind, call.num_bytes, call.axes)
+
+    def _step(self, box: Box, step: Step, phase: str, own: bool) -> Iterator[Event]:
+        """A boxing step: its local copies, and its collective where that is its own, not its parameter's."""
+        if box.data:
+            return
+        whole = self.graph.meta(box.ref).num_bytes
+        message = message_bytes(step, whole, self.strategy.mesh)
+        ahead_s = self.boxing.step_cost(step, whole, False).local_s
+        back_s = self.boxing.step_cost(step, whole, box.differentiable).local_s - ahead_s
+        local_s = ahead_s if phase == "forward" else back_s
+        kind = step.forward if phase == "forward" else step.backward
+        layouts = f"{format_nd_sbp(step.src)} -> {format_nd_sbp(step.dst)}"
+        if own and kind in COLLECTIVES:
+            yield self._collective(box.ref.name, phase, kind, message, step.axes, layouts)
+        if local_s > 0.0:
+            details = {"num_bytes": message, "layouts": layouts}
+            yield Event(f"copies of {kind} {box.ref.name}", "compute", phase, local_s, details)
+
+    def _collective(
+        self, cause: str, phase: str, kind: str, num_bytes: int, axes: tuple[int, ...], layouts: str = ""
+    ) -> Event:
+        mesh = self.strategy.mesh
+        shape = mesh.group_shape(axes)
+        details = {
+            "kind": kind,
+            "num_bytes": num_bytes,
+            "axes": list(axes),
+            "axis_names": [mesh.axes[axis].name for axis in axes],
+            "cause": cause,
+            "layouts": layouts,
+        }
+        level = next((at for at, count in enumerate(shape) if count > 1), len(shape))
+        seconds = self.boxing.network.time_s(kind, num_bytes, shape)
+        return Event(f"{kind} {cause}", "comm", phase, seconds, details, level)
+
+    def _call(self, call: Collective) -> Event:
+        return self._collective(call.cause, call.phase, call.kind, call.num_bytes, call.axes)
+
+    def _update(self) -> Iterator[Event]:
+        """The optimizer, when all gradients are there."""
+        keys = tuple(("sync", *bucket.names) for bucket in self.flow.buckets)
+        yield Event("gradients", "wait", "sync", 0.0, after=(*keys, *self._returning))
+        for leaf in self.graph.trained:
+            local = leaf.meta.num_bytes / split_factor(self.strategy.parameters[leaf.name], self.strategy.mesh)
+            seconds = float(self.compute.optimizer_s(np.array([local]))[0])
+            yield Event(leaf.name, "optimizer", "update", seconds, {"num_bytes": round(local)})

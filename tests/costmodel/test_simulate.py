@@ -1,0 +1,109 @@
+"""The simulated step: what overlaps, what shares, and that nothing gets lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autosbp.cluster import load_cluster
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.collectives import StepCollectives
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.evaluate import simulated_s
+from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.overlap import Overlap
+from autosbp.costmodel.simulate import Simulation
+from autosbp.costmodel.timeline import Event, Timeline
+from autosbp.search.sampling import sample_strategies
+from autosbp.zoo import zoo_graph
+
+
+def op(seconds: float) -> Event:
+    return Event("op", "compute", "backward", seconds)
+
+
+def collective(seconds: float, key: str | None = None, level: int = 0) -> Event:
+    return Event("call", "comm", "backward", seconds, level=level, key=key)
+
+
+def wait(*keys: str) -> Event:
+    return Event("wait", "wait", "sync", 0.0, after=keys)
+
+
+def step_s(*events: Event, overlap: Overlap = Overlap()) -> float:  # noqa: B008
+    simulation = Simulation(overlap)
+    simulation.run(events)
+    return simulation.drain()
+
+
+def test_a_collective_beside_ops_hides_behind_them() -> None:
+    assert step_s(collective(2.0, "a"), op(3.0), wait("a")) == pytest.approx(3.0)
+
+
+def test_what_outlasts_the_ops_is_waited_for() -> None:
+    assert step_s(op(1.0), collective(5.0, "a"), op(3.0), wait("a"), op(1.0)) == pytest.approx(7.0)
+
+
+def test_the_program_waits_only_for_what_it_names() -> None:
+    simulation = Simulation(Overlap())
+    assert simulation.run([collective(1.0, "a"), collective(9.0, "b"), wait("a"), op(1.0)]) == pytest.approx(2.0)
+    assert simulation.drain() == pytest.approx(10.0)
+
+
+def test_both_go_slower_while_both_run() -> None:
+    # The collective ends after 2 * 1.5 = 3 s, in which the op has done 3 / 1.25 = 2.4 s of its 3.
+    assert step_s(collective(2.0, "a"), op(3.0), overlap=Overlap(0.25, 0.5)) == pytest.approx(3.6)
+
+
+def test_collectives_on_one_level_share_it_and_on_two_do_not() -> None:
+    assert step_s(collective(2.0, "a", 0), collective(2.0, None, 0)) == pytest.approx(4.0)
+    assert step_s(collective(2.0, "a", 0), collective(2.0, None, 1)) == pytest.approx(2.0)
+
+
+def test_collectives_beside_the_program_run_one_after_another_per_level() -> None:
+    assert step_s(collective(2.0, "a"), collective(3.0, "b"), op(1.0)) == pytest.approx(5.0)
+    assert step_s(collective(2.0, "a"), collective(3.0, "b", 1), op(1.0)) == pytest.approx(3.0)
+
+
+def test_spans_hold_every_event_once() -> None:
+    simulation = Simulation(Overlap(0.1, 0.1))
+    events = [collective(2.0, "a"), op(1.0), collective(0.5), op(0.0), collective(1.0, "b"), op(4.0), wait("a", "b")]
+    simulation.run(events)
+    assert sorted(id(span.event) for span in simulation.spans) == sorted(id(event) for event in events[:-1])
+    assert all(span.end_s - span.start_s >= span.event.duration_s - 1e-12 for span in simulation.spans)
+
+
+@pytest.mark.parametrize("micro_batch", [4, 8, 32])
+def test_a_step_lasts_no_longer_than_its_sum_and_no_shorter_than_what_is_waited_for(micro_batch: int) -> None:
+    graph, cluster = zoo_graph("gpt2-demo"), load_cluster("local:2x2")
+    compute = ComputeModel(cluster.device)
+    bound = graph.bind(batch=micro_batch)
+    hidden = 0
+    for sampled in sample_strategies(graph, cluster, 12, global_batch=32, micro_batch=micro_batch, seed=3):
+        strategy = replace(sampled, bucket_bytes=2**18)
+        timeline = Timeline(
+            bound, strategy, BoxingModel(NetworkModel(cluster), strategy.mesh, compute.copy_bytes_per_s), compute
+        )
+        phases = timeline.phases()
+        total = sum(times * event.duration_s for events, times in phases for event in events)
+        waited = sum(times * event.duration_s for events, times in phases for event in events if event.key is None)
+        found = simulated_s(phases, compute)
+        slower = 1 + max(compute.overlap.compute, compute.overlap.network)
+        assert waited * (1 - 1e-9) <= found <= total * slower * (1 + 1e-9)
+        hidden += found < total * (1 - 1e-6)
+        charged = StepCollectives(bound, strategy, timeline.flow).phases()
+        wanted = [
+            (call.kind, call.num_bytes, call.axes, call.cause) for calls, times in charged for call in calls * times
+        ]
+        listed = [
+            (
+                *(event.details[key] for key in ("kind", "num_bytes")),
+                tuple(event.details["axes"]),
+                event.details["cause"],
+            )
+            for event in timeline.events()
+            if event.category == "comm"
+        ]
+        assert listed == wanted
+    assert hidden > 0
