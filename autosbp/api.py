@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autosbp.cluster import Cluster, load_cluster
 from autosbp.costmodel.boxing import BoxingModel
@@ -21,6 +21,9 @@ from autosbp.search.plan_options import PlanOptions, require_room
 from autosbp.search.planner import make_plan
 from autosbp.torchrun import Launch, run_ranks
 
+if TYPE_CHECKING:
+    from autosbp.lessons import Taught
+
 __all__ = [
     "Calibration",
     "Cluster",
@@ -30,6 +33,7 @@ __all__ = [
     "capture",
     "capture_hf_config",
     "capture_module",
+    "learn_from_trials",
     "load_cluster",
     "load_graph",
     "make_plan",
@@ -123,3 +127,12 @@ def run_trial(
         plan, graph, steps=steps, warmup=warmup, seed=seed, timeout_s=timeout_s, workdir=workdir, log=log,
         cancelled=cancelled, launch=launch, libraries=libraries,
     )  # fmt: skip
+
+
+def learn_from_trials(calibration: Calibration, folders: Sequence[Path]) -> Taught:
+    """The calibration corrected by trials, each a ``workdir`` of ``run_trial``, and their steps as they are predicted
+    before and after; ``autosbp.costmodel.learning.unlearn`` undoes it. Raises ``InputError`` for a trial that cannot
+    teach it: of another cluster, not successful, or of other collectives than its plan's."""
+    from autosbp.lessons import learn_from_trials as run
+
+    return run(calibration, folders)

@@ -14,6 +14,7 @@ import typer
 from autosbp.cli._files import ModelSizes, check_output, read_model, write_json, write_text
 from autosbp.cli._format import percent, seconds, table
 from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, launcher_of
+from autosbp.cli._learn import describe
 from autosbp.cli._options import (
     AsJson,
     Cluster,
@@ -250,5 +251,8 @@ def _show(found: Calibration) -> None:
     title = f"{found.calibration_id} of {found.cluster.name} over {found.backend}"
     out.print(table(title, ("collective", "group", "alpha", "1 / beta", "R2", "median error"), rows, 2))
     out.print(f"{len(found.ops)} op times" + ("" if found.complete else "; incomplete"))
+    if found.corrections:
+        out.print(describe(found.correction))
+        out.print(f"{len(found.corrections)} in all, the last is in effect; autosbp learn --undo takes it back")
     for line in found.notes:
         out.print(f"note: {line}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,14 @@ from typer.testing import CliRunner, Result
 from autosbp.cli import app
 
 Run = Callable[..., Result]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A trial's command and the folder that it kept."""
+
+    done: Result
+    folder: Path
 
 
 def tensor(*shape: object) -> dict[str, Any]:
@@ -69,3 +78,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
 def plan(folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((folder / "plan.json").read_text())
     return document
+
+
+@pytest.fixture(scope="package")
+def kept(run: Run, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """A trial of ``plan.json`` on two real ranks, with a gate that it misses."""
+    path = tmp_path_factory.mktemp("trial")
+    done = run(
+        *("trial", folder / "plan.json", "--graph", folder / "graph.json", "--steps", 4, "--warmup", 1, "--json"),
+        *("--max-step-time", 1e-9, "--max-loss-difference", 1e-4, "--workdir", path),
+    )
+    return Kept(done, path)

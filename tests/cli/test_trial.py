@@ -11,7 +11,7 @@ import pytest
 from autosbp import api
 from autosbp.cli._trial import check_gates
 from autosbp.errors import CalibrationError, TrialError
-from tests.cli.conftest import Run
+from tests.cli.conftest import Kept, Run
 
 RESULT: dict[str, Any] = {
     "plan_id": "plan-1",
@@ -25,19 +25,15 @@ RESULT: dict[str, Any] = {
 }
 
 
-def test_a_trial_measures_the_plan_and_fails_the_gate_that_it_misses(run: Run, folder: Path, tmp_path: Path) -> None:
-    done = run(
-        *("trial", folder / "plan.json", "--graph", folder / "graph.json", "--steps", 4, "--warmup", 1, "--json"),
-        *("--max-step-time", 1e-9, "--max-loss-difference", 1e-4, "--workdir", tmp_path),
-    )
-    result = json.loads(done.stdout)
-    assert done.exit_code == 1, done.stderr
+def test_a_trial_measures_the_plan_and_fails_the_gate_that_it_misses(kept: Kept, folder: Path) -> None:
+    result = json.loads(kept.done.stdout)
+    assert kept.done.exit_code == 1, kept.done.stderr
     assert result["plan_id"] == json.loads((folder / "plan.json").read_text())["plan_id"]
     assert result["collectives_match"] and result["step_time_s"]["steps"] == 4
     passed = {name: gate["passed"] for name, gate in result["gates"].items()}
     assert passed == {"collectives_match": True, "max_step_time_s": False, "max_loss_difference": True}
-    assert (tmp_path / "ranks.log").exists()
-    assert "lowered:" in done.stderr
+    assert (kept.folder / "ranks.log").exists()
+    assert "lowered:" in kept.done.stderr
 
 
 @pytest.mark.parametrize(
