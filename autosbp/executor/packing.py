@@ -3,12 +3,13 @@
 A flat message packs the stored parts of its parameters behind each other: they *are* one buffer, which one all-gather
 sends without a copy. What arrives is [ranks, parts]; each parameter is cut out of it along the dim that it is split on.
 Gradients go the same way back: each is copied once, into its place in [ranks, parts], and the reduce-scatter leaves this
-rank's parts behind each other. A parameter that travels alone, split on its first dim, is not copied at all.
+rank's parts behind each other. A parameter that travels alone, split on its first dim of more than one, is not copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -58,7 +59,7 @@ class FlatMessage:
         self.shapes = [part.shape for part in parts]
         self.sizes = [part.numel() for part in parts]
         self.ranks = runtime.mesh.group_size(self.axes)
-        self.alone = len(parts) == 1 and self.dims[0] == 0
+        self.alone = len(parts) == 1 and prod(parts[0].shape[: self.dims[0]]) == 1
         self._flat = torch.cat([part.detach().reshape(-1) for part in parts])
         self.stored = [
             piece.view(shape).requires_grad_()
@@ -92,7 +93,9 @@ class FlatMessage:
     @staticmethod
     def _joined(parts: torch.Tensor, dim: int) -> torch.Tensor:
         """[ranks, *part] with the ranks' parts behind each other along ``dim``; no copy where memory is so already."""
-        return parts.movedim(0, dim).flatten(dim, dim + 1)
+        joined = parts.movedim(0, dim).flatten(dim, dim + 1)
+        # A view with gaps, of dims of size 1, would hold the whole message for as long as the copy is used.
+        return joined.contiguous()
 
     def add_gradient(self, at: int, gradient: torch.Tensor) -> None:
         filled, self._filled[at] = self._filled[at], True

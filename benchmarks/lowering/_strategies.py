@@ -22,7 +22,7 @@ from autosbp.search._views import tensor_parallel_view
 def data_parallel(graph: LogicalGraph, num_ranks: int, batch: int) -> Strategy:
     """Only the batch is split."""
     roles = Roles(graph)
-    return _best(graph, num_ranks, batch, lambda cluster, _, option: roles.data_axis(cluster, option))
+    return _best(graph, f"local:{num_ranks}", batch, lambda cluster, _, option: roles.data_axis(cluster, option))
 
 
 def stored_split(graph: LogicalGraph, num_ranks: int, batch: int, gather: str, message: int) -> Strategy:
@@ -46,7 +46,18 @@ def megatron(
             return chosen.factor == "k"
         return chosen.factor == "I" if owned else roles.tensor_axis(cluster, option)
 
-    return _best(graph, num_ranks, batch, allowed)
+    return _best(graph, f"local:{num_ranks}", batch, allowed)
+
+
+def tensor_parallel(graph: LogicalGraph, cluster: str, num_tensor_axes: int, batch: int) -> Strategy:
+    """A Megatron-like grid for any model: the innermost prime axes of the cluster split or repeat every op with
+    parameters, whichever way is cheapest; the others split the batch."""
+    roles, tensor_axes = Roles(graph), tensor_parallel_view(load_cluster(cluster).mesh(), num_tensor_axes)[1]
+
+    def allowed(ops: OpCluster, axis: int, option: int) -> bool:
+        return (roles.tensor_axis if axis in tensor_axes else roles.data_axis)(ops, option)
+
+    return _best(graph, cluster, batch, allowed, num_tensor_axes)
 
 
 def _layer(parameter: str) -> str:
@@ -54,9 +65,9 @@ def _layer(parameter: str) -> str:
     return parameter.rpartition(".weight")[0] or parameter.rpartition(".bias")[0]
 
 
-def _best(graph: LogicalGraph, num_ranks: int, batch: int, allowed: Allowed) -> Strategy:
-    cluster = load_cluster(f"local:{num_ranks}")
-    mesh = tensor_parallel_view(cluster.mesh(), 0)[0]
+def _best(graph: LogicalGraph, name: str, batch: int, allowed: Allowed, num_tensor_axes: int = 0) -> Strategy:
+    cluster = load_cluster(name)
+    mesh = tensor_parallel_view(cluster.mesh(), num_tensor_axes)[0]
     bound = graph.bind(**dict.fromkeys(graph.symbols, batch))
     boxing = BoxingModel(NetworkModel(cluster), mesh)
     builder = ProblemBuilder(bound, boxing, ComputeModel(cluster.device), num_micro=1, optimizer="adamw")

@@ -84,7 +84,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Errors over all rows, and whether all are within the limit."""
     peaks, saved = ([abs(row[key]) for row in rows] for key in ("peak_error", "saved_error"))
     return {
-        "cases": len(rows),
+        "cases": len(rows), "limit": LIMIT,
         "peak_error_median": statistics.median(peaks), "peak_error_worst": max(peaks),
         "saved_error_median": statistics.median(saved), "saved_error_worst": max(saved),
         "within_limit": max(*peaks, *saved) <= LIMIT,

@@ -10,7 +10,7 @@ from autosbp.api import LogicalGraph, PlanOptions, capture_hf_config, load_clust
 from autosbp.plan import Strategy
 from autosbp.search.sampling import sample_strategies
 from autosbp.sources import load_model
-from benchmarks.lowering._strategies import data_parallel, stored_split
+from benchmarks.lowering._strategies import data_parallel, stored_split, tensor_parallel
 
 RANKS = 4
 BATCH = 16
@@ -34,24 +34,32 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 512, "dropout_rate": 0.0,
         "decoder_start_token_id": 0, "pad_token_id": 0,
     },
+    "vit": {
+        "architectures": ["ViTForImageClassification"], "model_type": "vit", "hidden_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 256, "image_size": 32, "patch_size": 8, "num_channels": 3,
+        "num_labels": 8, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    },
     "mixtral": {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **_LLAMA,
         "num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True,
     },
 }  # fmt: skip
-ZOO = {"resnet": "zoo:resnet50-small", "vgg": "zoo:vgg13-small", "mlp": "zoo:mlp-small"}
+SIZES: Mapping[str, Mapping[str, int]] = {"vit": {}}
+ZOO = {"moe": "zoo:moe-small", "resnet": "zoo:resnet50-small", "vgg": "zoo:vgg13-small", "mlp": "zoo:mlp-small"}
 MODELS = (*CONFIGS, *ZOO)
 MESSAGE_BYTES = 2**18
 
 
 def graph_of(name: str) -> LogicalGraph:
     """A model by name."""
-    return load_model(ZOO[name]) if name in ZOO else capture_hf_config(CONFIGS[name], seq_len=32)
+    return (
+        load_model(ZOO[name]) if name in ZOO else capture_hf_config(CONFIGS[name], **SIZES.get(name, {"seq_len": 32}))
+    )
 
 
 def strategies_of(graph: LogicalGraph, samples: int) -> dict[str, Strategy]:
-    """Data parallel, parameters gathered once a step and in each use, gradients accumulated, the planner's and its
-    baselines', and ``samples`` random ones."""
+    """Data parallel, parameters gathered once a step and in each use, gradients accumulated, tensor parallel as Megatron,
+    the planner's, and ``samples`` random ones."""
     cluster = load_cluster("local:2x2")
     parallel = data_parallel(graph, RANKS, BATCH)
     found = {
@@ -63,9 +71,9 @@ def strategies_of(graph: LogicalGraph, samples: int) -> dict[str, Strategy]:
             stored_split(graph, RANKS, BATCH, "use", MESSAGE_BYTES), global_batch=4 * BATCH
         ),
     }
-    plan = make_plan(graph, cluster, None, PlanOptions(global_batch=BATCH))
-    found["planned"] = plan.strategy
-    for name in plan.document["baseline_strategies"]:
-        found[name] = plan.baseline_strategy(name)
+    for data in (2, 1):
+        label = f"Megatron-like, {data} x {RANKS // data}"
+        found[label] = tensor_parallel(graph, "local:2x2", 3 - data, BATCH)
+    found["planned"] = make_plan(graph, cluster, None, PlanOptions(global_batch=BATCH)).strategy
     sampled = sample_strategies(graph, cluster, samples, global_batch=2 * BATCH, micro_batch=BATCH, seed=1)
     return found | {f"sample {at}": strategy for at, strategy in enumerate(sampled)}

@@ -14,11 +14,21 @@ from autosbp.costmodel.memory.views import joined, plain_reshape, transposed
 
 
 def norm(
-    m: Machine, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Shape, count: int, width: int
+    m: Machine,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    statistics: Shape,
+    count: int,
+    width: int,
+    *,
+    keeps_bias: bool = False,
 ) -> Tensor:
-    """Layer, group, batch and RMS norm: the input and ``count`` statistics of ``width`` bytes each are kept."""
+    """Layer, group, batch and RMS norm: the input, ``count`` statistics of ``width`` bytes each and the weight are kept;
+    of a layer norm, the bias too."""
     out = m.like(x)
-    kept = [x, *(m.new(statistics, width) for _ in range(count)), *([] if weight is None else [weight])]
+    kept = [x, *(m.new(statistics, width) for _ in range(count))]
+    kept += [each for each in (weight, bias if keeps_bias else None) if each is not None]
     shapes = [None if each is None or each.node is None else each.shape for each in (x, weight, bias)]
 
     def run(grads: list[Any], _: Sequence[Any]) -> list[Tensor | None]:

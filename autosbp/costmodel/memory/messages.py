@@ -44,7 +44,7 @@ class Message:
         self.m, self.gather, self.parts, self.mesh = m, gather, parts, mesh
         self.names = [box.ref.name for box in gather.boxes]
         self.ranks = mesh.group_size(gather.step.axes) if gather.flat else 1
-        self.alone = gather.flat and len(parts) == 1 and gather.step.src_dim == 0
+        self.alone = gather.flat and len(parts) == 1 and prod(parts[0].shape[: gather.step.src_dim]) == 1
         self.elements = sum(prod(part.shape) for part in parts)
         self.copies: list[Tensor] | None = None
         self.missing = len(parts)

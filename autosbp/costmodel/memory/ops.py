@@ -178,8 +178,9 @@ def _softmax(call: Call) -> list[Tensor]:
 def _layer_norm(call: Call) -> list[Tensor]:
     x = call.ins[0]
     rows = x.shape[: len(x.shape) - len(call.argument(1))]
-    count = 2 if "layer_norm" in call.node.op else 1
-    return [layers.norm(call.m, x, call.tensor(2), call.tensor(3), rows, count, max(4, x.width))]
+    layer = "layer_norm" in call.node.op
+    weight, bias = call.tensor(2), call.tensor(3)
+    return [layers.norm(call.m, x, weight, bias, rows, 1 + layer, max(4, x.width), keeps_bias=layer)]
 
 
 def _group_norm(call: Call) -> list[Tensor]:

@@ -117,7 +117,7 @@ def attention(m: Machine, query: Tensor, key: Tensor, value: Tensor, mask: Tenso
     if scores:
         return _attention_of_products(m, query, key, value, mask)
     *lead, length, _ = query.shape
-    out = heads_inside(m, (*lead, length, value.shape[-1]), query.width)
+    out = _attended(m, query, (*lead, length, value.shape[-1]))
     rows = m.new((*lead, length), 4 if query.width < 4 else query.width)
     shapes = [each.shape for each in (query, key, value)]
 
@@ -128,8 +128,15 @@ def attention(m: Machine, query: Tensor, key: Tensor, value: Tensor, mask: Tenso
     return out
 
 
+def _attended(m: Machine, query: Tensor, shape: Shape) -> Tensor:
+    """The result: flash kernels give it the order of memory of the query, memory-efficient ones put heads inside."""
+    if m.device == "cuda" and query.width >= 4:
+        return heads_inside(m, shape, query.width)
+    return m.new(shape, query.width, dense_like(shape, query.strides))
+
+
 def heads_inside(m: Machine, shape: Shape, width: int) -> Tensor:
-    """[batch, heads, length, size] with heads inside of length in memory, as fused kernels write it."""
+    """[batch, heads, length, size] with heads inside of length in memory, as fused kernels write gradients."""
     if len(shape) != 4:
         return m.new(shape, width)
     batch, heads, length, size = shape

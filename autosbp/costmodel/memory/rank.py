@@ -154,8 +154,9 @@ class _Step:
         for leaf, whole in zip(self.graph.inputs, self.data, strict=True):
             values[Ref(leaf.name)] = whole.view(leaf.meta.sizes, contiguous(leaf.meta.sizes))
         for at, item in enumerate(self.flow.items):
+            done = self.last_reader.get(at, ())
             if isinstance(item, Box):
-                values[item.key] = self._box(item, values)
+                values[item.key] = self._box(item, values, last=item.ref in done)
             else:
                 outs = self._op(at, item, [values[read] for read in item.reads])
                 values.update({Ref(item.node.name, index): out for index, out in enumerate(outs)})
@@ -164,17 +165,18 @@ class _Step:
                 before = self.gathers.before_backward(at)
                 if before is not None and node is not None:
                     node.before = before  # type: ignore[attr-defined]
-            for key in self.last_reader.get(at, ()):
+            for key in done:
                 values.pop(key, None)
         return values[self.flow.items[-1].key]  # type: ignore[union-attr]
 
-    def _box(self, box: Box, values: dict[ReadKey, Tensor]) -> Tensor:
+    def _box(self, box: Box, values: dict[ReadKey, Tensor], *, last: bool) -> Tensor:
         if box.key in self.flow.place:
             return self.gathers.fetch(box.key)
-        x = values[box.ref]
         if box.data:
-            return self._cut(x, box.dst)
-        return boxes.boxed(self.m, x, box.steps, self.mesh)
+            return self._cut(values[box.ref], box.dst)
+        # The last reader's first step is the last that holds the value, so this frame must not.
+        take = values.pop if last else values.__getitem__
+        return boxes.boxed(self.m, take(box.ref), box.steps, self.mesh)
 
     def _cut(self, x: Tensor, layout: NdSbp) -> Tensor:
         part = x.view(local_shape(x.shape, layout, self.mesh), x.strides)
