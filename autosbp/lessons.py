@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from autosbp.api import load_graph, predict_costs
-from autosbp.costmodel.calibration import Calibration
+from autosbp.cluster import Cluster
+from autosbp.costmodel.calibration import Calibration, Correction
 from autosbp.costmodel.learning import Experience, learn
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import Fields, loads
-from autosbp.plan import Plan
+from autosbp.plan import Plan, Strategy
 
 REQUEST, RESULT = "request.json", "result.json"
 _KEPT = f"a folder that autosbp trial --workdir kept is expected, with {REQUEST} and {RESULT} of a trial that succeeded"
@@ -46,7 +47,7 @@ class _Trial:
     experience: Experience
 
     def predicted_s(self, calibration: Calibration) -> float:
-        return predict_costs(self.graph, self.plan.strategy, self.plan.cluster, calibration).step_time_s
+        return predict_costs(self.graph, self.plan.strategy, self.plan.cluster, calibration).simulated_step_time_s
 
 
 def learn_from_trials(calibration: Calibration, folders: Sequence[Path]) -> Taught:
@@ -99,8 +100,19 @@ def experience_of(
         raise InputError(fields.at("collectives_match"), False, limit)
     times = fields.mapping("step_time_s")
     measured_s = Fields(times, fields.at("step_time_s"), times).positive("median")
-    plain = replace(calibration, corrections=())
-    return Experience.of(graph, plan.strategy, predict_costs(graph, plan.strategy, cluster, plain), measured_s)
+    return experience(graph, plan.strategy, cluster, calibration, measured_s)
+
+
+def experience(
+    graph: LogicalGraph, strategy: Strategy, cluster: Cluster, calibration: Calibration, measured_s: float
+) -> Experience:
+    """What a measured step of a strategy teaches ``calibration``, whatever that has learned before."""
+
+    def predict(correction: Correction) -> float:
+        corrected = replace(calibration, corrections=(correction,))
+        return predict_costs(graph, strategy, cluster, corrected).simulated_step_time_s
+
+    return Experience.of(predict, measured_s)
 
 
 def _levels(key: Sequence[tuple[str, int]]) -> str:

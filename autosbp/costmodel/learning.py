@@ -13,7 +13,7 @@ holds the numbers below to what they are for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -22,12 +22,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from autosbp.costmodel.calibration import Calibration, Correction
-from autosbp.costmodel.collectives import StepCollectives
 from autosbp.errors import InputError
-from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import Fields
-from autosbp.plan import Costs, Strategy
-from autosbp.sbp.parameters import parameter_flow
 
 NOISE = 0.1
 """Scale of the logarithm of a trial's time over a right prediction."""
@@ -40,6 +36,8 @@ WAITING = 0.1
 MAX_WAITING = 4.0
 """The most that is ever learned of it, in the same unit."""
 MAX_TRIALS = 10_000
+_PROBE = 0.01
+"""Relative change by which slopes are found; within it, a step hardly changes what hides what."""
 _LONGEST_S = 1e9
 _START = 1e-3
 """Where the search for waiting begins: its bound is no place for a gradient method to start."""
@@ -48,12 +46,14 @@ _Rows = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """One trial. Seconds that the calibration predicts without corrections, and the measured step.
+    """One trial. How its step grows under the calibration without corrections, and the measured step.
+
+    Where collectives run beside ops, a step is no sum: these are its slopes at no correction, which add up to the step.
 
     Args:
-        compute_s: of ops.
-        comm_s: of collectives that are not hidden.
-        other_s: of everything else, such as the optimizer.
+        compute_s: seconds of the step that grow with the factor of ops.
+        comm_s: those that grow with the factor of collectives, and are not hidden.
+        other_s: everything else, such as the optimizer.
         num_waits: collectives of a step that ranks wait for between ops.
         measured_s: median step time.
     """
@@ -61,17 +61,20 @@ class Experience:
     compute_s: float
     comm_s: float
     other_s: float
-    num_waits: int
+    num_waits: float
     measured_s: float
 
     @staticmethod
-    def of(graph: LogicalGraph, strategy: Strategy, costs: Costs, measured_s: float) -> Experience:
-        """``costs`` are those of ``strategy`` under the calibration without corrections."""
+    def of(predict: Callable[[Correction], float], measured_s: float) -> Experience:
+        """``predict`` gives seconds of the trial's step under a correction."""
         if not 0.0 < measured_s < float("inf"):
             raise InputError("measured_s", str(measured_s), "more than 0 seconds are expected")
-        other_s = costs.step_time_s - costs.compute_s - costs.exposed_comm_s
-        waits = count_waits(graph, strategy)
-        return Experience(costs.compute_s, costs.exposed_comm_s, other_s, waits, measured_s)
+        plain_s = predict(Correction(1.0, 1.0, 0.0, 0))
+        compute_s, comm_s, waits = (
+            max(0.0, predict(Correction(*probe, 0)) - plain_s) / _PROBE
+            for probe in ((1.0 + _PROBE, 1.0, 0.0), (1.0, 1.0 + _PROBE, 0.0), (1.0, 1.0, _PROBE * plain_s))
+        )
+        return Experience(compute_s, comm_s, max(0.0, plain_s - compute_s - comm_s), waits / plain_s, measured_s)
 
     def predicted_s(self, correction: Correction) -> float:
         """The step under a correction."""
@@ -92,17 +95,10 @@ class Experience:
         return Experience(
             entry.number("compute_s", high=_LONGEST_S),
             entry.number("comm_s", high=_LONGEST_S),
-            entry.number("other_s", low=-_LONGEST_S, high=_LONGEST_S),
-            entry.integer("num_waits"),
+            entry.number("other_s", high=_LONGEST_S),
+            entry.number("num_waits", high=_LONGEST_S),
             entry.positive("measured_s"),
         )
-
-
-def count_waits(graph: LogicalGraph, strategy: Strategy) -> int:
-    """Collectives of one step between ops; ``graph`` has its batch symbolic."""
-    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
-    phases = StepCollectives(bound, strategy, parameter_flow(bound, strategy)).phases()
-    return sum(times * sum(call.phase != "sync" for call in calls) for calls, times in phases)
 
 
 def learn(calibration: Calibration, experiences: Sequence[Experience]) -> Calibration:

@@ -20,8 +20,9 @@ from typing import Any
 from scipy.stats import kendalltau
 
 from autosbp.api import LogicalGraph, PlanOptions, load_cluster, op_keys, predict_costs
-from autosbp.costmodel.learning import Experience, learn
+from autosbp.costmodel.learning import learn
 from autosbp.errors import AutosbpError
+from autosbp.lessons import experience
 from autosbp.testing.emulated import EmulatedCluster, why_not
 from autosbp.torchrun import Launch
 from benchmarks.prediction._chart import chart
@@ -116,7 +117,7 @@ def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
         if others:
             trials = measure(graph, others, cluster.num_devices, effort.rounds, nodes.launch)
             taught = learn(calibration, [
-                Experience.of(graph, each.strategy, each.costs, row["measured_s"])
+                experience(graph, each.strategy, cluster, calibration, row["measured_s"])
                 for each, row in zip(others, trials, strict=True)
             ])  # fmt: skip
         plain = [each.costs.simulated_step_time_s for each in chosen]

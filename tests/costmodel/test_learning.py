@@ -10,8 +10,9 @@ import pytest
 
 from autosbp.api import PlanOptions, capture, load_cluster, make_plan, predict_costs
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Correction, OpTime, Point
-from autosbp.costmodel.learning import Experience, count_waits, learn, unlearn
+from autosbp.costmodel.learning import Experience, learn, unlearn
 from autosbp.errors import InputError
+from autosbp.lessons import experience
 from autosbp.search.sampling import sample_strategies
 
 CLUSTER = load_cluster("local:2x2")
@@ -71,14 +72,14 @@ def test_predictions_follow_the_correction() -> None:
     graph = capture("zoo:mlp-small")
     plan = make_plan(graph, CLUSTER, options=PlanOptions(global_batch=64))
     timed = replace(CALIBRATION, ops={})
+    correction = Correction(1.05, 1.1, 1e-5, 1)
     for strategy in (plan.strategy, *sample_strategies(graph, CLUSTER, 5, global_batch=64, micro_batch=64)):
         plain = predict_costs(graph, strategy, CLUSTER, timed)
-        corrected = predict_costs(
-            graph, strategy, CLUSTER, replace(timed, corrections=(Correction(1.5, 1.25, 1e-3, 1),))
-        )
-        waits = count_waits(graph, strategy)
-        assert corrected.exposed_comm_s == pytest.approx(1.25 * plain.exposed_comm_s + 1e-3 * waits)
-        assert plain.compute_s < corrected.compute_s <= 1.5 * plain.compute_s * (1 + 1e-9)
+        corrected = predict_costs(graph, strategy, CLUSTER, replace(timed, corrections=(correction,)))
+        assert plain.compute_s < corrected.compute_s <= 1.05 * plain.compute_s * (1 + 1e-9)
+        lesson = experience(graph, strategy, CLUSTER, replace(timed, corrections=(correction,)), 1.0)
+        assert lesson.predicted_s(Correction(1.0, 1.0, 0.0, 0)) == pytest.approx(plain.simulated_step_time_s)
+        assert lesson.predicted_s(correction) == pytest.approx(corrected.simulated_step_time_s, rel=5e-3)
 
 
 def test_timed_ops_are_corrected_alike() -> None:
@@ -101,10 +102,9 @@ def test_a_document_with_another_correction_is_refused(field: str, value: object
 def test_no_trial_and_no_time_are_refused() -> None:
     with pytest.raises(InputError, match="experiences"):
         learn(CALIBRATION, [])
-    graph = capture("zoo:mlp-small")
-    strategy = make_plan(graph, CLUSTER, options=PlanOptions(global_batch=64)).strategy
-    with pytest.raises(InputError, match="measured_s"):
-        Experience.of(graph, strategy, predict_costs(graph, strategy, CLUSTER), 0.0)
+    for measured_s in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="measured_s"):
+            Experience.of(lambda correction: correction.compute, measured_s)
 
 
 @pytest.mark.parametrize("changes", [{"compute_s": 0.0, "comm_s": 0.0}, {"other_s": -1.0}])
