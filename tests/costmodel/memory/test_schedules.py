@@ -1,44 +1,84 @@
-"""Pipelines, recomputation and offloaded state, against schedules counted out task by task."""
+"""Pipelines, recomputation and offloaded state, against schedules counted out pass by pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from autosbp.costmodel.memory.schedules import in_flight, offloaded_state, pipelined_peak, recomputed_kept
-from autosbp.costmodel.pipeline import stage_order
+from autosbp.costmodel.memory.schedules import (
+    in_flight,
+    offloaded_state,
+    pipelined_peak,
+    recomputed_inputs,
+    recomputed_kept,
+    weights_owed,
+)
+from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, stage_passes
 from autosbp.errors import InputError
+from autosbp.graph.ir import TensorMeta
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+
+HALF, FULL = TensorMeta((1,), "bfloat16"), TensorMeta((1,), "float32")
+CASES = [
+    (schedule, stages, chunks, micro)
+    for schedule, several in ((GPIPE, (1,)), (ONE_F_ONE_B, (1,)), (INTERLEAVED, (2, 3)), (ZERO_BUBBLE, (1, 2)))
+    for stages in (2, 4)
+    for chunks in several
+    for micro in (stages, 2 * stages, 8 * stages)
+]
 
 
-def counted(stage: int, num_stages: int, num_virtual: int, num_micro: int) -> int:
-    """The most forwards without their backward in the order of a stage."""
-    most = held = 0
-    for backward, _, _ in stage_order(stage, num_stages, num_virtual, num_micro):
-        held += -1 if backward else 1
-        most = max(most, held)
-    return most
+def counted(schedule: str, stage: int, stages: int, chunks: int, micro: int) -> tuple[int, int]:
+    """The most forwards without their backward in the order of a stage's passes, and the most backwards without their
+    weights' at a moment when so many are in flight."""
+    pipeline = Pipeline(stages, tuple(f"cut_{at}" for at in range(stages * chunks - 1)), schedule)
+    pipeline.check(micro)
+    most, owed_then, held, owed = 0, 0, 0, 0
+    for one in stage_passes(pipeline, stage, micro):
+        held += {FORWARD: 1, BACKWARD: -1}.get(one.kind, 0)
+        owed += {FORWARD: 0, BACKWARD: 1}.get(one.kind, -1) if schedule == ZERO_BUBBLE else 0
+        if one.kind == FORWARD:
+            most, owed_then = max((most, owed_then), (held, owed))
+    return most, owed_then
 
 
-@pytest.mark.parametrize("num_micro", [1, 2, 4, 16])
-@pytest.mark.parametrize("num_stages", [1, 2, 4])
-def test_1f1b_keeps_as_many_microbatches_as_its_order_of_tasks(num_stages: int, num_micro: int) -> None:
-    for stage in range(num_stages):
-        assert in_flight("1f1b", stage, num_stages, num_micro) == counted(stage, num_stages, 1, num_micro)
-
-
-@pytest.mark.parametrize("num_virtual", [2, 3])
-def test_interleaved_stages_keep_as_many_chunks_as_their_order_of_tasks(num_virtual: int) -> None:
-    for stage in range(4):
-        for num_micro in (4, 16):
-            expected = counted(stage, 4, num_virtual, num_micro)
-            assert in_flight("interleaved", stage, 4, num_micro, num_virtual) == expected
+@pytest.mark.parametrize(("schedule", "stages", "chunks", "micro"), CASES)
+def test_a_stage_keeps_as_many_microbatches_as_the_order_of_its_passes(
+    schedule: str, stages: int, chunks: int, micro: int
+) -> None:
+    for stage in range(stages):
+        found = tuple(each(schedule, stage, stages, micro, chunks) for each in (in_flight, weights_owed))
+        assert found == counted(schedule, stage, stages, chunks, micro)
 
 
 def test_gpipe_keeps_all_microbatches() -> None:
-    assert [in_flight("gpipe", stage, 4, 8) for stage in range(4)] == [8] * 4
+    assert [in_flight(GPIPE, stage, 4, 8) for stage in range(4)] == [8] * 4
+
+
+@pytest.mark.parametrize("schedule", [ONE_F_ONE_B, ZERO_BUBBLE])
+def test_1f1b_and_zero_bubble_keep_one_microbatch_for_each_stage_to_the_end(schedule: str) -> None:
+    assert [in_flight(schedule, stage, 4, 8) for stage in range(4)] == [4, 3, 2, 1]
+    assert [in_flight(schedule, stage, 4, 2) for stage in range(4)] == [2, 2, 2, 1]
+
+
+def test_with_weights_put_off_no_stage_has_more_microbatches_at_all_than_the_first_of_1f1b() -> None:
+    for stage in range(4):
+        assert in_flight(ZERO_BUBBLE, stage, 4, 16) + weights_owed(ZERO_BUBBLE, stage, 4, 16) == 4
 
 
 def test_a_pipelined_peak_counts_activations_once_per_microbatch_in_flight() -> None:
-    assert pipelined_peak(100, 10, 7, in_flight("1f1b", 0, 4, 8)) == 100 + 40 + 7
+    assert pipelined_peak(100, 10, 7, in_flight(ONE_F_ONE_B, 0, 4, 8)) == 100 + 40 + 7
+    owed = weights_owed(ZERO_BUBBLE, 3, 4, 8)
+    assert pipelined_peak(100, 10, 7, in_flight(ZERO_BUBBLE, 3, 4, 8), 6, owed) == 100 + 10 + 7 + 18
+
+
+def test_with_recomputation_microbatches_in_flight_keep_inputs_and_the_one_at_work_one_group_besides() -> None:
+    blocks, inputs = [10] * 8, [1] * 8
+    assert [recomputed_inputs(inputs, interval) for interval in (1, 2, 3, 8)] == [8, 4, 3, 1]
+    kept = recomputed_inputs(inputs, 1)
+    working = recomputed_kept(blocks, inputs, 1) - kept
+    assert pipelined_peak(100, kept, working, in_flight(ONE_F_ONE_B, 0, 4, 8)) == 100 + 3 * 8 + (7 + 10)
 
 
 def test_recomputing_every_block_keeps_inputs_and_one_block() -> None:
@@ -51,24 +91,37 @@ def test_the_first_block_may_be_the_fullest_moment_of_recomputation() -> None:
     assert recomputed_kept([50, 10, 10], [1, 1, 1], 1) == 50
 
 
-def test_state_in_host_memory_takes_its_buffers_or_all_of_a_small_one() -> None:
-    assert offloaded_state(10**9, 10**6) == 2 * 10**6
-    assert offloaded_state(10**9, 10**6, num_buffers=3) == 3 * 10**6
-    assert offloaded_state(10, 10**6) == 10
+def test_half_precision_state_in_host_memory_leaves_4_phi_and_16_bsize_bytes() -> None:
+    phi, bsize = 12 * 10**9, 16 * 10**6
+    assert offloaded_state(phi, HALF, "adamw", phi) == 20 * phi
+    assert offloaded_state(phi, HALF, "adamw", bsize) == 4 * phi + 16 * bsize
+
+
+def test_more_buffers_take_more_until_all_state_is_there() -> None:
+    assert offloaded_state(1000, HALF, "adamw", 10, num_buffers=2) == 4 * 1000 + 16 * 20
+    assert offloaded_state(1000, HALF, "adamw", 999, num_buffers=2) == 20 * 1000
+
+
+def test_parameters_in_full_precision_have_no_copy_to_offload() -> None:
+    assert offloaded_state(1000, FULL, "adamw", 10) == 8 * 1000 + 8 * 10
+    assert offloaded_state(1000, FULL, "sgd", 10) == 8 * 1000
 
 
 @pytest.mark.parametrize(
     ("call", "field"),
     [
         (lambda: in_flight("zigzag", 0, 2, 4), "schedule"),
-        (lambda: in_flight("1f1b", 2, 2, 4), "stage"),
+        (lambda: in_flight(ONE_F_ONE_B, 2, 2, 4), "stage"),
+        (lambda: in_flight(ONE_F_ONE_B, 0, 2, 0), "num_micro"),
+        (lambda: weights_owed(GPIPE, 0, 2, 4, 2), "num_virtual"),
         (lambda: recomputed_kept([1, 2], [1], 1), "boundary_bytes"),
         (lambda: recomputed_kept([1], [1], -1), "interval"),
-        (lambda: offloaded_state(1, 0), "bucket_bytes"),
-        (lambda: offloaded_state(1, 1, 0), "num_buffers"),
+        (lambda: recomputed_inputs([1], 0), "interval"),
+        (lambda: offloaded_state(1, FULL, "sgd", 0), "bucket_elements"),
+        (lambda: offloaded_state(1, FULL, "sgd", 1, 0), "num_buffers"),
     ],
 )
-def test_bad_schedules_are_refused_by_name(call: object, field: str) -> None:
+def test_bad_schedules_are_refused_by_name(call: Callable[[], int], field: str) -> None:
     with pytest.raises(InputError) as error:
-        call()  # type: ignore[operator]
+        call()
     assert field in str(error.value)
