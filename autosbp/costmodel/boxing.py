@@ -43,13 +43,17 @@ class BoxingModel:
         self.network, self.mesh = network, mesh
         self.copy_bytes_per_s = copy_bytes_per_s or network.cluster.device.memory_bandwidth_bytes_per_s
         self._tables: dict[tuple[tuple[int, ...], int, bool], BoxingTable] = {}
+        self._step_costs: dict[tuple[Step, int, bool], StepCost] = {}
 
     @property
     def device(self) -> Device:
         return self.network.cluster.device
 
     def step_cost(self, step: Step, num_bytes: int, differentiable: bool) -> StepCost:
-        return self.message_cost(step, message_bytes(step, num_bytes, self.mesh), differentiable)
+        key = (step, num_bytes, differentiable)
+        if key not in self._step_costs:
+            self._step_costs[key] = self.message_cost(step, message_bytes(step, num_bytes, self.mesh), differentiable)
+        return self._step_costs[key]
 
     def message_cost(self, step: Step, message: int, differentiable: bool) -> StepCost:
         """Cost of a step whose message n is ``message`` bytes."""

@@ -71,6 +71,8 @@ class Timeline:
             if isinstance(item, Op)
         }
         self._returning: list[Hashable] = []
+        self._own_events: dict[tuple[int, str, bool], list[Event]] = {}
+        self._seconds: dict[tuple[str, int, tuple[int, ...]], float] = {}
 
     def events(self) -> Iterator[Event]:
         """Microbatches one after another, gradients in the last, then the optimizer: the order in which ranks run them."""
@@ -104,25 +106,34 @@ class Timeline:
         if gathers:
             yield from self._sent(self.flow.forward_sends.get(at, ()), "forward")
             yield from self._arrival(self._due.get(at, ()), "forward")
-        if isinstance(item, Box):
-            gathered = item.key in self.flow.place
-            for step in item.steps if gathers or not gathered else ():
-                yield from self._step(item, step, "forward", not gathered)
-        elif item.signature is not None:
-            yield self._op(item, "forward", self._op_times[at][0])
-            yield from self._internal(item, item.signature, "forward")
+        yield from self._own(at, item, "forward", gathers)
 
     def _backward(self, at: int, item: Item, returns: bool, last: bool) -> Iterator[Event]:
         yield from self._sent(self.flow.backward_sends.get(at, ()), "backward")
         yield from self._arrival(self._due_again.get(at, ()), "backward")
-        if isinstance(item, Box):
-            gathered = item.key in self.flow.place
-            for step in reversed(item.steps) if returns or not gathered else ():
-                yield from self._step(item, step, "backward", not gathered and at in self.flow.passing)
-        elif item.signature is not None:
-            yield from reversed(list(self._internal(item, item.signature, "backward")))
-            yield self._op(item, "backward", self._op_times[at][1])
+        yield from self._own(at, item, "backward", returns)
         yield from self._ready(at, returns, last)
+
+    def _own(self, at: int, item: Item, phase: str, parameters: bool) -> list[Event]:
+        """What an item does itself, the same in every microbatch; boxes of gathered parameters only with ``parameters``."""
+        key = (at, phase, parameters or not (isinstance(item, Box) and item.key in self.flow.place))
+        if key not in self._own_events:
+            made = self._box(at, item, phase) if isinstance(item, Box) else self._computed(at, item, phase)
+            self._own_events[key] = list(made) if key[2] else []
+        return self._own_events[key]
+
+    def _box(self, at: int, box: Box, phase: str) -> Iterator[Event]:
+        own = box.key not in self.flow.place and (phase == "forward" or at in self.flow.passing)
+        for step in box.steps if phase == "forward" else box.steps[::-1]:
+            yield from self._step(box, step, phase, own)
+
+    def _computed(self, at: int, item: Op, phase: str) -> list[Event]:
+        if item.signature is None:
+            return []
+        forward = phase == "forward"
+        event = self._op(item, phase, self._op_times[at][0 if forward else 1])
+        inside = list(self._internal(item, item.signature, phase))
+        return [event, *inside] if forward else [*reversed(inside), event]
 
     def _sent(self, places: Sequence[int], phase: str) -> Iterator[Event]:
         """Parameters that are sent for here: a flat message is under way from now on, a path is waited for."""
@@ -200,7 +211,10 @@ class Timeline:
             "layouts": layouts,
         }
         level = next((at for at, count in enumerate(shape) if count > 1), len(shape))
-        seconds = self.boxing.network.time_s(kind, num_bytes, shape)
+        call = (kind, num_bytes, shape)
+        if call not in self._seconds:
+            self._seconds[call] = self.boxing.network.time_s(*call)
+        seconds = self._seconds[call]
         return Event(f"{kind} {cause}", "comm", phase, seconds, details, level)
 
     def _call(self, call: Collective) -> Event:

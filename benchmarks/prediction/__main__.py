@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="MODEL@CLUSTER", help=f"by default {' '.join(everything)}")
     parser.add_argument("--strategies", type=int, default=24, metavar="N")
     parser.add_argument("--lessons", type=int, default=4, metavar="N", help="other strategies, tried before")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="timed steps of each strategy")
+    parser.add_argument("--rounds", type=int, default=11, metavar="N", help="timed steps of each strategy")
     parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="for all collectives")
     parser.add_argument("--op-s", type=float, default=0.04, metavar="S", help="for one direction of an op")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")

@@ -47,13 +47,24 @@ def candidates(
     others = {str(strategy.to_dict()): strategy for strategy in sampled}
     rest = [predicted(f"sample {at}", others[key]) for at, key in enumerate(others) if key not in found]
     rest.sort(key=lambda candidate: candidate.costs.simulated_step_time_s)
-    # evenly by rank of cost, both ends included
-    chosen = _spread(len(rest), count - first)
+    chosen = _spanning([candidate.costs.simulated_step_time_s for candidate in rest], count - first)
     for at in chosen:
         found[str(rest[at].strategy.to_dict())] = rest[at]
     left = [candidate for at, candidate in enumerate(rest) if at not in chosen]
     taught = [left[at] for at in _spread(len(left), lessons)]
     return sorted(found.values(), key=lambda candidate: candidate.costs.simulated_step_time_s), taught
+
+
+def _spanning(seconds: list[float], count: int) -> list[int]:
+    """``count`` different indices whose costs lie evenly, on a log scale, from the least to the largest; each is the
+    nearest that is left to its place."""
+    places = np.linspace(np.log(seconds[0]), np.log(seconds[-1]), min(count, len(seconds)))
+    left = dict(enumerate(np.log(seconds)))
+    chosen = []
+    for place in places.tolist():
+        chosen.append(min(left, key=lambda at: float(abs(left[at] - place))))
+        del left[chosen[-1]]
+    return sorted(chosen)
 
 
 def _spread(size: int, count: int) -> list[int]:
