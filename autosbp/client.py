@@ -174,7 +174,8 @@ class Client:
     def trial(
         self, strategy_id: str, *, baseline: str | None = None, steps: int = 20, warmup: int = 3, seed: int = 0
     ) -> Job:
-        """Queue a measured run of a strategy or of one of its baselines; ``result["trial_id"]``."""
+        """Queue a measured run of a strategy or of one of its baselines; ``result["trial_id"]``, and where the strategy was
+        searched with a calibration, ``result["calibration_id"]``: the version of it that its trials have taught."""
         body: Document = {"strategy_id": strategy_id, "steps": steps, "warmup": warmup, "seed": seed}
         if baseline is not None:
             body["baseline"] = baseline
@@ -234,10 +235,20 @@ class Client:
 
     def strategies(self, *, model_id: str | None = None, cluster_id: str | None = None) -> Iterator[Document]:
         """Every stored strategy in brief, newest first."""
-        filters = {"model_id": model_id, "cluster_id": cluster_id}
+        yield from self._pages("/v1/strategies", model_id=model_id, cluster_id=cluster_id)
+
+    def calibrations(self, *, cluster_id: str | None = None, root_id: str | None = None) -> Iterator[Document]:
+        """Every stored calibration in brief, newest first: of a cluster, or the versions of one that trials taught."""
+        yield from self._pages("/v1/calibrations", cluster_id=cluster_id, root_id=root_id)
+
+    def newest_calibration(self, calibration_id: str) -> str:
+        """The id of the last version of a calibration's family; searches use it only where they ask for it."""
+        return str(self._get(f"/v1/calibrations/{calibration_id}")["newest_id"])
+
+    def _pages(self, path: str, **filters: str | None) -> Iterator[Document]:
         query = {key: value for key, value in filters.items() if value is not None}
         while True:
-            answer = self._get("/v1/strategies", query)
+            answer = self._get(path, query)
             yield from answer["items"]
             if answer["next_cursor"] is None:
                 return

@@ -44,6 +44,9 @@ def test_a_model_a_cluster_and_a_calibration_become_a_strategy(client: Client) -
     assert cluster == client.post_cluster(load_cluster("local:2x2")) == client.post_cluster(documents.cluster())
     calibration = client.post_calibration(documents.calibration())
     assert client.get_calibration(calibration) == documents.calibration()
+    assert client.newest_calibration(calibration) == calibration
+    assert [entry["id"] for entry in client.calibrations(root_id=calibration)] == [calibration]
+    assert list(client.calibrations(cluster_id="clu-none")) == []
 
     seen: list[Job] = []
     job = client.search(model, cluster, calibration, documents.OPTIONS)

@@ -8,6 +8,7 @@ from pathlib import Path
 from autosbp import api
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import Calibration
+from autosbp.lessons import experience_of
 from calibration import Progress
 from calibration import calibrate as measure
 from service.jobs._base import CancelledError, Document, TaskContext
@@ -61,7 +62,8 @@ def _follow(step: Progress, context: TaskContext) -> None:
 
 
 def trial(inputs: Document, context: TaskContext) -> Document:
-    """Run a plan and measure it; the trial's report. Its log is appended to the file ``inputs["log"]``."""
+    """Run a plan and measure it; the trial's report, with what it teaches the plan's calibration as ``experience``. Its log
+    is appended to the file ``inputs["log"]``."""
     graph = api.load_graph(inputs["graph"])
     plan = api.Plan.from_dict(inputs["plan"])
     if inputs["baseline"] is not None:
@@ -78,7 +80,11 @@ def trial(inputs: Document, context: TaskContext) -> Document:
         cancelled=context.cancelled,
     )
     _stop_if_cancelled(context)
-    return result
+    calibration = inputs["calibration"]
+    # What was measured of other collectives than those charged is no lesson.
+    if calibration is None or not result["collectives_match"]:
+        return result
+    return {**result, "experience": experience_of(plan, graph, Calibration.from_dict(calibration), result).to_dict()}
 
 
 def _appender(path: Path, context: TaskContext) -> Callable[[str], None]:

@@ -40,9 +40,15 @@ def create(
 
 
 @routes.get("", summary="List calibrations")
-def listing(state: StateDep, cluster_id: QueryId = None, limit: Limit = 50, cursor: Cursor = None) -> Page[Calibration]:
-    """Newest first; of one cluster, if asked."""
-    rows, following = calibrations.listing(state, cluster_id, limit, cursor)
+def listing(
+    state: StateDep,
+    cluster_id: QueryId = None,
+    root_id: QueryId = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[Calibration]:
+    """Newest first; of one cluster, or the versions of one family, if asked."""
+    rows, following = calibrations.listing(state, cluster_id, root_id, limit, cursor)
     return Page(items=[Calibration.model_validate(row) for row in rows], next_cursor=following)
 
 

@@ -20,7 +20,8 @@ _TEXT = "text/plain; charset=utf-8"
     "", summary="Run a strategy and measure it", status_code=202, responses={**accepted(), **problems(413, 429)}
 )
 def create(state: StateDep, response: Response, request: TrialRequest) -> Job:
-    """202 with the job; its ``resource`` is the trial."""
+    """202 with the job; its ``resource`` is the trial. A trial of a strategy that was searched with a calibration teaches a
+    new version of that, which the job's result names."""
     return queued(response, trials.create(state, request))
 
 

@@ -30,6 +30,9 @@ class Calibration(Response):
     complete: bool
     num_collectives: int
     num_ops: int
+    root_id: str = Field(description="The first calibration of the family; trials teach further versions of it.")
+    num_trials: int = Field(description="How many trials taught this version; 0 before any.")
+    newest_id: str = Field(description="The family's last version. A search uses the version that it asks for.")
     created_at: datetime
 
 

@@ -40,4 +40,6 @@ class TrialBrief(Response):
 class Trial(TrialBrief):
     """A trial with everything that was measured."""
 
-    result: Document | None = Field(description="The trial's own report: step times, memory, losses, collectives.")
+    result: Document | None = Field(
+        description="The trial's own report: step times, memory, losses, collectives, and what it teaches its calibration."
+    )

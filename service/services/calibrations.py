@@ -34,11 +34,16 @@ def create(state: State, body: Document) -> tuple[CalibrationRow, bool] | JobRow
         return state.runner.submit(session, "calibrate", payload)
 
 
-def store(session: Session, calibration: Calibration, job_id: str | None) -> tuple[CalibrationRow, bool]:
-    """Insert the calibration and its cluster if they are not there."""
+def store(
+    session: Session, calibration: Calibration, job_id: str | None, root_id: str | None = None
+) -> tuple[CalibrationRow, bool]:
+    """Insert the calibration and its cluster if they are not there; without ``root_id`` it begins a family."""
     cluster, _ = clusters.store(session, calibration.cluster)
+    identifier = calibration.calibration_id
     row = CalibrationRow(
-        id=calibration.calibration_id,
+        id=identifier,
+        root_id=root_id or identifier,
+        num_trials=calibration.correction.num_trials,
         cluster_id=cluster.id,
         job_id=job_id,
         backend=calibration.backend,
@@ -47,7 +52,9 @@ def store(session: Session, calibration: Calibration, job_id: str | None) -> tup
         num_ops=len(calibration.ops),
         document=calibration.to_dict(),
     )
-    return insert_once(session, row)
+    stored, is_new = insert_once(session, row)
+    session.refresh(stored, ["newest_id"])
+    return stored, is_new
 
 
 def prepare_calibrate(settings: Settings, session: Session, job: JobRow) -> Document:
@@ -77,10 +84,12 @@ def get(state: State, calibration_id: str) -> CalibrationRow:
 
 
 def listing(
-    state: State, cluster_id: str | None, limit: int, cursor: str | None
+    state: State, cluster_id: str | None, root_id: str | None, limit: int, cursor: str | None
 ) -> tuple[Sequence[CalibrationRow], str | None]:
     """A page of calibrations."""
     query = select(CalibrationRow)
+    if root_id is not None:
+        query = query.where(CalibrationRow.root_id == root_id)
     if cluster_id is not None:
         query = query.where(CalibrationRow.cluster_id == cluster_id)
     with state.database.read() as session:

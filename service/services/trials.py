@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session, undefer
 
 from autosbp.errors import InputError
 from autosbp.plan import simulated_s
-from service.models import JobRow, ModelRow, StrategyRow, TrialRow
+from service.models import CalibrationRow, JobRow, ModelRow, StrategyRow, TrialRow
 from service.schemas._base import Document
 from service.schemas.trials import TrialRequest
+from service.services import lessons
 from service.services._store import new_id, page, referred, require
 from service.settings import Settings
 from service.state import State
@@ -53,10 +54,12 @@ def prepare(settings: Settings, session: Session, job: JobRow) -> Document:
     """Inputs of a trial: plan, graph, and where to work."""
     trial = session.get_one(TrialRow, job.payload["trial_id"])
     strategy = session.get_one(StrategyRow, trial.strategy_id)
+    calibration = session.get(CalibrationRow, strategy.calibration_id) if strategy.calibration_id else None
     return {
         "plan": strategy.plan,
         "baseline": trial.baseline,
         "graph": session.get_one(ModelRow, strategy.model_id).document,
+        "calibration": calibration.document if calibration else None,
         "options": trial.options,
         "workdir": str(folder(settings, trial.id)),
         "log": str(folder(settings, trial.id) / _LOG_NAME),
@@ -65,12 +68,13 @@ def prepare(settings: Settings, session: Session, job: JobRow) -> Document:
 
 
 def store(session: Session, job: JobRow, found: Document) -> Document:
-    """Store what the trial measured."""
+    """Store what the trial measured, and the version of its calibration that it teaches."""
     trial = session.get_one(TrialRow, job.payload["trial_id"])
     measured_s = float(found["step_time_s"]["median"])
     trial.result, trial.measured_step_time_s = found, measured_s
     trial.relative_error = (measured_s - simulated_s(trial.predicted)) / measured_s
-    return {"trial_id": trial.id}
+    taught = lessons.teach(session, session.get_one(StrategyRow, trial.strategy_id).calibration_id)
+    return {"trial_id": trial.id, **({"calibration_id": taught.id} if taught else {})}
 
 
 def folder(settings: Settings, trial_id: str) -> Path:

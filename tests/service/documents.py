@@ -25,12 +25,13 @@ def cluster(**changes: Any) -> dict[str, Any]:
     return {**load_cluster(CLUSTER).to_dict(), **changes}
 
 
-def calibration() -> dict[str, Any]:
-    shapes = ((1, 2), (2, 1), (2, 2))
+def calibration(cluster: str = CLUSTER) -> dict[str, Any]:
+    there = load_cluster(cluster)
+    shapes = ((1, 2), (2, 1), (2, 2)) if len(there.levels) > 1 else ((there.num_devices,),)
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
     points = (Point(1024, 1e-4, 1e-5, 5), Point(1048576, 1e-3, 1e-4, 5))
     fits = tuple(CollectiveFit(kind, shape, 1e-4, 1e-9, 0.99, 0.01, 0.1, points) for kind in kinds for shape in shapes)
-    return Calibration(load_cluster(CLUSTER), "gloo", "relative", fits).to_dict()
+    return Calibration(there, "gloo", "relative", fits).to_dict()
 
 
 def wait(client: Any, job_id: str, states: tuple[str, ...] = ("succeeded", "failed", "cancelled")) -> dict[str, Any]:

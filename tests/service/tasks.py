@@ -8,8 +8,10 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from autosbp.errors import InfeasibleError
+from autosbp.plan import Plan
 from service.jobs._base import JobKind, TaskContext
 
 
@@ -58,6 +60,19 @@ def held_search(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
 
     hold({"gate": os.environ["TEST_GATE"]}, context)
     return tasks.search(inputs, context)
+
+
+def quick_trial(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    """A trial whose ranks are not started: a step takes 10 ms and one for each of the asked steps; seed 1 stands for
+    collectives that did not match."""
+    from service.jobs import tasks
+
+    def run(plan: Plan, _graph: object, *, steps: int, seed: int, **_: object) -> dict[str, Any]:
+        times = {"median": 1e-2 + 1e-3 * steps}
+        return {"plan_id": plan.plan_id, "collectives_match": seed != 1, "step_time_s": times}
+
+    with patch("autosbp.api.run_trial", run):
+        return tasks.trial(inputs, context)
 
 
 def kind(name: str, resumable: bool = True) -> JobKind:

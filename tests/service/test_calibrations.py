@@ -18,6 +18,7 @@ def test_a_document_is_stored_with_its_cluster_and_read_back(client: TestClient)
     assert answer.status_code == 201
     assert body["id"] == Calibration.from_dict(documents.calibration()).calibration_id
     assert (body["backend"], body["num_collectives"], body["job_id"]) == ("gloo", 15, None)
+    assert (body["root_id"], body["newest_id"], body["num_trials"]) == (body["id"], body["id"], 0)
     assert client.get(f"/v1/clusters/{body['cluster_id']}").json()["name"] == "local:2x2"
     detail = client.get(answer.headers["location"]).json()
     assert Calibration.from_dict(detail["document"]) == Calibration.from_dict(documents.calibration())

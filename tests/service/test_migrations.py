@@ -9,12 +9,12 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
 from autosbp.errors import InputError
 from service.db import Database, _alembic
-from service.models import Base, SearchRow
+from service.models import Base, CalibrationRow, SearchRow
 
 
 @pytest.fixture
@@ -41,6 +41,26 @@ def test_upgrading_twice_changes_nothing_and_downgrading_leaves_nothing(database
     with database.engine.connect() as connection:
         assert inspect(connection).get_table_names() == ["alembic_version"]
     assert not database.is_current()
+
+
+def test_calibrations_of_the_first_schema_become_roots_of_their_families(database: Database) -> None:
+    rows = {"cal-1": "{}", "cal-2": '{"corrections": [{"num_trials": 2}, {"num_trials": 5}]}'}
+    with database.engine.begin() as connection:
+        command.upgrade(_alembic(connection), "0001")
+        connection.execute(text("INSERT INTO clusters VALUES ('clu-1', '2026-01-01', 'c', 'hash', 2, '{}')"))
+        insert = text("INSERT INTO calibrations VALUES (:id, '2026-01-01', 'clu-1', NULL, 'gloo', 1, 15, 0, :document)")
+        connection.execute(insert, [{"id": name, "document": document} for name, document in rows.items()])
+    database.upgrade()
+    with database.read() as session:
+        found = session.scalars(select(CalibrationRow).order_by(CalibrationRow.id)).all()
+        assert [(row.id, row.root_id, row.newest_id, row.num_trials) for row in found] == [
+            ("cal-1", "cal-1", "cal-1", 0),
+            ("cal-2", "cal-2", "cal-2", 5),
+        ]
+        assert [row.document for row in found][0] == {}
+    with database.engine.begin() as connection:
+        command.downgrade(_alembic(connection), "0001")
+        assert connection.execute(text("SELECT count(*) FROM calibrations")).scalar() == 2
 
 
 def test_sqlite_runs_in_wal_mode_with_foreign_keys(database: Database) -> None:

@@ -12,10 +12,12 @@ from tests.service import documents
 
 @pytest.fixture(scope="module")
 def plan(shared: TestClient) -> dict[str, Any]:
-    """A strategy of the perceptron on two ranks of this machine."""
+    """A strategy of the perceptron on two ranks of this machine, searched with a calibration."""
+    calibration = shared.post("/v1/calibrations", json=documents.calibration("local:2")).json()
     asked = {
         "model_id": shared.post("/v1/models", json=documents.graph()).json()["id"],
-        "cluster_id": shared.post("/v1/clusters", json={"preset": "local:2"}).json()["id"],
+        "cluster_id": calibration["cluster_id"],
+        "calibration_id": calibration["id"],
         "options": documents.OPTIONS,
     }
     job = documents.wait(shared, shared.post("/v1/searches", json=asked).json()["id"])
@@ -45,6 +47,8 @@ def test_a_trial_sets_what_was_measured_beside_what_was_predicted(shared: TestCl
     assert trial["measured_step_time_s"] == measured_s > 0
     assert trial["relative_error"] == pytest.approx((measured_s - plan["simulated_step_time_s"]) / measured_s)
     assert trial["result"]["losses"]
+    assert trial["result"]["experience"]["measured_s"] == measured_s
+    assert [each["num_trials"] for each in shared.get("/v1/calibrations").json()["items"]] == [1, 0]
     log = shared.get(f"/v1/trials/{trial['id']}/logs")
     assert (log.status_code, log.headers["content-type"]) == (200, "text/plain; charset=utf-8")
     assert log.text.strip()
