@@ -10,7 +10,7 @@ import pytest
 from autosbp.api import load_cluster
 from autosbp.search.sampling import sample_strategies
 from autosbp.sources import load_model
-from benchmarks.lowering._strategies import data_parallel, stored_split
+from benchmarks.lowering._strategies import data_parallel, stored_split, tensor_parallel
 from benchmarks.memory.__main__ import LIMIT, measure, report
 
 BATCH, MESSAGE_BYTES = 16, 2**18
@@ -19,7 +19,7 @@ BATCH, MESSAGE_BYTES = 16, 2**18
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
     cases = {}
-    for name in ("resnet50-small", "mlp-small"):
+    for name in ("resnet50-small", "mlp-small", "moe-small"):
         graph = load_model(f"zoo:{name}")
         parallel = data_parallel(graph, 4, BATCH)
         used = stored_split(graph, 4, BATCH, "use", MESSAGE_BYTES)
@@ -29,6 +29,7 @@ def rows() -> list[dict[str, Any]]:
             {
                 "data parallel, 4 microbatches": replace(parallel, global_batch=4 * BATCH),
                 "gathered once a step": stored_split(graph, 4, BATCH, "step", MESSAGE_BYTES),
+                "Megatron-like": tensor_parallel(graph, "local:2x2", 1, BATCH),
                 "gathered in each use, 4 microbatches": replace(used, global_batch=4 * BATCH),
                 **{f"sample {at}": strategy for at, strategy in enumerate(samples)},
             },
@@ -43,4 +44,10 @@ def test_memory_is_within_5_percent_of_what_is_measured(rows: list[dict[str, Any
 
 def test_memory_of_most_strategies_is_right_to_the_kilobyte(rows: list[dict[str, Any]]) -> None:
     exact = [row for row in rows if abs(row["peak"] - row["predicted_peak"]) < 1024]
-    assert len(exact) >= len(rows) / 2, report(rows)
+    assert len(exact) >= len(rows) * 2 / 3, report(rows)
+
+
+def test_a_gathered_copy_does_not_keep_the_message_it_came_in(rows: list[dict[str, Any]]) -> None:
+    # The router's weight has one row a rank: as a view, it would hold the buffer of all that travels with it.
+    (row,) = [row for row in rows if (row["model"], row["strategy"]) == ("moe-small", "gathered once a step")]
+    assert row["saved"] <= row["predicted_saved"], report(rows)
