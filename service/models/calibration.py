@@ -11,7 +11,8 @@ from service.models._base import Base
 
 
 class CalibrationRow(Base):
-    """One calibration of one cluster; ``job_id`` is null for a document that a client posted.
+    """One calibration of one cluster; ``job_id`` is null for a document that a client posted, and
+    for what trials taught.
 
     A family is one calibration, the root, and its versions that trials taught; rows are never changed. ``newest_id`` is
     the family's last version, the root's own id at first.

@@ -25,7 +25,9 @@ class Calibration(Response):
 
     id: str = Field(examples=["cal-0a1b2c3d4e5f6071"])
     cluster_id: str
-    job_id: str | None = Field(description="The job that measured it; null for a posted document.")
+    job_id: str | None = Field(
+        description="The job that measured it; null for a posted document and for what trials taught."
+    )
     backend: str
     complete: bool
     num_collectives: int

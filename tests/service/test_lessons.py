@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -108,6 +109,23 @@ def test_a_trial_that_is_stored_twice_teaches_once(
         assert trial.result is not None
         assert trials.store(session, row, dict(trial.result)) == job["result"]
     assert versions(taught, root) == before
+
+
+def test_concurrent_stores_teach_one_version(taught: TestClient, root: dict[str, Any], plan: dict[str, Any]) -> None:
+    tried(taught, plan, steps=10)
+    before = versions(taught, root)
+    with database(taught).write() as session:
+        session.delete(session.get_one(CalibrationRow, before[-1]["id"]))
+
+    def teach(_: int) -> str:
+        with database(taught).write() as session:
+            version = lessons.teach(session, root["id"])
+            assert version is not None
+            return version.id
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(teach, range(8))) == {before[-1]["id"]}
+    assert [each["id"] for each in versions(taught, root)] == [each["id"] for each in before]
 
 
 def test_what_did_not_match_or_has_no_calibration_teaches_nothing(
