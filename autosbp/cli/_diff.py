@@ -16,7 +16,7 @@ from autosbp.cli._run import console, print_json
 First = Annotated[str, typer.Argument(metavar="A", help="A plan .json.", show_default=False)]
 Second = Annotated[str, typer.Argument(metavar="B", help="Another plan .json.", show_default=False)]
 _COSTS = {"step_time_s": seconds, "comm_bytes_per_device": num_bytes, "memory_bytes_per_device": num_bytes}
-_CHOICES = ("global_batch", "micro_batch", "optimizer")
+_CHOICES = ("global_batch", "micro_batch", "optimizer", "pipeline")
 
 
 def diff(first: First, second: Second, as_json: AsJson = False) -> None:
@@ -41,7 +41,9 @@ def difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]
         "same_graph": one["provenance"].get("graph_hash") == two["provenance"].get("graph_hash"),
         "costs": costs,
         "mesh": _pair(_mesh(left), _mesh(right)),
-        "choices": {name: _pair(left[name], right[name]) for name in _CHOICES if left[name] != right[name]},
+        "choices": {
+            name: _pair(left.get(name), right.get(name)) for name in _CHOICES if left.get(name) != right.get(name)
+        },
         "parameters": _changes(left["parameters"], right["parameters"]),
         "ops": _changes(left["signatures"], right["signatures"]),
     }

@@ -19,6 +19,7 @@ from autosbp.cli._files import (
 )
 from autosbp.cli._findings import certificate, findings
 from autosbp.cli._format import num_bytes, percent, seconds, table
+from autosbp.cli._issues import issues
 from autosbp.cli._layers import axis_titles, groups, words
 from autosbp.cli._options import AsJson, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
 from autosbp.cli._plan import show
@@ -73,11 +74,23 @@ def explain(
 
 
 def _program(plan: Plan, graph: LogicalGraph, rank: int) -> str:
+    """What one rank runs; of a pipeline, one program for each chunk of its stage."""
+    from autosbp.costmodel.stages import Stages
     from autosbp.executor.lowering import lower
+    from autosbp.pipeline import ZERO_BUBBLE
 
     strategy = plan.strategy
-    module = lower(graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch)), strategy, rank)
-    return str(module.print_readable(print_output=False))
+    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    if strategy.pipeline is None:
+        modules = [lower(bound, strategy, rank)]
+    else:
+        if not 0 <= rank < strategy.num_devices:
+            raise InputError("rank", rank, f"0 to {strategy.num_devices - 1} is expected")
+        stage, place = divmod(rank, strategy.mesh.size)
+        defers = strategy.pipeline.schedule == ZERO_BUBBLE
+        chunks = Stages(bound, strategy).of(stage)
+        modules = [lower(chunk.graph, strategy, place, defers=defers) for chunk in chunks]
+    return "\n".join(str(module.print_readable(print_output=False)) for module in modules)
 
 
 def explanation(plan: Plan, graph: LogicalGraph | None) -> dict[str, Any]:
@@ -96,6 +109,7 @@ def explanation(plan: Plan, graph: LogicalGraph | None) -> dict[str, Any]:
         "mesh": strategy["mesh"],
         "global_batch": strategy["global_batch"],
         "micro_batch": strategy["micro_batch"],
+        **({"pipeline": strategy["pipeline"]} if "pipeline" in strategy else {}),
         "parameters": [_group(group) for group in groups(strategy["parameters"])],
         "ops": [_group(group) for group in groups(strategy["signatures"])],
         "baselines": document["baselines"],
@@ -104,40 +118,20 @@ def explanation(plan: Plan, graph: LogicalGraph | None) -> dict[str, Any]:
         "warnings": list(document.get("warnings", ())),
         "provenance": document["provenance"],
     }
-    return found if graph is None else {**found, "collectives": _collectives(plan, graph)}
+    return found if graph is None else {**found, "collectives": issues(plan, graph)}
 
 
 def _group(group: Any) -> dict[str, Any]:
     return {"name": group.name, "num_members": group.num_members, "layout": group.layout}
 
 
-def _collectives(plan: Plan, graph: LogicalGraph) -> list[dict[str, Any]]:
-    """A step's collectives by kind, phase and axes: how many, and the bytes that a device sends."""
-    from autosbp.costmodel.collectives import collectives
-    from autosbp.costmodel.network import beta_factor
-
-    strategy = plan.strategy
-    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
-    totals: dict[tuple[str, str, tuple[int, ...]], list[float]] = {}
-    for call in collectives(bound, strategy):
-        entry = totals.setdefault((call.kind, call.phase, call.axes), [0, 0.0])
-        entry[0] += 1
-        entry[1] += beta_factor(call.kind, strategy.mesh.group_size(call.axes)) * call.num_bytes
-    return [
-        {
-            "kind": kind,
-            "phase": phase,
-            "axes": [strategy.mesh.axes[axis].name for axis in axes],
-            "num_calls": int(calls),
-            "bytes_per_device": round(size),
-        }
-        for (kind, phase, axes), (calls, size) in sorted(totals.items(), key=lambda item: (-item[1][1], item[0]))
-    ]
-
-
 def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     out = console()
     show(plan)
+    if "pipeline" in found:
+        pipeline = found["pipeline"]
+        title = f"pipeline: {pipeline['num_stages']} stages, {len(pipeline['cuts']) + 1} chunks, {pipeline['schedule']}"
+        out.print(f"{title}; chunks begin with {', '.join(pipeline['cuts'])}")
     step = found["step_time_s"]
     rows = [
         (name.removesuffix("_s"), seconds(value), percent(value, step)) for name, value in found["breakdown"].items()

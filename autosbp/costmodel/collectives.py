@@ -96,7 +96,7 @@ class StepCollectives:
         return self.gathered(self.flow.backward_sends.get(at, ()), "backward")
 
     def after_backward(self, at: int, gradients: bool, last: bool) -> list[Collective]:
-        """What is issued because gradients are complete after the backward of item ``at``, or at the end."""
+        """What is issued because gradients are complete after the backward of item ``at``, or at the end (``AT_END``)."""
         calls = [call for gather in self.ready.get(at, ()) for call in self.returned(gather)] if gradients else []
         return calls + ([self.reduced(bucket) for bucket in self.complete.get(at, ())] if last else [])
 

@@ -7,7 +7,7 @@ out of messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -50,14 +50,10 @@ class LinkModel:
         return min(found, key=lambda delivery: delivery.seconds)
 
     def seconds(self, pieces: Sequence[Piece], size: int, src_mesh: PlacedMesh, dst_mesh: PlacedMesh) -> float:
-        links: dict[tuple[str, int, int], float] = {}
-        for (sender, receiver), parts in messages(pieces, src_mesh, dst_mesh).items():
-            level = link_level(sender, receiver, self._counts)
-            num_bytes = np.array([size * sum(piece.block.num_elements for piece in parts)], dtype=np.float64)
-            seconds = max(self._links[level].alpha_s + float(self._links[level].transfer_s(num_bytes)[0]), 0.0)
-            for side, device in (("out", sender), ("in", receiver)):
-                link = (side, level, unit(device, level, self._counts))
-                links[link] = links.get(link, 0.0) + seconds
+        sizes = {
+            ends: size * sum(piece.block.num_elements for piece in parts)
+            for ends, parts in messages(pieces, src_mesh, dst_mesh).items()
+        }
         copies: dict[tuple[str, int], float] = {}
         for piece in pieces:
             seconds = self.overhead_s + 2 * size * piece.block.num_elements / self.copy_bytes_per_s
@@ -66,7 +62,19 @@ class LinkModel:
         busiest = [
             max((spent for end, spent in copies.items() if end[0] == side), default=0.0) for side in ("out", "in")
         ]
-        return max(links.values(), default=0.0) + sum(busiest)
+        return self.exchange_s(sizes) + sum(busiest)
+
+    def exchange_s(self, sizes: Mapping[tuple[int, int], int]) -> float:
+        """Messages of so many bytes from a device to another, all at once; without copies."""
+        links: dict[tuple[str, int, int], float] = {}
+        for (sender, receiver), size in sizes.items():
+            level = link_level(sender, receiver, self._counts)
+            num_bytes = np.array([size], dtype=np.float64)
+            seconds = max(self._links[level].alpha_s + float(self._links[level].transfer_s(num_bytes)[0]), 0.0)
+            for side, device in (("out", sender), ("in", receiver)):
+                link = (side, level, unit(device, level, self._counts))
+                links[link] = links.get(link, 0.0) + seconds
+        return max(links.values(), default=0.0)
 
     def least_s(self, src: Counts, dst: Counts) -> Floats:
         """For each layout of ``src`` and each of ``dst``, no more than the delivery takes: the messages that one device

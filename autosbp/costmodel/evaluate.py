@@ -13,7 +13,8 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory import memory_bytes
 from autosbp.costmodel.network import beta_factor
-from autosbp.costmodel.simulate import Simulation
+from autosbp.costmodel.pipelined import evaluate_pipelined
+from autosbp.costmodel.simulate import alone_s
 from autosbp.costmodel.timeline import Event, Timeline
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Costs, Strategy
@@ -21,7 +22,9 @@ from autosbp.plan import Costs, Strategy
 
 def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> Costs:
     """Predicted costs of one training step on one device. ``graph`` is bound at the microbatch, ``boxing`` on the
-    strategy's mesh."""
+    strategy's mesh; of a pipeline, the mesh of one stage."""
+    if strategy.pipeline is not None:
+        return evaluate_pipelined(graph, strategy, boxing, compute)
     timeline = Timeline(graph, strategy, boxing, compute)
     phases = timeline.phases()
     spent = dict.fromkeys(("compute", "comm", "optimizer", "wait"), 0.0)
@@ -48,9 +51,4 @@ def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compu
 
 def simulated_s(phases: Sequence[tuple[Sequence[Event], int]], compute: ComputeModel) -> float:
     """Seconds of a step in which nothing waits that does not have to. What repeats is simulated once, to its end."""
-    total_s = 0.0
-    for events, times in phases:
-        simulation = Simulation(compute.overlap)
-        simulation.run(events)
-        total_s += times * simulation.drain()
-    return total_s
+    return sum(times * alone_s(events, compute.overlap) for events, times in phases)

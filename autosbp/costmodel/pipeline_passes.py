@@ -1,6 +1,7 @@
 """In which order a stage passes microbatches through its chunks, for every schedule.
 
-``gpipe``: all forward, then all backward (Huang et al. 2019). ``1f1b`` and its interleaved form: ``costmodel.pipeline``.
+``gpipe``: all forward, then all backward (Huang et al. 2019). ``1f1b`` and its interleaved form: Narayanan et al. 2021,
+section 2.2; Megatron-LM's ``forward_backward_pipelining_with_interleaving``.
 ``zero_bubble``: a backward pass leaves the gradients of weights to a pass of their own; stage s starts these when it has
 done s backward passes, so that it keeps as many activations as 1F1B does (Qi et al. 2023, section 2.1, ZB-H1).
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from autosbp.costmodel.pipeline import stage_order
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
@@ -23,6 +23,30 @@ class Pass:
     kind: str
     chunk: int
     micro: int
+
+
+Task = tuple[bool, int, int]
+"""(backward, chunk of the model, microbatch)."""
+
+
+def stage_order(stage: int, num_stages: int, num_virtual: int, num_micro: int) -> list[Task]:
+    """The tasks of one stage in the order of the schedule; chunk c of the model lies on stage c mod p."""
+    total, group = num_micro * num_virtual, num_stages * num_virtual
+
+    def task(backward: bool, index: int) -> Task:
+        virtual = index % group // num_stages if num_virtual > 1 else 0
+        micro = index // group * num_stages + index % num_stages if num_virtual > 1 else index
+        chunk = num_virtual - 1 - virtual if backward else virtual
+        return (backward, chunk * num_stages + stage, micro)
+
+    if num_virtual > 1:
+        warmup = min(total, 2 * (num_stages - stage - 1) + (num_virtual - 1) * num_stages)
+    else:
+        warmup = min(total, num_stages - stage - 1)
+    order = [task(False, index) for index in range(warmup)]
+    for index in range(total - warmup):
+        order += [task(False, warmup + index), task(True, index)]
+    return order + [task(True, index) for index in range(total - warmup, total)]
 
 
 def stage_passes(pipeline: Pipeline, stage: int, num_micro: int) -> list[Pass]:

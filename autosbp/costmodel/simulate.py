@@ -103,3 +103,10 @@ class Simulation:
         if main.category != "comm":
             return 1.0 / (1.0 + self.overlap.network)
         return rate if main.level == level else 1.0
+
+
+def alone_s(events: Iterable[Event], overlap: Overlap) -> float:
+    """Seconds of these events, to the end of all that they start."""
+    simulation = Simulation(overlap)
+    simulation.run(events)
+    return simulation.drain()

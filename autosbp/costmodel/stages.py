@@ -79,7 +79,9 @@ class Stages:
         self.chunks = tuple(
             Chunk(index, part, parameter_flow(part, strategy, shared)) for index, part in enumerate(graphs)
         )
-        self.shared = _shared(graph, strategy, {name: readers[name] for name in readers if name in shared})
+        # One that no gradient reaches keeps none, as on one device.
+        reached = shared & {name for chunk in self.chunks for name in chunk.flow.sources}
+        self.shared = _shared(graph, strategy, {name: readers[name] for name in readers if name in reached})
 
     def of(self, stage: int) -> tuple[Chunk, ...]:
         """The chunks of one stage."""
@@ -109,14 +111,13 @@ class Stages:
         for chunk in self.of(stage):
             late = self._collectives[chunk.index]
             yield late.reductions() if self.pipeline.schedule == ZERO_BUBBLE else late.at_end()
-        for shared in self.shared:
-            if stage in shared.stages:
-                yield self.sums(shared)
-        yield [
-            StageCall(
-                "broadcast", self.loss_bytes, tuple(range(self.pipeline.num_stages)), "sync", self.graph.loss.name
-            )
-        ]
+        yield self.ending(stage)
+
+    def ending(self, stage: int) -> list[Collective | StageCall]:
+        """What comes last in a step: sums of shared parameters, and the losses."""
+        calls = [call for shared in self.shared if stage in shared.stages for call in self.sums(shared)]
+        everyone = tuple(range(self.pipeline.num_stages))
+        return [*calls, StageCall("broadcast", self.loss_bytes, everyone, "sync", self.graph.loss.name)]
 
     def of_pass(self, one: Pass) -> list[Collective]:
         """What a pass does inside its stage."""

@@ -18,7 +18,7 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.boxing import COLLECTIVES, Step, message_bytes, split_factor
 from autosbp.sbp.choices import axis_choices
-from autosbp.sbp.parameters import AT_END, NEVER, Gather, parameter_flow
+from autosbp.sbp.parameters import AT_END, NEVER, Gather, ParameterFlow, parameter_flow
 from autosbp.sbp.placement import format_nd_sbp
 from autosbp.sbp.program import Box, Item, Op
 
@@ -52,11 +52,19 @@ class Event:
 
 
 class Timeline:
-    """Events of one training step. ``graph`` is bound at the microbatch, ``boxing`` on the strategy's mesh."""
+    """Events of one training step. ``graph`` is bound at the microbatch, ``boxing`` on the strategy's mesh; ``flow`` is
+    the strategy's, and given for a chunk of a pipeline."""
 
-    def __init__(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> None:
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        strategy: Strategy,
+        boxing: BoxingModel,
+        compute: ComputeModel,
+        flow: ParameterFlow | None = None,
+    ) -> None:
         self.graph, self.strategy, self.boxing, self.compute = graph, strategy, boxing, compute
-        self.flow = parameter_flow(graph, strategy)
+        self.flow = flow or parameter_flow(graph, strategy)
         self.step = StepCollectives(graph, strategy, self.flow)
         self.message = shared_message_bytes(graph, strategy.bucket_bytes)
         self._due: dict[int, list[int]] = {}
@@ -94,10 +102,18 @@ class Timeline:
 
     def _micro(self, gathers: bool, last: bool) -> Iterator[Event]:
         """One microbatch, with its parameters gathered or there from an earlier one."""
+        yield from self.forward_pass(gathers)
+        yield from self.backward_pass(last)
+
+    def forward_pass(self, gathers: bool) -> Iterator[Event]:
+        """One microbatch forward, see ``_micro``."""
         self._returning.clear()
-        returns = last or self.strategy.gather == "use"
         for at, item in enumerate(self.flow.items):
             yield from self._forward(at, item, gathers)
+
+    def backward_pass(self, last: bool) -> Iterator[Event]:
+        """One microbatch backward."""
+        returns = last or self.strategy.gather == "use"
         for at in range(len(self.flow.items) - 1, -1, -1):
             yield from self._backward(at, self.flow.items[at], returns, last)
         yield from self._ready(AT_END, False, last)

@@ -27,6 +27,7 @@ from autosbp.graph.materialise import constant_tensor, is_random, op_of, to_fx_a
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import Step
 from autosbp.sbp.choices import found_choices, implemented_axes
+from autosbp.sbp.deferral import defers_weights
 from autosbp.sbp.parameters import ParameterFlow
 from autosbp.sbp.placement import NdSbp, format_nd_sbp, local_shape, shard_index
 from autosbp.sbp.program import OUTPUT, Box, Op, program_items
@@ -150,7 +151,7 @@ class _Lowering:
             program = self._implemented(item, choices, args, kwargs)
             if program is not None:
                 target, args, kwargs = uncompiled(program[0]), list(program[1]), {}
-            elif self.defers and self._is_deferrable(item):
+            elif self.defers and defers_weights(self.graph, item):
                 target = uncompiled(deferred_linear)
         if self._is_random(node):
             shard = 0 if item.signature is None else self._shard(item.signature.outs[0])
@@ -172,11 +173,6 @@ class _Lowering:
         if node.op in RULES or node.rule:
             return sharding_of(self.graph, node).random
         return is_random(node.op)
-
-    def _is_deferrable(self, item: Op) -> bool:
-        """A linear op whose parameters are read as they are stored."""
-        stored = all(isinstance(read, Ref) and read.name in self.graph.parameter_names for read in item.reads[1:])
-        return item.node.op == "aten.linear.default" and item.node.name in self.graph.differentiable and stored
 
     def _shard(self, layout: NdSbp) -> int:
         """A number that replicas share and other shards do not."""

@@ -15,6 +15,7 @@ from autosbp.executor.memory_trace import MemoryTrace
 
 if TYPE_CHECKING:
     from autosbp.executor.gathering import ParameterGathers
+    from autosbp.executor.pipeline import PipelineTrainer
     from autosbp.executor.training import Trainer
 
 
@@ -23,10 +24,10 @@ class SavedBytes:
 
     Args:
         known: what was there before, and does not count.
-        gathers: of the trainer, which keeps tensors in its own way where parameters are gathered in each use.
+        gathers: of the trainer, which keep tensors in their own way where parameters are gathered in each use.
     """
 
-    def __init__(self, known: Iterable[torch.Tensor], gathers: ParameterGathers | None = None) -> None:
+    def __init__(self, known: Iterable[torch.Tensor], gathers: Sequence[ParameterGathers] = ()) -> None:
         self.bytes = self._now = 0
         self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
         self._holders: dict[int, int] = {}
@@ -52,8 +53,8 @@ class SavedBytes:
             self._now -= size
 
     def __enter__(self) -> SavedBytes:
-        if self._gathers is not None:
-            self._gathers.keep, self._gathers.kept = self._pack, _unpack
+        for gathers in self._gathers:
+            gathers.keep, gathers.kept = self._pack, _unpack
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         self._hooks.__enter__()
         return self
@@ -62,8 +63,8 @@ class SavedBytes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
-        if self._gathers is not None:
-            self._gathers.keep = self._gathers.kept = _unpack
+        for gathers in self._gathers:
+            gathers.keep = gathers.kept = _unpack
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,11 @@ class StepMemory:
     saved: int
 
 
-def step_memory(trainer: Trainer, batch: Mapping[str, torch.Tensor]) -> StepMemory:
+def step_memory(trainer: Trainer | PipelineTrainer, batch: Mapping[str, torch.Tensor]) -> StepMemory:
     """Train two steps and watch them: one for what autograd keeps, one for all tensors (``MemoryTrace``; on a GPU its
     allocator's own count). A step must have been done before, so that the optimizer has its state."""
-    with SavedBytes([*trainer.locals.values(), *batch.values(), *trainer.program.buffers()], trainer.gathers) as saved:
+    known = [*trainer.locals.values(), *_data(trainer, batch)]
+    with SavedBytes(known, [part.gathers for part in trainer.chunks]) as saved:
         trainer.step(batch)
     if trainer.runtime.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -99,13 +101,20 @@ def step_memory(trainer: Trainer, batch: Mapping[str, torch.Tensor]) -> StepMemo
     return StepMemory(trace.peak, saved.bytes)
 
 
-def resident(trainer: Trainer, batch: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+def resident(trainer: Trainer | PipelineTrainer, batch: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """All tensors between two steps: parameters, gradients, optimizer state, constants and the batch."""
     gradients = [local.grad for local in trainer.locals.values() if local.grad is not None]
-    return [*trainer.locals.values(), *gradients, *_states(trainer), *trainer.program.buffers(), *batch.values()]
+    return [*trainer.locals.values(), *gradients, *_states(trainer), *_data(trainer, batch)]
 
 
-def _states(trainer: Trainer) -> list[torch.Tensor]:
+def _data(trainer: Trainer | PipelineTrainer, batch: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Constants, and what the programs read of the batch."""
+    read = {leaf.name for part in trainer.chunks for leaf in part.graph.inputs}
+    constants = [constant for part in trainer.chunks for constant in part.program.buffers()]
+    return [*constants, *(tensor for name, tensor in batch.items() if name in read)]
+
+
+def _states(trainer: Trainer | PipelineTrainer) -> list[torch.Tensor]:
     """What the optimizer keeps besides its counters."""
     return [
         value

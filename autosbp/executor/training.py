@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from autosbp.costmodel.collectives import Collective, StepCollectives
+from autosbp.errors import InputError
 from autosbp.executor.gathering import ParameterGathers
 from autosbp.executor.lowering import lower
 from autosbp.executor.parameters import shard
@@ -52,6 +53,11 @@ class Trainer:
     ) -> None:
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
         self.strategy = strategy
+        if strategy.pipeline is not None:
+            stages = strategy.pipeline.num_stages
+            raise InputError(
+                "strategy.pipeline", stages, "a strategy without stages is expected; make_trainer takes both"
+            )
         self.runtime = runtime or Runtime(strategy.mesh, dist.get_rank(), device, seed=seed)
         flow = parameter_flow(self.graph, strategy)
         self.charged = StepCollectives(self.graph, strategy, flow).step()
@@ -75,6 +81,11 @@ class Trainer:
         self.optimizer = make_optimizer(
             strategy.optimizer, [local for local in self.locals.values() if local.requires_grad], learning_rate
         )
+
+    @property
+    def chunks(self) -> list[Trainer]:
+        """The parts that have a program and gathers of their own: one, without a pipeline."""
+        return [self]
 
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Loss of the global batch, gradients of every parameter synchronised; the mean over microbatches."""

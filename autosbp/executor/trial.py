@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autosbp.costmodel.stages import Stages
 from autosbp.errors import InputError, TrialError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import canonical, check_integer, loads
@@ -62,9 +63,13 @@ def run_trial(
             raise InputError("libraries", module, "the name of a module, such as package.module, is expected")
     known = {LIBRARIES.get(node.op.partition(".")[0], "") for node in graph.nodes} - {""}
     strategy = plan.strategy
-    if strategy.mesh.size > MAX_LOCAL_RANKS:
-        raise InputError("cluster", strategy.mesh.size, f"at most {MAX_LOCAL_RANKS} ranks can start on one machine")
-    list(program_items(graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch)), strategy))
+    if strategy.num_devices > MAX_LOCAL_RANKS:
+        raise InputError("cluster", strategy.num_devices, f"at most {MAX_LOCAL_RANKS} ranks can start on one machine")
+    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    if strategy.pipeline is None:
+        list(program_items(bound, strategy))
+    else:
+        Stages(bound, strategy)
     workdir.mkdir(parents=True, exist_ok=True)
     result_path = workdir / "result.json"
     result_path.unlink(missing_ok=True)
@@ -80,7 +85,7 @@ def run_trial(
     outcome = launch(
         "autosbp.executor.worker",
         [str(workdir / "request.json"), str(result_path)],
-        strategy.mesh.size,
+        strategy.num_devices,
         workdir / "ranks.log",
         timeout_s=timeout_s,
         poll=follow,

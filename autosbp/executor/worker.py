@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 from autosbp.executor.measure import quartiles, step_memory
 from autosbp.executor.parameters import full_parameters
+from autosbp.executor.pipeline import make_trainer
 from autosbp.executor.reference import Reference
-from autosbp.executor.training import Trainer, random_batch
+from autosbp.executor.training import random_batch
 from autosbp.graph.serialize import from_dict
 from autosbp.plan import Plan, simulated_s
 from autosbp.processes import end_rank, keep_to_cores
@@ -46,8 +47,9 @@ def main() -> None:
     strategy = plan.strategy
     parameters = full_parameters(graph, request["seed"])
     batch = random_batch(graph, strategy.global_batch, request["seed"])
-    on_device = {name: tensor.to(device) for name, tensor in batch.items()}
-    trainer = Trainer(graph, strategy, parameters, device=device)
+    trainer = make_trainer(graph, strategy, parameters, device=device)
+    read = {leaf.name for part in trainer.chunks for leaf in part.graph.inputs}
+    on_device = {name: tensor.to(device) for name, tensor in batch.items() if name in read}
     say(rank, f"lowered: {len(trainer.charged)} collectives charged a step")
 
     # One step is not timed, but what it issued is compared.

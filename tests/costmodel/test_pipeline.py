@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autosbp.costmodel.pipeline import Chunk, pipeline_time, stage_order
+from autosbp.costmodel.pipeline import Chunk, pipeline_time
+from autosbp.costmodel.pipeline_passes import stage_order
 from autosbp.errors import InputError
 
 

@@ -70,7 +70,7 @@ def rank_memory(
     """
     meter = Meter()
     machine = Machine(meter, sums_in_place=sums_in_place, device=device)
-    run = _Step(graph, strategy, flow or parameter_flow(graph, strategy), machine)
+    run = StepRun(graph, strategy, flow or parameter_flow(graph, strategy), machine)
     run.step()
     states = sum(
         prod(leaf.meta.sizes) // split_factor(strategy.parameters[leaf.name], strategy.mesh)
@@ -85,7 +85,9 @@ def rank_memory(
     )
 
 
-class _Step:
+class StepRun:
+    """One step's passes, on tensors without data."""
+
     def __init__(self, graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow, m: Machine) -> None:
         self.graph, self.strategy, self.flow, self.m, self.mesh = graph, strategy, flow, m, strategy.mesh
         self.gradients = Gradients(m)
@@ -125,12 +127,17 @@ class _Step:
                 last[item.key] = last[item.ref] = at
             else:
                 last[item.key] = at
-        kept = {Ref(name) for name in (*self.stored, *self.constants)} | {self.flow.items[-1].key}  # type: ignore[union-attr]
+        kept = {Ref(name) for name in (*self.stored, *self.constants)} | set(self.outputs)
         found: dict[int, list[ReadKey]] = {}
         for key, at in last.items():
             if key not in kept:
                 found.setdefault(at, []).append(key)
         return found
+
+    @property
+    def outputs(self) -> tuple[ReadKey, ...]:
+        """The loss, or what a pipeline's chunk sends on."""
+        return self.graph.results or (self.flow.items[-1].key,)  # type: ignore[union-attr]
 
     def step(self) -> None:
         """One step: the passes that differ."""
@@ -138,7 +145,7 @@ class _Step:
         for at in range(passes):
             self.gathers.begin(last=at == passes - 1)
             self.buckets.open = at == passes - 1
-            loss = self._forward()
+            (loss,) = self.forward({})
             if passes > 1:
                 mean = self.m.like(loss)
                 self.m.record([mean], [loss], [], lambda grads, _: [self.m.like(grads[0])])
@@ -148,8 +155,10 @@ class _Step:
         self.gathers.finish()
         self.buckets.finish()
 
-    def _forward(self) -> Tensor:
+    def forward(self, received: Mapping[ReadKey, Tensor]) -> list[Tensor]:
+        """One microbatch; what a chunk receives is given."""
         values: dict[ReadKey, Tensor] = {Ref(name): part for name, part in self.stored.items()}
+        values.update(received)
         values.update({Ref(name): tensor for name, tensor in self.constants.items()})
         for leaf, whole in zip(self.graph.inputs, self.data, strict=True):
             values[Ref(leaf.name)] = whole.view(leaf.meta.sizes, contiguous(leaf.meta.sizes))
@@ -167,7 +176,7 @@ class _Step:
                     node.before = before  # type: ignore[attr-defined]
             for key in done:
                 values.pop(key, None)
-        return values[self.flow.items[-1].key]  # type: ignore[union-attr]
+        return [values[key] for key in self.outputs]
 
     def _box(self, box: Box, values: dict[ReadKey, Tensor], *, last: bool) -> Tensor:
         if box.key in self.flow.place:

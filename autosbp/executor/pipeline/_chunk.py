@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -38,7 +37,6 @@ class ChunkProgram:
         chunk: of the strategy's.
         parameters: this rank's parts of the stage's, by name; flat messages replace them by views.
         runtime: of the stage.
-        compiler: see ``Trainer``.
 
     The step gives it a batch (``load``), passes are called in any order that a schedule may have, one at a time, and
     ``finish`` comes last. ``losses`` are then the last chunk's, by microbatch.
@@ -50,16 +48,12 @@ class ChunkProgram:
         strategy: Strategy,
         parameters: dict[str, torch.Tensor],
         runtime: Runtime,
-        compiler: str | None = None,
     ) -> None:
         assert strategy.pipeline is not None
         self.index, self.graph, self.strategy, self.runtime = chunk.index, chunk.graph, strategy, runtime
         self.parameters = parameters
         self.defers = strategy.pipeline.schedule == ZERO_BUBBLE
         self.program = lower(chunk.graph, strategy, runtime.rank, chunk.flow, defers=self.defers).to(runtime.device)
-        self._run: Any = (
-            self.program if compiler is None else torch.compile(self.program, backend=compiler, dynamic=False)
-        )
         self.gathers = ParameterGathers(
             chunk.flow, strategy.gather == "use", parameters, runtime, lambda name: self.buckets.arrived(name)
         )
@@ -90,7 +84,7 @@ class ChunkProgram:
         self.gathers.begin(micro, count)
         with self.gathers.saving():
             stored = [self.parameters[leaf.name] for leaf in self.graph.parameters]
-            out = self._run(*stored, *inputs, *received)
+            out = self.program(*stored, *inputs, *received)
         if self.is_last:
             self.losses[micro] = out.detach()
             return (out / count if count > 1 else out,)

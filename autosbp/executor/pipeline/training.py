@@ -23,7 +23,7 @@ from autosbp.plan import Strategy
 
 
 class PipelineTrainer:
-    """One rank of a training run; arguments and methods are those of ``Trainer``.
+    """One rank of a training run; arguments and methods are those of ``Trainer``, but for ``torch.compile``.
 
     ``locals`` are this rank's parts of what its stage stores. A parameter that several stages read is in each of them, and
     its gradients are summed over them once a step, so that it stays the same (Narayanan et al. 2021, section 2.2: tied
@@ -40,7 +40,6 @@ class PipelineTrainer:
         learning_rate: float = 1e-3,
         seed: int = 0,
         groups: StageGroups | None = None,
-        compiler: str | None = None,
         pipeline_runtime: PipelineRuntime | None = None,
     ) -> None:
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
@@ -66,9 +65,7 @@ class PipelineTrainer:
             .requires_grad_(leaves[name].trained and leaves[name].meta.is_float)
             for name in self.stages.parameters_of(self.stage)
         }
-        self.chunks = [
-            ChunkProgram(chunk, strategy, self.locals, self.runtime, compiler) for chunk in self.stages.of(self.stage)
-        ]
+        self.chunks = [ChunkProgram(chunk, strategy, self.locals, self.runtime) for chunk in self.stages.of(self.stage)]
         self.shared = [
             (each, FlatGradients([self.locals[name] for name in each.names]))
             for each in self.stages.shared

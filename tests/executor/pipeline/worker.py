@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from autosbp.costmodel.memory.stage import stage_memory
+from autosbp.executor.measure import step_memory
 from autosbp.executor.parameters import full_parameters, shard
 from autosbp.executor.pipeline import PipelineTrainer
 from autosbp.executor.pipeline._groups import StageGroups
@@ -70,6 +72,8 @@ def compare(graph: LogicalGraph, strategy: Strategy) -> dict[str, object]:
     report["loss_after_steps"] = drift
     trained = {name: value.detach() for name, value in reference.parameters.items()}
     report["parameters"] = worst(trainer, trained, False, max(float(value.abs().max()) for value in trained.values()))
+    report["memory"] = step_memory(trainer, batch).peak
+    report["predicted_memory"] = sum(stage_memory(trainer.stages, trainer.stage).values())
     return report
 
 

@@ -1,0 +1,206 @@
+"""The memory of one rank of a pipeline's stage.
+
+Each chunk is run without data as ``memory.rank`` runs a whole program, one microbatch after another; a second forward pass
+before the first backward tells what a microbatch keeps between its passes. The order of the stage's passes tells how many
+are in flight at each moment. What a chunk receives, and what it sends, it keeps until the backward of the microbatch; a
+gradient that it receives, only during that. Weight gradients that are made later (zero bubble) keep their two factors. What
+is sent stays until the runtime waits for it (``KEPT_SENDS``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from autosbp.costmodel.memory.autograd import Leaf, Machine, Node
+from autosbp.costmodel.memory.rank import StepRun
+from autosbp.costmodel.memory.state import optimizer_bytes_per_element
+from autosbp.costmodel.memory.tensors import Meter, Tensor
+from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, stage_passes
+from autosbp.costmodel.stages import Chunk, Stages, sent_bytes
+from autosbp.graph.ir import DTYPE_BYTES, Ref
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.plan import Strategy
+from autosbp.sbp.boxing import split_factor
+from autosbp.sbp.deferral import defers_weights
+from autosbp.sbp.placement import local_shape
+from autosbp.sbp.program import Op, made_layout
+
+PURPOSES = ("parameters", "gradients", "optimizer", "activations", "gathered", "temporaries", "data")
+RESIDENT = ("parameters", "gradients", "data")
+"""What is there between passes, too, whatever is in flight; so are copies of parameters that are gathered once a step."""
+FRESH, LATER, LAST = "fresh", "later", "last"
+"""Passes before a chunk has any gradients, those that find some, and the last backward, which gives them away."""
+KEPT_SENDS: Mapping[str, tuple[bool, bool]] = {
+    GPIPE: (False, True),
+    ONE_F_ONE_B: (False, False),
+    INTERLEAVED: (True, True),
+    ZERO_BUBBLE: (True, True),
+}
+"""Whether values, and gradients, that were sent stay until the end of a step: ``torch.distributed.pipelining`` waits for
+them there."""
+
+
+def stage_memory(stages: Stages, stage: int, *, device: str = "cpu") -> dict[str, int]:
+    """Bytes by purpose, at the moment of a step when they are most together."""
+    strategy, chunks = stages.strategy, stages.of(stage)
+    needs = {chunk.index: _needs(stages, chunk, device) for chunk in chunks}
+    total = _fullest(stage_passes(stages.pipeline, stage, strategy.num_micro), needs, strategy.num_micro - 1)
+    stored = set(stages.parameters_of(stage))
+    total["optimizer"] = sum(
+        prod(leaf.meta.sizes)
+        // split_factor(strategy.parameters[leaf.name], strategy.mesh)
+        * optimizer_bytes_per_element(leaf.meta, strategy.optimizer)
+        for leaf in stages.graph.trained
+        if leaf.name in stored
+    )
+    return {name: total[name] for name in PURPOSES if total[name] or name != "gathered"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """Of a chunk alone. Bytes by purpose when they are most with one microbatch in flight, by pass; what is there between
+    passes; what each microbatch keeps between its passes, between its backward and its weight gradients (of that,
+    ``owed`` comes into being during backward), and after both."""
+
+    peaks: Mapping[tuple[str, str], Counter[str]]
+    resident: Counter[str]
+    kept: int
+    deferred: int
+    owed: int
+    sent: int
+
+    def there(self, when: str) -> Counter[str]:
+        return self.resident - Counter(gradients=self.resident["gradients"]) if when == FRESH else self.resident
+
+
+def _needs(stages: Stages, chunk: Chunk, device: str) -> _Needs:
+    strategy, schedule = stages.strategy, stages.pipeline.schedule
+    peaks = _ChunkRun(chunk, strategy, Machine(Meter(), device=device)).peaks()
+    names = (*RESIDENT, *(["gathered"] if strategy.gather == "step" else []))
+    resident = Counter({name: peaks[FORWARD, LATER][name] for name in names})
+    values, gradients = KEPT_SENDS[schedule]
+    ahead = sum(size for _, size, _ in stages.boundary(chunk.index))
+    back = sum(size for _, size, gradient in (stages.boundary(chunk.index - 1) if chunk.index else ()) if gradient)
+    return _Needs(
+        peaks,
+        resident,
+        _ChunkRun(chunk, strategy, Machine(Meter(), device=device)).kept(),
+        *(_deferred(chunk, strategy) if schedule == ZERO_BUBBLE else (0, 0)),
+        values * ahead + gradients * back,
+    )
+
+
+def _fullest(passes: Sequence[Pass], needs: Mapping[int, _Needs], last: int) -> Counter[str]:
+    """By purpose, during the pass in which all is most; ``last`` is the last microbatch."""
+    when = dict.fromkeys(needs, FRESH)
+    kept = most = 0
+    best: Counter[str] = Counter()
+    for one in passes:
+        need = needs[one.chunk]
+        kept += need.kept if one.kind == FORWARD else 0
+        if one.kind != WEIGHTS:
+            moment = LAST if one.kind == BACKWARD and one.micro == last else when[one.chunk]
+            owed = need.owed if one.kind == BACKWARD else 0
+            parts = need.peaks[one.kind, moment] + Counter(activations=kept - need.kept + owed)
+            for index, other in needs.items():
+                parts += other.there(when[index]) if index != one.chunk else Counter()
+            if parts.total() > most:
+                most, best = parts.total(), parts
+        if one.kind == BACKWARD:
+            when[one.chunk] = LATER
+            kept += need.deferred + need.sent - need.kept
+        elif one.kind == WEIGHTS:
+            kept -= need.deferred
+    return best
+
+
+def _deferred(chunk: Chunk, strategy: Strategy) -> tuple[int, int]:
+    """Of linear ops whose weights wait: the inputs, each once, with the gradients of the outputs; and these alone."""
+    inputs: dict[object, int] = {}
+    gradients = 0
+    for item in chunk.flow.items:
+        if isinstance(item, Op) and item.signature is not None and defers_weights(chunk.graph, item):
+            ref, layout = next(item.node.refs()), item.signature.ins[0]
+            inputs[item.reads[0]] = chunk.graph.meta(ref).num_bytes // split_factor(layout, strategy.mesh)
+            gradients += sent_bytes(chunk.graph, strategy, Ref(item.node.name))
+    return sum(inputs.values()) + gradients, gradients
+
+
+_MOMENTS = ((LAST,), (FRESH, LAST), (FRESH, LATER, LAST))
+"""Of as many microbatches; more are like those between."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A microbatch between its passes: what autograd recorded of it, and what the stage holds itself."""
+
+    root: Tensor
+    nodes: list[Node]
+    held: list[Tensor]
+
+
+class _ChunkRun(StepRun):
+    """A chunk's passes. Each microbatch in flight has its own part of what autograd records."""
+
+    def __init__(self, chunk: Chunk, strategy: Strategy, machine: Machine) -> None:
+        super().__init__(chunk.graph, strategy, chunk.flow, machine)
+
+    def peaks(self) -> dict[tuple[str, str], Counter[str]]:
+        """Bytes by purpose when they are most, of each pass with one microbatch in flight."""
+        found: dict[tuple[str, str], Counter[str]] = {}
+        for moment in _MOMENTS[min(len(_MOMENTS), self.strategy.num_micro) - 1]:
+            opened = self._ahead()
+            found[FORWARD, LATER if moment == LAST else moment] = self._most()
+            self._back(opened, last=moment == LAST)
+            if moment == LAST:
+                self.gathers.finish()
+                self.buckets.finish()
+            found[BACKWARD, moment] = self._most()
+        for kind in (FORWARD, BACKWARD):
+            found.setdefault((kind, FRESH), found[kind, LATER if kind == FORWARD else LAST])
+            found.setdefault((kind, LATER), found[kind, FRESH])
+        return found
+
+    def _most(self) -> Counter[str]:
+        """Since the last call."""
+        meter = self.m.meter
+        parts = Counter(meter.at_peak)
+        meter.peak, meter.at_peak = meter.live, dict(meter.by_purpose)
+        return parts
+
+    def kept(self) -> int:
+        """What one more microbatch keeps."""
+        opened = [self._ahead()]
+        before = self.m.meter.live
+        opened.append(self._ahead())
+        return self.m.meter.live - before
+
+    def _ahead(self) -> _Open:
+        graph, m = self.graph, self.m
+        self.gathers.begin(last=False)
+        held: list[Tensor] = []
+        for ref in graph.received:
+            meta = graph.meta(ref)
+            shape = local_shape(meta.sizes, made_layout(self.strategy, ref), self.mesh)
+            held.append(m.new(shape, DTYPE_BYTES[meta.dtype]))
+            if graph.has_gradient(ref):
+                # Gradients that are sent back stay until the pass is over.
+                held[-1].node = Leaf(held.append)
+        outs = self.forward(dict(zip(graph.received, held, strict=True)))
+        root = outs[0]
+        if graph.results:
+            root = m.new((), 0)
+            m.record([root], outs, [], lambda _, __: [None if out.node is None else m.like(out) for out in outs])
+        nodes, m.nodes = m.nodes, []
+        return _Open(root, nodes, held + outs)
+
+    def _back(self, opened: _Open, last: bool) -> None:
+        self.gathers.begin(last=last)
+        self.buckets.open = last
+        self.m.nodes, opened.nodes = opened.nodes, []
+        if opened.root.node is not None:
+            self.m.backward(opened.root, self.m.like(opened.root))
+        self.gathers.end()

@@ -1,0 +1,215 @@
+"""The cost of a strategy with a pipeline: each chunk's events (``costmodel.timeline``), put into stages and passes.
+
+Passes are simulated in the order of the schedule (``costmodel.pipeline``), and messages between stages wait for each other
+on the links that they share. What happens once a step (gathers of parameters, reductions of gradients, sums of shared
+parameters, the losses, the optimizer) is added behind a stage's last pass. Times are those of the stage that is done
+last; traffic and memory, those of the stage that has most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.collectives import Collective
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.deliveries import LinkModel
+from autosbp.costmodel.memory.stage import stage_memory
+from autosbp.costmodel.network import beta_factor
+from autosbp.costmodel.pipeline import Chunk as Passes
+from autosbp.costmodel.pipeline import pipeline_time
+from autosbp.costmodel.simulate import alone_s
+from autosbp.costmodel.stages import Chunk, StageCall, Stages
+from autosbp.costmodel.timeline import Event, Timeline
+from autosbp.errors import InputError
+from autosbp.graph.ir import LogicalGraph
+from autosbp.pipeline import ZERO_BUBBLE
+from autosbp.plan import Costs, Strategy
+from autosbp.sbp.boxing import split_factor
+from autosbp.sbp.deferral import defers_weights
+from autosbp.sbp.placed_mesh import placed_mesh
+from autosbp.sbp.program import Op
+
+WEIGHTS_SHARE = 0.5
+"""Of the backward of a product, its weights' part: as many FLOPs as its input's."""
+Seconds = tuple[float, float]
+"""Of computation and of collectives."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkCost:
+    """Of a chunk: each pass of a microbatch, in sum and ``together``, which is where collectives run beside ops; what
+    comes on top ``once`` a step; and the bytes that its ranks send inside their stage in a step."""
+
+    forward: Seconds
+    backward: Seconds
+    weights_s: float
+    forward_together_s: float
+    backward_together_s: float
+    once: Seconds
+    once_together_s: float
+    inside_bytes: float
+
+    @property
+    def passes_s(self) -> Seconds:
+        return self.forward[0] + self.backward[0] + self.weights_s, self.forward[1] + self.backward[1]
+
+
+def evaluate_pipelined(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> Costs:
+    """Predicted costs of one training step on one device; arguments as of ``evaluate``.
+
+    Raises:
+        InputError: for a pipeline that does not fit the graph, or more devices than the cluster has.
+    """
+    return _Pipelined(graph, strategy, boxing, compute).costs()
+
+
+class _Pipelined:
+    def __init__(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> None:
+        self.graph, self.strategy, self.boxing, self.compute = graph, strategy, boxing, compute
+        self.network = boxing.network
+        self.counts = tuple(level.count for level in self.network.cluster.levels)
+        if strategy.num_devices > prod(self.counts):
+            raise InputError(
+                "strategy.pipeline", strategy.num_devices, f"at most {prod(self.counts)} devices are there"
+            )
+        self.stages = Stages(graph, strategy)
+        self.links = LinkModel(self.network, boxing.copy_bytes_per_s)
+        self.chunks = [self._chunk(chunk) for chunk in self.stages.chunks]
+        cuts = range(len(self.chunks) - 1)
+        self.ahead_s = [*(self._messages_s(at, backward=False) for at in cuts), 0.0]
+        self.back_s = [0.0, *(self._messages_s(at, backward=True) for at in cuts)]
+
+    def costs(self) -> Costs:
+        passes = [
+            Passes(sum(cost.forward), sum(cost.backward), cost.weights_s, ahead_s, back_s)
+            for cost, ahead_s, back_s in zip(self.chunks, self.ahead_s, self.back_s, strict=True)
+        ]
+        together = [
+            Passes(cost.forward_together_s, cost.backward_together_s, cost.weights_s, ahead_s, back_s)
+            for cost, ahead_s, back_s in zip(self.chunks, self.ahead_s, self.back_s, strict=True)
+        ]
+        stages = range(self.stages.pipeline.num_stages)
+        optimizer = [self._optimizer_s(stage) for stage in stages]
+        once = [self._once_s(stage) for stage in stages]
+        ends = [end + sum(once[at]) + optimizer[at] for at, end in enumerate(self._ends(passes))]
+        quicker = [
+            end + self._once_together_s(at) + optimizer[at] for at, end in enumerate(self._ends(together))
+        ]  # fmt: skip
+        last = max(stages, key=ends.__getitem__)
+        compute_s, comm_s = (a + b for a, b in zip(self._busy_s(last), once[last], strict=True))
+        memory = max((stage_memory(self.stages, stage) for stage in stages), key=lambda parts: sum(parts.values()))
+        return Costs(
+            step_time_s=ends[last],
+            simulated_step_time_s=max(quicker),
+            compute_s=compute_s,
+            exposed_comm_s=comm_s,
+            bubble_s=max(0.0, ends[last] - compute_s - comm_s - optimizer[last]),
+            optimizer_s=optimizer[last],
+            comm_bytes_per_device=round(max(map(self._traffic, stages))),
+            memory_bytes_per_device=sum(memory.values()),
+            memory=memory,
+        )
+
+    def _ends(self, passes: Sequence[Passes]) -> Sequence[float]:
+        """When each stage is done with its passes."""
+        pipeline = self.stages.pipeline
+        return pipeline_time(passes, pipeline.num_stages, self.strategy.num_micro, 0.0, pipeline.schedule).ends
+
+    def _busy_s(self, stage: int) -> Seconds:
+        """All passes of a stage, its messages counted as communication."""
+        own, count = self.stages.pipeline.chunks_of(stage), self.strategy.num_micro
+        pairs = [self.chunks[at].passes_s for at in own]
+        sends = sum(self.ahead_s[at] + self.back_s[at] for at in own)
+        return count * sum(pair[0] for pair in pairs), count * (sum(pair[1] for pair in pairs) + sends)
+
+    def _chunk(self, chunk: Chunk) -> _ChunkCost:
+        strategy = self.strategy
+        timeline = Timeline(chunk.graph, strategy, self.boxing, self.compute, chunk.flow)
+        each_use = strategy.gather == "use"
+        first, forward = list(timeline.forward_pass(True)), list(timeline.forward_pass(each_use))
+        backward, last = list(timeline.backward_pass(False)), list(timeline.backward_pass(True))
+        later_s = self._weights_s(chunk, backward)
+        sums = [self._seconds(events) for events in (forward, backward, first, last)]
+        once = [sums[2][at] + sums[3][at] - sums[0][at] - sums[1][at] for at in (0, 1)]
+        together = [alone_s(events, self.compute.overlap) for events in (forward, backward, first, last)]
+        sent = [self._bytes(events) for events in (forward, backward, first, last)]
+        return _ChunkCost(
+            sums[0],
+            (sums[1][0] - later_s, sums[1][1]),
+            later_s,
+            together[0],
+            together[1] - later_s,
+            (once[0], once[1]),
+            together[2] + together[3] - together[0] - together[1],
+            (strategy.num_micro - 1) * (sent[0] + sent[1]) + sent[2] + sent[3],
+        )
+
+    def _weights_s(self, chunk: Chunk, backward: Iterable[Event]) -> float:
+        """What the backward of a microbatch leaves for later."""
+        if self.stages.pipeline.schedule != ZERO_BUBBLE:
+            return 0.0
+        items = [item for item in chunk.flow.items if isinstance(item, Op) and item.signature is not None]
+        later = {item.node.name for item in items if defers_weights(chunk.graph, item)}
+        return WEIGHTS_SHARE * sum(
+            event.duration_s for event in backward if event.name in later and "op" in event.details
+        )
+
+    def _seconds(self, events: Sequence[Event]) -> Seconds:
+        compute_s = sum(event.duration_s for event in events if event.category == "compute")
+        return compute_s, sum(event.duration_s for event in events if event.category == "comm")
+
+    def _bytes(self, events: Iterable[Event]) -> float:
+        calls = [event.details for event in events if event.category == "comm"]
+        group_size = self.strategy.mesh.group_size
+        return float(sum(beta_factor(call["kind"], group_size(call["axes"])) * call["num_bytes"] for call in calls))
+
+    def _messages_s(self, upper: int, backward: bool) -> float:
+        """What crosses the cut behind a chunk, of one microbatch, from all ranks of its stage at once."""
+        size, pipeline = self.strategy.mesh.size, self.stages.pipeline
+        source, target = pipeline.stage_of(upper + backward), pipeline.stage_of(upper + (not backward))
+        pairs = [(source * size + rank, target * size + rank) for rank in range(size)]
+        sizes = [num_bytes for _, num_bytes, gradient in self.stages.boundary(upper) if gradient or not backward]
+        return sum(self.links.exchange_s(dict.fromkeys(pairs, num_bytes)) for num_bytes in sizes)
+
+    def _once_s(self, stage: int) -> Seconds:
+        own = [self.chunks[at].once for at in self.stages.pipeline.chunks_of(stage)]
+        return sum(pair[0] for pair in own), sum(pair[1] for pair in own) + self._ending_s(stage)
+
+    def _once_together_s(self, stage: int) -> float:
+        own = self.stages.pipeline.chunks_of(stage)
+        return sum(self.chunks[at].once_together_s for at in own) + self._ending_s(stage)
+
+    def _ending_s(self, stage: int) -> float:
+        """Sums of shared parameters, and the losses."""
+        return sum(self._call_s(call) for call in self.stages.ending(stage))
+
+    def _call_s(self, call: Collective | StageCall) -> float:
+        if not isinstance(call, StageCall):
+            return self.network.time_s(call.kind, call.num_bytes, self.strategy.mesh.group_shape(call.axes))
+        devices = [stage * self.strategy.mesh.size for stage in call.stages]
+        shape = placed_mesh(devices, (len(devices),), self.counts).group_shape((0,))
+        return self.network.time_s(call.kind, call.num_bytes, shape)
+
+    def _traffic(self, stage: int) -> float:
+        """Bytes that a rank sends in a step."""
+        sent = 0.0
+        for at in self.stages.pipeline.chunks_of(stage):
+            ahead = sum(size for _, size, _ in self.stages.boundary(at))
+            back = sum(size for _, size, gradient in (self.stages.boundary(at - 1) if at else ()) if gradient)
+            sent += self.chunks[at].inside_bytes + self.strategy.num_micro * (ahead + back)
+        for call in self.stages.ending(stage):
+            ranks = len(call.stages) if isinstance(call, StageCall) else self.strategy.mesh.group_size(call.axes)
+            sent += beta_factor(call.kind, ranks) * call.num_bytes
+        return sent
+
+    def _optimizer_s(self, stage: int) -> float:
+        stored = set(self.stages.parameters_of(stage))
+        leaves = [leaf for leaf in self.graph.trained if leaf.name in stored]
+        mesh = self.strategy.mesh
+        sizes = [leaf.meta.num_bytes / split_factor(self.strategy.parameters[leaf.name], mesh) for leaf in leaves]
+        return sum(float(self.compute.optimizer_s(np.array([size]))[0]) for size in sizes)

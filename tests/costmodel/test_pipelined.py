@@ -1,0 +1,126 @@
+"""Costs of strategies with a pipeline: their parts, their traffic against the listed messages, memory in flight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from autosbp.api import load_cluster
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.evaluate import evaluate
+from autosbp.costmodel.network import NetworkModel, beta_factor
+from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, stage_passes
+from autosbp.costmodel.stages import StageCall, Stages
+from autosbp.errors import InputError
+from autosbp.pipeline import ZERO_BUBBLE, Pipeline
+from autosbp.plan import Costs, Strategy
+from tests.executor.conftest import graph_of
+from tests.executor.pipeline.strategies import LAYOUTS, SCHEDULES, pipelined
+
+CLUSTER = load_cluster("local:2x2")
+
+
+@cache
+def inside(layout: str) -> Strategy:
+    return LAYOUTS[layout](graph_of("gpt2"), 2)
+
+
+@cache
+def costs(layout: str, schedule: str = "", virtual: int = 1, batch: int = 8) -> Costs:
+    strategy = staged(layout, schedule, virtual, batch) if schedule else replace(inside(layout), global_batch=batch)
+    graph = graph_of("gpt2").bind(batch=2)
+    return evaluate(
+        graph, strategy, BoxingModel(NetworkModel(CLUSTER), strategy.mesh), ComputeModel(CLUSTER.device)
+    )  # fmt: skip
+
+
+def staged(layout: str, schedule: str, virtual: int = 1, batch: int = 8) -> Strategy:
+    return pipelined(graph_of("gpt2"), replace(inside(layout), global_batch=batch), 2, schedule, virtual)
+
+
+def sent_bytes(strategy: Strategy, stage: int) -> float:
+    """What a rank of a stage sends, message by message."""
+    total = 0.0
+    for call in Stages(graph_of("gpt2").bind(batch=2), strategy).calls(stage):
+        ranks = len(call.stages) if isinstance(call, StageCall) else strategy.mesh.group_size(call.axes)
+        received = isinstance(call, StageCall) and call.kind == "p2p" and call.stages[0] != stage
+        total += 0.0 if received else beta_factor(call.kind, ranks) * call.num_bytes
+    return total
+
+
+@pytest.mark.parametrize("layout", ["data parallel", "tensor parallel", "ZeRO-1", "ZeRO-3"])
+@pytest.mark.parametrize(("schedule", "virtual"), SCHEDULES)
+def test_traffic_is_that_of_the_listed_messages_of_the_stage_that_sends_most(
+    layout: str, schedule: str, virtual: int
+) -> None:
+    strategy = staged(layout, schedule, virtual)
+    expected = max(sent_bytes(strategy, stage) for stage in (0, 1))
+    assert costs(layout, schedule, virtual).comm_bytes_per_device == round(expected)
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), SCHEDULES)
+def test_the_parts_make_the_step_and_it_is_no_shorter_where_nothing_overlaps(schedule: str, virtual: int) -> None:
+    found = costs("data parallel", schedule, virtual)
+    parts = found.compute_s + found.exposed_comm_s + found.bubble_s + found.optimizer_s
+    assert found.step_time_s == pytest.approx(parts)
+    assert found.bubble_s > 0.0
+    assert 0.0 < found.simulated_step_time_s <= found.step_time_s * (1 + 1e-9)
+    assert found.memory_bytes_per_device == sum(found.memory.values())
+
+
+def test_a_stage_does_a_part_of_the_work_of_the_strategy_without_a_pipeline() -> None:
+    whole, stage = costs("data parallel").compute_s, costs("data parallel", "1f1b").compute_s
+    assert whole / 3 < stage < whole
+
+
+def test_more_microbatches_take_a_smaller_share_of_waiting() -> None:
+    shares = [
+        costs("data parallel", "1f1b", batch=batch).bubble_s / costs("data parallel", "1f1b", batch=batch).step_time_s
+        for batch in (8, 16, 64)
+    ]
+    assert shares[0] > shares[1] > shares[2]
+
+
+def test_memory_in_flight_grows_with_microbatches_under_gpipe_and_not_under_1f1b() -> None:
+    kept = {
+        (schedule, batch): costs("data parallel", schedule, batch=batch).memory["activations"]
+        for schedule in ("gpipe", "1f1b")
+        for batch in (8, 16)
+    }
+    assert kept["gpipe", 16] > 1.5 * kept["gpipe", 8]
+    assert kept["1f1b", 16] == kept["1f1b", 8] < kept["gpipe", 8]
+
+
+@pytest.mark.parametrize(("stages", "virtual", "micro"), [(2, 1, 4), (4, 1, 8), (4, 2, 8), (3, 3, 9), (4, 1, 4)])
+def test_zero_bubble_passes_each_microbatch_thrice_in_order_and_keeps_no_more_than_1f1b(
+    stages: int, virtual: int, micro: int
+) -> None:
+    pipeline = Pipeline(stages, tuple(map(str, range(1, stages * virtual))), ZERO_BUBBLE)
+    for stage in range(stages):
+        order = stage_passes(pipeline, stage, micro)
+        place = {(one.kind, one.chunk, one.micro): at for at, one in enumerate(order)}
+        assert len(place) == len(order) == 3 * micro * virtual
+        for chunk in pipeline.chunks_of(stage):
+            for at in range(micro):
+                assert place[FORWARD, chunk, at] < place[BACKWARD, chunk, at] < place[WEIGHTS, chunk, at]
+        open_now = most = 0
+        for one in order:
+            open_now += {FORWARD: 1, BACKWARD: 0, WEIGHTS: -1}[one.kind]
+            most = max(most, open_now)
+        if virtual == 1:
+            assert most <= stages
+
+
+def test_more_stages_than_the_cluster_has_devices_for_are_refused() -> None:
+    strategy = pipelined(graph_of("gpt2"), replace(inside("data parallel"), global_batch=12), 3, "1f1b")
+    with pytest.raises(InputError, match="at most 4 devices") as caught:
+        evaluate(
+            graph_of("gpt2").bind(batch=2),
+            strategy,
+            BoxingModel(NetworkModel(CLUSTER), strategy.mesh),
+            ComputeModel(CLUSTER.device),
+        )
+    assert caught.value.field == "strategy.pipeline"
