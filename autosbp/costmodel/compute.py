@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.cluster import Device
+from autosbp.costmodel.between import RatioCurve
 from autosbp.costmodel.calibration import Calibration, OpTime
 from autosbp.costmodel.efficiency import peak_flops, roofline_s
 from autosbp.costmodel.op_work import op_work
@@ -76,7 +77,8 @@ class ComputeModel:
     """Seconds of ops on one device.
 
     With a calibration that timed ops, an op whose local shape was timed takes that time; any other takes its roofline
-    time multiplied by what the timed shapes of the same op (else of all ops of its kind) took relative to theirs.
+    time multiplied by what the timed shapes of the same op (else of all ops of its kind) took relative to theirs, those
+    of about its size most of all (``costmodel.between``).
     """
 
     def __init__(self, device: Device, calibration: Calibration | None = None) -> None:
@@ -85,25 +87,28 @@ class ComputeModel:
         self.measured: Mapping[str, OpTime] = {} if calibration is None else _scaled(calibration)
         self.curves = None if self.measured else device.curves
         self._overlap = None if calibration is None else calibration.overlap
-        self._forward: dict[str, float] = {}
-        self._backward: dict[str, float] = {}
+        self._forward: dict[str, RatioCurve] = {}
+        self._backward: dict[str, RatioCurve] = {}
         self._learn()
 
     def _learn(self) -> None:
-        """Medians of measured over roofline time, per op and per kind of op (with or without products)."""
-        ratios: dict[str, list[tuple[float, float]]] = {}
+        """Measured against roofline times, per op and per kind of op (with or without products)."""
+        rows: dict[str, list[tuple[float, float, float, float]]] = {}
         for key, time in self.measured.items():
             work = op_work(key)
             if work is None:
                 continue
             forward, backward = self._roofline(work.op, work.dtype, np.array([work.flops]), np.array([work.num_bytes]))
-            pair = (time.forward_s / float(forward[0]), time.backward_s / float(backward[0]))
+            row = (float(forward[0]), time.forward_s, float(backward[0]), time.backward_s)
             for name in (work.op, "products" if work.flops else "others"):
-                ratios.setdefault(name, []).append(pair)
-        for name, pairs in ratios.items():
-            self._forward[name] = float(np.median([forward for forward, _ in pairs]))
-            # Ops whose inputs need no gradient have no backward to time.
-            self._backward[name] = float(np.median([backward for _, backward in pairs if backward > 0] or [0.0]))
+                rows.setdefault(name, []).append(row)
+        for name, found in rows.items():
+            table = np.array(found)
+            for curves, at in ((self._forward, 0), (self._backward, 2)):
+                # Ops whose inputs need no gradient have no backward to time.
+                timed = table[table[:, at + 1] > 0]
+                if len(timed):
+                    curves[name] = RatioCurve(timed[:, at], timed[:, at + 1])
 
     @property
     def overlap(self) -> Overlap:
@@ -114,7 +119,8 @@ class ComputeModel:
     def copy_bytes_per_s(self) -> float:
         """Bytes that a plain local copy moves per second, with all ranks busy."""
         reached = self.device.memory_bandwidth_bytes_per_s * (self.curves.memory if self.curves else 1.0)
-        return reached / self._forward.get("aten.add.Tensor", self._forward.get("others", 1.0))
+        copies = self._forward.get("aten.add.Tensor", self._forward.get("others"))
+        return reached / copies.typical if copies else reached
 
     def flops_per_s(self, dtype: str) -> float:
         """What a large matrix product reaches, before any correction."""
@@ -131,14 +137,25 @@ class ComputeModel:
         return self.scale * (work_s + device.op_overhead_s), self.scale * (factor * work_s + device.op_overhead_s)
 
     def roofline_s(
-        self, node: Node, dtype: str, flops: NDArray[np.float64], num_bytes: NDArray[np.float64]
+        self, op: str, dtype: str, flops: NDArray[np.float64], num_bytes: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Forward and backward seconds for arrays of local FLOPs and bytes touched, corrected by what was measured."""
-        forward, backward = self._roofline(node.op, dtype, flops, num_bytes)
-        kind = "products" if np.any(flops > 0) else "others"
-        slower = self._forward.get(node.op, self._forward.get(kind, 1.0))
-        slower_back = self._backward.get(node.op, self._backward.get(kind, 1.0))
-        return forward * slower, backward * slower_back
+        forward, backward = self._roofline(op, dtype, flops, num_bytes)
+        name = op if op in self._forward else "products" if np.any(flops > 0) else "others"
+        if name in self._forward:
+            forward = forward * self._forward[name].at(forward)
+            backward = backward * (self._backward[name].at(backward) if name in self._backward else 0.0)
+        return forward, backward
+
+    def key_times_s(self, key: str) -> tuple[float, float] | None:
+        """Forward and backward seconds of the op with this key (``op_key``); None where the key does not tell its work."""
+        if key in self.measured:
+            return self.measured[key].forward_s, self.measured[key].backward_s
+        work = op_work(key)
+        if work is None:
+            return None
+        forward, backward = self.roofline_s(work.op, work.dtype, np.array([work.flops]), np.array([work.num_bytes]))
+        return float(forward[0]), float(backward[0])
 
     def optimizer_s(self, parameter_bytes: NDArray[np.float64], tensors_touched: float = 7.0) -> NDArray[np.float64]:
         """One fused optimizer step: reads the parameter, gradient and two states, writes the parameter and two states."""

@@ -40,7 +40,7 @@ def op_times_s(graph: LogicalGraph, strategy: Strategy, item: Op, compute: Compu
     work = prod(axis.size for axis, choice in zip(mesh.axes, choices, strict=True) if choice.divides)
     skewed = prod(axis.size for axis, choice in zip(mesh.axes, choices, strict=True) if choice.skewed)
     flops = sharding.flops / work * (2 - 1 / skewed)  # the last of n parts of a triangle is (2n - 1) / n of the mean
-    forward, backward = compute.roofline_s(node, node.outputs[0].dtype, np.array([flops]), np.array([touched]))
+    forward, backward = compute.roofline_s(node.op, node.outputs[0].dtype, np.array([flops]), np.array([touched]))
     return float(forward[0]), float(backward[0])
 
 

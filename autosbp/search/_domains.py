@@ -144,7 +144,7 @@ class UnaryCosts:
         for index, meta in enumerate(node.outputs):
             states = cluster.output_states(Ref(node.name, index))
             touched += meta.num_bytes / domain.split_product([sbp.is_split for sbp in states])
-        forward, backward = self.compute.roofline_s(node, node.outputs[0].dtype, sharding.flops / work, touched)
+        forward, backward = self.compute.roofline_s(node.op, node.outputs[0].dtype, sharding.flops / work, touched)
         total = forward + backward
         if self.compute.measured:
             keys = self.op_keys(domain, node, at)

@@ -80,7 +80,7 @@ def test_a_hidden_transfer_costs_its_contention_and_a_longer_one_what_outlasts()
 
 def test_planning_takes_the_curves_of_a_device_until_ops_are_calibrated() -> None:
     cluster = load_cluster("dgx-a100-80g:1")
-    work = (RELU, "float32", np.array([0.0]), np.array([2039e9 * 0.88]))
+    work = (RELU.op, "float32", np.array([0.0]), np.array([2039e9 * 0.88]))
     forward, backward = ComputeModel(cluster.device).roofline_s(*work)
     assert forward[0] == pytest.approx(1.0, abs=1e-5) and backward[0] == pytest.approx(2.0, abs=1e-5)
     assert ComputeModel(cluster.device).copy_bytes_per_s == pytest.approx(2039e9 * 0.88)
