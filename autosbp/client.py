@@ -146,15 +146,20 @@ class Client:
         *,
         point_s: float = 0.25,
         op_s: float = 0.25,
+        budget_s: float = 130.0,
+        variants: bool = True,
     ) -> Job:
         """Queue a calibration of a cluster and of the ops of some models; ``result["calibration_id"]``. ``point_s`` and
-        ``op_s`` are the seconds spent on one size of a collective and on one direction of an op."""
+        ``op_s`` are the seconds spent on one size of a collective and on one direction of an op, ``budget_s`` those of all
+        collectives; ``variants`` are other placements of the same group shapes."""
         body = {
             "cluster_id": cluster_id,
             "model_ids": list(model_ids),
             "options": dict(options or {}),
             "point_s": point_s,
             "op_s": op_s,
+            "budget_s": budget_s,
+            "variants": variants,
         }
         return Job.from_dict(self._post("/v1/calibrations", body))
 

@@ -50,7 +50,7 @@ def run_demo(out: Path, quick: bool = False) -> int:
         console.print(f"model      {model_id}  cluster {cluster_id}: {_describe(cluster)}")
         options = {"global_batch": GLOBAL_BATCH}
         point_s, op_s = (0.02, 0.002) if quick else (0.1, 0.04)
-        job = client.calibrate(cluster_id, [model_id], options, point_s=point_s, op_s=op_s)
+        job = client.calibrate(cluster_id, [model_id], options, point_s=point_s, op_s=op_s, variants=False)
         calibration_id = _wait(console, client, job, "calibrate").result["calibration_id"]
         (out / "calibration.json").write_bytes(canonical(client.get_calibration(calibration_id)))
         job = client.search(model_id, cluster_id, calibration_id, options)

@@ -100,7 +100,12 @@ def calibrate(
     options = PlanOptions(global_batch, micro_batch)
     if server is not None:
         found = _measure_there(
-            server, cluster, model, ModelSizes(seq_len, image_size), options, {"point_s": point_s, "op_s": op_s}
+            server,
+            cluster,
+            model,
+            ModelSizes(seq_len, image_size),
+            options,
+            {"point_s": point_s, "op_s": op_s, "budget_s": budget, "variants": variants},
         )
     elif nccl_log:
         found = _read_logs(cluster, nccl_log, method, in_place)
@@ -177,7 +182,7 @@ def _follow(step: Progress) -> None:
 
 
 def _measure_there(
-    server: str, cluster: str, model: str | None, sizes: ModelSizes, options: Any, effort: dict[str, float]
+    server: str, cluster: str, model: str | None, sizes: ModelSizes, options: Any, effort: dict[str, Any]
 ) -> Calibration:
     from autosbp.cli._server import connected, post_cluster, post_model, wait
     from autosbp.costmodel.calibration import Calibration

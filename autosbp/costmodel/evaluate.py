@@ -35,7 +35,7 @@ def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compu
             if event.category == "comm":
                 size = strategy.mesh.group_size(event.details["axes"])
                 traffic += times * beta_factor(event.details["kind"], size) * event.details["num_bytes"]
-    memory = memory_bytes(graph, strategy, timeline.flow)
+    memory = memory_bytes(graph, strategy, timeline.flow, device=boxing.device.kind)
     return Costs(
         step_time_s=sum(spent.values()),
         simulated_step_time_s=simulated_s(phases, compute),

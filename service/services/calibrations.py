@@ -17,6 +17,9 @@ from service.services._store import insert_once, page, referred, require
 from service.settings import Settings
 from service.state import State
 
+_EFFORT = ("point_s", "budget_s", "variants", "op_s")
+"""How much is measured; jobs queued by earlier releases have fewer of them."""
+
 
 def create(state: State, body: Document) -> tuple[CalibrationRow, bool] | JobRow:
     """Store a calibration document with its cluster, or queue a measurement."""
@@ -64,7 +67,7 @@ def prepare_calibrate(settings: Settings, session: Session, job: JobRow) -> Docu
         "cluster": session.get_one(ClusterRow, job.payload["cluster_id"]).document,
         "graphs": graphs,
         "options": job.payload["options"],
-        "effort": {"point_s": job.payload["point_s"], "op_s": job.payload["op_s"]},
+        "effort": {name: job.payload[name] for name in _EFFORT if name in job.payload},
         "workdir": str((settings.data_dir / "calibrations" / job.id).resolve()),
         "timeout_s": settings.calibration_timeout_s,
     }

@@ -40,7 +40,9 @@ def test_between_two_sizes_the_ratio_is_between_theirs_and_noise_is_averaged() -
 
 def test_shapes_that_were_not_measured_take_what_their_neighbours_say() -> None:
     device = load_cluster("local:1").device
-    measured = {linear(rows, 512): OpTime(seconds(rows, 512), 2 * seconds(rows, 512)) for rows in (16, 64, 256, 1024, 4096)}
+    measured = {
+        linear(rows, 512): OpTime(seconds(rows, 512), 2 * seconds(rows, 512)) for rows in (16, 64, 256, 1024, 4096)
+    }
     calibration = Calibration(load_cluster("local:1"), "gloo", "relative", (), measured)
     model = ComputeModel(device, calibration)
     errors = []

@@ -50,6 +50,7 @@ def fits(**changes: Any) -> dict[str, Any]:
         {"cluster_id": "clu-none", "surprise": 1},
         {"cluster_id": 3},
         {"cluster_id": "CLUSTER", "point_s": 0},
+        {"cluster_id": "CLUSTER", "budget_s": 0},
         {"model_ids": []},
         {"cluster_id": "CLUSTER", "model_ids": ["mod-none"]},
         {"cluster_id": "CLUSTER", "model_ids": "mod-none"},
@@ -70,7 +71,7 @@ def test_a_bad_calibration_is_422_and_stores_nothing(shared: TestClient, body: d
 
 def test_a_cluster_is_measured_by_a_job(shared: TestClient) -> None:
     cluster_id = shared.post("/v1/clusters", json={"preset": "local:2"}).json()["id"]
-    answer = shared.post("/v1/calibrations", json={"cluster_id": cluster_id, "point_s": 0.01})
+    answer = shared.post("/v1/calibrations", json={"cluster_id": cluster_id, "point_s": 0.01, "variants": False})
     assert (answer.status_code, answer.headers["location"]) == (202, f"/v1/jobs/{answer.json()['id']}")
     job = documents.wait(shared, answer.json()["id"])
     assert job["state"] == "succeeded", job
