@@ -23,8 +23,8 @@ def chart(results: Sequence[dict[str, Any]]) -> str:
     legend = (
         f'<g transform="translate({LEFT},{size[1] - 8})"><rect y="-9" width="10" height="10" fill="{PREDICTED}"/>'
         f'<text x="14">predicted</text><circle cx="84" cy="-4" r="3.5" fill="{MEASURED}"/><text x="92">measured: median '
-        f'and quartiles</text><rect x="250" y="-9" width="10" height="10" fill="{PLAN}"/>'
-        '<text x="264">predicted best</text></g>'
+        f'and quartiles</text><rect x="300" y="-9" width="10" height="10" fill="{PLAN}"/>'
+        '<text x="314">predicted best</text></g>'
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" viewBox="0 0 {size[0]} {size[1]}" '
