@@ -21,7 +21,7 @@ from calibration._request import Request, Waiting, waitings
 NUM_BYTES = 16384
 BURST_S = 0.004  # about the time of an op
 NUM_CALLS = 12
-NUM_ROUNDS = 5
+NUM_ROUNDS, LEAST_ROUNDS = 5, 2
 _SIZE = 192
 
 
@@ -75,7 +75,8 @@ def _make_groups(all_ranks: list[list[int]]) -> tuple[list[int], Any]:
 def _waiting_s(
     request: Request, waiting: Waiting, burst: Callable[[], object], mine: tuple[list[int], Any], device: torch.device
 ) -> float:
-    """Median over rounds of the time of both in turns less that of each; of the slowest rank, and not below 0."""
+    """Median over rounds of the time of both in turns less that of each; of the slowest rank, and not below 0. Fewer rounds
+    where they take longer than a size of a collective may."""
     ranks, group = mine
     rows = request.cluster.mesh().axes[waiting.placement.axes[0]].size
     call = prepare(waiting.kind, message_bytes(NUM_BYTES, len(ranks)), ranks, rows, group, device)
@@ -84,9 +85,11 @@ def _waiting_s(
         burst()
         call()
 
-    found = []
-    for _ in range(NUM_ROUNDS):
+    found: list[float] = []
+    spent_s = 0.0  # the slowest rank's, so the same on all
+    while len(found) < LEAST_ROUNDS or (len(found) < NUM_ROUNDS and spent_s < request.point_s):
         together, computing, communicating = (_slowest_s(run, device) for run in (both, burst, call))
+        spent_s += together + computing + communicating
         found.append((together - computing - communicating) / NUM_CALLS)
     return max(median(found), 0.0)
 
