@@ -179,7 +179,9 @@ def _op_times(request: Request, key: str, device: torch.device, log: Log) -> dic
     for name, call in zip(
         ("forward_s", "backward_s"), run_op(key, str(device), _SPREAD_BYTES[device.type]), strict=True
     ):
-        by_rank = gather_series(_times(call, request.repeats, request.op_s, _OP_BATCH_S, device, log), device)
+        by_rank = gather_series(
+            _times(call, request.repeats, request.op_s, min(_OP_BATCH_S, request.op_s), device, log), device
+        )
         samples = [value for times in by_rank for value in times]
         seconds[name] = summary(0, samples, len(by_rank[0])).median_s
     return seconds
