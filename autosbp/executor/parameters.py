@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
@@ -64,6 +64,24 @@ def shard(tensor: torch.Tensor, layout: NdSbp, mesh: Mesh, coordinate: tuple[int
     if any(sbp.is_partial and place for sbp, place in zip(layout, coordinate, strict=True)):
         return torch.zeros_like(part)
     return part.clone(memory_format=torch.contiguous_format)
+
+
+def local_parameters(
+    graph: LogicalGraph,
+    strategy: Strategy,
+    whole: Mapping[str, torch.Tensor],
+    names: Iterable[str],
+    coordinate: tuple[int, ...],
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """The stored parts of one device of these parameters; those that are trained require a gradient."""
+    leaves = {leaf.name: leaf for leaf in graph.parameters}
+    return {
+        name: shard(whole[name], strategy.parameters[name], strategy.mesh, coordinate)
+        .to(device)
+        .requires_grad_(leaves[name].trained and leaves[name].meta.is_float)
+        for name in names
+    }
 
 
 def combine(parts: list[torch.Tensor], layout: NdSbp, mesh: Mesh, shape: tuple[int, ...]) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from autosbp.costmodel.collectives import Collective, StepCollectives
 from autosbp.errors import InputError
 from autosbp.executor.gathering import ParameterGathers
 from autosbp.executor.lowering import lower
-from autosbp.executor.parameters import shard
+from autosbp.executor.parameters import local_parameters
 from autosbp.executor.reduction import GradientBuckets
 from autosbp.executor.runtime import Issued, Runtime
 from autosbp.graph.ir import LogicalGraph
@@ -22,7 +23,34 @@ from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.parameters import parameter_flow
 
 
-class Trainer:
+class TrainingLoop(ABC):
+    """What trainers have in common, with stages or without."""
+
+    runtime: Runtime
+    optimizer: Any
+
+    @abstractmethod
+    def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Loss of the global batch; every parameter of this rank has its whole gradient."""
+
+    def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """One training step; returns the loss before it."""
+        loss = self.forward_backward(batch)
+        self.optimizer.step()
+        self.runtime.step += 1
+        return loss
+
+    def issued(self) -> list[Issued]:
+        """Collectives and messages since the last call, in order."""
+        done, self.runtime.issued = self.runtime.issued, []
+        return done
+
+    @abstractmethod
+    def expected(self) -> list[Issued]:
+        """What the cost model charged for one step, as this rank takes part in it."""
+
+
+class Trainer(TrainingLoop):
     """One rank of a training run.
 
     Args:
@@ -66,21 +94,13 @@ class Trainer:
         self._run: Any = (
             self.program if compiler is None else torch.compile(self.program, backend=compiler, dynamic=False)
         )
-        self.locals = {
-            leaf.name: shard(
-                parameters[leaf.name], strategy.parameters[leaf.name], strategy.mesh, self.runtime.coordinate
-            )
-            .to(device)
-            .requires_grad_(leaf.trained and leaf.meta.is_float)
-            for leaf in self.graph.parameters
-        }
+        names = [leaf.name for leaf in self.graph.parameters]
+        self.locals = local_parameters(self.graph, strategy, parameters, names, self.runtime.coordinate, device)
         self.gathers = self.runtime.gathers = ParameterGathers(
             flow, strategy.gather == "use", self.locals, self.runtime, lambda name: self.buckets.arrived(name)
         )
         self.buckets = GradientBuckets(flow, self.locals, self.runtime)
-        self.optimizer = make_optimizer(
-            strategy.optimizer, [local for local in self.locals.values() if local.requires_grad], learning_rate
-        )
+        self.optimizer = make_optimizer(strategy.optimizer, self.locals.values(), learning_rate)
 
     @property
     def chunks(self) -> list[Trainer]:
@@ -108,18 +128,6 @@ class Trainer:
             self.runtime.finish()
         return torch.stack(losses).double().mean().cpu()
 
-    def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One training step; returns the loss before it."""
-        loss = self.forward_backward(batch)
-        self.optimizer.step()
-        self.runtime.step += 1
-        return loss
-
-    def issued(self) -> list[Issued]:
-        """Collectives since the last call, in order."""
-        done, self.runtime.issued = self.runtime.issued, []
-        return done
-
     def expected(self) -> list[Issued]:
         """What the cost model charged for one step, as this rank takes part in it."""
         return expected_issues(self.charged, self.strategy.mesh, self.runtime.rank)
@@ -135,10 +143,12 @@ def expected_issues(charged: list[Collective], mesh: Mesh, rank: int) -> list[Is
     return issues
 
 
-def make_optimizer(name: str, parameters: list[torch.Tensor], learning_rate: float) -> Any:
-    """AdamW or SGD over plain tensors, of which a stage may have none; one kernel for all of them, where torch has one."""
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    groups = [{"params": parameters}]
+def make_optimizer(name: str, parameters: Iterable[torch.Tensor], learning_rate: float) -> Any:
+    """AdamW or SGD over the plain tensors that are trained, of which a stage may have none; one kernel for all of them,
+    where torch has one."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trained)
+    groups = [{"params": trained}]
     if name == "adamw":
         return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.01, fused=fused)
     return torch.optim.SGD(groups, lr=learning_rate, fused=fused)

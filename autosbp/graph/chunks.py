@@ -43,8 +43,9 @@ class ChunkGraph(LogicalGraph):
         return self.whole.positions
 
     def bind(self, **values: int) -> ChunkGraph:
-        """The whole graph is bound, so that there is nothing left to bind."""
-        assert not values  # noqa: S101 - our own invariant
+        """The whole graph is bound, so that there is nothing left to bind; ``InputError`` for a symbol."""
+        if values:
+            raise InputError("symbols", sorted(values), "none is expected: a chunk is of a bound graph")
         return self
 
 

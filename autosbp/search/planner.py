@@ -12,11 +12,9 @@ its largest microbatch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from autosbp import __version__
 from autosbp.cluster import Cluster
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.calibration import Calibration
@@ -25,16 +23,16 @@ from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import SCHEMA, Baseline, Costs, Plan, Strategy, plan_id_of
+from autosbp.plan import Baseline, Costs, Plan, Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.rules import check_graph
 from autosbp.search import SEARCHERS, SearchOptions, SearchResult
 from autosbp.search._analysis import Analysis
 from autosbp.search._baselines import Roles
 from autosbp.search._build import Allowed, BuiltProblem, ProblemBuilder
+from autosbp.search._document import plan_document
 from autosbp.search._strategy import strategy_of
 from autosbp.search._views import mesh_views, tensor_parallel_view
-from autosbp.search._warnings import replication_warnings
 from autosbp.search.pinned import pinned_views, read_pins
 from autosbp.search.plan_options import PlanOptions, require_room
 
@@ -135,7 +133,11 @@ class _Planner:
         baselines = self._baselines()
         tally = _Tally()
         winner = self._search_space(tally, baselines)
-        return Plan(self._document(winner, baselines, tally), time.monotonic() - self.started)
+        document = plan_document(
+            self.graph, self.cluster, self.calibration, self.options, self.limit,
+            (winner.strategy, winner.costs), baselines, min(tally.bounds, default=None), tally.evaluations,
+        )  # fmt: skip
+        return Plan(document, time.monotonic() - self.started)
 
     def _micro_batches(self) -> list[int]:
         """Microbatch sizes to try, largest first: the one asked for, or divisors about a factor of two apart."""
@@ -354,44 +356,6 @@ class _Planner:
         except InfeasibleError as error:
             return Baseline(name, None, None, False, str(error))
         return Baseline(name, best.costs, best.strategy, True)
-
-    def _document(self, winner: _Candidate, baselines: list[Baseline], tally: _Tally) -> Mapping[str, Any]:
-        costs = winner.costs
-        bound = min(min(tally.bounds, default=float("-inf")), costs.step_time_s)
-        proved = bound > float("-inf")
-        document: dict[str, Any] = {
-            "schema": SCHEMA,
-            "model": self.graph.name,
-            **costs.to_dict(),
-            "memory_limit_bytes": self.limit,
-            "lower_bound_s": bound if proved else None,
-            "gap": _gap(costs.step_time_s, bound) if proved else None,
-            "searcher": self.options.searcher,
-            "evaluations": tally.evaluations,
-            "warnings": replication_warnings(self.graph),
-            "baselines": {baseline.name: baseline.to_dict() for baseline in baselines},
-            "strategy": winner.strategy.to_dict(),
-            "baseline_strategies": {
-                baseline.name: baseline.strategy.to_dict() for baseline in baselines if baseline.strategy is not None
-            },
-            "cluster": self.cluster.to_dict(),
-            "options": self.options.to_dict(),
-            "provenance": {
-                "graph_hash": self.graph.graph_hash,
-                "cluster_hash": self.cluster.cluster_hash,
-                "calibration_id": self.calibration.calibration_id if self.calibration else None,
-                "searcher": self.options.searcher,
-                "seed": self.options.seed,
-                "version": __version__,
-            },
-        }
-        document["plan_id"] = plan_id_of(document)
-        return document
-
-
-def _gap(cost: float, bound: float) -> float:
-    gap = (cost - bound) / cost if cost > 0 else 0.0
-    return 0.0 if gap < 1e-9 else gap  # the two are summed in different orders
 
 
 def _nearer(known: InfeasibleError | None, new: InfeasibleError) -> InfeasibleError:

@@ -18,6 +18,9 @@ from autosbp.costmodel.timeline import Event, Timeline
 from autosbp.search.sampling import sample_strategies
 from autosbp.zoo import zoo_graph
 
+APART = Overlap()
+"""Ops and collectives that do not slow each other down."""
+
 
 def op(seconds: float) -> Event:
     return Event("op", "compute", "backward", seconds)
@@ -31,7 +34,7 @@ def wait(*keys: str) -> Event:
     return Event("wait", "wait", "sync", 0.0, after=keys)
 
 
-def step_s(*events: Event, overlap: Overlap = Overlap()) -> float:  # noqa: B008
+def step_s(*events: Event, overlap: Overlap = APART) -> float:
     simulation = Simulation(overlap)
     simulation.run(events)
     return simulation.drain()

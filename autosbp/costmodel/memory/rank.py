@@ -137,7 +137,8 @@ class StepRun:
     @property
     def outputs(self) -> tuple[ReadKey, ...]:
         """The loss, or what a pipeline's chunk sends on."""
-        return self.graph.results or (self.flow.items[-1].key,)  # type: ignore[union-attr]
+        last = self.flow.items[-1]
+        return self.graph.results or (last.key if isinstance(last, Box) else Ref(last.node.name),)
 
     def step(self) -> None:
         """One step: the passes that differ."""

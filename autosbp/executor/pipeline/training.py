@@ -10,20 +10,21 @@ import torch.distributed as dist
 from autosbp.costmodel.collectives import Collective
 from autosbp.costmodel.stages import SharedGradients, StageCall, Stages
 from autosbp.executor import _dist
-from autosbp.executor.parameters import shard
+from autosbp.executor.parameters import local_parameters
 from autosbp.executor.pipeline._base import PipelineRuntime
 from autosbp.executor.pipeline._chunk import ChunkProgram
 from autosbp.executor.pipeline._groups import StageGroups
 from autosbp.executor.pipeline._torch import TorchPipelining
 from autosbp.executor.reduction import FlatGradients
 from autosbp.executor.runtime import Issued
-from autosbp.executor.training import Trainer, expected_issues, make_optimizer
+from autosbp.executor.training import Trainer, TrainingLoop, expected_issues, make_optimizer
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Strategy
 
 
-class PipelineTrainer:
-    """One rank of a training run; arguments and methods are those of ``Trainer``, but for ``torch.compile``.
+class PipelineTrainer(TrainingLoop):
+    """One rank of a training run; arguments and methods are those of ``Trainer``, but for ``torch.compile``. A receive is
+    issued where a pass waits for it.
 
     ``locals`` are this rank's parts of what its stage stores. A parameter that several stages read is in each of them, and
     its gradients are summed over them once a step, so that it stays the same (Narayanan et al. 2021, section 2.2: tied
@@ -58,22 +59,15 @@ class PipelineTrainer:
         }
         for stages in sorted(across):
             self.groups.across(stages)
-        leaves = {leaf.name: leaf for leaf in self.graph.parameters}
-        self.locals = {
-            name: shard(parameters[name], strategy.parameters[name], strategy.mesh, self.runtime.coordinate)
-            .to(device)
-            .requires_grad_(leaves[name].trained and leaves[name].meta.is_float)
-            for name in self.stages.parameters_of(self.stage)
-        }
+        names = self.stages.parameters_of(self.stage)
+        self.locals = local_parameters(self.graph, strategy, parameters, names, self.runtime.coordinate, device)
         self.chunks = [ChunkProgram(chunk, strategy, self.locals, self.runtime) for chunk in self.stages.of(self.stage)]
         self.shared = [
             (each, FlatGradients([self.locals[name] for name in each.names]))
             for each in self.stages.shared
             if self.stage in each.stages
         ]
-        self.optimizer = make_optimizer(
-            strategy.optimizer, [local for local in self.locals.values() if local.requires_grad], learning_rate
-        )
+        self.optimizer = make_optimizer(strategy.optimizer, self.locals.values(), learning_rate)
         self._all = self._across(tuple(range(pipeline.num_stages)))
         self.pipeline_runtime = pipeline_runtime or TorchPipelining()
         self.pipeline_runtime.build(self.chunks, pipeline, self.runtime, self._all[0])
@@ -92,18 +86,6 @@ class PipelineTrainer:
                 self._sum(shared, gradients)
             self.runtime.finish()
         return self._told_losses().double().mean().cpu()
-
-    def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One training step; returns the loss before it."""
-        loss = self.forward_backward(batch)
-        self.optimizer.step()
-        self.runtime.step += 1
-        return loss
-
-    def issued(self) -> list[Issued]:
-        """Collectives and messages since the last call, in order; a receive stands where a pass waits for it."""
-        done, self.runtime.issued = self.runtime.issued, []
-        return done
 
     def expected(self) -> list[Issued]:
         """What the cost model charged for one step, as this rank takes part in it."""
