@@ -12,8 +12,9 @@ from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
 from autosbp.search._coordinate_descent import cheapest_values, descend
 from autosbp.search._elimination import plan_problem
 from autosbp.search._exhaustive import exhaustive
+from autosbp.search._forest import solve_forest
 from autosbp.search._local import Neighbourhood
-from autosbp.search._memory import least_memory, mix_prices, quick_bound, solve_dual, splice
+from autosbp.search._memory import least_memory, mix_prices, quick_bound, solve_dual, splice, sum_below
 from autosbp.search._pruning import Reduced, canonical, prune
 from autosbp.search._run import Run, forbidden
 
@@ -61,6 +62,8 @@ class _Exact:
 
     def solve(self) -> None:
         run = self.run
+        if run.problem.memory_limit_bytes is None and self._solve_small():
+            return
         whole = canonical(run.problem)
         near = Neighbourhood.of(whole.problem)
         first = list(run.options.start) if run.options.start is not None else cheapest_values(near)
@@ -73,6 +76,22 @@ class _Exact:
         price = self._relax(reduced, near)
         if not run.is_close:
             self._close(prune(reduced, run.cost_s, price))
+
+    def _solve_small(self) -> bool:
+        """Small forests at once; what prepares for greater problems takes longer than they do."""
+        problem = self.run.problem
+        solution = solve_forest(problem)
+        if solution is None:
+            return False
+        if math.isinf(solution.bound_s):
+            raise forbidden()
+        self.run.offer(solution.assignment)
+        self.run.raise_bound(sum_below(problem.fixed_s, solution.bound_s))
+        self.info.update(
+            kept_values=float(sum(map(len, problem.unary_s))), rounds=1.0, duals=1.0, price_s_per_byte=0.0,
+            distinct_products=float(solution.distinct_products), operations=float(solution.operations),
+        )  # fmt: skip
+        return True
 
     def _relax(self, reduced: Reduced, near: Neighbourhood) -> float:
         """Raise the bound by the relaxation, offer what is met on the way, and return the best price of memory."""

@@ -50,10 +50,10 @@ def least_memory(problem: SearchProblem, check: Callable[[], None]) -> Solution:
 def quick_bound(problem: SearchProblem, check: Callable[[], None]) -> float:
     """A lower bound in seconds from the minima of single tables: what is known when time is up early."""
     program = plan_problem(problem, max_entries=1)
-    return _sum_below(problem.fixed_s, minimise(problem, program, check).bound_s)
+    return sum_below(problem.fixed_s, minimise(problem, program, check).bound_s)
 
 
-def _sum_below(*parts: float) -> float:
+def sum_below(*parts: float) -> float:
     """The sum, less what rounding may have added to it."""
     total = math.fsum(parts) if all(map(math.isfinite, parts)) else math.inf
     return total - ROUNDING_RELATIVE * sum(map(abs, parts)) if math.isfinite(total) else total
@@ -83,7 +83,7 @@ def solve_dual(
         spent[1] += solution.operations
         spent[2] += 1
         offset = 0.0 if limit is None else price * (limit - problem.fixed_memory_bytes)
-        return _sum_below(problem.fixed_s, solution.bound_s, -offset), solution.assignment
+        return sum_below(problem.fixed_s, solution.bound_s, -offset), solution.assignment
 
     bound, rising = evaluate(0.0)
     best_price, best_bound = 0.0, bound

@@ -40,7 +40,7 @@ def metropolis_hastings(problem: SearchProblem, options: SearchOptions) -> Searc
     steps = min(max(STEPS_PER_VARIABLE * len(movable), MIN_STEPS), MAX_STEPS)
     if options.max_evaluations is not None:
         steps = max(options.max_evaluations // RESTARTS, 1)
-    accepted = 0
+    accepted, scale = 0, 0.0
     for chain in range(RESTARTS):
         if chain == 0 and options.start is not None:
             start = list(options.start)
@@ -49,7 +49,9 @@ def metropolis_hastings(problem: SearchProblem, options: SearchOptions) -> Searc
         run.offer(start)
         if not movable or run.should_stop():
             break
-        accepted += _Chain(near, run, rng, movable, start).walk(steps)
+        walker = _Chain(near, run, rng, movable, start)
+        scale = scale or walker.typical_change(min(PROBES, steps))
+        accepted += walker.walk(steps, scale)
     return run.result({"accepted": float(accepted)})
 
 
@@ -61,12 +63,12 @@ class _Chain:
     movable: list[int]
     state: list[int]
 
-    def walk(self, steps: int) -> int:
-        """Run one chain; returns the number of accepted proposals. The best state met is offered as it goes."""
+    def walk(self, steps: int, scale: float) -> int:
+        """Run one chain from a temperature of ``scale`` seconds; returns the number of accepted proposals. The best state
+        met is offered as it goes."""
         limit = self.near.memory_limit_bytes
         over = self.near.memory(self.state) - limit if limit is not None else -1
         price = 0.0 if limit is None else 10.0 * self.near.forbidden_s / max(limit, 1)
-        scale = self._typical_change()
         cooling = (COLDEST / HOTTEST) ** (1.0 / steps)
         temperature = HOTTEST * scale
         energy, best_energy, best = 0.0, 0.0, self.state.copy()  # energies relative to the start
@@ -117,9 +119,9 @@ class _Chain:
         values = self.rng.integers(0, np.array([len(self.near.unary_s[i]) for i in variables]))
         return variables, values.tolist(), self.rng.random(count).tolist()
 
-    def _typical_change(self) -> float:
+    def typical_change(self, probes: int) -> float:
         """Mean absolute cost of a random change that neither makes nor breaks a forbidden pair; above 0."""
-        variables, values, _ = self._draw(PROBES)
+        variables, values, _ = self._draw(probes)
         changes = [abs(self._change(i, x)) for i, x in zip(variables, values, strict=True)]
         usual = [c for c in changes if 0.0 < c < self.near.forbidden_s / 2.0]
         return sum(usual) / len(usual) if usual else 1e-30

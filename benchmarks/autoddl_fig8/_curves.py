@@ -1,0 +1,65 @@
+"""What each searcher reaches with how much work, over seeds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
+
+HEURISTICS = ("coordinate_descent", "metropolis_hastings", "random")
+PROVERS = tuple(name for name in SEARCHERS if name not in HEURISTICS)
+BAND = (5.0, 50.0, 95.0)
+FIRST_BUDGET, BUDGET_STEP = 32, 2
+
+
+def seeded_options(problem: SearchProblem, seed: int, budget: int | None) -> SearchOptions:
+    """All searchers begin at the same random assignment."""
+    rng = np.random.default_rng(seed)
+    start = tuple(int(rng.integers(len(costs))) for costs in problem.unary_s)
+    return SearchOptions(seed=seed, start=start, max_evaluations=budget)
+
+
+def points(
+    problem: SearchProblem, searcher: str, seeds: Sequence[int], budgets: Sequence[int], until_s: float
+) -> list[dict[str, Any]]:
+    """One row per budget of evaluations: costs and seconds over the seeds. Ends after the row whose median run takes
+    ``until_s``."""
+    rows: list[dict[str, Any]] = []
+    for budget in budgets:
+        runs = [SEARCHERS[searcher](problem, seeded_options(problem, seed, budget)) for seed in seeds]
+        costs = np.percentile([run.cost_s for run in runs], BAND).tolist()
+        seconds = statistics.median(run.search_s for run in runs)
+        rows.append({"evaluations": budget, "search_s": seconds, "cost_s": costs})
+        if seconds >= until_s:
+            break
+    return rows
+
+
+def budgets(problem: SearchProblem) -> list[int]:
+    """From a few evaluations to as many as there are assignments."""
+    found = [FIRST_BUDGET]
+    while found[-1] * BUDGET_STEP <= problem.num_assignments:
+        found.append(found[-1] * BUDGET_STEP)
+    return found
+
+
+def timed(call: Callable[[], SearchResult], times: int) -> tuple[SearchResult, float]:
+    """The result, and the median wall time of some calls."""
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        result = call()
+        seconds.append(time.perf_counter() - began)
+    return result, statistics.median(seconds)
+
+
+def one_sweep_s(problem: SearchProblem, times: int) -> float:
+    """Seconds in which coordinate descent has set every variable once."""
+    values = sum(len(costs) for costs in problem.unary_s)
+    options = seeded_options(problem, 0, values)
+    return timed(lambda: SEARCHERS["coordinate_descent"](problem, options), times)[1]
