@@ -50,6 +50,14 @@ Pin = Annotated[
         help="A layout that is given, not searched: head.weight=S0, 'tables.*=S0 -> B', linear_1=P. May be repeated.",
     ),
 ]
+Baselines = Annotated[
+    str | None,
+    typer.Option(
+        "--baselines",
+        metavar="NAME,...",
+        help="What to compare with: data_parallel, zero1, zero2, zero3, megatron, summa_2d, alpa_like, autoddl_tied, or none.",
+    ),
+]
 
 
 def plan(
@@ -65,6 +73,7 @@ def plan(
     memory_limit_bytes: MemoryLimit = None,
     gap_tolerance: GapTolerance = 2e-3,
     pin: Pin = None,
+    baselines: Baselines = None,
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
     output: Output = None,
@@ -72,12 +81,13 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest way to train a model on a cluster, beside what users would otherwise choose."""
-    from autosbp.search.plan_options import PlanOptions
+    from autosbp.search.plan_options import DEFAULT_BASELINES, PlanOptions
 
     check_output(output)
     options = PlanOptions(
         *(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance),
         pins=_pins(pin or []),
+        baselines=DEFAULT_BASELINES if baselines is None else _names(baselines),
     )
     run = _plan_here if server is None else _plan_there
     found = run(model, cluster, calibration, options, ModelSizes(seq_len, image_size), server or "")
@@ -90,6 +100,10 @@ def plan(
         print_json(document)
     else:
         show(document)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(name.strip() for name in text.split(","))
 
 
 def _pins(texts: list[str]) -> dict[str, str]:

@@ -10,6 +10,8 @@ from autosbp.cluster import Cluster
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.jsonio import Fields, check_integer
 from autosbp.search import SEARCHERS
+from autosbp.search._baselines import BASELINES
+from autosbp.search._baselines import DEFAULT_BASELINES as DEFAULT_BASELINES
 
 MAX_BATCH = 2**30
 
@@ -17,7 +19,8 @@ MAX_BATCH = 2**30
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """What a plan is asked for. Batches are samples over all devices; None lets the planner choose. ``pins`` are layouts
-    that are given, not searched: ``search.pinned`` says what they look like."""
+    that are given, not searched: ``search.pinned`` says what they look like. ``baselines`` are the names of what the plan
+    is compared with: ``search._baselines`` says what each is."""
 
     global_batch: int | None = None
     micro_batch: int | None = None
@@ -28,6 +31,7 @@ class PlanOptions:
     memory_limit_bytes: int | None = None
     gap_tolerance: float = 2e-3
     pins: Mapping[str, str] = field(default_factory=dict)
+    baselines: tuple[str, ...] = DEFAULT_BASELINES
 
     def __post_init__(self) -> None:
         if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
@@ -44,6 +48,11 @@ class PlanOptions:
         for name, layout in self.pins.items():
             if not isinstance(name, str) or not isinstance(layout, str):
                 raise InputError(f"pins.{name}", layout, "a layout such as 'S0' is expected")
+        if not isinstance(self.baselines, tuple) or len(set(self.baselines)) != len(self.baselines):
+            raise InputError("baselines", self.baselines, "distinct names of baselines are expected")
+        for name in self.baselines:
+            if name not in BASELINES:
+                raise InputError("baselines", name, f"some of {', '.join(BASELINES)} are expected")
         for name in ("global_batch", "micro_batch"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, MAX_BATCH)
@@ -55,13 +64,21 @@ class PlanOptions:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__slots__ if name != "pins"}
-        return {**plain, "pins": dict(self.pins)} if self.pins else plain
+        plain = {name: getattr(self, name) for name in self.__slots__ if name not in ("pins", "baselines")}
+        # Absent where they are the defaults: what knows neither keeps its bytes.
+        return {
+            **plain,
+            **({"pins": dict(self.pins)} if self.pins else {}),
+            **({} if self.baselines == DEFAULT_BASELINES else {"baselines": list(self.baselines)}),
+        }
 
     @staticmethod
     def from_dict(data: object) -> PlanOptions:
         fields = Fields(data, "options", PlanOptions.__slots__)
-        return PlanOptions(**dict(fields.data))
+        given = dict(fields.data)
+        if fields.has("baselines"):
+            given["baselines"] = tuple(fields.sequence("baselines"))
+        return PlanOptions(**given)
 
 
 def _is_number(value: object) -> bool:

@@ -28,11 +28,13 @@ from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.rules import check_graph
 from autosbp.search import SEARCHERS, SearchOptions, SearchResult
 from autosbp.search._analysis import Analysis
-from autosbp.search._baselines import Roles
+from autosbp.search._baselines import Roles, recipe
 from autosbp.search._build import Allowed, BuiltProblem, ProblemBuilder
 from autosbp.search._document import plan_document
+from autosbp.search._stored_apart import best_stored_apart
 from autosbp.search._strategy import strategy_of
-from autosbp.search._views import mesh_views, tensor_parallel_view
+from autosbp.search._tied import tied
+from autosbp.search._views import mesh_views
 from autosbp.search.pinned import pinned_views, read_pins
 from autosbp.search.plan_options import PlanOptions, require_room
 
@@ -49,7 +51,11 @@ BASELINE_SHARE = 0.1
 BASELINE_GAP = 0.02
 """Where memory binds, what another tool would do is searched to this gap."""
 
+ROUNDING = 1e-6
+"""Relative; a search and the cost model sum in different orders."""
+
 Progress = Callable[[str, float], bool]
+_SEARCHERS = {**SEARCHERS, "tied": tied}
 
 
 @dataclass(frozen=True)
@@ -135,9 +141,15 @@ class _Planner:
         winner = self._search_space(tally, baselines)
         document = plan_document(
             self.graph, self.cluster, self.calibration, self.options, self.limit,
-            (winner.strategy, winner.costs), baselines, min(tally.bounds, default=None), tally.evaluations,
+            (winner.strategy, winner.costs), baselines, self._bound_of(tally, winner), tally.evaluations,
         )  # fmt: skip
         return Plan(document, time.monotonic() - self.started)
+
+    def _bound_of(self, tally: _Tally, winner: _Candidate) -> float | None:
+        """The least of all views; None where a baseline is faster that is no point of what was searched, such as one with
+        storage apart."""
+        least = min(tally.bounds, default=None)
+        return None if least is None or winner.costs.step_time_s < least * (1 - ROUNDING) else least
 
     def _micro_batches(self) -> list[int]:
         """Microbatch sizes to try, largest first: the one asked for, or divisors about a factor of two apart."""
@@ -225,7 +237,7 @@ class _Planner:
         """A bound on the space, and its optimum where that fits in memory."""
         built = self._builder(space.view, space.micro_batch).build(self.limit, space.allowed)
         problem = replace(built.problem, memory_limit_bytes=None)
-        result = SEARCHERS[searcher](problem, self._search_options(tally.share, cutoff_s))
+        result = _SEARCHERS[searcher](problem, self._search_options(tally.share, cutoff_s))
         tally.evaluations += result.evaluations
         if result.memory_bytes > self.limit:
             return result.lower_bound_s, None
@@ -242,7 +254,7 @@ class _Planner:
         for _ in range(TIGHTENINGS):
             try:
                 built = self._builder(space.view, space.micro_batch).build(limit, space.allowed)
-                result = SEARCHERS[searcher](built.problem, self._search_options(tally.share, cutoff_s))
+                result = _SEARCHERS[searcher](built.problem, self._search_options(tally.share, cutoff_s))
             except InfeasibleError:
                 if limit == self.limit:
                     raise
@@ -292,7 +304,7 @@ class _Planner:
         """The best strategy over these views, at least as good as ``best``; raises ``InfeasibleError``."""
         problem: InfeasibleError | None = None
         sizes = self._micro_batches()
-        relaxes = searcher in ("auto", "exact")
+        relaxes = searcher in ("auto", "exact", "tied")
         open_views: list[tuple[float, int, Mesh, Allowed | None]] = []
 
         def keep(candidate: _Candidate | None) -> None:
@@ -338,24 +350,30 @@ class _Planner:
         return time.monotonic() - self.started >= self.options.time_limit_s
 
     def _baselines(self) -> list[Baseline]:
-        data, tensor = self.roles.data_axis, self.roles.tensor_axis
-        only_data = tensor_parallel_view(self.mesh, 0)
-        grids = [tensor_parallel_view(self.mesh, count) for count in range(self.mesh.ndim + 1)]
+        return [self._baseline(name) for name in self.options.baselines]
 
-        def rule(tensor_axes: frozenset[int]) -> Allowed:
-            return lambda cluster, axis, option: (tensor if axis in tensor_axes else data)(cluster, option)
-
-        return [
-            self._baseline("data_parallel", [(only_data[0], rule(only_data[1]))]),
-            self._baseline("megatron", [(view, rule(axes)) for view, axes in grids]),
-        ]
-
-    def _baseline(self, name: str, grids: Sequence[tuple[Mesh, Allowed]]) -> Baseline:
+    def _baseline(self, name: str) -> Baseline:
+        found = recipe(name, self.mesh, self.roles)
         try:
-            best = self._best(grids, "exact", _Tally(BASELINE_SHARE), None)
+            if found.gather:
+                sizes = [self.global_batch] if found.whole_batch else self._micro_batches()
+                strategy, costs = best_stored_apart(found, sizes, self.limit, self._unlimited, self.compute)
+                return Baseline(name, costs, strategy, True)
+            best = self._best(found.grids, found.searcher, _Tally(BASELINE_SHARE), None)
         except InfeasibleError as error:
             return Baseline(name, None, None, False, str(error))
         return Baseline(name, best.costs, best.strategy, True)
+
+    def _unlimited(self, view: Mesh, allowed: Allowed, micro_batch: int) -> tuple[LogicalGraph, Strategy, BoxingModel]:
+        """The fastest strategy of a baseline's view, without a memory limit."""
+        built = self._builder(view, micro_batch).build(None, allowed)
+        result = SEARCHERS["exact"](built.problem, self._search_options(BASELINE_SHARE, float("inf")))
+        graph, boxing = self._bound_graph(micro_batch)[0], self._boxing_model(view)
+        strategy = strategy_of(
+            built, result.assignment, graph, boxing,
+            global_batch=self.global_batch, micro_batch=micro_batch, optimizer=self.options.optimizer,
+        )  # fmt: skip
+        return graph, strategy, boxing
 
 
 def _nearer(known: InfeasibleError | None, new: InfeasibleError) -> InfeasibleError:

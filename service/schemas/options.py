@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import ConfigDict, Field
 
 from autosbp import api
@@ -25,11 +27,14 @@ class PlanOptions(Request):
     memory_limit_bytes: int | None = Field(default=None, description="Per device; by default the device's memory.")
 
     gap_tolerance: float = Field(default=2e-3, description="Relative gap that a binding memory limit may leave open.")
+    baselines: list[Annotated[str, Field(max_length=64)]] | None = Field(
+        default=None, max_length=32, description="Names of what the plan is compared with; by default the usual ones."
+    )
 
     def checked(self) -> api.PlanOptions:
         """The library's options; raises ``InputError`` with the path of the member in the request."""
         try:
-            return api.PlanOptions.from_dict(self.model_dump())
+            return api.PlanOptions.from_dict(self.model_dump(exclude_none=True))
         except InputError as error:
             field = f"options.{error.field.removeprefix('options.')}"
             raise InputError(field, error.value, error.limit) from None

@@ -24,6 +24,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "microbatch that does not divide": ((*PLAN, "--micro-batch", "3"), 2, "divisor of the global batch 8"),
     "batch of zero": (("plan", "{graph}", "--cluster", "local:2", "--global-batch", "0"), 2, "global_batch: 0"),
     "unknown searcher": ((*PLAN, "--searcher", "luck"), 2, "searcher: 'luck'"),
+    "unknown baseline": ((*PLAN, "--baselines", "megatron,zero4"), 2, "baselines: 'zero4'"),
     "unknown optimizer": ((*PLAN, "--optimizer", "lion"), 2, "adamw or sgd"),
     "time limit that is no number": ((*PLAN, "--time-limit", "nan"), 2, "time_limit_s: nan"),
     "calibration that is a graph": ((*PLAN, "--calibration", "{graph}"), 2, "known fields"),

@@ -102,6 +102,7 @@ def test_a_search_that_no_strategy_meets_fails_with_the_constraint(shared: TestC
         ({"options": {"global_batch": True}}, None),
         ({"options": {"searcher": "psychic"}}, None),
         ({"options": {"surprise": 1}}, None),
+        ({"options": {"baselines": ["zero4"]}}, "options.baselines"),
         ({"options": {"seed": "x"}}, None),
         ({"options": {"memory_limit_bytes": -1}}, None),
         ({"options": {"time_limit_s": 1e9}}, "options.time_limit_s"),

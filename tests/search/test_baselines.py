@@ -1,0 +1,139 @@
+"""Baselines: what each is, that it is an ordinary strategy, and what it costs beside the plan."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
+from autosbp.errors import InfeasibleError, InputError
+from autosbp.sbp.boxing import split_factor
+from autosbp.search import Edge, SearchOptions, SearchProblem, cost_of
+from autosbp.search._baselines import BASELINES, DEFAULT_BASELINES
+from autosbp.search._tied import groups, tied
+
+MODELS = ("zoo:gpt2-demo", "zoo:llama-demo", "zoo:mlp-small")
+
+
+@cache
+def graph_of(model: str) -> LogicalGraph:
+    return capture(model)
+
+
+@cache
+def plan_of(model: str, micro_batch: int | None = None) -> Plan:
+    options = PlanOptions(global_batch=16, micro_batch=micro_batch, baselines=BASELINES)
+    return make_plan(graph_of(model), load_cluster("local:2x2"), options=options)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_baseline_is_an_ordinary_strategy_and_none_beats_the_plan(model: str) -> None:
+    document = plan_of(model).document
+    assert tuple(document["baselines"]) == BASELINES
+    for name, entry in document["baselines"].items():
+        assert entry["feasible"], (name, entry["reason"])
+        assert entry["step_time_s"] >= document["step_time_s"] * (1 - 1e-9), name
+        assert plan_of(model).baseline_strategy(name).global_batch == 16
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_zero_sends_what_data_parallel_does_and_stores_a_part(model: str) -> None:
+    known = plan_of(model).document["baselines"]
+    whole = known["data_parallel"]
+    for name in ("zero1", "zero2"):
+        assert known[name]["comm_bytes_per_device"] == pytest.approx(whole["comm_bytes_per_device"], rel=0.01)
+        assert known[name]["memory_breakdown"]["optimizer"] < 0.3 * whole["memory_breakdown"]["optimizer"]
+    assert known["zero3"]["memory_breakdown"]["parameters"] < 0.3 * whole["memory_breakdown"]["parameters"]
+
+
+def test_zero3_gathers_in_every_microbatch_and_zero2_takes_the_batch_at_once() -> None:
+    plan = plan_of("zoo:llama-demo", 4)
+    assert plan.baseline_strategy("zero3").gather == "use"
+    assert plan.baseline_strategy("zero1").num_micro == plan.baseline_strategy("zero3").num_micro == 4
+    assert plan.baseline_strategy("zero2").num_micro == 1
+    known = plan.document["baselines"]
+    assert known["zero3"]["comm_bytes_per_device"] > 3 * known["zero1"]["comm_bytes_per_device"]
+
+
+def test_summa_stores_every_matrix_over_both_dims_of_its_grid() -> None:
+    strategy, graph = plan_of("zoo:llama-demo").baseline_strategy("summa_2d"), graph_of("zoo:llama-demo")
+    assert strategy.gather == "use"
+    matrices = [leaf for leaf in graph.parameters if len(leaf.meta.shape) > 1]
+    assert matrices
+    for leaf in matrices:
+        assert split_factor(strategy.parameters[leaf.name], strategy.mesh) == 4, leaf.name
+    for name, signature in strategy.signatures.items():
+        if "linear" in name:
+            assert not any(sbp.is_partial for sbp in signature.outs[0]), name
+
+
+def test_alpa_like_ops_read_no_partial_sums_of_other_clusters() -> None:
+    strategy, graph = plan_of("zoo:gpt2-demo").baseline_strategy("alpa_like"), graph_of("zoo:gpt2-demo")
+    made = {node.name: node for node in graph.nodes}
+    assert strategy.mesh.ndim <= 2
+    for name, signature in strategy.signatures.items():
+        if "linear" in name:
+            read = made[name].refs()
+            for ref, layout in zip(read, signature.ins, strict=True):
+                assert ref.name in graph.parameter_names or not any(sbp.is_partial for sbp in layout), name
+
+
+def test_tied_layers_have_one_layout() -> None:
+    strategy = plan_of("zoo:llama-demo").baseline_strategy("autoddl_tied")
+    layouts: dict[str, set[str]] = {}
+    for leaf, layout in strategy.parameters.items():
+        layouts.setdefault(".".join(part for part in leaf.split(".") if not part.isdigit()), set()).add(str(layout))
+    assert any("layers" in name or ".h." in name or "blocks" in name for name in layouts)
+    assert all(len(found) == 1 for found in layouts.values()), layouts
+
+
+def test_tied_finds_the_best_assignment_in_which_like_variables_agree() -> None:
+    rng = np.random.default_rng(0)
+    own, none, use = rng.random(3), np.zeros(2), np.zeros(3, dtype=np.int64)
+    spare = np.zeros(2, dtype=np.int64)
+    into, out, first = rng.random((3, 2)), rng.random((2, 3)), rng.random((3, 3))
+    problem = SearchProblem(
+        ("a", "a>b", "b", "b>c", "c", "head"),
+        (own, none, own, none, own, rng.random(3)),
+        (use, spare, use, spare, use, use),
+        (Edge(0, 1, into), Edge(1, 2, out), Edge(2, 3, into), Edge(3, 4, out), Edge(0, 4, first), Edge(5, 4, first)),
+    )
+    assert groups(problem) == [0, 1, 0, 1, 0, 2]
+    best = min(
+        (cost_of(problem, (a, x, a, x, a, head)), (a, x, a, x, a, head))
+        for a, x, head in product(range(3), range(2), range(3))
+    )
+    found = tied(problem, SearchOptions())
+    assert found.cost_s == pytest.approx(best[0]) and found.assignment == best[1]
+    assert found.lower_bound_s == pytest.approx(best[0])
+
+
+def test_a_plan_compares_with_what_is_asked_for() -> None:
+    graph, cluster = graph_of("zoo:mlp-small"), load_cluster("local:4")
+    assert tuple(make_plan(graph, cluster).document["baselines"]) == DEFAULT_BASELINES
+    options = PlanOptions(baselines=("summa_2d",))
+    assert tuple(make_plan(graph, cluster, options=options).document["baselines"]) == ("summa_2d",)
+    assert PlanOptions.from_dict(options.to_dict()) == options
+    assert make_plan(graph, cluster, options=PlanOptions(baselines=())).document["baselines"] == {}
+
+
+@pytest.mark.parametrize("names", [("zero4",), ("zero3", "zero3"), ["zero3"]])
+def test_unknown_and_repeated_baselines_are_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="baselines"):
+        PlanOptions(baselines=names)
+
+
+def test_a_baseline_that_does_not_fit_says_so() -> None:
+    options = PlanOptions(global_batch=16, memory_limit_bytes=90_000_000, baselines=("data_parallel", "zero3"))
+    document = make_plan(graph_of("zoo:gpt2-demo"), load_cluster("local:2x2"), options=options).document
+    assert not document["baselines"]["data_parallel"]["feasible"]
+    assert document["baselines"]["zero3"]["feasible"]
+    assert document["baselines"]["zero3"]["memory_bytes_per_device"] <= 90_000_000
+    with pytest.raises(InfeasibleError):
+        make_plan(
+            graph_of("zoo:gpt2-demo"), load_cluster("local:2x2"),
+            options=PlanOptions(global_batch=16, memory_limit_bytes=30_000_000, baselines=("zero3",)),
+        )  # fmt: skip
