@@ -35,7 +35,7 @@ _READY = re.compile(r"ready at (http://\S+)")
 def run_demo(out: Path, quick: bool = False) -> int:
     """Run the demo; its database, plan, calibration and logs go to ``out``. Returns the exit code.
 
-    ``quick`` measures too little for its times to mean much; it shows that every part works.
+    ``quick`` measures too little, of small batches, for its times to mean much; it shows that every part works.
     """
     began = time.monotonic()
     console = Console(soft_wrap=True)
@@ -48,9 +48,10 @@ def run_demo(out: Path, quick: bool = False) -> int:
         model_id = client.post_model(zoo=MODEL)
         cluster_id = client.post_cluster(cluster)
         console.print(f"model      {model_id}  cluster {cluster_id}: {_describe(cluster)}")
-        options = {"global_batch": GLOBAL_BATCH}
-        point_s, op_s = (0.02, 0.002) if quick else (0.1, 0.04)
-        job = client.calibrate(cluster_id, [model_id], options, point_s=point_s, op_s=op_s, variants=False)
+        options = {"global_batch": 4 if quick else GLOBAL_BATCH}
+        point_s, op_s, budget_s = (0.02, 0.002, 10.0) if quick else (0.1, 0.04, 130.0)
+        boxes = {"point_s": point_s, "op_s": op_s, "budget_s": budget_s}
+        job = client.calibrate(cluster_id, [model_id], options, **boxes, variants=False)
         calibration_id = _wait(console, client, job, "calibrate").result["calibration_id"]
         (out / "calibration.json").write_bytes(canonical(client.get_calibration(calibration_id)))
         job = client.search(model_id, cluster_id, calibration_id, options)

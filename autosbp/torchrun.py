@@ -1,4 +1,4 @@
-"""Starts ranks on this machine with torchrun, watches them, and ends what it started (by process id, nothing else)."""
+"""Starts ranks on this machine, watches them, and ends what it started (by process id, nothing else)."""
 
 from __future__ import annotations
 
@@ -61,15 +61,14 @@ def run_ranks(
     poll: Callable[[], bool] | None = None,
     interface: str = "lo",
 ) -> Outcome:
-    """The ``Launch`` of this machine: one torchrun, whose ranks talk over ``interface``.
+    """The ``Launch`` of this machine: the ranks of one ``autosbp.forked``, which talk over ``interface``.
 
     ``OMP_NUM_THREADS`` is 1 unless the environment sets it. Raises ``InputError`` before anything starts where the
     interface does not exist.
     """
     check_interface(interface)
     deadline = time.monotonic() + timeout_s
-    address = "127.0.0.1"
-    command = torchrun_command(module, arguments, num_ranks, master=(address, free_port()), local_address=address)
+    command = [sys.executable, "-u", "-m", "autosbp.forked", str(num_ranks), module, *arguments]
     process = start(command, log_path, environment(interface))
     reason = ""
     try:
@@ -134,15 +133,8 @@ def check_interface(name: str) -> None:
         raise InputError("interface", name, f"a network interface of this machine is expected: {', '.join(known)}")
 
 
-def free_port() -> int:
-    """A port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _end(process: subprocess.Popen[bytes], module: str) -> None:
-    """Ask torchrun to stop its ranks; if it does not, end it and them by process id."""
+    """Ask the process to stop its ranks; if it does not, end it and them by process id."""
     if process.poll() is not None:
         return
     ranks = _children(process.pid)

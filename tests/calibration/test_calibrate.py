@@ -21,6 +21,8 @@ from autosbp.torchrun import run_ranks
 from calibration import Progress, calibrate, read_results
 from tests.cli.processes import COMMAND, autosbp, environment
 
+pytestmark = pytest.mark.clock
+
 CLUSTER = load_cluster("local:2x2")
 SIZES = (1 << 10, 1 << 16, 1 << 22)
 LINEAR = (

@@ -10,6 +10,8 @@ from autosbp.costmodel.calibration import Calibration, CollectiveFit
 from tests.cli.processes import autosbp
 from tests.testing.conftest import can_emulate as can_emulate
 
+pytestmark = pytest.mark.clock
+
 LARGEST = 2 << 20
 PAYLOAD_BYTES_PER_S = 200e6 / 8 * 1448 / 1514
 

@@ -59,13 +59,16 @@ def test_a_trial_brings_predictions_closer_and_its_lesson_is_undone(
     assert again.exit_code == 2 and "corrections: 0 is not accepted" in again.stderr
 
 
-def test_what_was_learned_before_does_not_count_twice(run: Run, kept: Kept, calibration: Path, tmp_path: Path) -> None:
+def test_what_was_learned_before_does_not_count_twice(
+    run: Run, kept: Kept, calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A trial is compared with the calibration itself, so the same trial teaches the same."""
     once, twice = tmp_path / "once.json", tmp_path / "twice.json"
     assert run("learn", calibration, "--trial", kept.folder, "-o", once).exit_code == 0
+    monkeypatch.setenv("COLUMNS", "500")  # the folder in one line
     done = run("learn", once, "--trial", kept.folder, "-o", twice)
     assert done.exit_code == 0, done.stderr
-    assert "predicted before" in done.stdout and str(kept.folder) in done.stdout.replace("\n", "")
+    assert "predicted before" in done.stdout and str(kept.folder) in done.stdout
     assert read(once).correction == read(twice).correction
     assert (len(read(once).corrections), len(read(twice).corrections)) == (1, 2)
 

@@ -122,7 +122,7 @@ def test_a_trial_ended_by_sigterm_leaves_no_ranks(folder: Path, tmp_path: Path) 
     with Started(*arguments, cwd=tmp_path) as trial:
         trial.wait_for(lambda line: "step 0" in line)
         started = trial.descendants
-        assert len(started) >= 3  # torchrun and two ranks
+        assert len(started) >= 3  # what starts the ranks, and two of them
         ended = trial.end(signal.SIGTERM)
     assert ended == (128 + signal.SIGTERM, "")
     deadline_s = time.monotonic() + 10

@@ -151,6 +151,7 @@ def test_other_searchers_give_executable_plans_without_a_proof() -> None:
         assert found["gap"] is None
 
 
+@pytest.mark.clock
 def test_a_175b_model_on_1024_gpus_is_planned_without_torch_in_30_s() -> None:
     program = "import sys, json; from autosbp.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     arguments = ["plan", "zoo:gpt3-175b", "--cluster", "dgx-a100-80g:128", "--global-batch", "1536", "--json"]

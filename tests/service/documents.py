@@ -36,7 +36,7 @@ def calibration(cluster: str = CLUSTER) -> dict[str, Any]:
 
 def wait(client: Any, job_id: str, states: tuple[str, ...] = ("succeeded", "failed", "cancelled")) -> dict[str, Any]:
     """Poll a job until it is in one of ``states``."""
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:
         job: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").json()
         if job["state"] in states:

@@ -16,6 +16,8 @@ from autosbp.processes import start_ticks
 from autosbp.testing.emulated import EmulatedCluster
 from tests.testing.ranks import NUM_BYTES
 
+pytestmark = pytest.mark.clock
+
 RATE_BYTES_PER_S = 200e6 / 8
 PING = """
 import socket, sys, time

@@ -18,6 +18,8 @@ from autosbp.processes import start_ticks
 from autosbp.testing.emulated import EmulatedCluster
 from tests.cli.processes import environment
 
+pytestmark = pytest.mark.clock
+
 NETNS = Path("/run/netns")
 SWEEP = [sys.executable, "-m", "autosbp.testing.emulated", "--sweep"]
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import graph_document
 from tests.cli.processes import autosbp
+
+pytestmark = pytest.mark.clock
 
 
 def test_a_trial_runs_on_the_nodes_that_its_plan_is_for(can_emulate: None, tmp_path: Path) -> None:

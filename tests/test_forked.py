@@ -1,0 +1,69 @@
+"""Ranks that are forks of one process: how they end, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autosbp.processes import start_ticks
+from autosbp.torchrun import environment, run_ranks
+
+RANKS = "tests.testing.ranks"
+
+
+def started(*arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "autosbp.forked", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+
+
+def ranks_in(folder: Path, count: int) -> list[int]:
+    """Process ids that ranks have written, once all have."""
+    deadline_s = time.monotonic() + 60
+    while len(found := [path for path in folder.glob("here*") if path.read_text()]) < count:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return [int(path.read_text()) for path in found]
+
+
+def test_ranks_reduce_over_groups_and_end_well(tmp_path: Path) -> None:
+    outcome = run_ranks(RANKS, ["times", str(tmp_path / "times.json")], 4, tmp_path / "log", timeout_s=60)
+    assert (outcome.reason, outcome.log_tail) == ("", "")
+    assert all(seconds > 0 for seconds in json.loads((tmp_path / "times.json").read_text()).values())
+
+
+def test_the_rank_that_failed_first_is_named_behind_its_error(tmp_path: Path) -> None:
+    outcome = run_ranks(RANKS, ["fail"], 4, tmp_path / "log", timeout_s=60)
+    assert outcome.reason == "a rank failed" and "ValueError: the root cause" in outcome.log_tail
+    assert "rank 2 (process" in outcome.log_tail.splitlines()[-1]
+    assert outcome.log_tail.endswith("failed with exit code 1")
+
+
+def test_a_rank_that_a_signal_ends_is_named_and_ends_the_others(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    outcome = run_ranks(RANKS, ["be_killed"], 4, tmp_path / "log", timeout_s=60)
+    assert outcome.reason == "a rank failed" and time.monotonic() - began_s < 50
+    assert outcome.log_tail.startswith("rank 3 (process") and outcome.log_tail.endswith("was ended by SIGKILL")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_ends_all_ranks_even_one_that_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
+    with started("3", RANKS, "hang", str(tmp_path)) as process:
+        pids = ranks_in(tmp_path, 3)
+        os.kill(pids[0], signal.SIGSTOP)
+        process.send_signal(number)
+        assert process.wait(30) == 1
+    assert all(start_ticks(pid) is None for pid in pids)
+
+
+def test_a_module_that_there_is_not_starts_no_rank() -> None:
+    with started("2", "tests.no_such_module") as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.decode().count("Traceback") == 1 and "ModuleNotFoundError" in errors.decode()
