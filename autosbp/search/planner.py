@@ -51,9 +51,6 @@ BASELINE_SHARE = 0.1
 BASELINE_GAP = 0.02
 """Where memory binds, what another tool would do is searched to this gap."""
 
-ROUNDING = 1e-6
-"""Relative; a search and the cost model sum in different orders."""
-
 Progress = Callable[[str, float], bool]
 _SEARCHERS = {**SEARCHERS, "tied": tied}
 
@@ -141,15 +138,18 @@ class _Planner:
         winner = self._search_space(tally, baselines)
         document = plan_document(
             self.graph, self.cluster, self.calibration, self.options, self.limit,
-            (winner.strategy, winner.costs), baselines, self._bound_of(tally, winner), tally.evaluations,
+            (winner.strategy, winner.costs), baselines, self._bound_of(tally, winner, baselines), tally.evaluations,
         )  # fmt: skip
         return Plan(document, time.monotonic() - self.started)
 
-    def _bound_of(self, tally: _Tally, winner: _Candidate) -> float | None:
-        """The least of all views; None where a baseline is faster that is no point of what was searched, such as one with
-        storage apart."""
+    def _bound_of(self, tally: _Tally, winner: _Candidate, baselines: list[Baseline]) -> float | None:
+        """The least of all views; None where the winner is a baseline with storage apart, which is not searched."""
+        apart = any(
+            baseline.strategy is winner.strategy and recipe(baseline.name, self.mesh, self.roles).gather
+            for baseline in baselines
+        )
         least = min(tally.bounds, default=None)
-        return None if least is None or winner.costs.step_time_s < least * (1 - ROUNDING) else least
+        return None if apart and least is not None and winner.costs.step_time_s < least else least
 
     def _micro_batches(self) -> list[int]:
         """Microbatch sizes to try, largest first: the one asked for, or divisors about a factor of two apart."""
