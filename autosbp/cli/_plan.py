@@ -55,7 +55,8 @@ Baselines = Annotated[
     typer.Option(
         "--baselines",
         metavar="NAME,...",
-        help="What to compare with: data_parallel, zero1, zero2, zero3, megatron, summa_2d, alpa_like, autoddl_tied, or none.",
+        help="What to compare with: data_parallel, zero1, zero2, zero3, megatron, one_weird_trick, summa_2d, alpa_like, "
+        "autoddl_tied, or none.",
     ),
 ]
 

@@ -22,14 +22,28 @@ def store_split(graph: LogicalGraph, strategy: Strategy, gather: str = "step") -
     stored whole because nothing divides it stays as it was.
     """
     parameters, paths = dict(strategy.parameters), dict(strategy.paths)
+    read = _read(graph, strategy)
     for leaf in graph.parameters:
         used = strategy.parameters[leaf.name]
         stored = split_storage(leaf, used, strategy.mesh)
         if stored != used:
             parameters[leaf.name] = stored
-            key: BoxingKey = (leaf.meta.sizes, leaf.meta.num_bytes, leaf.meta.is_float, stored, used)
-            paths[key] = (stored, used)
+            for wanted in read.get(leaf.name, {used}):
+                known: BoxingKey = (leaf.meta.sizes, leaf.meta.num_bytes, leaf.meta.is_float, used, wanted)
+                route = (used,) if wanted == used else strategy.paths[known]
+                paths[*known[:3], stored, wanted] = (stored, *route)
     return replace(strategy, parameters=parameters, paths=paths, gather=gather)
+
+
+def _read(graph: LogicalGraph, strategy: Strategy) -> dict[str, set[NdSbp]]:
+    """The layouts in which ops read each parameter: a bias under a partial sum is stored whole and read P."""
+    found: dict[str, set[NdSbp]] = {}
+    for node in graph.nodes:
+        if node.name in strategy.signatures:
+            for ref, layout in zip(node.refs(), strategy.signatures[node.name].ins, strict=True):
+                if ref.name in strategy.parameters:
+                    found.setdefault(ref.name, set()).add(layout)
+    return found
 
 
 def split_storage(leaf: Parameter, used: NdSbp, mesh: Mesh) -> NdSbp:

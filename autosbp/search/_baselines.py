@@ -6,6 +6,7 @@
 | zero1, zero2 | as data_parallel | split over all axes, gathered once a step (Rajbhandari et al. 2020) |
 | zero3 | as data_parallel | split over all axes, gathered at every use and freed |
 | megatron | the best grid of data x tensor axes, the same for every layer (Shoeybi et al. 2019, section 3) | as used |
+| one_weird_trick | as megatron for matrix products, convolutions as data_parallel (Krizhevsky 2014) | as used |
 | summa_2d | the best 2-D grid: rows split the batch, columns what a layer makes (Xu et al. 2021) | split over both |
 | alpa_like | two mesh dims, any layout of each, but no op reads partial sums (Zheng et al. 2022) | as used |
 | autoddl_tied | all layouts, but repeated layers share one choice (AutoDDL, section 4.5.1) | as used |
@@ -29,6 +30,7 @@ from autosbp.search._build import Allowed
 from autosbp.search._clusters import OpCluster
 from autosbp.search._views import mesh_views, tensor_parallel_view
 
+PRODUCTS = frozenset(("aten.linear.default", "aten.addmm.default", "aten.mm.default", "aten.matmul.default"))
 AxisRule = Callable[[OpCluster, int], bool]
 """Whether a cluster may take an option on an axis of one role."""
 
@@ -93,6 +95,13 @@ class Roles:
                 return False
         return True
 
+    def dense_axis(self, cluster: OpCluster, option: int) -> bool:
+        """Tensor parallel for products with parameters, data parallel for convolutions, and either for the rest."""
+        if any("conv" in node.op for node in cluster.nodes):
+            return self.data_axis(cluster, option)
+        dense = any(node.op in PRODUCTS for node in cluster.nodes)
+        return self.tensor_axis(cluster, option) or (not dense and self.data_axis(cluster, option))
+
     def column_axis(self, cluster: OpCluster, option: int, num_columns: int) -> bool:
         """Columns of a 2-D grid: what is made is split along another dim than the batch, never partial, and so are the
         parameters. As ``tensor_axis`` where nothing splits evenly so, or parameters are read elsewhere too: embeddings
@@ -125,8 +134,8 @@ def _data_parallel(mesh: Mesh, roles: Roles) -> tuple[tuple[Mesh, Allowed], ...]
     return (_grid(mesh, roles.data_axis, roles.tensor_axis, 0),)
 
 
-def _megatron(mesh: Mesh, roles: Roles) -> tuple[tuple[Mesh, Allowed], ...]:
-    return tuple(_grid(mesh, roles.data_axis, roles.tensor_axis, count) for count in range(mesh.ndim + 1))
+def _grids(mesh: Mesh, outer: AxisRule, inner: AxisRule) -> tuple[tuple[Mesh, Allowed], ...]:
+    return tuple(_grid(mesh, outer, inner, count) for count in range(mesh.ndim + 1))
 
 
 def _summa(mesh: Mesh, roles: Roles) -> tuple[tuple[Mesh, Allowed], ...]:
@@ -162,7 +171,8 @@ _RECIPES: Mapping[str, Callable[[Mesh, Roles], Recipe]] = MappingProxyType(
         "zero1": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather="step"),
         "zero2": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather="step", whole_batch=True),
         "zero3": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather="use"),
-        "megatron": lambda mesh, roles: Recipe(_megatron(mesh, roles)),
+        "megatron": lambda mesh, roles: Recipe(_grids(mesh, roles.data_axis, roles.tensor_axis)),
+        "one_weird_trick": lambda mesh, roles: Recipe(_grids(mesh, roles.data_axis, roles.dense_axis)),
         "summa_2d": lambda mesh, roles: Recipe(_summa(mesh, roles), gather="use"),
         "alpa_like": lambda mesh, roles: Recipe(_alpa(mesh, roles)),
         "autoddl_tied": lambda mesh, _: Recipe(_all_layouts(mesh), searcher="tied"),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from autosbp.api import LogicalGraph, PlanOptions, capture, capture_hf_config, load_cluster, make_plan
-from autosbp.plan import Strategy
+from autosbp.plan import GATHERS, Strategy
+from autosbp.sbp.storage import store_split
 from autosbp.search._baselines import BASELINES
 from autosbp.search.sampling import sample_strategies
 from autosbp.torchrun import run_ranks
@@ -44,10 +45,11 @@ def graph_of(name: str) -> LogicalGraph:
 
 
 def labelled_strategies(name: str, count: int) -> dict[str, Strategy]:
-    """The plan, its baselines, ``count`` sampled strategies, and two with gradient accumulation."""
+    """The plan, its baselines, ``count`` sampled strategies, and two with gradient accumulation, also with parameters
+    that are stored split."""
     graph, cluster = graph_of(name), load_cluster("local:2x2")
-    # At one microbatch, zero2 is zero1.
-    names = tuple(name for name in BASELINES if name != "zero2")
+    # At one microbatch, zero2 is zero1; without convolutions, one weird trick is Megatron's grid.
+    names = tuple(name for name in BASELINES if name not in ("zero2", "one_weird_trick"))
     plan = make_plan(graph, cluster, None, PlanOptions(global_batch=8, baselines=names))
     found = {"plan": plan.strategy}
     for baseline in plan.document["baseline_strategies"]:
@@ -56,6 +58,7 @@ def labelled_strategies(name: str, count: int) -> dict[str, Strategy]:
         found[f"sample {at}"] = strategy
     for at, strategy in enumerate(sample_strategies(graph, cluster, 2, global_batch=16, micro_batch=8, seed=7)):
         found[f"accumulated {at}"] = strategy
+        found[f"stored apart {at}"] = store_split(graph, strategy, GATHERS[at])
     return found
 
 

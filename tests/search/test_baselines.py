@@ -70,6 +70,17 @@ def test_summa_stores_every_matrix_over_both_dims_of_its_grid() -> None:
             assert not any(sbp.is_partial for sbp in signature.outs[0]), name
 
 
+def test_one_weird_trick_splits_the_batch_of_convolutions_and_the_weights_of_products() -> None:
+    options = PlanOptions(global_batch=16, baselines=("megatron", "one_weird_trick"))
+    plan = make_plan(graph_of("zoo:vgg13-small"), load_cluster("local:4"), options=options)
+    strategy = plan.baseline_strategy("one_weird_trick")
+    for name, signature in strategy.signatures.items():
+        if name.startswith("conv2d"):
+            assert {str(sbp) for sbp in signature.ins[0]} == {"S0"} and {str(sbp) for sbp in signature.ins[1]} == {"B"}
+    known = plan.document["baselines"]
+    assert known["one_weird_trick"]["step_time_s"] <= known["megatron"]["step_time_s"]
+
+
 def test_alpa_like_ops_read_no_partial_sums_of_other_clusters() -> None:
     strategy, graph = plan_of("zoo:gpt2-demo").baseline_strategy("alpa_like"), graph_of("zoo:gpt2-demo")
     made = {node.name: node for node in graph.nodes}
