@@ -1,0 +1,48 @@
+"""AutoDDL's section 4.4.2: traffic and memory of an n x n product on p devices fall as p^(-2/3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autosbp.cluster import Cluster, Device, Level
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.count_boxing import CountBoxing, compositions
+from autosbp.costmodel.network import NetworkModel
+from autosbp.search._counts import splits
+
+# At p devices a collective over p^(1/3) sends (1 - p^(-1/3)) of its message: only many devices show the power alone.
+SIDE, DEVICES = 2**21, (2**12, 2**15, 2**18, 2**21)
+BYTES_PER_S = 1e9
+DEVICE = Device("communication only", "cuda", 1 << 40, {"float32": 1e18}, 1e30, op_overhead_s=0.0)
+
+
+def exponents() -> dict[str, Any]:
+    """Per number of devices the least traffic over all (p0, p1, p2), bytes that a device sends in forward from split
+    inputs and weights to a split output, and what it then holds; and the slopes over p in logarithms."""
+    rows = [_row(count) for count in DEVICES]
+    logs = np.log([[row["devices"], row["traffic_bytes"], row["memory_bytes"]] for row in rows])
+    slopes = [float(np.polyfit(logs[:, 0], logs[:, column], 1)[0]) for column in (1, 2)]
+    return {"rows": rows, "traffic_exponent": slopes[0], "memory_exponent": slopes[1]}
+
+
+def _row(num_devices: int) -> dict[str, Any]:
+    cluster = Cluster("any", (Level("device", num_devices, 0.0, BYTES_PER_S),), DEVICE)
+    model = BoxingModel(NetworkModel(cluster), cluster.mesh())
+    num_bytes = 4 * SIDE * SIDE
+    table = CountBoxing(model, (SIDE, SIDE), num_bytes, differentiable=False)
+    rows, columns, inner = compositions(model.mesh.ndim, 3).T
+    split = splits(table)
+    read = table.cost_s(split, table.rows(S0=rows, B=columns, S1=inner)).min(axis=0)
+    weight = table.cost_s(split, table.rows(B=rows, S1=columns, S0=inner)).min(axis=0)
+    made = table.cost_s(table.rows(S0=rows, S1=columns, P=inner), split).min(axis=1)
+    traffic = (read + weight + made) * BYTES_PER_S
+    best = int(traffic.argmin())
+    held = sum(num_bytes / 2.0 ** (model.mesh.ndim - int(copies[best])) for copies in (rows, columns, inner))
+    return {
+        "devices": num_devices,
+        "p0_p1_p2": [2 ** int(part[best]) for part in (rows, columns, inner)],
+        "traffic_bytes": float(traffic[best]),
+        "memory_bytes": held,
+    }

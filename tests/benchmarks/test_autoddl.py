@@ -1,0 +1,32 @@
+"""AutoDDL's figures: the exponent, and the cases that are small enough to plan here."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.autoddl.__main__ import run
+from benchmarks.autoddl._cases import CASES
+from benchmarks.autoddl._exponent import exponents
+
+
+def test_a_products_traffic_and_memory_fall_as_the_two_thirds_power_of_the_devices() -> None:
+    found = exponents()
+    assert found["traffic_exponent"] == pytest.approx(-2 / 3, abs=0.01)
+    assert found["memory_exponent"] == pytest.approx(-2 / 3, abs=0.01)
+    for row in found["rows"]:
+        assert len(set(row["p0_p1_p2"])) == 1  # a cube
+
+
+def test_vggs_plan_sends_less_than_the_best_megatron_like_grid() -> None:
+    case = next(case for case in CASES if case.name == "Fig. 9 VGG13, 16 nodes")
+    row = run(case, 20.0)
+    assert row["gap"] == 0.0
+    assert row["rival"] == "one_weird_trick"
+    assert min(row["saved_traffic"], row["saved_step"]) > 0.0
+    assert row["data_parallel_over_plan"] > 1.8
+
+
+def test_every_case_names_a_saving_or_that_data_parallelism_is_best() -> None:
+    for case in CASES:
+        assert (case.traffic is None) == (case.step is None)
+        assert case.traffic is not None or case.data_parallel == 1.0
