@@ -1,14 +1,15 @@
 """Starts the ranks of one machine: ``python -m autosbp.forked NUM_RANKS MODULE ARGUMENTS...``.
 
-What torchrun does on one node, in the same environment, but torch and the module are imported once: ranks are forks of
-this process, made before torch has started a thread or touched a device. Importing them in each rank and in torchrun
-takes 12 processor seconds for four ranks, this 3. As with torchrun, the store is this process's, a rank that fails ends
-the others, and the exit code is 0 only if every rank's is.
+What torchrun does on one node, in the same environment, but torch and what else the module imports is imported once:
+ranks are forks of this process, made before torch has started a thread or touched a device. To import it in each rank
+and in torchrun takes 12 processor seconds for four ranks, this 3. As with torchrun, the store is this process's, a rank
+that fails ends the others, and the exit code is 0 only if every rank's is.
 """
 
 from __future__ import annotations
 
-import importlib
+import ast
+import importlib.util
 import os
 import runpy
 import signal
@@ -16,6 +17,8 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 _ADDRESS = "127.0.0.1"
 _GRACE_S = 10.0
@@ -27,8 +30,7 @@ def main(num_ranks: int, module: str, arguments: Sequence[str]) -> int:
     """The exit code; in a rank, this returns when its program has ended."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # is there, but not named as exported
 
-    importlib.import_module(module)
-    del sys.modules[module]  # a rank runs it as its program
+    _import_what_it_imports(module)
     listening = socket.create_server((_ADDRESS, 0))
     port = listening.getsockname()[1]
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # none is missed, and none finds a rank half started
@@ -49,6 +51,20 @@ def main(num_ranks: int, module: str, arguments: Sequence[str]) -> int:
     finally:
         _end(ranks)
         del store
+
+
+def _import_what_it_imports(module: str) -> None:
+    """The modules at the top of its file. What cannot be imported says so in the ranks, which import it again."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+    for node in ast.parse(Path(spec.origin).read_text()).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+        for name in names:
+            with suppress(ImportError):
+                importlib.import_module(name)
 
 
 def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:

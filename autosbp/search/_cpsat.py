@@ -111,6 +111,7 @@ def close_gap(
     model.minimize(cp_model.LinearExpr.weighted_sum(terms, weights))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False  # an interrupt is the program's, not only the solver's
     solver.parameters.random_seed = limits.seed % (1 << 31)
     solver.parameters.max_time_in_seconds = max(limits.time_limit_s, 0.01)
     solver.parameters.max_deterministic_time = limits.work
