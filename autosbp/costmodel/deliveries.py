@@ -132,9 +132,10 @@ def _link(network: NetworkModel, level: int, counts: tuple[int, ...]) -> AlphaBe
     """One message over a link of a level alone; what the network model knows is of all devices of a unit at once."""
     shape = tuple(min(count, 2) if at == level else 1 for at, count in enumerate(counts))
     fit = network.alpha_beta("p2p", shape)
-    sharing = prod(counts[level + 1 :])
-    knots = tuple((size, beta / sharing) for size, beta in fit.knots)
-    return AlphaBeta(fit.alpha_s, fit.beta_s_per_byte / sharing, fit.measured, knots)
+    taught = network.correction.network if network.correction is not None else 1.0
+    part = taught / prod(counts[level + 1 :])
+    knots = tuple((size, beta * part) for size, beta in fit.knots)
+    return AlphaBeta(fit.alpha_s * taught, fit.beta_s_per_byte * part, fit.measured, knots)
 
 
 def _least_beta(link: AlphaBeta) -> float:

@@ -1,9 +1,10 @@
 """Step time of a pipeline, stage by stage, microbatch by microbatch.
 
 Every stage runs its passes in the fixed order of the schedule (``costmodel.pipeline_passes``); a pass starts when its stage
-is free and its input has arrived. Sends are waited for by the sender too, as in Megatron-LM. Equal stages under 1F1B give
-the known bubble, (p - 1) / (v m) of the busy time; unequal ones, such as those with the embedding and the loss, what they
-really cost.
+is free and its input has arrived. Sends are waited for by the sender too, as in Megatron-LM; but ``gpipe`` and ``1f1b`` are
+those of ``torch.distributed.pipelining``, which goes on at once where a pass of the same direction follows, one message
+behind the other. Equal stages under 1F1B give the known bubble, (p - 1) / (v m) of the busy time; unequal ones, such as
+those with the embedding and the loss, what they really cost.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, stage_passes
 from autosbp.errors import InputError
-from autosbp.pipeline import INTERLEAVED, ONE_F_ONE_B, Pipeline
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def pipeline_time(
     Args:
         chunks: the model's chunks in order, a multiple of the stages: several a stage interleave.
         send_s: one activation, or its gradient, from a stage to the next.
-        schedule: of ``autosbp.pipeline``; None is 1F1B, interleaved where stages have several chunks.
+        schedule: of ``autosbp.pipeline``; None is Megatron-LM's 1F1B, interleaved where stages have several chunks.
 
     Raises:
         InputError: when chunks do not fill the stages, or interleaved microbatches do not.
@@ -74,7 +75,7 @@ def pipeline_time(
     orders = [stage_passes(pipeline, stage, num_micro) for stage in range(num_stages)]
     times = [_Times(chunk, at, len(chunks), send_s if num_stages > 1 else None) for at, chunk in enumerate(chunks)]
     ready = [0.0] * num_stages
-    ends: dict[Pass, float] = {}
+    ends: dict[Pass, float] = {}  # when what a pass sends is there
     at, moved = [0] * num_stages, True
     while moved:
         moved = False
@@ -85,8 +86,13 @@ def pipeline_time(
                 if source is not None and source not in ends:
                     break
                 start = max(ready[stage], ends[source] if source is not None else 0.0)
-                ready[stage] = ends[one] = start + times[one.chunk].of[one.kind]
+                ready[stage] = start + times[one.chunk].own_s[one.kind]
+                before = order[at[stage] - 1] if at[stage] else None
+                behind = ends[before] if before is not None and _goes_on(schedule, before, one) else 0.0
+                ends[one] = max(ready[stage], behind) + times[one.chunk].sends_s[one.kind]
                 at[stage] += 1
+                if at[stage] == len(order) or not _goes_on(schedule, one, order[at[stage]]):
+                    ready[stage] = ends[one]
                 moved = True
     busy = [num_micro * sum(chunk.busy_s for chunk in chunks[stage::num_stages]) for stage in range(num_stages)]
     stage = max(range(num_stages), key=busy.__getitem__)
@@ -105,11 +111,13 @@ class _Times:
 
         ahead, back = sends(chunk.send_s, at + 1 < num_chunks), sends(chunk.return_s, at > 0)
         self.sent_s = ahead + back
-        self.of = {
-            FORWARD: chunk.forward_s + ahead,
-            BACKWARD: chunk.backward_s + back,
-            WEIGHTS: chunk.weights_s,
-        }
+        self.own_s = {FORWARD: chunk.forward_s, BACKWARD: chunk.backward_s, WEIGHTS: chunk.weights_s}
+        self.sends_s = {FORWARD: ahead, BACKWARD: back, WEIGHTS: 0.0}
+
+
+def _goes_on(schedule: str | None, one: Pass, then: Pass) -> bool:
+    """Whether a stage begins a pass before what the one before it sends is there."""
+    return schedule in (GPIPE, ONE_F_ONE_B) and one.kind == then.kind
 
 
 def _source(one: Pass, num_chunks: int) -> Pass | None:

@@ -27,6 +27,7 @@ from autosbp.testing.emulated import EmulatedCluster, why_not
 from autosbp.torchrun import Launch
 from benchmarks.prediction._chart import chart
 from benchmarks.prediction._models import CASES
+from benchmarks.prediction._pipelines import stage_op_keys
 from benchmarks.prediction._strategies import Candidate, candidates
 from calibration import calibrate
 
@@ -105,6 +106,7 @@ def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
     case, cluster = CASES[model], load_cluster(cluster_name)
     graph = case.graph()
     keys = op_keys(graph, cluster, PlanOptions(global_batch=case.batch, micro_batch=case.batch))
+    keys = list(dict.fromkeys([*keys, *stage_op_keys(graph, cluster, case.batch)]))
     with EmulatedCluster.of(cluster) as nodes:
         started = time.monotonic()
         calibration = calibrate(

@@ -15,14 +15,37 @@ import torch
 import torch.distributed as dist
 
 from autosbp.executor.parameters import full_parameters
+from autosbp.executor.pipeline import PipelineTrainer
+from autosbp.executor.pipeline._groups import StageGroups
 from autosbp.executor.runtime import Runtime
 from autosbp.executor.training import Trainer, random_batch
+from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.serialize import from_dict
 from autosbp.plan import Strategy
 from autosbp.processes import end_rank
 from autosbp.sbp.mesh import Mesh
 
-WARMUP = 2
+
+class Trainers:
+    """Makes trainers; those of strategies on the same mesh share its process groups."""
+
+    def __init__(self, graph: LogicalGraph) -> None:
+        self.graph, self.device = graph, torch.device("cpu")
+        self.parameters = full_parameters(graph, 0)
+        self.runtimes: dict[Mesh, Runtime] = {}
+        self.stages: dict[tuple[Mesh, int], StageGroups] = {}
+
+    def make(self, strategy: Strategy) -> Trainer | PipelineTrainer:
+        rank, mesh = dist.get_rank(), strategy.mesh
+        if strategy.pipeline is None:
+            if mesh not in self.runtimes:
+                self.runtimes[mesh] = Runtime(mesh, rank, self.device)
+            runtime = self.runtimes[mesh]
+            return Trainer(self.graph, strategy, self.parameters, device=self.device, runtime=runtime)
+        key = mesh, strategy.pipeline.num_stages
+        if key not in self.stages:
+            self.stages[key] = StageGroups(*key, rank)
+        return PipelineTrainer(self.graph, strategy, self.parameters, device=self.device, groups=self.stages[key])
 
 
 def main() -> None:
@@ -31,18 +54,15 @@ def main() -> None:
     dist.init_process_group("gloo")
     graph = from_dict(request["graph"])
     strategies = [Strategy.from_dict(each) for each in request["strategies"]]
-    parameters = full_parameters(graph, 0)
     batch = random_batch(graph, strategies[0].global_batch, 0)
-    runtimes: dict[Mesh, Runtime] = {}
-    trainers = []
-    for strategy in strategies:
-        runtime = runtimes.setdefault(strategy.mesh, Runtime(strategy.mesh, dist.get_rank(), torch.device("cpu")))
-        trainers.append(Trainer(graph, strategy, parameters, device=torch.device("cpu"), runtime=runtime))
+    makers = Trainers(graph)
+    trainers = [makers.make(strategy) for strategy in strategies]
     seconds: list[list[float]] = [[] for _ in trainers]
     matches = [True] * len(trainers)
-    for turn in range(WARMUP + request["rounds"]):
+    for turn in range(request["rounds"]):
         for at, trainer in enumerate(trainers):
-            trainer.runtime.gathers = trainer.gathers
+            if isinstance(trainer, Trainer):
+                trainer.runtime.gathers = trainer.gathers
             trainer.step(batch)  # caches are those of a run of this strategy alone
             trainer.issued()
             dist.barrier()
@@ -50,10 +70,9 @@ def main() -> None:
             trainer.step(batch)
             passed = time.perf_counter() - started
             matches[at] = matches[at] and trainer.issued() == trainer.expected()
-            if turn >= WARMUP:
-                seconds[at].append(passed)
+            seconds[at].append(passed)
         if dist.get_rank() == 0:
-            sys.stdout.write(f"round {turn + 1} of {WARMUP + request['rounds']}\n")
+            sys.stdout.write(f"round {turn + 1} of {request['rounds']}\n")
             sys.stdout.flush()
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, {"seconds": seconds, "matches": matches})

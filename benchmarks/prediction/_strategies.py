@@ -1,5 +1,6 @@
-"""The strategies of a comparison: data parallel, the best Megatron-like grid, the plan, and others that span the range
-of predicted costs; and a few others to learn from before. All are chosen under a fixed seed before anything runs."""
+"""The strategies of a comparison: data parallel, the best Megatron-like grid, the plan, some with a pipeline, and others
+that span the range of predicted costs; and a few others to learn from before. All are chosen under a fixed seed before
+anything runs."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ import numpy as np
 from autosbp.api import Calibration, Cluster, LogicalGraph, PlanOptions, make_plan, predict_costs
 from autosbp.plan import Costs, Strategy
 from autosbp.search.sampling import sample_strategies
+from benchmarks.prediction._pipelines import pipelined
 
 SEED = 0
 OVERSAMPLE = 3
+PIPELINES = 6
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ def candidates(
         return Candidate(label, strategy, predict_costs(graph, strategy, cluster, calibration))
 
     found: dict[str, Candidate] = {}
-    for label, strategy in named.items():
+    staged = pipelined(graph, cluster, calibration, batch, PIPELINES)
+    for label, strategy in (*named.items(), *staged):
         found.setdefault(str(strategy.to_dict()), predicted(label, strategy))
     first = len(found)
     others = {str(strategy.to_dict()): strategy for strategy in sampled}

@@ -7,6 +7,7 @@ import pytest
 from autosbp.costmodel.pipeline import Chunk, pipeline_time
 from autosbp.costmodel.pipeline_passes import stage_order
 from autosbp.errors import InputError
+from autosbp.pipeline import GPIPE
 
 
 @pytest.mark.parametrize(("stages", "virtual", "micro"), [(1, 1, 4), (4, 1, 8), (8, 3, 64), (4, 2, 4), (35, 3, 280)])
@@ -54,6 +55,17 @@ def test_sends_are_waited_for_on_both_sides() -> None:
     found = pipeline_time([Chunk(1.0, 1.0)] * 2, 2, 1, 0.5)
     assert found.step_s == pytest.approx(1.0 + 0.5 + 1.0 + 1.0 + 0.5 + 1.0)
     assert found.send_s == 0.5
+
+
+def test_passes_of_one_direction_do_not_wait_for_the_messages_of_those_before() -> None:
+    chunks = [Chunk(1.0, 1.0)] * 2
+    assert pipeline_time(chunks, 2, 3, 0.5, GPIPE).step_s == 1.0 + 0.5 + 3 * 1.0 + 1.0 + 0.5 + 3 * 1.0
+
+
+def test_messages_that_take_longer_than_passes_follow_each_other() -> None:
+    # Three of 4 s behind the first pass, the third microbatch through the last stage and back, its gradient's message.
+    found = pipeline_time([Chunk(1.0, 1.0, send_s=4.0, return_s=0.0)] * 2, 2, 3, 0.0, GPIPE)
+    assert found.step_s == 1.0 + 3 * 4.0 + 1.0 + 3 * 1.0 + 1.0
 
 
 def test_one_stage_sends_nothing() -> None:

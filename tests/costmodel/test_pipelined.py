@@ -9,7 +9,9 @@ import pytest
 
 from autosbp.api import load_cluster
 from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.calibration import Calibration, CollectiveFit, Correction
 from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.network import NetworkModel, beta_factor
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, stage_passes
@@ -112,6 +114,18 @@ def test_zero_bubble_passes_each_microbatch_thrice_in_order_and_keeps_no_more_th
             most = max(most, open_now)
         if virtual == 1:
             assert most <= stages
+
+
+def test_messages_between_stages_learn_what_collectives_do() -> None:
+    fits = tuple(CollectiveFit("p2p", shape, 1e-3, 1e-8, 1.0, 0.0, 0.0, ()) for shape in ((1, 2), (2, 1)))
+    measured = Calibration(CLUSTER, "gloo", "relative", fits)
+    taught = replace(measured, corrections=(Correction(1.0, 1.5, 0.0, 1),))
+    before, after = (
+        LinkModel(NetworkModel(CLUSTER, each), 1e12).exchange_s({(0, 2): 2**20, (1, 3): 2**20})
+        for each in (measured, taught)
+    )
+    assert before == pytest.approx(2 * (1e-3 + 2**20 * 1e-8 / 2))
+    assert after == pytest.approx(1.5 * before)
 
 
 def test_more_stages_than_the_cluster_has_devices_for_are_refused() -> None:
