@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,26 @@ from benchmarks.autoddl._attention import figure_3
 from benchmarks.autoddl._cases import CASES, Case
 from benchmarks.autoddl._exponent import exponents
 
+OPEN_GAP = 0.05
+
 
 def run(case: Case, time_limit_s: float) -> dict[str, Any]:
-    """The plan, the baselines and what the plan saves against the fastest."""
+    """The plan, the baselines and what the plan saves against the fastest. Where memory leaves a gap open, the better of
+    two plans: the planner's, and one at the fastest baseline's microbatch."""
     options = PlanOptions(
         global_batch=case.batch, optimizer=case.optimizer, pins=case.pins, baselines=(*case.rivals, *case.beside),
         time_limit_s=time_limit_s,
     )  # fmt: skip
     graph = case.model()
     began = time.perf_counter()
-    document = make_plan(graph, load_cluster(case.cluster), None, options).document
-    known = {name: entry for name, entry in document["baselines"].items() if entry["feasible"]}
+    plan = make_plan(graph, load_cluster(case.cluster), None, options)
+    document, baselines = plan.document, plan.document["baselines"]
+    known = {name: entry for name, entry in baselines.items() if entry["feasible"]}
     rival = min((name for name in case.rivals if name in known), key=lambda name: float(known[name]["step_time_s"]))
+    if document["gap"] is None or document["gap"] > OPEN_GAP:
+        again = replace(options, micro_batch=plan.baseline_strategy(rival).micro_batch, baselines=())
+        second = make_plan(graph, load_cluster(case.cluster), None, again).document
+        document = min(document, second, key=lambda each: float(each["step_time_s"]))
     return {
         "case": case.name,
         "parameters": graph.summary()["num_parameters"],
@@ -40,7 +49,7 @@ def run(case: Case, time_limit_s: float) -> dict[str, Any]:
         "micro_batch": document["strategy"]["micro_batch"],
         "baselines": {
             name: {key: entry[key] for key in ("step_time_s", "comm_bytes_per_device", "feasible", "reason")}
-            for name, entry in document["baselines"].items()
+            for name, entry in baselines.items()
         },
         "rival": rival,
         "saved_traffic": 1 - document["comm_bytes_per_device"] / known[rival]["comm_bytes_per_device"],
