@@ -32,7 +32,8 @@ def exhaustive(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     run = Run("exhaustive", problem, options)
     size = problem.num_assignments
     if size > MAX_ASSIGNMENTS:
-        raise InputError("searcher", "exhaustive", f"{size:.3g} assignments are more than {MAX_ASSIGNMENTS:.3g}")
+        most = f"about 10^{math.log10(MAX_ASSIGNMENTS):.1f}"
+        raise InputError("searcher", "exhaustive", f"{most} assignments at most, not 10^{math.log10(size):.1f}")
     split, chunk = problem.num_variables, 1
     while split > 0 and problem.num_variables - split < MAX_DIMS and chunk * len(problem.unary_s[split - 1]) <= CHUNK:
         split -= 1

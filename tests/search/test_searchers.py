@@ -74,6 +74,11 @@ def test_coordinate_descent_meets_equality_constraints() -> None:
     assert len(set(result.assignment)) == 1
 
 
+def test_exhaustive_refuses_a_space_whose_size_no_float_holds() -> None:
+    with pytest.raises(InputError, match=r"about 10\^8.7 assignments at most, not 10\^400.0"):
+        search(chain(400, 10), "exhaustive")
+
+
 def test_exhaustive_counts_every_assignment_and_breaks_ties_low() -> None:
     flat = chain(9, 4)
     flat = dataclasses.replace(flat, unary_s=(np.ones(4),) * 9, edges=())
