@@ -99,7 +99,11 @@ class Strategy:
     @property
     def num_devices(self) -> int:
         """Of all stages."""
-        return self.mesh.size * (self.pipeline.num_stages if self.pipeline else 1)
+        return self.mesh.size * self.num_stages
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline.num_stages if self.pipeline else 1
 
     def to_dict(self) -> dict[str, Any]:
         paths = [

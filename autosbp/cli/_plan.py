@@ -59,6 +59,17 @@ Baselines = Annotated[
         "autoddl_tied, or none.",
     ),
 ]
+Stages = Annotated[
+    int | None, typer.Option("--stages", help="Of a pipeline; 1 forbids pipelines. By default as many as are fastest.")
+]
+Schedule = Annotated[
+    list[str] | None,
+    typer.Option("--schedule", help="gpipe, 1f1b, interleaved_1f1b or zero_bubble. May be repeated; by default any."),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option("--storage", help="Of parameters: as_used, step (ZeRO-2) or use (ZeRO-3). By default the fastest."),
+]
 
 
 def plan(
@@ -75,6 +86,9 @@ def plan(
     gap_tolerance: GapTolerance = 2e-3,
     pin: Pin = None,
     baselines: Baselines = None,
+    stages: Stages = None,
+    schedule: Schedule = None,
+    storage: Storage = None,
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
     output: Output = None,
@@ -82,6 +96,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest way to train a model on a cluster, beside what users would otherwise choose."""
+    from autosbp.pipeline import SCHEDULES
     from autosbp.search.plan_options import DEFAULT_BASELINES, PlanOptions
 
     check_output(output)
@@ -89,6 +104,9 @@ def plan(
         *(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance),
         pins=_pins(pin or []),
         baselines=DEFAULT_BASELINES if baselines is None else _names(baselines),
+        stages=stages,
+        storage=storage,
+        schedules=tuple(schedule) if schedule else tuple(SCHEDULES),
     )
     run = _plan_here if server is None else _plan_there
     found = run(model, cluster, calibration, options, ModelSizes(seq_len, image_size), server or "")

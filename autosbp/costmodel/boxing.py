@@ -9,7 +9,8 @@ from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import floyd_warshall
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import dijkstra, floyd_warshall
 
 from autosbp.cluster import Device
 from autosbp.costmodel.network import NetworkModel
@@ -19,6 +20,8 @@ from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, format_nd_sbp
 from autosbp.sbp.step_table import step_table
 
+FEW = 0.15
+"""Of all layouts; costs from so many are computed row by row, from more all at once."""
 RELABEL_S = 1e-9
 """Charged for any step, so that of two equally fast paths the shorter one is taken."""
 
@@ -139,17 +142,41 @@ class BoxingTable:
             partial = np.array([P in layout for layout in self.stops], dtype=bool)
             direct[partial], direct[:, partial] = np.inf, np.inf
         self._direct = direct
+        self._is_closed = False
+        self._rows: dict[int, NDArray[np.float64]] = {}
         self._lookup: NDArray[np.int64] | None = None
 
     @cached_property
-    def _closure(self) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    def _scale(self) -> float:
         # scipy takes edges below 1e-8 for none, so costs are scaled, by a power of two to keep every bit.
         finite = self._direct[np.isfinite(self._direct)]
-        scale = 2.0 ** -np.floor(np.log2(finite.min())) if finite.size else 1.0
-        cost, previous = floyd_warshall(self._direct * scale, return_predecessors=True)
-        cost /= scale
+        return float(2.0 ** -np.floor(np.log2(finite.min()))) if finite.size else 1.0
+
+    @cached_property
+    def _closure(self) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+        cost, previous = floyd_warshall(self._direct * self._scale, return_predecessors=True)
+        cost /= self._scale
         np.fill_diagonal(cost, 0.0)
+        self._is_closed = True
         return cost, previous
+
+    @cached_property
+    def _edges(self) -> csr_array:
+        finite = np.isfinite(self._direct)
+        np.fill_diagonal(finite, False)
+        return csr_array((self._direct[finite] * self._scale, np.nonzero(finite)), shape=self._direct.shape)
+
+    def costs_of(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
+        """``cost_s[sources]``; few rows are computed alone."""
+        wanted = np.unique(sources)
+        missing = [int(at) for at in wanted if at not in self._rows]
+        if self._is_closed or len(missing) + len(self._rows) > FEW * len(self.layouts):
+            return np.asarray(self.cost_s[sources])
+        if missing:
+            found = dijkstra(self._edges, indices=missing) / self._scale
+            self._rows.update(zip(missing, found[:, : len(self.layouts)], strict=True))
+        rows = np.array([self._rows[int(at)] for at in wanted])
+        return np.asarray(rows[np.searchsorted(wanted, sources)])
 
     @property
     def step_s(self) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.costmodel.network import AlphaBeta, NetworkModel
-from autosbp.sbp.placed_mesh import PlacedMesh, link_level, unit
+from autosbp.sbp.placed_mesh import PlacedMesh, link_level, unit, units_of
 from autosbp.sbp.placement import NdSbp, shard_counts
 from autosbp.sbp.transfer import Piece, deal, messages
 
@@ -75,6 +75,20 @@ class LinkModel:
                 link = (side, level, unit(device, level, self._counts))
                 links[link] = links.get(link, 0.0) + seconds
         return max(links.values(), default=0.0)
+
+    def even_exchange_s(self, senders: NDArray[np.int64], receivers: NDArray[np.int64], size: int) -> float:
+        """As ``exchange_s``, of messages of ``size`` bytes each from a device to another one."""
+        slowest = 0.0
+        apart = np.zeros(len(senders), dtype=bool)
+        for level, link in enumerate(self._links):
+            units = [units_of(ends, level, self._counts) for ends in (senders, receivers)]
+            crossing = (units[0] != units[1]) & ~apart
+            if crossing.any():
+                apart |= crossing
+                seconds = max(link.alpha_s + float(link.transfer_s(np.array([size], dtype=np.float64))[0]), 0.0)
+                busiest = max(int(np.unique(end[crossing], return_counts=True)[1].max()) for end in units)
+                slowest = max(slowest, busiest * seconds)
+        return slowest
 
     def least_s(self, src: Counts, dst: Counts) -> Floats:
         """For each layout of ``src`` and each of ``dst``, no more than the delivery takes: the messages that one device

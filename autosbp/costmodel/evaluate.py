@@ -31,7 +31,7 @@ def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compu
     traffic = 0.0
     for events, times in phases:
         for event in events:
-            spent[event.category] += times * event.duration_s
+            spent[event.category] += times * event.summed_s
             if event.category == "comm":
                 size = strategy.mesh.group_size(event.details["axes"])
                 traffic += times * beta_factor(event.details["kind"], size) * event.details["num_bytes"]

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
 
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, stage_passes
 from autosbp.errors import InputError
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline
+
+KINDS = (FORWARD, BACKWARD, WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +76,65 @@ def pipeline_time(
         raise InputError("num_micro", num_micro, f"a multiple of the {num_stages} stages is expected to interleave")
     kind = schedule or (INTERLEAVED if num_virtual > 1 else ONE_F_ONE_B)
     pipeline = Pipeline(num_stages, tuple(map(str, range(1, len(chunks)))), kind)
-    orders = [stage_passes(pipeline, stage, num_micro) for stage in range(num_stages)]
     times = [_Times(chunk, at, len(chunks), send_s if num_stages > 1 else None) for at, chunk in enumerate(chunks)]
-    ready = [0.0] * num_stages
-    ends: dict[Pass, float] = {}  # when what a pass sends is there
-    at, moved = [0] * num_stages, True
-    while moved:
-        moved = False
-        for stage, order in enumerate(orders):
-            while at[stage] < len(order):
-                one = order[at[stage]]
-                source = _source(one, len(chunks))
-                if source is not None and source not in ends:
-                    break
-                start = max(ready[stage], ends[source] if source is not None else 0.0)
-                ready[stage] = start + times[one.chunk].own_s[one.kind]
-                before = order[at[stage] - 1] if at[stage] else None
-                behind = ends[before] if before is not None and _goes_on(schedule, before, one) else 0.0
-                ends[one] = max(ready[stage], behind) + times[one.chunk].sends_s[one.kind]
-                at[stage] += 1
-                if at[stage] == len(order) or not _goes_on(schedule, one, order[at[stage]]):
-                    ready[stage] = ends[one]
-                moved = True
+    ends = _ends(pipeline, times, num_micro, beside=schedule in (GPIPE, ONE_F_ONE_B))
     busy = [num_micro * sum(chunk.busy_s for chunk in chunks[stage::num_stages]) for stage in range(num_stages)]
     stage = max(range(num_stages), key=busy.__getitem__)
     sent = num_micro * sum(times[chunk].sent_s for chunk in range(stage, len(chunks), num_stages))
-    return PipelineTime(max(ready), busy[stage], sent, stage, tuple(ready))
+    return PipelineTime(max(ends), busy[stage], sent, stage, tuple(ends))
+
+
+def _ends(pipeline: Pipeline, times: Sequence[_Times], num_micro: int, *, beside: bool) -> list[float]:
+    """When each stage is done: each turn runs every stage as far as what it waits for is there. What a pass sends goes
+    ``beside`` the next of the same direction, or before any."""
+    orders = _orders(pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, num_micro)
+    own_s = [time.own_s[kind] for kind in KINDS for time in times]
+    sends_s = [time.sends_s[kind] for kind in KINDS for time in times]
+    nobody = len(own_s) * num_micro
+    ends = [-1.0] * nobody + [0.0]  # when what a pass sends is there
+    ready, at = [0.0] * pipeline.num_stages, [0] * pipeline.num_stages
+    sent = [0.0] * pipeline.num_stages
+    moved = True
+    while moved:
+        moved = False
+        for stage, (passes, sources, follows) in enumerate(orders):
+            now, place, behind = ready[stage], at[stage], sent[stage]
+            while place < len(passes):
+                arrived = ends[sources[place]]
+                if arrived < 0.0:
+                    break
+                one = passes[place]
+                now = (now if now > arrived else arrived) + own_s[one // num_micro]
+                behind = (now if now > behind else behind) + sends_s[one // num_micro]
+                ends[one] = behind
+                place += 1
+                if not (beside and follows[place]):
+                    now, behind = behind, 0.0
+            moved = moved or place > at[stage]
+            ready[stage], at[stage], sent[stage] = now, place, behind
+    return ready
+
+
+@lru_cache(maxsize=32)
+def _orders(
+    num_stages: int, num_virtual: int, schedule: str, num_micro: int
+) -> tuple[tuple[list[int], list[int], list[bool]], ...]:
+    """The passes of each stage in order, numbered by kind, chunk and microbatch; what each waits for; and whether it is of
+    the same direction as the one before it, with one entry more for the end."""
+    chunks = num_stages * num_virtual
+    pipeline = Pipeline(num_stages, tuple(map(str, range(1, chunks))), schedule)
+
+    def number(one: Pass) -> int:
+        return (KINDS.index(one.kind) * chunks + one.chunk) * num_micro + one.micro
+
+    found = []
+    for stage in range(num_stages):
+        passes = stage_passes(pipeline, stage, num_micro)
+        sources = [_source(one, chunks) for one in passes]
+        nobody = len(KINDS) * chunks * num_micro
+        follows = [False, *(one.kind == then.kind for one, then in pairwise(passes)), False]
+        found.append((list(map(number, passes)), [nobody if one is None else number(one) for one in sources], follows))
+    return tuple(found)
 
 
 class _Times:
@@ -113,11 +150,6 @@ class _Times:
         self.sent_s = ahead + back
         self.own_s = {FORWARD: chunk.forward_s, BACKWARD: chunk.backward_s, WEIGHTS: chunk.weights_s}
         self.sends_s = {FORWARD: ahead, BACKWARD: back, WEIGHTS: 0.0}
-
-
-def _goes_on(schedule: str | None, one: Pass, then: Pass) -> bool:
-    """Whether a stage begins a pass before what the one before it sends is there."""
-    return schedule in (GPIPE, ONE_F_ONE_B) and one.kind == then.kind
 
 
 def _source(one: Pass, num_chunks: int) -> Pass | None:

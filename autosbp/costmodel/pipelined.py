@@ -8,17 +8,18 @@ last; traffic and memory, those of the stage that has most.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from autosbp.costmodel.alike import chunk_key
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.collectives import Collective
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.deliveries import LinkModel
-from autosbp.costmodel.memory.stage import stage_memory
+from autosbp.costmodel.memory.stage import Needs, stage_memory
 from autosbp.costmodel.network import beta_factor
 from autosbp.costmodel.pipeline import Chunk as Passes
 from autosbp.costmodel.pipeline import pipeline_time
@@ -79,7 +80,12 @@ class _Pipelined:
             )
         self.stages = Stages(graph, strategy)
         self.links = LinkModel(self.network, boxing.copy_bytes_per_s)
-        self.chunks = [self._chunk(chunk) for chunk in self.stages.chunks]
+        self.keys = [chunk_key(self.stages, chunk) for chunk in self.stages.chunks]
+        costs: dict[Hashable, _ChunkCost] = {}
+        for key, chunk in zip(self.keys, self.stages.chunks, strict=True):
+            if key not in costs:
+                costs[key] = self._chunk(chunk)
+        self.chunks = [costs[key] for key in self.keys]
         cuts = range(len(self.chunks) - 1)
         self.ahead_s = [*(self._messages_s(at, backward=False) for at in cuts), 0.0]
         self.back_s = [0.0, *(self._messages_s(at, backward=True) for at in cuts)]
@@ -102,7 +108,9 @@ class _Pipelined:
         ]  # fmt: skip
         last = max(stages, key=ends.__getitem__)
         compute_s, comm_s = (a + b for a, b in zip(self._busy_s(last), once[last], strict=True))
-        memory = max((stage_memory(self.stages, stage) for stage in stages), key=lambda parts: sum(parts.values()))
+        known: dict[Hashable, Needs] = {}
+        memories = (stage_memory(self.stages, stage, device=self.boxing.device.kind, known=known) for stage in stages)
+        memory = max(memories, key=lambda parts: sum(parts.values()))
         return Costs(
             step_time_s=ends[last],
             simulated_step_time_s=max(quicker),
@@ -160,8 +168,8 @@ class _Pipelined:
         )
 
     def _seconds(self, events: Sequence[Event]) -> Seconds:
-        compute_s = sum(event.duration_s for event in events if event.category == "compute")
-        return compute_s, sum(event.duration_s for event in events if event.category == "comm")
+        compute_s = sum(event.summed_s for event in events if event.category == "compute")
+        return compute_s, sum(event.summed_s for event in events if event.category == "comm")
 
     def _bytes(self, events: Iterable[Event]) -> float:
         calls = [event.details for event in events if event.category == "comm"]
@@ -172,9 +180,9 @@ class _Pipelined:
         """What crosses the cut behind a chunk, of one microbatch, from all ranks of its stage at once."""
         size, pipeline = self.strategy.mesh.size, self.stages.pipeline
         source, target = pipeline.stage_of(upper + backward), pipeline.stage_of(upper + (not backward))
-        pairs = [(source * size + rank, target * size + rank) for rank in range(size)]
+        ranks = np.arange(size)
         sizes = [num_bytes for _, num_bytes, gradient in self.stages.boundary(upper) if gradient or not backward]
-        return sum(self.links.exchange_s(dict.fromkeys(pairs, num_bytes)) for num_bytes in sizes)
+        return sum(self.links.even_exchange_s(source * size + ranks, target * size + ranks, each) for each in sizes)
 
     def _once_s(self, stage: int) -> Seconds:
         own = [self.chunks[at].once for at in self.stages.pipeline.chunks_of(stage)]

@@ -47,11 +47,16 @@ class SharedGradients:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk with its flow. ``graph`` is bound at the microbatch."""
+    """One chunk with its flow. ``graph`` is bound at the microbatch; ``shared`` are parameters that other chunks read, too."""
 
     index: int
     graph: ChunkGraph
-    flow: ParameterFlow
+    strategy: Strategy
+    shared: frozenset[str]
+
+    @cached_property
+    def flow(self) -> ParameterFlow:
+        return parameter_flow(self.graph, self.strategy, self.shared)
 
 
 class Stages:
@@ -76,11 +81,10 @@ class Stages:
             for leaf in part.parameters:
                 readers.setdefault(leaf.name, []).append(index)
         shared = frozenset(name for name, chunks in readers.items() if len(chunks) > 1)
-        self.chunks = tuple(
-            Chunk(index, part, parameter_flow(part, strategy, shared)) for index, part in enumerate(graphs)
-        )
+        self.chunks = tuple(Chunk(index, part, strategy, shared) for index, part in enumerate(graphs))
         # One that no gradient reaches keeps none, as on one device.
-        reached = shared & {name for chunk in self.chunks for name in chunk.flow.sources}
+        reading = {index for name in shared for index in readers[name]}
+        reached = shared & {name for index in reading for name in self.chunks[index].flow.sources}
         self.shared = _shared(graph, strategy, {name: readers[name] for name in readers if name in reached})
 
     def of(self, stage: int) -> tuple[Chunk, ...]:

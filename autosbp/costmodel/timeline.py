@@ -18,7 +18,7 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.boxing import COLLECTIVES, Step, message_bytes, split_factor
 from autosbp.sbp.choices import axis_choices
-from autosbp.sbp.parameters import AT_END, NEVER, Gather, ParameterFlow, parameter_flow
+from autosbp.sbp.parameters import AT_END, NEVER, Gather, ParameterFlow, box_bytes, parameter_flow
 from autosbp.sbp.placement import format_nd_sbp
 from autosbp.sbp.program import Box, Item, Op
 
@@ -39,6 +39,7 @@ class Event:
         level: of the cluster that a collective crosses, the slowest.
         key: names a collective that the program does not wait for; None for what it does.
         after: keys of those that have to be over first.
+        share_s: of a message that parameters share, what they would pay if it were full; None where nothing is shared.
     """
 
     name: str
@@ -49,6 +50,12 @@ class Event:
     level: int = 0
     key: Hashable = None
     after: tuple[Hashable, ...] = ()
+    share_s: float | None = None
+
+    @property
+    def summed_s(self) -> float:
+        """What counts in a sum over parameters, as search needs it."""
+        return self.duration_s if self.share_s is None else self.share_s
 
 
 class Timeline:
@@ -155,8 +162,10 @@ class Timeline:
         """Parameters that are sent for here: a flat message is under way from now on, a path is waited for."""
         for place in places:
             for call in self.step.gathered((place,), phase):
-                event = self._call(call)
-                yield replace(event, key=(phase, place)) if self.flow.gathers[place].flat else event
+                event, gather = self._call(call), self.flow.gathers[place]
+                if gather.flat:
+                    event = replace(event, key=(phase, place), share_s=self._share_s(gather, call))
+                yield event
 
     def _arrival(self, places: Sequence[int], phase: str) -> Iterator[Event]:
         """What is read next has to be there."""
@@ -183,8 +192,16 @@ class Timeline:
         if len(self._returning) == IN_FLIGHT:
             yield Event("gradients", "wait", "backward", 0.0, after=(self._returning.pop(0),))
         self._returning.append(key)
-        for event in events:
-            yield replace(event, key=key)
+        for event, call in zip(events, self.step.returned(gather), strict=True):
+            yield replace(event, key=key, share_s=self._share_s(gather, call))
+
+    def _share_s(self, gather: Gather, call: Collective) -> float:
+        """The shares of full messages that a flat gather's parameters pay."""
+        mesh = self.strategy.mesh
+        sizes = [box_bytes(self.graph, self.strategy, box)[0] for box in gather.boxes]
+        shape = mesh.group_shape(call.axes)
+        times = self.boxing.network.shared_times_s(call.kind, np.array(sizes, dtype=np.float64), self.message, shape)
+        return float(times.sum())
 
     def _op(self, item: Op, phase: str, seconds: float) -> Event:
         return Event(item.node.name, "compute", phase, seconds, {"op": item.node.op, "layouts": str(item.signature)})

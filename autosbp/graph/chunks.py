@@ -63,14 +63,20 @@ def cut_graph(graph: LogicalGraph, cuts: Sequence[str]) -> tuple[ChunkGraph, ...
                 if ref.name in homes:
                     last_use[ref] = max(last_use.get(ref, 0), homes[node.name])
     made = [Ref(node.name, index) for node in graph.nodes if node.name in homes for index in range(len(node.outputs))]
-    crossing = [
-        tuple(ref for ref in made if homes[ref.name] <= chunk < last_use.get(ref, -1)) for chunk in range(len(cuts))
-    ]
+    crossing: list[list[Ref]] = [[] for _ in cuts]
+    for ref in made:
+        for chunk in range(homes[ref.name], last_use.get(ref, -1)):
+            crossing[chunk].append(ref)
     read = {ref.name for node in graph.nodes for ref in node.refs()}
     unread = {leaf.name for leaf in graph.parameters} - read
+    members: list[list[Node]] = [[] for _ in range(len(cuts) + 1)]
+    for node in graph.nodes:
+        if node.name in homes:
+            members[homes[node.name]].append(node)
+    data = {node.name: node for node in graph.nodes if node.name not in homes}
     return tuple(
-        _chunk(graph, homes, chunk, unread if chunk == 0 else set(), received, sent)
-        for chunk, (received, sent) in enumerate(zip(((), *crossing), (*crossing, ()), strict=True))
+        _chunk(graph, chunk, nodes, data, unread if chunk == 0 else set(), tuple(received), tuple(sent))
+        for chunk, (nodes, received, sent) in enumerate(zip(members, ((), *crossing), (*crossing, ()), strict=True))
     )
 
 
@@ -99,25 +105,31 @@ def _homes(graph: LogicalGraph, cuts: Sequence[str]) -> dict[str, int]:
 
 def _chunk(
     graph: LogicalGraph,
-    homes: Mapping[str, int],
     chunk: int,
+    members: Sequence[Node],
+    data: Mapping[str, Node],
     unread: set[str],
     received: tuple[Ref, ...],
     sent: tuple[Ref, ...],
 ) -> ChunkGraph:
-    needed = {ref.name for node in graph.nodes if homes.get(node.name) == chunk for ref in node.refs()} | unread
-    nodes: list[Node] = []
-    for node in reversed(graph.nodes):
-        if homes.get(node.name) == chunk or (node.name not in homes and node.name in needed):
-            nodes.append(node)
-            needed.update(ref.name for ref in node.refs())
+    needed = {ref.name for node in members for ref in node.refs()} | unread
+    made: dict[str, Node] = {}
+    waiting = [name for name in needed if name in data]
+    while waiting:
+        name = waiting.pop()
+        if name not in made:
+            made[name] = data[name]
+            reads = {ref.name for ref in data[name].refs()}
+            needed |= reads
+            waiting += [ref for ref in reads if ref in data]
+    nodes = sorted((*made.values(), *members), key=lambda node: graph.positions[node.name])
     return ChunkGraph(
         name=f"{graph.name}.{chunk}",
         symbols={},
         parameters=tuple(leaf for leaf in graph.parameters if leaf.name in needed),
         inputs=tuple(leaf for leaf in graph.inputs if leaf.name in needed),
         constants=tuple(leaf for leaf in graph.constants if leaf.name in needed),
-        nodes=tuple(nodes[::-1]),
+        nodes=tuple(nodes),
         loss=graph.loss,
         provenance=graph.provenance,
         rules=graph.rules,

@@ -85,11 +85,14 @@ class Node:
     kwargs: Mapping[str, Arg]
     outputs: tuple[TensorMeta, ...]
     rule: str = ""
+    _reads: tuple[Ref, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_reads", (*_refs(self.args), *_refs(tuple(self.kwargs.values()))))
 
     def refs(self) -> Iterator[Ref]:
         """Every tensor argument, in order, with repeats."""
-        yield from _refs(self.args)
-        yield from _refs(tuple(self.kwargs.values()))
+        return iter(self._reads)
 
     def map_args(self, change: Callable[[Arg], Arg]) -> Node:
         """A copy whose leaves went through ``change``."""

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autosbp.errors import InputError
 from autosbp.sbp.mesh import Axis, Mesh
 
@@ -55,6 +58,11 @@ def placed_mesh(devices: Sequence[int], sizes: Sequence[int], cluster_counts: tu
 def unit(device: int, level: int, cluster_counts: tuple[int, ...]) -> int:
     """Which unit of a cluster level, such as which node, a device lies in."""
     return device // prod(cluster_counts[level + 1 :])
+
+
+def units_of(devices: NDArray[np.int64], level: int, cluster_counts: tuple[int, ...]) -> NDArray[np.int64]:
+    """``unit`` of many devices."""
+    return devices // prod(cluster_counts[level + 1 :])
 
 
 def link_level(one: int, two: int, cluster_counts: tuple[int, ...]) -> int:

@@ -67,7 +67,10 @@ def program_items(graph: LogicalGraph, strategy: Strategy) -> Iterator[Item]:
     """
     mesh = strategy.mesh
     made: dict[tuple[Ref, str, NdSbp], bool] = {}
-    layouts: dict[Ref, NdSbp] = {Ref(name): layout for name, layout in strategy.parameters.items()}
+    stored = strategy.parameters
+    layouts: dict[Ref, NdSbp] = {
+        Ref(leaf.name): stored[leaf.name] for leaf in graph.parameters if leaf.name in stored
+    }  # fmt: skip
     whole = (B,) * mesh.ndim
     for name in [leaf.name for leaf in graph.inputs] + [leaf.name for leaf in graph.constants]:
         layouts[Ref(name)] = whole

@@ -48,10 +48,16 @@ def _read(graph: LogicalGraph, strategy: Strategy) -> dict[str, set[NdSbp]]:
 
 def split_storage(leaf: Parameter, used: NdSbp, mesh: Mesh) -> NdSbp:
     """The stored layout that one all-gather takes to ``used``; ``used`` itself where there is none."""
+    dim = split_dim(leaf.meta.sizes, used, mesh)
+    return used if dim is None else tuple(S(dim) if sbp == B else sbp for sbp in used)
+
+
+def split_dim(shape: tuple[int, ...], used: NdSbp, mesh: Mesh) -> int | None:
+    """The dim that storage splits over the axes on which a parameter of this shape is used B; None where no dim does."""
     if B in used:
-        for dim in range(len(leaf.meta.sizes)):
+        for dim in range(len(shape)):
             stored = tuple(S(dim) if sbp == B else sbp for sbp in used)
             step = step_between(stored, used, mesh)
-            if step is not None and step.forward == "all_gather" and is_even(leaf.meta.sizes, stored, mesh):
-                return stored
-    return used
+            if step is not None and step.forward == "all_gather" and is_even(shape, stored, mesh):
+                return dim
+    return None

@@ -5,7 +5,7 @@
 | data_parallel | all split only the batch | whole |
 | zero1, zero2 | as data_parallel | split over all axes, gathered once a step (Rajbhandari et al. 2020) |
 | zero3 | as data_parallel | split over all axes, gathered at every use and freed |
-| megatron | the best grid of data x tensor axes, the same for every layer (Shoeybi et al. 2019, section 3) | as used |
+| megatron | the best grid of data x tensor axes x stages, the same for every layer (Narayanan et al. 2021) | as used |
 | one_weird_trick | as megatron for matrix products, convolutions as data_parallel (Krizhevsky 2014) | as used |
 | summa_2d | the best 2-D grid: rows split the batch, columns what a layer makes (Xu et al. 2021) | split over both |
 | alpa_like | two mesh dims, any layout of each, but no op reads partial sums (Zheng et al. 2022) | as used |
@@ -43,12 +43,14 @@ class Recipe:
         gather: parameters are stored split (``sbp.storage``) and gathered once a ``step`` or at every ``use``; empty
             where they are stored as they are used.
         whole_batch: the step is one microbatch.
+        pipelines: the same grids on the devices of each stage of a pipeline are tried, too.
     """
 
     grids: tuple[tuple[Mesh, Allowed], ...]
     searcher: str = "exact"
     gather: str = ""
     whole_batch: bool = False
+    pipelines: bool = False
 
 
 class Roles:
@@ -171,7 +173,7 @@ _RECIPES: Mapping[str, Callable[[Mesh, Roles], Recipe]] = MappingProxyType(
         "zero1": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather="step"),
         "zero2": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather="step", whole_batch=True),
         "zero3": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather="use"),
-        "megatron": lambda mesh, roles: Recipe(_grids(mesh, roles.data_axis, roles.tensor_axis)),
+        "megatron": lambda mesh, roles: Recipe(_grids(mesh, roles.data_axis, roles.tensor_axis), pipelines=True),
         "one_weird_trick": lambda mesh, roles: Recipe(_grids(mesh, roles.data_axis, roles.dense_axis)),
         "summa_2d": lambda mesh, roles: Recipe(_summa(mesh, roles), gather="use"),
         "alpa_like": lambda mesh, roles: Recipe(_alpa(mesh, roles)),

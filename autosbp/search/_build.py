@@ -6,7 +6,7 @@ parameter that several clusters read. Tables are made once per distinct class an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -23,6 +23,8 @@ from autosbp.search._analysis import Analysis, Read
 from autosbp.search._base import Edge, SearchProblem
 from autosbp.search._clusters import OpCluster
 from autosbp.search._domains import Domain, UnaryCosts, make_domain
+from autosbp.search._dominance import Port, Sieve
+from autosbp.search._weights import AS_USED, Weights
 from autosbp.search.pinned import Pins
 
 Allowed = Callable[[OpCluster, int, int], bool]
@@ -30,12 +32,14 @@ Allowed = Callable[[OpCluster, int, int], bool]
 
 @dataclass(frozen=True)
 class BuiltProblem:
-    """A problem with what is needed to read an assignment back as layouts."""
+    """A problem with what is needed to read an assignment back as layouts. The first variables are those of ``clusters``;
+    ``anchors`` are the op or parameter that each variable belongs to."""
 
     problem: SearchProblem
     clusters: tuple[OpCluster, ...]
     domains: tuple[Domain, ...]
     parameter_variables: Mapping[str, tuple[int, tuple[NdSbp, ...]]]
+    anchors: tuple[str, ...]
 
 
 class ProblemBuilder:
@@ -47,6 +51,10 @@ class ProblemBuilder:
         compute: op times.
         num_micro: microbatches per step.
         optimizer: ``adamw`` or ``sgd``.
+        weights: how much seconds and bytes count; those of a step on all devices where there are none.
+        storage: where parameters are kept, see ``UnaryCosts``.
+        message: bytes that gradients travel in; those of the graph where there are none.
+        tables: keeps edge costs, for builders that differ in nothing but storage.
     """
 
     def __init__(
@@ -58,14 +66,21 @@ class ProblemBuilder:
         num_micro: int,
         optimizer: str,
         analysis: Analysis | None = None,
+        weights: Weights | None = None,
+        storage: str = AS_USED,
+        message: int | None = None,
+        tables: dict[Hashable, NDArray[np.float64]] | None = None,
     ) -> None:
-        self.graph, self.boxing, self.num_micro = graph, boxing, num_micro
+        self.graph, self.boxing = graph, boxing
+        self.tables = {} if tables is None else tables
         self.analysis = analysis or Analysis(graph)
-        self.unary = UnaryCosts(graph, compute, boxing, optimizer, num_micro)
+        self.weights = weights or Weights(float(num_micro))
+        self.unary = UnaryCosts(graph, compute, boxing, optimizer, num_micro, self.weights, storage, message)
 
-    def least_memory(self, allowed: Allowed | None = None) -> int:
-        """Bytes that no layout goes below: the sum of every op's least; raises ``InfeasibleError`` without even splits."""
-        return _Assembly(self, None, allowed).least_memory()
+    def least_memory(self, allowed: Allowed | None = None, copies: Sequence[int] | None = None) -> int:
+        """Bytes that no layout goes below: the sum of every op's least, each cluster as often as ``copies`` says; raises
+        ``InfeasibleError`` without even splits."""
+        return _Assembly(self, None, allowed).least_memory(copies)
 
     def build(self, memory_limit_bytes: int | None, allowed: Allowed | None = None) -> BuiltProblem:
         """The problem over all layouts, or over those that ``allowed(cluster, axis, option)`` admits."""
@@ -86,11 +101,14 @@ class _Assembly:
         self.builder, self.limit, self.allowed = builder, limit, allowed
         self.graph, self.boxing, self.analysis = builder.graph, builder.boxing, builder.analysis
         self.names: list[str] = []
+        self.anchors: list[str] = []
         self.unary: list[NDArray[np.float64]] = []
         self.memory: list[NDArray[np.int64]] = []
         self.edges: list[Edge] = []
+        self.ports: dict[int, list[Port]] = {}
         self._costs: dict[Hashable, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
-        self._tables: dict[Hashable, NDArray[np.float64]] = {}
+        self._tables = builder.tables
+        self._alike: dict[Hashable, NDArray[np.float64]] = {}
         self._shared: dict[Hashable, _SharedCopy] = {}
 
     def run(self) -> BuiltProblem:
@@ -109,13 +127,35 @@ class _Assembly:
             tuple(self.names), tuple(self.unary), tuple(self.memory), tuple(self.edges), self.limit,
             fixed_memory_bytes=sum(leaf.meta.num_bytes for leaf in graph.data),
         )  # fmt: skip
-        return BuiltProblem(problem, tuple(self.analysis.clusters), tuple(domains), variables)
+        clusters = tuple(self.analysis.clusters)
+        problem, kept = self._sifted(problem, domains)
+        return BuiltProblem(problem, clusters, kept, variables, tuple(self.anchors))
 
-    def least_memory(self) -> int:
-        return sum(
-            kind.count * int(memory.min())
-            for kind, (_, _, memory) in zip(self.analysis.classes, self._class_costs(), strict=True)
+    def _sifted(self, problem: SearchProblem, domains: list[Domain]) -> tuple[SearchProblem, tuple[Domain, ...]]:
+        """Without the values of clusters that no optimum needs."""
+        sieve = Sieve()
+        masks = [
+            sieve.mask(self.unary[at], None if self.limit is None else self.memory[at], self.ports.get(at, ()))
+            for at in range(len(domains))
+        ]
+        kept = tuple(
+            Domain(domain.cluster, domain.mesh, domain.rows[mask]) for domain, mask in zip(domains, masks, strict=True)
         )
+        return sieve.smaller(problem, [*masks, *[None] * (problem.num_variables - len(domains))]), kept
+
+    def _port(self, variable: int, ids: NDArray[np.int64], table: BoxingTable | None, *, made: bool = False) -> None:
+        among: NDArray[np.float64] | None = None
+        if table is not None:
+            key = ("among", id(table), ids.tobytes())
+            if key not in self._tables:
+                self._tables[key] = self._between(table, ids, ids)
+            among = self._tables[key]
+        self.ports.setdefault(variable, []).append(Port(ids, among, made))
+
+    def least_memory(self, copies: Sequence[int] | None) -> int:
+        least = [int(memory.min()) for _, _, memory in self._class_costs()]
+        classes = self.analysis.class_of
+        return sum(least[kind] * times for kind, times in zip(classes, copies or [1] * len(classes), strict=True))
 
     def _class_costs(self) -> list[tuple[Domain, NDArray[np.float64], NDArray[np.int64]]]:
         """Domain, seconds and bytes of each class of clusters."""
@@ -132,7 +172,7 @@ class _Assembly:
         for cluster, kind in zip(self.analysis.clusters, self.analysis.class_of, strict=True):
             domain, seconds, memory = costs[kind]
             domains.append(Domain(cluster, domain.mesh, domain.rows))
-            self._variable(cluster.name, seconds, memory)
+            self._variable(cluster.name, seconds, memory, cluster.name)
         least = sum(int(use.min()) for use in self.memory)
         if self.limit is not None and least > self.limit:
             detail = "even the least memory of every op does not fit"
@@ -149,8 +189,9 @@ class _Assembly:
             raise InfeasibleError("micro_batch", size, None, detail)
         return domain
 
-    def _variable(self, name: str, seconds: NDArray[np.float64], memory: NDArray[np.int64]) -> int:
+    def _variable(self, name: str, seconds: NDArray[np.float64], memory: NDArray[np.int64], anchor: str) -> int:
         self.names.append(name)
+        self.anchors.append(anchor)
         self.unary.append(seconds)
         self.memory.append(memory)
         return len(self.names) - 1
@@ -171,23 +212,26 @@ class _Assembly:
             *(id(table), sends_gradient(label), self.analysis.class_of[maker], place, ref.index),
             tuple(self._place(user) for user in users),
         )
+        self._port(maker, table.ids(self._made(maker, ref, label), domains[maker].rows), table, made=True)
         if len(users) == 1:
             reader = users[0].cluster
-            if alike not in self._tables:
+            self._port(reader, table.ids(self._states(users[0]), domains[reader].rows), table)
+            if alike not in self._alike:
                 made = self._made(maker, ref, label)
-                self._tables[alike] = self._boxing_table(
+                self._alike[alike] = self._boxing_table(
                     domains[maker], made, domains[reader], self._states(users[0]), table
                 )
-            self.edges.append(Edge(maker, reader, self._tables[alike]))
+            self.edges.append(Edge(maker, reader, self._alike[alike]))
             return
         if alike not in self._shared:
             self._shared[alike] = self._shared_copy(
                 domains[maker], self._made(maker, ref, label), users, domains, table
             )
         shared = self._shared[alike]
-        copy = self._variable(f"{ref.name}@{label}", *shared.costs)
+        copy = self._variable(f"{ref.name}@{label}", *shared.costs, ref.name)
         self.edges.append(Edge(maker, copy, shared.made))
         for user, read in zip(users, shared.read, strict=True):
+            self._port(user.cluster, table.ids(self._states(user), domains[user.cluster].rows), None)
             self.edges.append(Edge(copy, user.cluster, read))
 
     def _made(self, maker: int, ref: Ref, label: str) -> tuple[Sbp, ...]:
@@ -209,10 +253,11 @@ class _Assembly:
         saved = any(self._keeps(user) for user in users)
         copy_key: Hashable = ("copy", id(table), layouts.tobytes(), saved)
         if copy_key not in self._costs:
-            self._costs[copy_key] = (np.zeros(len(layouts)), np.ceil(split * saved).astype(np.int64))
+            memory = np.ceil(self.builder.weights.kept * split * saved).astype(np.int64)
+            self._costs[copy_key] = (np.zeros(len(layouts)), memory)
         key: Hashable = ("made", id(table), maker.rows.tobytes(), made, layouts.tobytes())
         if key not in self._tables:
-            self._tables[key] = self._scaled(table)[table.ids(made, maker.rows)][:, layouts]
+            self._tables[key] = self._between(table, table.ids(made, maker.rows), layouts)
         equal = []
         for ids in wanted:
             same: Hashable = ("equal", layouts.tobytes(), ids.tobytes())
@@ -232,11 +277,11 @@ class _Assembly:
                 num_bytes //= axis.size
         return float(num_bytes)
 
-    def _scaled(self, table: BoxingTable) -> NDArray[np.float64]:
-        key = ("scaled", id(table))
-        if key not in self._tables:
-            self._tables[key] = table.cost_s * self.builder.num_micro
-        return self._tables[key]
+    def _between(
+        self, table: BoxingTable, sources: NDArray[np.int64], targets: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Weighted seconds from each layout to each."""
+        return np.ascontiguousarray(table.costs_of(sources)[:, targets] * self.builder.weights.micro)
 
     def _boxing_table(
         self, maker: Domain, made: tuple[Sbp, ...], reader: Domain, wanted: tuple[Sbp, ...], table: BoxingTable
@@ -244,7 +289,7 @@ class _Assembly:
         key = (id(table), maker.rows.tobytes(), made, reader.rows.tobytes(), wanted)
         if key not in self._tables:
             ids = table.ids(made, maker.rows), table.ids(wanted, reader.rows)
-            self._tables[key] = np.ascontiguousarray(self._scaled(table)[ids[0]][:, ids[1]])
+            self._tables[key] = self._between(table, *ids)
         return self._tables[key]
 
     def _tied_parameter(self, name: str, users: list[Read], domains: list[Domain]) -> tuple[int, tuple[NdSbp, ...]]:
@@ -262,15 +307,17 @@ class _Assembly:
             rows, ids = rows[kept], ids[kept]
         key: Hashable = ("tied", id(table), pinned)
         if key not in self._costs:
-            seconds, memory = self.builder.unary.parameter(rows, states, Ref(name))
+            seconds, memory = self.builder.unary.parameter(rows, states, Ref(name), storage=AS_USED)
             self._costs[key] = (seconds, np.ceil(memory).astype(np.int64))
-        variable = self._variable(name, *self._costs[key])
+        variable = self._variable(name, *self._costs[key], name)
         for user in users:
             domain, stored, there = domains[user.cluster], ids, table
             if user.node.name not in self.graph.differentiable:
                 there = self._table(Ref(name), boxing_group(self.graph, user.node, user.position))
                 stored = there.ids(without_invariants(tuple(states)), rows)
-            self._copy_edges(variable, stored, user.cluster, there.ids(self._states(user), domain.rows), there, name)
+            wanted = there.ids(self._states(user), domain.rows)
+            self._port(user.cluster, wanted, None)
+            self._copy_edges(variable, stored, user.cluster, wanted, there, name)
         return variable, tuple(table.layouts[at] for at in ids)
 
     def _copy_edges(
@@ -287,17 +334,18 @@ class _Assembly:
         tools can run, and make none."""
         copies = self.allowed is None or isinstance(self.allowed, Pins)
         layouts = np.unique(wanted)
-        key: Hashable = ("copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes())
+        key: Hashable = ("copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes(), copies)
         if key not in self._costs:
             num_bytes = self.graph.meta(Ref(name)).num_bytes
-            kept = np.array([2 * self._local_bytes(table.layouts[at], num_bytes) for at in layouts])
+            weights = self.builder.weights
+            kept = weights.state * np.array([2 * self._local_bytes(table.layouts[at], num_bytes) for at in layouts])
             memory = np.concatenate([np.zeros(len(layouts)), np.ceil(kept)]).astype(np.int64)
             self._costs[key] = (np.zeros(2 * len(layouts)), memory)
             same = stored[:, None] == layouts[None, :]
-            boxed = np.where(same | (not copies), np.inf, table.cost_s[stored][:, layouts])
+            boxed = np.where(same | (not copies), np.inf, weights.once * table.costs_of(stored)[:, layouts])
             self._tables["made", key] = np.concatenate([np.where(same, 0.0, np.inf), boxed], axis=1)
             agrees = np.where(layouts[:, None] == wanted[None, :], 0.0, np.inf)
             self._tables["read", key] = np.concatenate([agrees, agrees])
-        copy = self._variable(f"{self.names[reader]}@{name}", *self._costs[key])
+        copy = self._variable(f"{self.names[reader]}@{name}", *self._costs[key], self.anchors[reader])
         self.edges.append(Edge(variable, copy, self._tables["made", key]))
         self.edges.append(Edge(copy, reader, self._tables["read", key]))

@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
-from autosbp.costmodel.memory import saved_inputs, saves_output, state_bytes_per_element
+from autosbp.costmodel.memory import saved_inputs, saves_output
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.costmodel.synchronisation import shared_message_bytes
 from autosbp.graph.ir import LogicalGraph, Node, Ref
-from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
+from autosbp.sbp.placement import I, NdSbp, Sbp
 from autosbp.sbp.rules import sharding_of
 from autosbp.search._clusters import OpCluster
+from autosbp.search._parameters import ParameterCosts
+from autosbp.search._weights import AS_USED, Weights
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -65,70 +66,54 @@ class UnaryCosts:
     """Seconds and bytes of each value of a domain: compute, internal collectives, parameters, activations."""
 
     def __init__(
-        self, graph: LogicalGraph, compute: ComputeModel, boxing: BoxingModel, optimizer: str, num_micro: int
+        self,
+        graph: LogicalGraph,
+        compute: ComputeModel,
+        boxing: BoxingModel,
+        optimizer: str,
+        num_micro: int,
+        weights: Weights | None = None,
+        storage: str = AS_USED,
+        message: int | None = None,
     ) -> None:
         self.graph, self.compute, self.boxing = graph, compute, boxing
-        self.optimizer, self.num_micro = optimizer, num_micro
+        self.num_micro, self.weights = num_micro, weights or Weights(float(num_micro))
         self.trained = frozenset(leaf.name for leaf in graph.trained)
         self.highs = {leaf.name: leaf.high for leaf in graph.inputs}
-        self.message = shared_message_bytes(graph)
+        message = shared_message_bytes(graph) if message is None else message
+        self.stores = ParameterCosts(compute, boxing, optimizer, num_micro, self.weights, storage, message)
 
     def of(self, domain: Domain, own: frozenset[str], shared_reads: frozenset[Ref]) -> tuple[Floats, NDArray[np.int64]]:
         """(seconds per step, bytes) per value. ``own`` are parameters that only this cluster reads; ``shared_reads``
         are boxed tensors whose memory another variable carries."""
         seconds = np.zeros(len(domain.rows))
-        memory = np.zeros(len(domain.rows))
+        kept = np.zeros(len(domain.rows))
+        state_s, state = np.zeros(len(domain.rows)), np.zeros(len(domain.rows))
         saved: set[tuple[Ref, tuple[Sbp, ...]]] = set()
         for at, node in enumerate(domain.cluster.nodes):
-            seconds += self.num_micro * self._compute_s(domain, node, at)
-            seconds += self.num_micro * self._internal_s(domain, node, at)
+            seconds += self._compute_s(domain, node, at)
+            seconds += self._internal_s(domain, node, at)
             for ref, states in self._saved(domain.cluster, node, shared_reads):
                 if (ref, states) not in saved:
                     saved.add((ref, states))
-                    memory += self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
+                    kept += self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
             for position, ref in enumerate(node.refs()):
                 if ref.name in own:
                     states = domain.cluster.input_states(node.name, position)
                     time, use = self.parameter(domain.rows, states, ref)
-                    seconds += time
-                    memory += use
+                    state_s += time
+                    state += use
             if node.name == self.graph.loss.name:
-                seconds += self.num_micro * self._loss_s(domain)
-        return seconds, np.ceil(memory).astype(np.int64)
+                seconds += self._loss_s(domain)
+        total = self.weights.micro * seconds + state_s
+        return total, np.ceil(self.weights.kept * kept + state).astype(np.int64)
 
-    def parameter(self, rows: Rows, states: Sequence[Sbp], ref: Ref) -> tuple[Floats, Floats]:
-        """A parameter used in ``states``: once a step its gradient synchronisation, optimizer step and boxing from the
-        stored layout; and its bytes, with a boxed copy and that one's gradient. A frozen one has its bytes alone."""
-        meta = self.graph.meta(ref)
-        if ref.name not in self.trained:
-            divided = np.array([sbp.is_split for sbp in states])[rows]
-            widths = np.array([axis.size for axis in self.boxing.mesh.axes], dtype=np.float64)
-            return np.zeros(len(rows)), meta.num_bytes / np.where(divided, widths, 1.0).prod(axis=1)
-        mesh, network = self.boxing.mesh, self.boxing.network
-        sizes = np.array([axis.size for axis in mesh.axes], dtype=np.float64)
-        split = np.array([sbp.is_split for sbp in states])[rows]
-        local = meta.num_bytes / np.where(split, sizes, 1.0).prod(axis=1)
-        reduced = np.array([sbp == B for sbp in states])[rows]
-        seconds = self.compute.optimizer_s(local)
-        masks = reduced @ (1 << np.arange(mesh.ndim))
-        for mask in np.unique(masks):
-            axes = [axis for axis in range(mesh.ndim) if int(mask) >> axis & 1]
-            shape = mesh.group_shape(axes)
-            chosen = masks == mask
-            shares = network.shared_times_s("all_reduce", local, self.message, shape)
-            seconds = seconds + np.where(chosen, shares, 0.0)
-        stored = [I if sbp == P else sbp for sbp in states]
-        if stored != list(states):
-            table = self.boxing.table(meta.sizes, meta.num_bytes, True)
-            ids = table.ids(stored, rows), table.ids(states, rows)
-            seconds = seconds + table.cost_s[ids]
-            copies = 2.0 * local * (ids[0] != ids[1])
-        else:
-            copies = np.zeros(len(rows))
-        elements = local / (meta.num_bytes / prod(meta.sizes))
-        # Gradients of several microbatches are added up beside the buffer that they are reduced in.
-        buffers = local * (reduced.any(axis=1) & (local <= BUCKET_BYTES) & (self.num_micro > 1))
-        return seconds, elements * state_bytes_per_element(meta, self.optimizer) + copies + buffers
+    def parameter(
+        self, rows: Rows, states: Sequence[Sbp], ref: Ref, *, storage: str | None = None
+    ) -> tuple[Floats, Floats]:
+        """Seconds and bytes of a parameter used in ``states``, see ``ParameterCosts``; stored as the search's ``storage``
+        says, or as given."""
+        return self.stores.of(self.graph.meta(ref), ref.name in self.trained, rows, states, storage)
 
     def _compute_s(self, domain: Domain, node: Node, at: int) -> Floats:
         sharding = sharding_of(self.graph, node)

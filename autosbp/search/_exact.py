@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from autosbp.errors import InfeasibleError
 from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
 from autosbp.search._coordinate_descent import cheapest_values, descend
-from autosbp.search._elimination import plan_problem
+from autosbp.search._elimination import minimise, plan_problem
 from autosbp.search._exhaustive import exhaustive
 from autosbp.search._forest import solve_forest
 from autosbp.search._local import Neighbourhood
@@ -65,6 +65,8 @@ class _Exact:
         if run.problem.memory_limit_bytes is None and self._solve_small():
             return
         whole = canonical(run.problem)
+        if run.problem.memory_limit_bytes is None and self._at_once(whole):
+            return
         near = Neighbourhood.of(whole.problem)
         first = list(run.options.start) if run.options.start is not None else cheapest_values(near)
         descend(near, first, run)
@@ -91,6 +93,22 @@ class _Exact:
             kept_values=float(sum(map(len, problem.unary_s))), rounds=1.0, duals=1.0, price_s_per_byte=0.0,
             distinct_products=float(solution.distinct_products), operations=float(solution.operations),
         )  # fmt: skip
+        return True
+
+    def _at_once(self, whole: Reduced) -> bool:
+        """Without a memory limit one elimination is the answer, unless tables had to be split."""
+        program = plan_problem(whole.problem)
+        if not program.is_exact:
+            return False
+        solution = minimise(whole.problem, program, self.check)
+        self.info["rounds"] = float(program.rounds)
+        self.info["distinct_products"] = float(solution.distinct_products)
+        self.info["operations"] = float(solution.operations)
+        if math.isinf(solution.bound_s):
+            raise forbidden()
+        assignment = whole.lift(solution.assignment)
+        self.run.offer(assignment)
+        self.run.raise_bound(sum_below(whole.problem.fixed_s, solution.bound_s))
         return True
 
     def _relax(self, reduced: Reduced, near: Neighbourhood) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_TABLE_ENTRIES = 1 << 25  # 256 MiB; greater tables are split, at the price of exactness
 
@@ -52,6 +53,11 @@ def plan_elimination(
     a chain of L identical blocks halves each round, every pair of blocks in the same way, and the number of distinct
     products grows with log L.
     """
+    return _planned(tuple(sizes), tuple(scopes), max_entries)
+
+
+@lru_cache(maxsize=64)
+def _planned(sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...], max_entries: int) -> Program:
     planner = _Planner(sizes, scopes, max_entries)
     rounds = 0
     while planner.waiting:

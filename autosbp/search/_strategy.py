@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autosbp.costmodel.boxing import BoxingModel
-from autosbp.graph.ir import LogicalGraph, Ref
+from autosbp.graph.ir import LogicalGraph, Parameter, Ref
 from autosbp.plan import BoxingKey, Signature, Strategy
 from autosbp.sbp.placement import I, NdSbp, P, without_invariants
+from autosbp.sbp.storage import split_storage
 from autosbp.search._build import BuiltProblem
+from autosbp.search._unfold import UnfoldedProblem
+
+Stored = Callable[[Parameter, NdSbp], bool]
+"""Whether storage of a parameter, used so, is split over the ranks that would hold it alike."""
 
 
 def strategy_of(
-    built: BuiltProblem,
+    problem: BuiltProblem | UnfoldedProblem,
     assignment: Sequence[int],
     graph: LogicalGraph,
     boxing: BoxingModel,
@@ -20,43 +25,104 @@ def strategy_of(
     global_batch: int,
     micro_batch: int,
     optimizer: str,
+    gather: str = "step",
+    splits: Stored | None = None,
 ) -> Strategy:
-    """The strategy that the assignment stands for."""
+    """The strategy that the assignment stands for. ``splits`` are parameters stored apart from their use, none where it is
+    None, which are gathered as ``gather`` says."""
+    built = problem if isinstance(problem, BuiltProblem) else problem.built
     signatures: dict[str, Signature] = {}
-    for cluster, domain, value in zip(built.clusters, built.domains, assignment, strict=False):
+    known: dict[tuple[int, int, int], Signature] = {}
+    for variable, value, names in _choices(problem, assignment):
+        cluster, domain = built.clusters[variable], built.domains[variable]
         for at, node in enumerate(cluster.nodes):
-            chosen = [cluster.options[option][at] for option in domain.rows[value]]
-            num_ins, num_outs = len(cluster.options[0][at].ins), len(cluster.options[0][at].outs)
-            signatures[node.name] = Signature(
-                tuple(tuple(option.ins[position] for option in chosen) for position in range(num_ins)),
-                tuple(tuple(option.outs[index] for option in chosen) for index in range(num_outs)),
-            )
+            if (variable, value, at) not in known:
+                chosen = [cluster.options[option][at] for option in domain.rows[value]]
+                num_ins, num_outs = len(cluster.options[0][at].ins), len(cluster.options[0][at].outs)
+                known[variable, value, at] = Signature(
+                    tuple(tuple(option.ins[position] for option in chosen) for position in range(num_ins)),
+                    tuple(tuple(option.outs[index] for option in chosen) for index in range(num_outs)),
+                )
+            signatures[names(node.name)] = known[variable, value, at]
     ordered = {node.name: signatures[node.name] for node in graph.nodes if node.name in signatures}
-    parameters = _stored(built, assignment, graph, ordered)
-    paths = _paths(graph, boxing, ordered, parameters)
-    return Strategy(boxing.mesh, ordered, parameters, paths, global_batch, micro_batch, optimizer)
+    used = _used(graph, ordered)
+    stored = _stored(problem, assignment, graph, used)
+    shared = {name for name, _, _ in _parameter_choices(problem, assignment)}
+    paths: dict[BoxingKey, tuple[NdSbp, ...]] = {}
+    for leaf in graph.parameters if splits is not None else ():
+        # One that is used P is stored otherwise already; one that several read has a variable of its own.
+        own = leaf.name not in shared and used[leaf.name] == stored[leaf.name] and leaf.trained
+        if own and splits is not None and splits(leaf, stored[leaf.name]):
+            apart = split_storage(leaf, stored[leaf.name], boxing.mesh)
+            # One all-gather, of several parameters together.
+            key: BoxingKey = (leaf.meta.sizes, leaf.meta.num_bytes, leaf.meta.is_float, apart, stored[leaf.name])
+            paths[key] = (apart, stored[leaf.name])
+            stored[leaf.name] = apart
+    _add_paths(paths, graph, boxing, ordered, stored)
+    return Strategy(boxing.mesh, ordered, stored, paths, global_batch, micro_batch, optimizer, gather)
 
 
-def _stored(
-    built: BuiltProblem, assignment: Sequence[int], graph: LogicalGraph, signatures: dict[str, Signature]
-) -> dict[str, NdSbp]:
-    """Stored layouts: as used, with P (a bias under a partial sum) stored whole."""
+def _choices(
+    problem: BuiltProblem | UnfoldedProblem, assignment: Sequence[int]
+) -> Sequence[tuple[int, int, Callable[[str], str]]]:
+    """Cluster, value, and the names of its ops, of each cluster of the whole graph."""
+    if isinstance(problem, BuiltProblem):
+        return [(at, assignment[at], _same) for at in range(len(problem.clusters))]
+    return [
+        (at, assignment[place], problem.names(at, block))
+        for at in range(len(problem.built.clusters))
+        for place, block in problem.copies[at]
+    ]
+
+
+def _same(name: str) -> str:
+    return name
+
+
+def _used(graph: LogicalGraph, signatures: dict[str, Signature]) -> dict[str, NdSbp]:
+    """The layout in which a parameter is read, by its last reader."""
     used: dict[str, NdSbp] = {}
     for node in graph.nodes:
         if node.name in signatures:
             for ref, layout in zip(node.refs(), signatures[node.name].ins, strict=True):
                 if ref.name in graph.parameter_names:
-                    used[ref.name] = tuple(I if sbp == P else sbp for sbp in layout)
-    for name, (variable, layouts) in built.parameter_variables.items():
-        used[name] = layouts[assignment[variable]]
-    return {leaf.name: used[leaf.name] for leaf in graph.parameters}
+                    used[ref.name] = layout
+    return used
 
 
-def _paths(
-    graph: LogicalGraph, boxing: BoxingModel, signatures: dict[str, Signature], parameters: dict[str, NdSbp]
-) -> dict[BoxingKey, tuple[NdSbp, ...]]:
+def _parameter_choices(
+    problem: BuiltProblem | UnfoldedProblem, assignment: Sequence[int]
+) -> Sequence[tuple[str, tuple[NdSbp, ...], int]]:
+    """Name, layouts and value of each parameter that has a variable of its own."""
+    if isinstance(problem, BuiltProblem):
+        return [
+            (name, layouts, assignment[variable]) for name, (variable, layouts) in problem.parameter_variables.items()
+        ]
+    return [
+        (problem.names(variable, block)(name), layouts, assignment[place])
+        for name, (variable, layouts) in problem.built.parameter_variables.items()
+        for place, block in problem.copies[variable]
+    ]
+
+
+def _stored(
+    problem: BuiltProblem | UnfoldedProblem, assignment: Sequence[int], graph: LogicalGraph, used: dict[str, NdSbp]
+) -> dict[str, NdSbp]:
+    """Stored layouts: as used, with P (a bias under a partial sum) stored whole."""
+    stored = {name: tuple(I if sbp == P else sbp for sbp in layout) for name, layout in used.items()}
+    stored |= {name: layouts[value] for name, layouts, value in _parameter_choices(problem, assignment)}
+    return {leaf.name: stored[leaf.name] for leaf in graph.parameters}
+
+
+def _add_paths(
+    paths: dict[BoxingKey, tuple[NdSbp, ...]],
+    graph: LogicalGraph,
+    boxing: BoxingModel,
+    signatures: dict[str, Signature],
+    parameters: dict[str, NdSbp],
+) -> None:
+    """The cheapest path of every boxing that has none yet."""
     layouts: dict[Ref, NdSbp] = {Ref(name): layout for name, layout in parameters.items()}
-    paths: dict[BoxingKey, tuple[NdSbp, ...]] = {}
 
     def add(ref: Ref, dst: NdSbp, reader: str) -> None:
         meta, src = graph.meta(ref), layouts[ref]
@@ -77,4 +143,3 @@ def _paths(
         for index, layout in enumerate(signatures[node.name].outs):
             layouts[Ref(node.name, index)] = layout
     add(graph.loss, (I,) * boxing.mesh.ndim, graph.loss.name)
-    return paths

@@ -9,18 +9,30 @@ from typing import Any
 from autosbp.cluster import Cluster
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.jsonio import Fields, check_integer
+from autosbp.pipeline import MAX_STAGES, SCHEDULES
 from autosbp.search import SEARCHERS
 from autosbp.search._baselines import BASELINES
 from autosbp.search._baselines import DEFAULT_BASELINES as DEFAULT_BASELINES
+from autosbp.search._weights import AS_USED, STEP, USE
 
 MAX_BATCH = 2**30
+STORAGES = (AS_USED, STEP, USE)
+_SELDOM = ("pins", "baselines", "stages", "schedules", "storage")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What a plan is asked for. Batches are samples over all devices; None lets the planner choose. ``pins`` are layouts
-    that are given, not searched: ``search.pinned`` says what they look like. ``baselines`` are the names of what the plan
-    is compared with: ``search._baselines`` says what each is."""
+    """What a plan is asked for. Batches are samples over all devices; None lets the planner choose.
+
+    Args:
+        pins: layouts that are given, not searched: ``search.pinned`` says what they look like. They are those of all
+            devices together, so that there is one stage.
+        stages: of a pipeline; 1 forbids pipelines.
+        schedules: those that a pipeline may run.
+        baselines: names of what the plan is compared with: ``search._baselines`` says what each is.
+        storage: how parameters are stored. ``as_used``; ``step`` (ZeRO-2): split over the ranks that would hold them
+            alike, gathered once a step; ``use`` (ZeRO-3): gathered for each use.
+    """
 
     global_batch: int | None = None
     micro_batch: int | None = None
@@ -32,6 +44,9 @@ class PlanOptions:
     gap_tolerance: float = 2e-3
     pins: Mapping[str, str] = field(default_factory=dict)
     baselines: tuple[str, ...] = DEFAULT_BASELINES
+    stages: int | None = None
+    schedules: tuple[str, ...] = tuple(SCHEDULES)
+    storage: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
@@ -53,6 +68,14 @@ class PlanOptions:
         for name in self.baselines:
             if name not in BASELINES:
                 raise InputError("baselines", name, f"some of {', '.join(BASELINES)} are expected")
+        if self.stages is not None:
+            check_integer("stages", self.stages, 1, MAX_STAGES)
+        if not isinstance(self.schedules, tuple) or not self.schedules or set(self.schedules) - set(SCHEDULES):
+            raise InputError("schedules", self.schedules, f"one or several of {', '.join(SCHEDULES)} are expected")
+        if self.storage is not None and self.storage not in STORAGES:
+            raise InputError("storage", self.storage, f"one of {', '.join(STORAGES)} is expected")
+        if self.pins and (self.stages or 1) > 1:
+            raise InputError("stages", self.stages, "1 is expected beside pins, which are layouts of all devices")
         for name in ("global_batch", "micro_batch"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, MAX_BATCH)
@@ -64,20 +87,24 @@ class PlanOptions:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__slots__ if name not in ("pins", "baselines")}
+        plain = {name: getattr(self, name) for name in self.__slots__ if name not in _SELDOM}
         # Absent where they are the defaults: what knows neither keeps its bytes.
-        return {
-            **plain,
-            **({"pins": dict(self.pins)} if self.pins else {}),
-            **({} if self.baselines == DEFAULT_BASELINES else {"baselines": list(self.baselines)}),
+        seldom = {
+            "pins": dict(self.pins) or None,
+            "baselines": None if self.baselines == DEFAULT_BASELINES else list(self.baselines),
+            "stages": self.stages,
+            "schedules": None if self.schedules == tuple(SCHEDULES) else list(self.schedules),
+            "storage": self.storage,
         }
+        return plain | {name: value for name, value in seldom.items() if value is not None}
 
     @staticmethod
     def from_dict(data: object) -> PlanOptions:
         fields = Fields(data, "options", PlanOptions.__slots__)
         given = dict(fields.data)
-        if fields.has("baselines"):
-            given["baselines"] = tuple(fields.sequence("baselines"))
+        for name in ("baselines", "schedules"):
+            if fields.has(name):
+                given[name] = tuple(fields.sequence(name))
         return PlanOptions(**given)
 
 

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from autosbp import api
 from autosbp.errors import InputError
+from autosbp.pipeline import SCHEDULES
 from service.schemas._base import Request
 
 
@@ -25,10 +26,16 @@ class PlanOptions(Request):
     time_limit_s: float = Field(default=20.0, description="Wall time after which the best so far is the answer.")
     optimizer: str = Field(default="adamw", max_length=64)
     memory_limit_bytes: int | None = Field(default=None, description="Per device; by default the device's memory.")
-
     gap_tolerance: float = Field(default=2e-3, description="Relative gap that a binding memory limit may leave open.")
     baselines: list[Annotated[str, Field(max_length=64)]] | None = Field(
         default=None, max_length=32, description="Names of what the plan is compared with; by default the usual ones."
+    )
+    stages: int | None = Field(default=None, description="Of a pipeline; 1 forbids pipelines. By default any.")
+    schedules: list[str] = Field(
+        default=list(SCHEDULES), max_length=len(SCHEDULES), description="Those that a pipeline may run."
+    )
+    storage: str | None = Field(
+        default=None, max_length=64, description="Of parameters: as_used, step (ZeRO-2), use (ZeRO-3). By default any."
     )
 
     def checked(self) -> api.PlanOptions:

@@ -32,8 +32,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "cluster", "batch"), CASES)
-def test_the_plan_is_proved_optimal_and_no_baseline_beats_it(model: str, cluster: str, batch: int) -> None:
-    plan = make_plan(capture(model), load_cluster(cluster), None, PlanOptions(global_batch=batch))
+def test_without_stages_the_plan_is_proved_optimal_and_no_baseline_beats_it(
+    model: str, cluster: str, batch: int
+) -> None:
+    plan = make_plan(capture(model), load_cluster(cluster), None, PlanOptions(global_batch=batch, stages=1))
     document = plan.document
     assert document["gap"] == 0.0
     assert document["lower_bound_s"] == pytest.approx(document["step_time_s"], rel=1e-9)
@@ -47,7 +49,7 @@ def test_the_plan_is_proved_optimal_and_no_baseline_beats_it(model: str, cluster
 def test_the_strategy_read_back_costs_what_the_search_said(model: str, cluster: str, batch: int) -> None:
     graph, there = capture(model), load_cluster(cluster)
     plan = Plan.from_dict(
-        json.loads(canonical(make_plan(graph, there, None, PlanOptions(global_batch=batch)).to_dict()))
+        json.loads(canonical(make_plan(graph, there, None, PlanOptions(global_batch=batch, stages=1)).to_dict()))
     )
     strategy = plan.strategy
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))

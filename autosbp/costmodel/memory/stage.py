@@ -10,10 +10,11 @@ is sent stays until the runtime waits for it (``KEPT_SENDS``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from autosbp.costmodel.alike import chunk_key
 from autosbp.costmodel.memory.autograd import Leaf, Machine, Node
 from autosbp.costmodel.memory.rank import StepRun
 from autosbp.costmodel.memory.state import optimizer_bytes_per_element
@@ -43,10 +44,19 @@ KEPT_SENDS: Mapping[str, tuple[bool, bool]] = {
 them there."""
 
 
-def stage_memory(stages: Stages, stage: int, *, device: str = "cpu") -> dict[str, int]:
-    """Bytes by purpose, at the moment of a step when they are most together."""
+def stage_memory(
+    stages: Stages, stage: int, *, device: str = "cpu", known: dict[Hashable, Needs] | None = None
+) -> dict[str, int]:
+    """Bytes by purpose, at the moment of a step when they are most together. ``known`` keeps what chunks need, for those
+    of other stages that are alike."""
     strategy, chunks = stages.strategy, stages.of(stage)
-    needs = {chunk.index: _needs(stages, chunk, device) for chunk in chunks}
+    known = {} if known is None else known
+    needs = {}
+    for chunk in chunks:
+        key = chunk_key(stages, chunk)
+        if key not in known:
+            known[key] = _needs(stages, chunk, device)
+        needs[chunk.index] = known[key]
     total = _fullest(stage_passes(stages.pipeline, stage, strategy.num_micro), needs, strategy.num_micro - 1)
     stored = set(stages.parameters_of(stage))
     total["optimizer"] = sum(
@@ -60,7 +70,7 @@ def stage_memory(stages: Stages, stage: int, *, device: str = "cpu") -> dict[str
 
 
 @dataclass(frozen=True, slots=True)
-class _Needs:
+class Needs:
     """Of a chunk alone. Bytes by purpose when they are most with one microbatch in flight, by pass; what is there between
     passes; what each microbatch keeps between its passes, between its backward and its weight gradients (of that,
     ``owed`` comes into being during backward), and after both."""
@@ -76,7 +86,7 @@ class _Needs:
         return self.resident - Counter(gradients=self.resident["gradients"]) if when == FRESH else self.resident
 
 
-def _needs(stages: Stages, chunk: Chunk, device: str) -> _Needs:
+def _needs(stages: Stages, chunk: Chunk, device: str) -> Needs:
     strategy, schedule = stages.strategy, stages.pipeline.schedule
     peaks = _ChunkRun(chunk, strategy, Machine(Meter(), device=device)).peaks()
     names = (*RESIDENT, *(["gathered"] if strategy.gather == "step" else []))
@@ -84,7 +94,7 @@ def _needs(stages: Stages, chunk: Chunk, device: str) -> _Needs:
     values, gradients = KEPT_SENDS[schedule]
     ahead = sum(size for _, size, _ in stages.boundary(chunk.index))
     back = sum(size for _, size, gradient in (stages.boundary(chunk.index - 1) if chunk.index else ()) if gradient)
-    return _Needs(
+    return Needs(
         peaks,
         resident,
         _ChunkRun(chunk, strategy, Machine(Meter(), device=device)).kept(),
@@ -93,28 +103,36 @@ def _needs(stages: Stages, chunk: Chunk, device: str) -> _Needs:
     )
 
 
-def _fullest(passes: Sequence[Pass], needs: Mapping[int, _Needs], last: int) -> Counter[str]:
+def _fullest(passes: Sequence[Pass], needs: Mapping[int, Needs], last: int) -> Counter[str]:
     """By purpose, during the pass in which all is most; ``last`` is the last microbatch."""
+    peaks = {(index, *key): parts.total() for index, need in needs.items() for key, parts in need.peaks.items()}
+    waiting = {(index, when): need.there(when).total() for index, need in needs.items() for when in (FRESH, LATER)}
     when = dict.fromkeys(needs, FRESH)
+    there = sum(waiting[index, FRESH] for index in needs)
     kept = most = 0
-    best: Counter[str] = Counter()
+    best: tuple[tuple[int, str, str], int, dict[int, str]] | None = None
     for one in passes:
-        need = needs[one.chunk]
+        need, index = needs[one.chunk], one.chunk
         kept += need.kept if one.kind == FORWARD else 0
         if one.kind != WEIGHTS:
-            moment = LAST if one.kind == BACKWARD and one.micro == last else when[one.chunk]
-            owed = need.owed if one.kind == BACKWARD else 0
-            parts = need.peaks[one.kind, moment] + Counter(activations=kept - need.kept + owed)
-            for index, other in needs.items():
-                parts += other.there(when[index]) if index != one.chunk else Counter()
-            if parts.total() > most:
-                most, best = parts.total(), parts
+            moment = LAST if one.kind == BACKWARD and one.micro == last else when[index]
+            more = kept - need.kept + (need.owed if one.kind == BACKWARD else 0)
+            total = peaks[index, one.kind, moment] + more + there - waiting[index, when[index]]
+            if total > most:
+                most, best = total, ((index, one.kind, moment), more, dict(when))
         if one.kind == BACKWARD:
-            when[one.chunk] = LATER
+            there += waiting[index, LATER] - waiting[index, when[index]]
+            when[index] = LATER
             kept += need.deferred + need.sent - need.kept
         elif one.kind == WEIGHTS:
             kept -= need.deferred
-    return best
+    if best is None:
+        return Counter()
+    (chunk, kind, moment), more, moments = best
+    parts = needs[chunk].peaks[kind, moment] + Counter(activations=more)
+    for index, other in needs.items():
+        parts += other.there(moments[index]) if index != chunk else Counter()
+    return parts
 
 
 def _deferred(chunk: Chunk, strategy: Strategy) -> tuple[int, int]:

@@ -1,0 +1,105 @@
+"""Where a pipeline cuts a model: chunks whose slowest is as quick as can be, messages between them included.
+
+Exact by dynamic programming over the places where the least crosses (after each block of a transformer, one activation);
+places where more crosses are taken in only as long as the slowest chunk gets quicker by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.costmodel.stages import sent_bytes
+from autosbp.graph.ir import LogicalGraph, Ref
+from autosbp.plan import Strategy
+
+Floats = NDArray[np.float64]
+MAX_PLACES = 512
+ENOUGH = 1.02
+"""A slowest chunk this near to an equal share is not improved by more places."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """``names[i]`` are the ops that a chunk may begin with, in order; ``before_s[i]`` is what runs before it of one
+    microbatch, ``total_s`` all; ``crossing[i]`` are the bytes that one rank sends on there."""
+
+    names: tuple[str, ...]
+    before_s: Floats
+    crossing: Floats
+    total_s: float
+
+    @property
+    def levels(self) -> list[float]:
+        """Amounts of crossing bytes, least first, each of which offers more places."""
+        return sorted({float(size) for size in self.crossing})
+
+
+def find_places(
+    graph: LogicalGraph, strategy: Strategy, seconds: Mapping[str, float], starts: frozenset[str] | None = None
+) -> Places:
+    """``seconds`` are those of one microbatch by op; ops that it lacks take none. ``graph`` is bound. A chunk may begin with
+    any op, or with those in ``starts``."""
+    nodes = [node for node in graph.nodes if node.name in graph.computed]
+    at = {node.name: place for place, node in enumerate(nodes)}
+    last: dict[Ref, int] = {graph.loss: len(nodes) - 1}
+    for place, node in enumerate(nodes):
+        for ref in node.refs():
+            if ref.name in at:
+                last[ref] = place
+    change = np.zeros(len(nodes) + 1)
+    for ref, end in last.items():
+        # Made at its op, alive before each op behind that up to its last reader.
+        size = sent_bytes(graph, strategy, ref)
+        change[at[ref.name] + 1] += size
+        change[end + 1] -= size
+    crossing = np.cumsum(change)[: len(nodes)]
+    own = np.array([seconds.get(node.name, 0.0) for node in nodes])
+    before = np.concatenate([[0.0], np.cumsum(own)])
+    chosen = [at for at in range(1, len(nodes)) if starts is None or nodes[at].name in starts]
+    return Places(tuple(nodes[at].name for at in chosen), before[chosen], crossing[chosen], float(before[-1]))
+
+
+def cut(places: Places, num_chunks: int, seconds_per_byte: float) -> tuple[str, ...] | None:
+    """The cuts of the chunks whose slowest takes least; None where there are fewer places than that. A message takes
+    ``seconds_per_byte`` twice at each end, forward and back."""
+    best: tuple[float, tuple[str, ...]] | None = None
+    for level in places.levels:
+        chosen = np.flatnonzero(places.crossing <= level)
+        if len(chosen) < num_chunks - 1:
+            continue
+        if len(chosen) > MAX_PLACES:
+            break
+        slowest, picked = _balance(places, chosen, num_chunks, seconds_per_byte)
+        if best is None or slowest < best[0]:
+            best = slowest, tuple(places.names[at] for at in picked)
+        if best[0] <= ENOUGH * places.total_s / num_chunks:
+            break
+    return None if best is None else best[1]
+
+
+def _balance(
+    places: Places, chosen: NDArray[np.int64], num_chunks: int, seconds_per_byte: float
+) -> tuple[float, list[int]]:
+    """The least slowest chunk, by dynamic programming; of equals, the one with the earliest cuts."""
+    starts = np.concatenate([[0.0], places.before_s[chosen]])
+    ends = np.concatenate([places.before_s[chosen], [places.total_s]])
+    sends = seconds_per_byte * places.crossing[chosen]
+    # chunk[i, j]: from place i to place j; place 0 is the model's begin, the last end its end.
+    chunk = (ends + np.append(sends, 0.0))[None, :] - starts[:, None] + np.concatenate([[0.0], sends])[:, None]
+    chunk[np.tri(len(starts), k=-1, dtype=bool)] = np.inf
+    slowest = chunk[0]
+    choices = []
+    for _ in range(num_chunks - 1):
+        through = np.maximum(np.concatenate([[np.inf], slowest[:-1]])[:, None], chunk)
+        choices.append(through.argmin(axis=0))
+        slowest = through.min(axis=0)
+    at, picked = len(ends) - 1, []
+    for choice in reversed(choices):
+        at = int(choice[at])
+        picked.append(int(chosen[at - 1]))
+        at -= 1
+    return float(slowest[-1]), picked[::-1]

@@ -1,0 +1,242 @@
+"""The layout problems of one plan: for stages of a kind, a microbatch and a way to store parameters, one search problem.
+
+Layouts of one stage stand for those of all: a problem is over all ops of the model, weighed so that its cost is that of
+the step. With p stages and m microbatches the slowest of equal stages works m/p of what one set of devices would, and
+waits for p - 1 microbatches of the others (Narayanan et al. 2021, section 2.2), so that seconds of a microbatch count
+(m + p - 1) / p times; what happens once a step, and state, count 1/p; activations min(m, p) / p times (1F1B).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.folding import KEPT, fold
+from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.synchronisation import shared_message_bytes
+from autosbp.errors import InfeasibleError
+from autosbp.graph.ir import LogicalGraph, Parameter
+from autosbp.plan import Strategy
+from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.placement import NdSbp
+from autosbp.search._analysis import Analysis
+from autosbp.search._base import SearchProblem
+from autosbp.search._build import Allowed, BuiltProblem, ProblemBuilder
+from autosbp.search._strategy import strategy_of
+from autosbp.search._unfold import OUTSIDE, UnfoldedProblem, one_block, unfold
+from autosbp.search._weights import AS_USED, USE, Weights
+from autosbp.search.pinned import Pins
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Equal stages, and the view of one stage's mesh that layouts are chosen on; of all layouts, or those ``allowed``."""
+
+    stages: int
+    view: Mesh
+    allowed: Allowed | None = None
+
+
+@dataclass(frozen=True)
+class Space:
+    """What one search problem holds."""
+
+    structure: Structure
+    micro_batch: int
+    storage: str
+
+    @property
+    def stages(self) -> int:
+        return self.structure.stages
+
+    @property
+    def view(self) -> Mesh:
+        return self.structure.view
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """A problem over all layers, and what it was unfolded from, if it was."""
+
+    space: Space
+    found: BuiltProblem | UnfoldedProblem
+    least_memory: int
+
+    @property
+    def problem(self) -> SearchProblem:
+        return self.found.problem
+
+    @property
+    def built(self) -> BuiltProblem:
+        return self.found if isinstance(self.found, BuiltProblem) else self.found.built
+
+
+class LayoutProblems:
+    """Builds them; equal parts are built once."""
+
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        network: NetworkModel,
+        compute: ComputeModel,
+        *,
+        global_batch: int,
+        optimizer: str,
+        pins: Pins,
+    ) -> None:
+        self.graph, self.network, self.compute, self.pins = graph, network, compute, pins
+        self.global_batch, self.optimizer = global_batch, optimizer
+        self.folding = None if pins else fold(graph)
+        self.message = shared_message_bytes(graph)
+        self._boxing: dict[Mesh, BoxingModel] = {}
+        self._bound: dict[int, LogicalGraph] = {}
+        self._small: dict[int, tuple[LogicalGraph, Analysis]] = {}
+        self._builders: dict[tuple[int, Mesh, int, str], ProblemBuilder] = {}
+        self._tables: dict[tuple[int, Mesh, int], dict[Hashable, NDArray[np.float64]]] = {}
+
+    @property
+    def most_stages(self) -> int:
+        """Stages hold one repeated block at least; of a model without, an op."""
+        if self.folding is not None:
+            return self.folding.count
+        return sum(node.name in self.graph.computed for node in self.graph.nodes)
+
+    @cached_property
+    def starts(self) -> frozenset[str] | None:
+        """The ops that a stage may begin with: the first of each repeated block, and of what follows; None is any."""
+        if self.folding is None:
+            return None
+        blocks = self.folding.blocks
+        last = blocks[-1][: self.folding.num_ops]
+        behind = self.graph.positions[last[-1]] + 1
+        after = [node.name for node in self.graph.nodes[behind:] if node.name in self.graph.computed]
+        return frozenset((*(block[0] for block in blocks[1:]), *after[:1]))
+
+    def bound(self, micro_batch: int) -> LogicalGraph:
+        """The whole graph at a microbatch."""
+        if micro_batch not in self._bound:
+            self._bound[micro_batch] = self.graph.bind(**dict.fromkeys(self.graph.symbols, micro_batch))
+        return self._bound[micro_batch]
+
+    def boxing(self, view: Mesh) -> BoxingModel:
+        if view not in self._boxing:
+            self._boxing[view] = BoxingModel(self.network, view, self.compute.copy_bytes_per_s)
+        return self._boxing[view]
+
+    def num_micro(self, space: Space) -> int:
+        return self.global_batch // space.micro_batch
+
+    def weights(self, space: Space) -> Weights:
+        count, stages = self.num_micro(space), space.stages
+        return Weights((count + stages - 1) / stages, 1 / stages, 1 / stages, min(count, stages) / stages)
+
+    def least_memory(self, space: Space) -> int:
+        """Bytes that no strategy of the space goes below; raises ``InfeasibleError`` without even splits."""
+        _, analysis = self._smaller(space.micro_batch)
+        copies = None
+        if self.folding is not None:
+            times = {OUTSIDE: 1, 0: 1, 1: self.folding.count - 2, 2: 0, KEPT - 1: 1}
+            copies = [times[self.folding.block_of.get(cluster.name, OUTSIDE)] for cluster in analysis.clusters]
+        return self._builder(space).least_memory(space.structure.allowed, copies)
+
+    def build(self, space: Space, memory_limit_bytes: int | None) -> Layouts:
+        """The problem of a space; raises ``InfeasibleError`` where no microbatch splits evenly, or the least memory of
+        every op exceeds the limit."""
+        built = self._builder(space).build(memory_limit_bytes, space.structure.allowed)
+        found: BuiltProblem | UnfoldedProblem | None = built
+        if self.folding is not None:
+            found = unfold(built, self.folding)
+            if found is None:  # blocks that are not alike after all
+                self.folding, self._small, self._builders = None, {}, {}
+                return self.build(space, memory_limit_bytes)
+        assert found is not None
+        least = found.problem.fixed_memory_bytes + _least(found.problem)
+        if memory_limit_bytes is not None and least > memory_limit_bytes:
+            detail = f"even the least memory of every op does not fit at a microbatch of {space.micro_batch}"
+            raise InfeasibleError("memory_limit_bytes", memory_limit_bytes, least, detail)
+        return Layouts(space, found, least)
+
+    def strategy(self, layouts: Layouts, assignment: tuple[int, ...], *, as_used: bool = False) -> Strategy:
+        """What an assignment stands for, on the mesh of one stage and without cuts; with parameters stored as the space
+        says, or as they are used."""
+        space = layouts.space
+        stores = self._builder(space).unary.stores
+
+        def splits(leaf: Parameter, used: NdSbp) -> bool:
+            return stores.splits(leaf.meta, used)
+
+        return strategy_of(
+            layouts.found, assignment, self.bound(space.micro_batch), self.boxing(space.view),
+            global_batch=self.global_batch, micro_batch=space.micro_batch, optimizer=self.optimizer,
+            gather="use" if space.storage == USE else "step",
+            splits=None if as_used or space.storage == AS_USED else splits,
+        )  # fmt: skip
+
+    def whole_blocks(self, layouts: Layouts, solve: Callable[[SearchProblem], float]) -> float:
+        """A bound from blocks alone, of stages that hold whole ones: what the fullest has to do, taken for all. ``solve``
+        gives a bound of a problem. -inf where nothing is folded."""
+        if self.folding is None or isinstance(layouts.found, BuiltProblem):
+            return -math.inf
+        stages, count = layouts.space.stages, self.folding.count
+        return -(-count // stages) * stages * solve(one_block(layouts.found))
+
+    def op_seconds(self, layouts: Layouts, assignment: tuple[int, ...]) -> Mapping[str, float]:
+        """What each op, with those that follow its layout, adds to the cost, boxing of what it reads included."""
+        found, problem = layouts.found, layouts.problem
+        names = _anchor_names(found)
+        seconds: dict[str, float] = {}
+        for name, costs, value in zip(names, problem.unary_s, assignment, strict=True):
+            seconds[name] = seconds.get(name, 0.0) + float(costs[value])
+        for edge in problem.edges:
+            seconds[names[edge.v]] += float(edge.table[assignment[edge.u], assignment[edge.v]])
+        return seconds
+
+    def _builder(self, space: Space) -> ProblemBuilder:
+        key = (space.stages, space.view, space.micro_batch, space.storage)
+        if key not in self._builders:
+            graph, analysis = self._smaller(space.micro_batch)
+            self._builders[key] = ProblemBuilder(
+                graph, self.boxing(space.view), self.compute, num_micro=self.num_micro(space), optimizer=self.optimizer,
+                analysis=analysis, weights=self.weights(space), storage=space.storage, message=self.message,
+                tables=self._tables.setdefault((space.stages, space.view, space.micro_batch), {}),
+            )  # fmt: skip
+        return self._builders[key]
+
+    def _smaller(self, micro_batch: int) -> tuple[LogicalGraph, Analysis]:
+        """The graph that problems are made from, folded where it can be."""
+        if micro_batch not in self._small:
+            if self.folding is None:
+                bound = self.bound(micro_batch)
+            else:
+                graph = self.folding.graph
+                bound = graph.bind(**dict.fromkeys(graph.symbols, micro_batch))
+            self._small[micro_batch] = bound, Analysis(bound, self.pins.names, frozenset(self.pins.stored))
+        return self._small[micro_batch]
+
+
+def _least(problem: SearchProblem) -> int:
+    known: dict[int, int] = {}
+    total = 0
+    for use in problem.memory_bytes:
+        if id(use) not in known:
+            known[id(use)] = int(use.min())
+        total += known[id(use)]
+    return total
+
+
+def _anchor_names(found: BuiltProblem | UnfoldedProblem) -> list[str]:
+    """The op or parameter of the whole graph that each variable belongs to."""
+    if isinstance(found, BuiltProblem):
+        return list(found.anchors)
+    names = [""] * found.problem.num_variables
+    for variable, anchor in enumerate(found.built.anchors):
+        for at, block in found.copies[variable]:
+            names[at] = found.names(variable, block)(anchor)
+    return names

@@ -1,0 +1,142 @@
+"""What a parameter costs a search: once a step its gradient's way, its optimizer step and its copies; and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.memory import state_bytes_per_element
+from autosbp.graph.ir import TensorMeta
+from autosbp.plan import BUCKET_BYTES
+from autosbp.sbp.boxing import step_between
+from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp
+from autosbp.sbp.storage import split_dim
+from autosbp.search._weights import AS_USED, CHEAPEST, FASTEST, USE, Weights
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+
+class ParameterCosts:
+    """Seconds per step and bytes of parameters in many layouts at once.
+
+    Args:
+        storage: ``as_used``; ``step`` or ``use``: B axes of a layout are split in storage where one all-gather brings the
+            parameter together (``sbp.storage``), once a step or twice a microbatch; ``fastest``: the faster of ``as_used``
+            and ``step``; ``cheapest``: of all the least seconds and the least bytes, each for itself, which no strategy
+            goes below.
+    """
+
+    def __init__(
+        self,
+        compute: ComputeModel,
+        boxing: BoxingModel,
+        optimizer: str,
+        num_micro: int,
+        weights: Weights,
+        storage: str,
+        message: int,
+    ) -> None:
+        self.compute, self.boxing, self.optimizer = compute, boxing, optimizer
+        self.num_micro, self.weights, self.storage, self.message = num_micro, weights, storage, message
+
+    def of(
+        self, meta: TensorMeta, trained: bool, rows: Rows, states: Sequence[Sbp], storage: str | None = None
+    ) -> tuple[Floats, Floats]:
+        """Weighted seconds and bytes of a parameter used in ``states[rows[i, axis]]``, stored as ``storage`` says where it
+        is given. A frozen one has its bytes alone."""
+        storage = storage or self.storage
+        mesh, weights = self.boxing.mesh, self.weights
+        widths = np.array([axis.size for axis in mesh.axes], dtype=np.float64)
+        split = np.array([sbp.is_split for sbp in states], dtype=bool)[rows]
+        local = meta.num_bytes / np.where(split, widths, 1.0).prod(axis=1)
+        if not trained:
+            return np.zeros(len(rows)), weights.state * local
+        seconds, memory = self._as_used(meta, local, rows, states)
+        if storage != AS_USED:
+            parts, copied_s = self._parts(meta, rows, states)
+            apart_s, apart = self._apart(meta, local, parts, copied_s, rows, states)
+            if storage == CHEAPEST:
+                seconds, memory = np.minimum(seconds, apart_s), np.minimum(memory, apart)
+            else:
+                chosen = (parts > 1) & ((storage != FASTEST) | (apart_s < seconds))
+                seconds, memory = np.where(chosen, apart_s, seconds), np.where(chosen, apart, memory)
+        return seconds, weights.state * memory
+
+    def splits(self, meta: TensorMeta, used: NdSbp) -> bool:
+        """Whether a trained parameter that is used so is stored apart."""
+        if self.storage == AS_USED or split_dim(meta.sizes, used, self.boxing.mesh) is None:
+            return False
+        if self.storage != FASTEST:
+            return True
+        rows = np.arange(len(used), dtype=np.int64)[None, :]
+        widths = [axis.size for axis, sbp in zip(self.boxing.mesh.axes, used, strict=True) if sbp.is_split]
+        local = np.array([meta.num_bytes / prod(widths)])
+        apart_s, _ = self._apart(meta, local, *self._parts(meta, rows, used), rows, used)
+        return bool(apart_s[0] < self._as_used(meta, local, rows, used)[0][0])
+
+    def _as_used(self, meta: TensorMeta, local: Floats, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
+        """Stored as used, P whole: gradients of B axes are all-reduced."""
+        reduced = np.array([sbp == B for sbp in states], dtype=bool)[rows]
+        seconds = self.compute.optimizer_s(local) + self._over_b("all_reduce", local, rows, states)
+        stored = [I if sbp == P else sbp for sbp in states]
+        copies = np.zeros(len(rows))
+        if stored != list(states):
+            table = self.boxing.table(meta.sizes, meta.num_bytes, True)
+            ids = table.ids(stored, rows), table.ids(states, rows)
+            seconds = seconds + table.cost_s[ids]
+            copies = 2.0 * local * (ids[0] != ids[1])
+        # Gradients of several microbatches are added up beside the buffer that they are reduced in.
+        buffers = local * (reduced.any(axis=1) & (local <= BUCKET_BYTES) & (self.num_micro > 1))
+        return self.weights.once * seconds, self._state(meta, local) + copies + buffers
+
+    def _apart(
+        self, meta: TensorMeta, local: Floats, parts: Floats, copied_s: Floats, rows: Rows, states: Sequence[Sbp]
+    ) -> tuple[Floats, Floats]:
+        """Stored split in ``parts`` over B axes: gathered, and gradients reduce-scattered, with local copies."""
+        gather = copied_s + self._over_b("all_gather", local, rows, states)
+        scatter = self._over_b("reduce_scatter", local, rows, states)
+        own_s = self.weights.once * self.compute.optimizer_s(local / parts)
+        state = self._state(meta, local / parts)
+        if self.storage == USE:
+            return own_s + self.weights.micro * (2.0 * gather + scatter), state
+        copies = 0.0 if self.storage == CHEAPEST else 2.0 * local
+        return own_s + self.weights.once * (gather + scatter), state + copies
+
+    def _over_b(self, kind: str, local: Floats, rows: Rows, states: Sequence[Sbp]) -> Floats:
+        """Seconds of a collective over the axes on which a layout is B."""
+        mesh = self.boxing.mesh
+        masks = np.array([sbp == B for sbp in states], dtype=bool)[rows] @ (1 << np.arange(mesh.ndim))
+        seconds = np.zeros(len(rows))
+        for mask in np.unique(masks):
+            shape = mesh.group_shape([axis for axis in range(mesh.ndim) if int(mask) >> axis & 1])
+            chosen = masks == mask
+            seconds[chosen] = self.boxing.network.shared_times_s(kind, local[chosen], self.message, shape)
+        return seconds
+
+    def _state(self, meta: TensorMeta, local: Floats) -> Floats:
+        elements = local / (meta.num_bytes / prod(meta.sizes))
+        bytes_: Floats = elements * state_bytes_per_element(meta, self.optimizer)
+        return bytes_
+
+    def _parts(self, meta: TensorMeta, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
+        """Into how many parts storage splits what ranks would hold alike, 1 where it does not; and the seconds of local
+        copies on the way there and back."""
+        mesh = self.boxing.mesh
+        codes = rows @ (len(states) ** np.arange(mesh.ndim, dtype=np.int64))
+        distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        parts, copied_s = np.ones(len(distinct)), np.zeros(len(distinct))
+        for at, row in enumerate(rows[first]):
+            layout = tuple(states[state] for state in row)
+            dim = split_dim(meta.sizes, layout, mesh) if P not in layout else None
+            if dim is not None:
+                parts[at] = prod(axis.size for axis, sbp in zip(mesh.axes, layout, strict=True) if sbp == B)
+                step = step_between(tuple(S(dim) if sbp == B else sbp for sbp in layout), layout, mesh)
+                assert step is not None
+                copied_s[at] = self.boxing.step_cost(step, meta.num_bytes, True).local_s
+        return parts[inverse], copied_s[inverse]
