@@ -53,6 +53,8 @@ CERTAIN = 1.01
 """A pipeline whose estimate is so many times what the best takes is not looked into."""
 HOPE = 0.85
 """Where no bound is wanted, no microbatch is expected to take less than so much of what the first one tried does."""
+ROUNDING = 1e-12
+"""Of two strategies that differ by so little the first found stays."""
 INFINITE = float("inf")
 _SEARCHERS = {**SEARCHERS, "tied": tied}
 
@@ -499,7 +501,7 @@ class Best:
         return INFINITE if self.best is None else self.best.costs.step_time_s
 
     def _keep(self, candidate: Candidate | None) -> None:
-        if candidate is not None and candidate.costs.step_time_s < self._cutoff:
+        if candidate is not None and candidate.costs.step_time_s < self._cutoff * (1 - ROUNDING):
             self.best = candidate
 
     def _out_of_time(self) -> bool:

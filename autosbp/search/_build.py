@@ -19,6 +19,7 @@ from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.sbp.groups import boxing_group, sends_gradient
 from autosbp.sbp.placement import NdSbp, P, Sbp, without_invariants
+from autosbp.sbp.storage import split_storage
 from autosbp.search._analysis import Analysis, Read
 from autosbp.search._base import Edge, SearchProblem
 from autosbp.search._clusters import OpCluster
@@ -310,6 +311,7 @@ class _Assembly:
             seconds, memory = self.builder.unary.parameter(rows, states, Ref(name), storage=AS_USED)
             self._costs[key] = (seconds, np.ceil(memory).astype(np.int64))
         variable = self._variable(name, *self._costs[key], name)
+        found = []
         for user in users:
             domain, stored, there = domains[user.cluster], ids, table
             if user.node.name not in self.graph.differentiable:
@@ -317,7 +319,11 @@ class _Assembly:
                 stored = there.ids(without_invariants(tuple(states)), rows)
             wanted = there.ids(self._states(user), domain.rows)
             self._port(user.cluster, wanted, None)
-            self._copy_edges(variable, stored, user.cluster, wanted, there, name)
+            copy = self._copy_edges(variable, stored, user.cluster, wanted, there, name)
+            if there is table:
+                found.append(copy)
+        if found:
+            self._share_copies(found)
         return variable, tuple(table.layouts[at] for at in ids)
 
     def _copy_edges(
@@ -328,24 +334,60 @@ class _Assembly:
         wanted: NDArray[np.int64],
         table: BoxingTable,
         name: str,
-    ) -> None:
+    ) -> tuple[int, NDArray[np.int64], NDArray[np.float64]]:
         """Between a stored parameter and one reader stands what is read: as stored, or a copy made once a step, which is
-        kept with its gradient. Values are the layouts wanted, first as stored, then as copies. Baselines are what other
-        tools can run, and make none."""
+        kept with its gradient. Values are the layouts wanted, as stored, then as copies by the cheapest path, then, where
+        one all-gather brings it, as copies that come in a message with other parameters (ZeRO). Baselines are what other
+        tools can run, and make none. Returns its variable with, per value, the layout and the seconds of the last kind."""
         copies = self.allowed is None or isinstance(self.allowed, Pins)
         layouts = np.unique(wanted)
+        weights, num_bytes = self.builder.weights, self.graph.meta(Ref(name)).num_bytes
+        trains = copies and table is self._table(Ref(name))
+        flat, gathered_s, gathers = self._gathered(stored, layouts, table, name) if trains else _no_copies(stored)
         key: Hashable = ("copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes(), copies)
         if key not in self._costs:
-            num_bytes = self.graph.meta(Ref(name)).num_bytes
-            weights = self.builder.weights
-            kept = weights.state * np.array([2 * self._local_bytes(table.layouts[at], num_bytes) for at in layouts])
-            memory = np.concatenate([np.zeros(len(layouts)), np.ceil(kept)]).astype(np.int64)
-            self._costs[key] = (np.zeros(2 * len(layouts)), memory)
+            read = np.concatenate([layouts, layouts, flat])
+            kept = weights.state * np.array([2 * self._local_bytes(table.layouts[at], num_bytes) for at in read])
+            kept[: len(layouts)] = 0
+            self._costs[key] = (np.zeros(len(read)), np.ceil(kept).astype(np.int64))
             same = stored[:, None] == layouts[None, :]
             boxed = np.where(same | (not copies), np.inf, weights.once * table.costs_of(stored)[:, layouts])
-            self._tables["made", key] = np.concatenate([np.where(same, 0.0, np.inf), boxed], axis=1)
-            agrees = np.where(layouts[:, None] == wanted[None, :], 0.0, np.inf)
-            self._tables["read", key] = np.concatenate([agrees, agrees])
+            parts = [np.where(same, 0.0, np.inf), boxed, np.where(gathers, weights.once * gathered_s, np.inf)]
+            self._tables["made", key] = np.concatenate(parts, axis=1)
+            self._tables["read", key] = np.where(read[:, None] == wanted[None, :], 0.0, np.inf)
         copy = self._variable(f"{self.names[reader]}@{name}", *self._costs[key], self.anchors[reader])
         self.edges.append(Edge(variable, copy, self._tables["made", key]))
         self.edges.append(Edge(copy, reader, self._tables["read", key]))
+        others = 2 * len(layouts)
+        shared = np.concatenate([np.full(others, -1), flat])
+        return copy, shared, np.concatenate([np.zeros(others), weights.once * gathered_s])
+
+    def _share_copies(self, found: list[tuple[int, NDArray[np.int64], NDArray[np.float64]]]) -> None:
+        """Readers of one copy pay for it once."""
+        first, layouts, seconds = found[0]
+        for other, others, _ in found[1:]:
+            key: Hashable = ("shared", layouts.tobytes(), others.tobytes(), seconds.tobytes())
+            if key not in self._tables:
+                both = (layouts[:, None] == others[None, :]) & (layouts[:, None] >= 0)
+                self._tables[key] = np.where(both, -seconds[:, None], 0.0)
+            if self._tables[key].any():
+                self.edges.append(Edge(first, other, self._tables[key]))
+
+    def _gathered(
+        self, stored: NDArray[np.int64], layouts: NDArray[np.int64], table: BoxingTable, name: str
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+        """The layouts that one all-gather brings, its seconds, and from which stored layout it does."""
+        leaf = next(leaf for leaf in self.graph.parameters if leaf.name == name)
+        found: list[tuple[int, float, int]] = []
+        for at in layouts:
+            used = table.layouts[at]
+            apart = split_storage(leaf, used, self.boxing.mesh) if P not in used else used
+            if apart != used and apart in table.index:
+                found.append((int(at), self.builder.unary.stores.gathered_s(leaf.meta, used), table.index[apart]))
+        flat = np.array([at for at, _, _ in found], dtype=np.int64)
+        sources = np.array([source for _, _, source in found], dtype=np.int64)
+        return flat, np.array([seconds for _, seconds, _ in found]), stored[:, None] == sources[None, :]
+
+
+def _no_copies(stored: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+    return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros((len(stored), 0), dtype=bool)

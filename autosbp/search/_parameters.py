@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import prod
 
@@ -79,6 +80,19 @@ class ParameterCosts:
         local = np.array([meta.num_bytes / prod(widths)])
         apart_s, _ = self._apart(meta, local, *self._parts(meta, rows, used), rows, used)
         return bool(apart_s[0] < self._as_used(meta, local, rows, used)[0][0])
+
+    def gathered_s(self, meta: TensorMeta, used: NdSbp) -> float:
+        """Seconds of bringing a parameter together for its use, and its gradient back, once a step, where storage splits
+        it over the axes on which it is B; infinite where it does not."""
+        rows = np.arange(len(used), dtype=np.int64)[None, :]
+        parts, copied_s = self._parts(meta, rows, used)
+        if parts[0] == 1:
+            return math.inf
+        widths = [axis.size for axis, sbp in zip(self.boxing.mesh.axes, used, strict=True) if sbp.is_split]
+        local = np.array([meta.num_bytes / prod(widths)])
+        return float(
+            copied_s[0] + sum(self._over_b(kind, local, rows, used)[0] for kind in ("all_gather", "reduce_scatter"))
+        )
 
     def _as_used(self, meta: TensorMeta, local: Floats, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
         """Stored as used, P whole: gradients of B axes are all-reduced."""

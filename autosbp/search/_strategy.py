@@ -49,15 +49,16 @@ def strategy_of(
     stored = _stored(problem, assignment, graph, used)
     shared = {name for name, _, _ in _parameter_choices(problem, assignment)}
     paths: dict[BoxingKey, tuple[NdSbp, ...]] = {}
-    for leaf in graph.parameters if splits is not None else ():
+    for leaf in graph.parameters:
         # One that is used P is stored otherwise already; one that several read has a variable of its own.
         own = leaf.name not in shared and used[leaf.name] == stored[leaf.name] and leaf.trained
-        if own and splits is not None and splits(leaf, stored[leaf.name]):
-            apart = split_storage(leaf, stored[leaf.name], boxing.mesh)
-            # One all-gather, of several parameters together.
-            key: BoxingKey = (leaf.meta.sizes, leaf.meta.num_bytes, leaf.meta.is_float, apart, stored[leaf.name])
-            paths[key] = (apart, stored[leaf.name])
+        apart = split_storage(leaf, used[leaf.name], boxing.mesh) if P not in used[leaf.name] else used[leaf.name]
+        if own and splits is not None and splits(leaf, used[leaf.name]):
             stored[leaf.name] = apart
+        if stored[leaf.name] == apart != used[leaf.name]:
+            # One all-gather, of several parameters together.
+            key: BoxingKey = (leaf.meta.sizes, leaf.meta.num_bytes, leaf.meta.is_float, apart, used[leaf.name])
+            paths[key] = (apart, used[leaf.name])
     _add_paths(paths, graph, boxing, ordered, stored)
     return Strategy(boxing.mesh, ordered, stored, paths, global_batch, micro_batch, optimizer, gather)
 

@@ -69,7 +69,7 @@ def pinned_views(pins: Pins, mesh: Mesh, views: Iterable[Mesh]) -> list[tuple[Me
     """The views on which the pins can be said; an ``InputError`` where there is none. Where pins use all axes of a level
     alike, so may everything: one message over all of them may go where several would over one at a time."""
     whole = tensor_parallel_view(mesh, 0)[0]
-    found = [(view, own) for view in dict.fromkeys((*views, whole)) if (own := pins.on(mesh, view)) is not None]
+    found = [(view, own) for view in dict.fromkeys((whole, *views)) if (own := pins.on(mesh, view)) is not None]
     if not found:
         raise InputError("pins", mesh.ndim, "layouts that tell at most three groups of neighbouring axes apart")
     return found

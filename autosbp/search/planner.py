@@ -163,7 +163,7 @@ class _Planner:
         found = recipe(name, self.mesh, self.roles)
         try:
             if found.gather:
-                sizes = self.search.micro_batches(1)[:1] if found.whole_batch else self.search.micro_batches(1)
+                sizes = [self.problems.global_batch] if found.whole_batch else self.search.micro_batches(1)
                 strategy, costs = best_stored_apart(found, sizes, self.limit, self._unlimited, self.problems.compute)
                 return Baseline(name, costs, strategy, True)
             kind = Kind(found.searcher, (AS_USED,), proves=False)
