@@ -1,0 +1,25 @@
+"""``benchmarks.search_scale`` plans from cold, in a process without torch."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from benchmarks.search_scale import Case, main, measure
+
+
+def test_a_case_is_planned_in_a_process_of_its_own() -> None:
+    row = measure(Case("zoo:mlp-small", "local:4", 64, 1.0))
+    assert row["seconds"] > row["load_s"] + row["plan_s"] > 0
+    assert 0 <= row["gap"] < 1
+    assert row["step_time_s"] <= min(row["baselines"].values())
+
+
+def test_an_unknown_case_is_refused_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["search_scale", "gpt5@moon"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "gpt5@moon: one of gpt2-1.5b@2x8" in capsys.readouterr().err
