@@ -13,82 +13,22 @@ their optimum times m / (m + p - 1) is a bound.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
-from math import prod
 
-import numpy as np
-
-from autosbp.cluster import prime_factors
-from autosbp.costmodel.deliveries import LinkModel
-from autosbp.costmodel.evaluate import evaluate
-from autosbp.costmodel.memory import state_bytes_per_element
 from autosbp.errors import InfeasibleError
-from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import ONE_F_ONE_B
-from autosbp.plan import Costs, Strategy
-from autosbp.sbp.boxing import split_factor
-from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
-from autosbp.search._layouts import LayoutProblems, Layouts, Space, Structure
-from autosbp.search._pipelines import pipelines
-from autosbp.search._tied import tied
-from autosbp.search._weights import CHEAPEST, FASTEST, STEP, USE
-from autosbp.search.plan_options import PlanOptions
+from autosbp.search import SearchResult
+from autosbp.search._layouts import Layouts, Space, Structure
+from autosbp.search._space_solver import CERTAIN, INFINITE, Candidate, Kind, SpaceSolver, Tally, nearer
 
-MAX_EVALUATIONS = 100_000_000
 ENOUGH_EVALUATIONS = 40_000_000
-"""Costed values at which one exact search stops, and after which no further search under a binding memory limit begins.
-Counts, unlike clocks, are the same on every machine, so plans are too."""
-TIGHTENINGS = 4
-"""Searches of one space, each under a lower limit, until what is found fits at its fullest moment."""
-BASELINE_GAP = 0.02
-"""Where memory binds, what another tool would do is searched to this gap."""
+"""Costed values after which no further search begins."""
 WAITING = 0.1
 """The part of a step that stages may wait for others at the microbatch that is tried first."""
 WORSE = 1.01
 """A microbatch that takes so many times what a neighbour does ends the walk in its direction."""
-CERTAIN = 1.01
-"""A pipeline whose estimate is so many times what the best takes is not looked into."""
 HOPE = 0.85
 """Where no bound is wanted, no microbatch is expected to take less than so much of what the first one tried does."""
-ROUNDING = 1e-12
-"""Of two strategies that differ by so little the first found stays."""
-INFINITE = float("inf")
-_SEARCHERS = {**SEARCHERS, "tied": tied}
-
-
-@dataclass(frozen=True)
-class Candidate:
-    strategy: Strategy
-    costs: Costs
-
-
-@dataclass
-class Tally:
-    """What the searches of one plan add up to. ``share`` is the part of a whole search that one of them may take."""
-
-    share: float = 1.0
-    evaluations: int = 0
-    bounds: list[float] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is searched: by which searcher, how parameters may be stored, quickest first, and whether bounds are wanted.
-    Parameters that are ``pinned`` apart from their use may cost less than search charges: it knows no shared messages of
-    them."""
-
-    searcher: str
-    storages: tuple[str, ...] = (FASTEST, STEP, USE)
-    proves: bool = True
-    pinned: bool = False
-
-    @property
-    def relaxes(self) -> bool:
-        """Whether the searcher proves bounds."""
-        return self.searcher in ("auto", "exact", "tied")
 
 
 @dataclass(frozen=True)
@@ -113,69 +53,33 @@ class Walk:
     solved: dict[int, Solved] = field(default_factory=dict)
 
 
-class Best:
-    """See the module's docstring.
-
-    Args:
-        limit: bytes per device.
-        deadline: of ``time.monotonic``; work that has begun ends a little later.
-        report: called with the best step time so far; stops the search when it returns False.
-    """
-
-    def __init__(
-        self,
-        problems: LayoutProblems,
-        options: PlanOptions,
-        limit: int,
-        deadline: float,
-        report: Callable[[float], bool] | None,
-    ) -> None:
-        self.problems, self.options, self.limit, self.deadline = problems, options, limit, deadline
-        self.report = report
-        self.links = LinkModel(problems.network, problems.compute.copy_bytes_per_s)
-        self.best: Candidate | None = None
-        self.problem: InfeasibleError | None = None
+class Best(SpaceSolver):
+    """See the module's docstring."""
 
     def over(
         self, structures: Iterable[Structure], kind: Kind, tally: Tally, best: Candidate | None = None
     ) -> Candidate:
         """The best strategy over these structures, at least as good as ``best``; raises ``InfeasibleError``."""
         self.best, self.problem = best, None
-        walks: list[tuple[bool, float, int, Walk]] = []
-        single: list[Structure] = []
-        for order, structure in enumerate(structures):
-            if structure.stages == 1 or not kind.relaxes:
-                single.append(structure)
-                continue
-            try:
-                walk = self._walk(structure, kind, tally)
-            except InfeasibleError as error:
-                self.problem = nearer(self.problem, error)
-                continue
-            found = walk.solved[walk.start]
-            walks.append((found.result.memory_bytes > self.limit, found.estimate_s, order, walk))
+        every = list(structures)
+        single = [structure for structure in every if structure.stages == 1 or not kind.relaxes]
+        piped = [structure for structure in every if structure.stages > 1 and kind.relaxes]
         begun = tally.evaluations
 
         def spent() -> bool:
             return self.best is not None and (tally.evaluations - begun >= ENOUGH_EVALUATIONS or self._out_of_time())
 
-        # Pipelines first: where memory binds, they are the quickest to fit, and what they reach cuts the others short.
-        for _, _, _, walk in sorted(walks, key=lambda entry: entry[:3]):
+        # What is quick first: without stages, layouts that tell few axes apart. Where that fits in memory, it cuts all else
+        # short. Pipelines then: where memory binds, they are the quickest to fit.
+        least = min((structure.view.ndim for structure in single), default=0)
+        early = [structure for structure in single if structure.view.ndim == least or not kind.proves]
+        opened = [self._opened(structure, kind, tally) for structure in early]
+        walks = [walk for structure in piped if (walk := self._walked(structure, kind, tally)) is not None]
+        for walk in sorted(walks, key=self._promise):
             tally.bounds.append(walk.bound if spent() else self._pipelined_sizes(walk, kind, tally))
-        opened: list[tuple[float, int, int, Structure]] = []
-        for order, structure in enumerate(single):
-            try:
-                bound = self._largest(structure, kind, tally) if walks and kind.relaxes else -INFINITE
-                if bound >= self._cutoff:
-                    tally.bounds.append(bound)
-                    continue
-                first = self._first(structure, kind)
-                left = self._begin(structure, first, kind, tally)
-                if left is not None:
-                    opened.append((left, order, first, structure))
-            except InfeasibleError as error:
-                self.problem = nearer(self.problem, error)
-        for bound, _, first, structure in sorted(opened, key=lambda entry: entry[:2]):
+        opened += [self._opened(structure, kind, tally) for structure in single if structure not in early]
+        left = [entry for entry in opened if entry is not None]
+        for bound, first, structure in sorted(left, key=lambda entry: entry[0]):
             tally.bounds.append(bound)
             if bound < self._cutoff and not spent():
                 self._limited_sizes(structure, first, bound, kind, tally)
@@ -184,50 +88,32 @@ class Best:
             raise self.problem or InfeasibleError("global_batch", batch, None, "no microbatch splits evenly")
         return self.best
 
-    def micro_batches(self, stages: int) -> list[int]:
-        """Microbatch sizes to try, largest first: the one asked for, or some divisors; enough of them to fill the stages."""
-        whole = self.problems.global_batch
-        if self.options.micro_batch is not None:
-            size = self.options.micro_batch
-            return [size] if whole // size >= stages else []
-        return [size for size in self._sizes if whole // size >= stages]
+    def _opened(self, structure: Structure, kind: Kind, tally: Tally) -> tuple[float, int, Structure] | None:
+        """Begin with one set of devices. A bound, and the largest microbatch that can fit, where it is left open."""
+        try:
+            if self.best is not None and kind.relaxes and self.problems.folding is not None:
+                bound = self._largest(structure, kind, tally)
+                if bound >= self._cutoff:
+                    tally.bounds.append(bound)
+                    return None
+            first = self._first(structure, kind)
+            left = self._begin(structure, first, kind, tally)
+        except InfeasibleError as error:
+            self.problem = nearer(self.problem, error)
+            return None
+        return None if left is None else (left, first, structure)
 
-    @cached_property
-    def _sizes(self) -> list[int]:
-        """From the whole batch on, less one prime factor at a time: first those that no split over devices can use, then the
-        greatest."""
-        size, devices = self.problems.global_batch, self.problems.network.cluster.num_devices
-        factors = sorted(prime_factors(size), key=lambda prime: (devices % prime == 0, -prime))
-        sizes = [size]
-        for prime in factors:
-            size //= prime
-            sizes.append(size)
-        return sizes
+    def _walked(self, structure: Structure, kind: Kind, tally: Tally) -> Walk | None:
+        try:
+            return self._walk(structure, kind, tally)
+        except InfeasibleError as error:
+            self.problem = nearer(self.problem, error)
+            return None
 
-    def _first(self, structure: Structure, kind: Kind, limit: int | None = None) -> int:
-        """Index of the largest microbatch that could fit, by bisection: memory falls and even splits get fewer with the
-        microbatch. Raises ``InfeasibleError`` when none could."""
-        sizes, limit = self.micro_batches(structure.stages), limit or self.limit
-        storage = CHEAPEST if len(kind.storages) > 1 else kind.storages[0]
-        low, high, first = 0, len(sizes) - 1, -1
-        problem: InfeasibleError | None = None
-        while low <= high:
-            middle = (low + high) // 2
-            try:
-                least = self.problems.least_memory(Space(structure, sizes[middle], storage))
-            except InfeasibleError as error:
-                problem, high = nearer(problem, error), middle - 1
-                continue
-            if least > limit:
-                detail = f"even the least memory of every op does not fit at a microbatch of {sizes[middle]}"
-                problem = nearer(problem, InfeasibleError("memory_limit_bytes", limit, least, detail))
-                low = middle + 1
-            else:
-                first, high = middle, middle - 1
-        if first < 0:
-            batch = self.problems.global_batch
-            raise problem or InfeasibleError("global_batch", batch, None, "no microbatch splits evenly")
-        return first
+    def _promise(self, walk: Walk) -> tuple[bool, float]:
+        """What fits in memory goes first, then what seems quickest."""
+        found = walk.solved[walk.start]
+        return found.result.memory_bytes > self.limit, found.estimate_s
 
     def _largest(self, structure: Structure, kind: Kind, tally: Tally) -> float:
         """A bound on a structure: its largest microbatch that splits evenly, without the memory limit; of repeated blocks
@@ -274,18 +160,6 @@ class Best:
             if found or (self.best is not None and bound >= self._cutoff):
                 return  # smaller steps of the same way help no more
 
-    def _try(self, structure: Structure, size: int, kind: Kind, tally: Tally, limit: int | None = None) -> None:
-        """Every way to store parameters that differs from those before it; ``limit`` is where the first begins."""
-        seen: list[SearchProblem] = []
-        for storage in kind.storages:
-            try:
-                layouts = self.problems.build(Space(structure, size, storage), limit or self.limit)
-                if not any(_same_costs(layouts.problem, other) for other in seen):
-                    seen.append(layouts.problem)
-                    self._keep(self._limited(layouts.space, kind, tally, self._cutoff, limit))
-            except InfeasibleError as error:
-                self.problem = nearer(self.problem, error)
-
     def _walk(self, structure: Structure, kind: Kind, tally: Tally) -> Walk:
         """Microbatches of a pipeline, solved at one with little waiting, or the next larger one that splits evenly; and,
         where bounds are wanted, its blocks at the largest, which bound all. Raises ``InfeasibleError`` where there is none."""
@@ -319,14 +193,6 @@ class Best:
 
         blocks_s = self._blocks_s(layouts, kind, tally) if layouts.space.stages > 1 else -INFINITE
         return max(result.lower_bound_s, blocks_s) * self._working(layouts.space), blocks_s
-
-    def _blocks_s(self, layouts: Layouts, kind: Kind, tally: Tally) -> float:
-        """What the blocks of the fullest stage make of the cost."""
-
-        def least(problem: SearchProblem) -> float:
-            return self._search(problem, kind, tally, INFINITE).lower_bound_s
-
-        return self.problems.whole_blocks(layouts, least)
 
     def _pipelined_sizes(self, walk: Walk, kind: Kind, tally: Tally) -> float:
         """Smaller microbatches first, then larger ones, as long as they get better; a bound over all."""
@@ -382,168 +248,3 @@ class Best:
             limit = self._tighter(limit, result, candidates)
         self._try(walk.structure, layouts.space.micro_batch, kind, tally, limit)
         return bound, estimate
-
-    def _working(self, space: Space) -> float:
-        """The part of a step that no stage waits for others."""
-        count = self.problems.num_micro(space)
-        return count / (count + space.stages - 1)
-
-    def _relaxed(self, space: Space, kind: Kind, tally: Tally) -> tuple[float, Candidate | None]:
-        """A bound on the space of one set of devices, and its optimum where that fits in memory."""
-        layouts = self.problems.build(space, None)
-        result = self._solve(layouts, kind, tally, INFINITE)
-        if result.memory_bytes > self.limit or (result.cost_s >= self._cutoff and not kind.pinned):
-            return result.lower_bound_s, None
-        return result.lower_bound_s, self._fitting(layouts, result)
-
-    def _limited(self, space: Space, kind: Kind, tally: Tally, cutoff_s: float, first: int | None = None) -> Candidate:
-        """The best strategy found under the memory limit; raises ``InfeasibleError``.
-
-        Search adds memory up by op. What the strategy takes at its fullest moment is known once it is there: where that
-        exceeds the limit, search begins anew with twice as much less, so that it is seldom repeated."""
-        limit, needed = first or self.limit, 0
-        for _ in range(TIGHTENINGS):
-            try:
-                layouts = self.problems.build(space, limit)
-                result = self._solve(layouts, kind, tally, cutoff_s)
-            except InfeasibleError:
-                if limit == self.limit:
-                    raise
-                break
-            if result.cost_s >= CERTAIN * cutoff_s:
-                break
-            candidates = list(self._candidates(layouts, result))
-            fitting = self._fits(candidates)
-            if fitting is not None:
-                return fitting
-            if not candidates:
-                break
-            needed = min(candidate.costs.memory_bytes_per_device for candidate in candidates)
-            if self._out_of_time() and cutoff_s < INFINITE:
-                break
-            limit = self._tighter(limit, result, candidates)
-        detail = f"what search found at a microbatch of {space.micro_batch} takes more at its fullest moment"
-        raise InfeasibleError("memory_limit_bytes", self.limit, needed, detail)
-
-    def _tighter(self, limit: int, result: SearchResult, candidates: Sequence[Candidate]) -> int:
-        needed = min(candidate.costs.memory_bytes_per_device for candidate in candidates)
-        return min(limit, result.memory_bytes) - 2 * (needed - self.limit)
-
-    def _fits(self, candidates: Iterable[Candidate]) -> Candidate | None:
-        """The quickest of those that fit."""
-        fitting = [each for each in candidates if each.costs.memory_bytes_per_device <= self.limit]
-        return min(fitting, key=lambda each: each.costs.step_time_s, default=None)
-
-    def _fitting(self, layouts: Layouts, result: SearchResult) -> Candidate | None:
-        return self._fits(self._candidates(layouts, result))
-
-    def _candidates(self, layouts: Layouts, result: SearchResult) -> Iterable[Candidate]:
-        """The strategy of an assignment; of stages, with each schedule, the quickest by estimate first."""
-        space, problems = layouts.space, self.problems
-        graph, boxing = problems.bound(space.micro_batch), problems.boxing(space.view)
-        strategy = problems.strategy(layouts, result.assignment)
-        found: list[tuple[float, Strategy]] = [(0.0, strategy)]
-        if space.stages > 1:
-            scale = 1 / problems.weights(space).micro
-            seconds = {name: scale * spent for name, spent in problems.op_seconds(layouts, result.assignment).items()}
-            variants = [strategy]
-            if space.storage == FASTEST and result.memory_bytes <= self.limit:
-                # Weight gradients of parameters that are stored as they are used can fill waits.
-                whole = problems.strategy(layouts, result.assignment, as_used=True)
-                fits = self._state_bytes(graph, whole) <= self.limit * space.stages
-                variants += [whole] if whole.parameters != strategy.parameters and fits else []
-            kinds = self.options.schedules
-            found = [
-                each
-                for variant in variants
-                for each in pipelines(graph, variant, seconds, space.stages, self.links, kinds, problems.starts)
-            ]
-            found = _shortlist(found)
-        for estimate, each in found:
-            if estimate >= CERTAIN * self._cutoff:
-                return
-            candidate = Candidate(each, evaluate(graph, each, boxing, problems.compute))
-            yield candidate
-            if candidate.costs.memory_bytes_per_device <= self.limit:
-                return
-
-    def _state_bytes(self, graph: LogicalGraph, strategy: Strategy) -> float:
-        """Parameters, gradients and optimizer state of all stages, per device of one."""
-        return sum(
-            prod(leaf.meta.sizes) / split_factor(strategy.parameters[leaf.name], strategy.mesh)
-            * state_bytes_per_element(leaf.meta, strategy.optimizer)
-            for leaf in graph.trained
-        )  # fmt: skip
-
-    def _solve(self, layouts: Layouts, kind: Kind, tally: Tally, cutoff_s: float) -> SearchResult:
-        return self._search(layouts.problem, kind, tally, cutoff_s)
-
-    def _search(self, problem: SearchProblem, kind: Kind, tally: Tally, cutoff_s: float) -> SearchResult:
-        tolerance = max(self.options.gap_tolerance, BASELINE_GAP if tally.share < 1.0 else 0.0)
-        options = SearchOptions(
-            seed=self.options.seed,
-            time_limit_s=self._remaining_s(),
-            gap_tolerance=tolerance,
-            cutoff_s=cutoff_s,
-            max_evaluations=round(tally.share * MAX_EVALUATIONS) if kind.relaxes else None,
-            progress=self._progress(),
-        )
-        result = _SEARCHERS[kind.searcher](problem, options)
-        tally.evaluations += result.evaluations
-        return result
-
-    def _progress(self) -> Callable[[float, float], bool] | None:
-        report = self.report
-        return None if report is None else lambda best, _: report(best)
-
-    @property
-    def _cutoff(self) -> float:
-        return INFINITE if self.best is None else self.best.costs.step_time_s
-
-    def _keep(self, candidate: Candidate | None) -> None:
-        if candidate is not None and candidate.costs.step_time_s < self._cutoff * (1 - ROUNDING):
-            self.best = candidate
-
-    def _out_of_time(self) -> bool:
-        return time.monotonic() >= self.deadline
-
-    def _remaining_s(self) -> float:
-        """What is left for one more search; a little, always, so that there is an answer."""
-        return max(self.deadline - time.monotonic(), 0.1 * self.options.time_limit_s)
-
-
-def _shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy]]:
-    """The quickest by estimate, then, should that not fit in memory, the quickest stored apart, and 1F1B, which keeps
-    least."""
-    ranked = sorted(found, key=lambda entry: entry[0])
-    if not ranked:
-        return []
-    apart = [entry for entry in ranked if entry[1].parameters == found[0][1].parameters]
-    lean = [entry for entry in apart if entry[1].pipeline is not None and entry[1].pipeline.schedule == ONE_F_ONE_B]
-    chosen: list[tuple[float, Strategy]] = []
-    for entry in (ranked[0], *apart[:2], *lean[:1]):
-        if not any(entry is other for other in chosen):
-            chosen.append(entry)
-    return chosen
-
-
-def _same_costs(one: SearchProblem, other: SearchProblem) -> bool:
-    """Whether two problems over the same layouts differ in nothing."""
-    if [len(costs) for costs in one.unary_s] != [len(costs) for costs in other.unary_s]:
-        return False
-    pairs = {(id(a), id(b)): (a, b) for a, b in zip(one.unary_s, other.unary_s, strict=True)}
-    uses = {(id(a), id(b)): (a, b) for a, b in zip(one.memory_bytes, other.memory_bytes, strict=True)}
-    return all(np.array_equal(*pair) for pair in (*pairs.values(), *uses.values()))
-
-
-def nearer(known: InfeasibleError | None, new: InfeasibleError) -> InfeasibleError:
-    """The more useful of two failures: memory before batch, then the one that needs less."""
-    if known is None or (known.constraint == "micro_batch" and new.constraint != "micro_batch"):
-        return new
-    if (
-        new.constraint == known.constraint
-        and new.needed is not None
-        and (known.needed is None or new.needed < known.needed)
-    ):
-        return new
-    return known

@@ -29,6 +29,8 @@ from autosbp.search._weights import AS_USED, Weights
 from autosbp.search.pinned import Pins
 
 Allowed = Callable[[OpCluster, int, int], bool]
+ClassCost = tuple[Domain, NDArray[np.float64], NDArray[np.int64]]
+"""Domain, seconds and bytes of a class of clusters."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class ProblemBuilder:
         self.tables = {} if tables is None else tables
         self.analysis = analysis or Analysis(graph)
         self.weights = weights or Weights(float(num_micro))
+        self.class_costs: dict[int, tuple[Allowed | None, list[ClassCost]]] = {}
         self.unary = UnaryCosts(graph, compute, boxing, optimizer, num_micro, self.weights, storage, message)
 
     def least_memory(self, allowed: Allowed | None = None, copies: Sequence[int] | None = None) -> int:
@@ -158,13 +161,16 @@ class _Assembly:
         classes = self.analysis.class_of
         return sum(least[kind] * times for kind, times in zip(classes, copies or [1] * len(classes), strict=True))
 
-    def _class_costs(self) -> list[tuple[Domain, NDArray[np.float64], NDArray[np.int64]]]:
+    def _class_costs(self) -> list[ClassCost]:
         """Domain, seconds and bytes of each class of clusters."""
-        costs = []
-        for kind in self.analysis.classes:
-            domain = self._domain(kind.cluster)
-            costs.append((domain, *self.builder.unary.of(domain, kind.own, kind.carried)))
-        return costs
+        known, allowed = self.builder.class_costs, self.allowed
+        if id(allowed) not in known:
+            costs = []
+            for kind in self.analysis.classes:
+                domain = self._domain(kind.cluster)
+                costs.append((domain, *self.builder.unary.of(domain, kind.own, kind.carried)))
+            known[id(allowed)] = (allowed, costs)  # kept alive, so that no other has its id
+        return known[id(allowed)][1]
 
     def _variables(self) -> list[Domain]:
         """A variable per cluster; refuses early what cannot fit, by a bound that needs no edges."""

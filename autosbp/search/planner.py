@@ -21,10 +21,11 @@ from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.rules import check_graph
 from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search._baselines import Recipe, Roles, recipe
-from autosbp.search._best import Best, Candidate, Kind, Tally
+from autosbp.search._best import Best
 from autosbp.search._build import Allowed
 from autosbp.search._document import plan_document
 from autosbp.search._layouts import LayoutProblems, Space, Structure
+from autosbp.search._space_solver import Candidate, Kind, Tally
 from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._stored_apart import best_stored_apart
 from autosbp.search._views import MAX_AXES, mesh_views, tensor_parallel_view

@@ -19,10 +19,10 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
 from autosbp.pipeline import SCHEDULES
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._best import Tally
 from autosbp.search._build import ProblemBuilder
 from autosbp.search._cuts import Places, cut
 from autosbp.search._layouts import LayoutProblems, Space, Structure
+from autosbp.search._space_solver import Tally
 from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._strategy import strategy_of
 from autosbp.search._unfold import unfold

@@ -1,0 +1,335 @@
+"""One space after another: its problem solved with and without the memory limit, and made into strategies that fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from autosbp.cluster import prime_factors
+from autosbp.costmodel.deliveries import LinkModel
+from autosbp.costmodel.evaluate import evaluate
+from autosbp.costmodel.memory import state_bytes_per_element
+from autosbp.errors import InfeasibleError
+from autosbp.graph.ir import LogicalGraph
+from autosbp.pipeline import ONE_F_ONE_B
+from autosbp.plan import Costs, Strategy
+from autosbp.sbp.boxing import split_factor
+from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
+from autosbp.search._layouts import LayoutProblems, Layouts, Space, Structure
+from autosbp.search._pipelines import pipelines
+from autosbp.search._tied import tied
+from autosbp.search._weights import CHEAPEST, FASTEST, STEP, USE
+from autosbp.search.plan_options import PlanOptions
+
+MAX_EVALUATIONS = 100_000_000
+"""Costed values at which one exact search stops. Counts, unlike clocks, are the same on every machine, so plans are too."""
+TIGHTENINGS = 4
+"""Searches of one space, each under a lower limit, until what is found fits at its fullest moment."""
+BASELINE_GAP = 0.02
+"""Where memory binds, what another tool would do is searched to this gap."""
+CERTAIN = 1.01
+"""A pipeline whose estimate is so many times what the best takes is not looked into."""
+ROUNDING = 1e-12
+"""Of two strategies that differ by so little the first found stays."""
+INFINITE = float("inf")
+_SEARCHERS = {**SEARCHERS, "tied": tied}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    strategy: Strategy
+    costs: Costs
+
+
+@dataclass
+class Tally:
+    """What the searches of one plan add up to. ``share`` is the part of a whole search that one of them may take."""
+
+    share: float = 1.0
+    evaluations: int = 0
+    bounds: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is searched: by which searcher, how parameters may be stored, quickest first, and whether bounds are wanted.
+    Parameters that are ``pinned`` apart from their use may cost less than search charges: it knows no shared messages of
+    them."""
+
+    searcher: str
+    storages: tuple[str, ...] = (FASTEST, STEP, USE)
+    proves: bool = True
+    pinned: bool = False
+
+    @property
+    def relaxes(self) -> bool:
+        """Whether the searcher proves bounds."""
+        return self.searcher in ("auto", "exact", "tied")
+
+
+class SpaceSolver:
+    """Solves spaces, and keeps the best strategy.
+
+    Args:
+        limit: bytes per device.
+        deadline: of ``time.monotonic``; work that has begun ends a little later.
+        report: called with the best step time so far; stops the search when it returns False.
+    """
+
+    def __init__(
+        self,
+        problems: LayoutProblems,
+        options: PlanOptions,
+        limit: int,
+        deadline: float,
+        report: Callable[[float], bool] | None,
+    ) -> None:
+        self.problems, self.options, self.limit, self.deadline = problems, options, limit, deadline
+        self.report = report
+        self.links = LinkModel(problems.network, problems.compute.copy_bytes_per_s)
+        self.best: Candidate | None = None
+        self.problem: InfeasibleError | None = None
+
+    def micro_batches(self, stages: int) -> list[int]:
+        """Microbatch sizes to try, largest first: the one asked for, or some divisors; enough of them to fill the stages."""
+        whole = self.problems.global_batch
+        if self.options.micro_batch is not None:
+            size = self.options.micro_batch
+            return [size] if whole // size >= stages else []
+        return [size for size in self._sizes if whole // size >= stages]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """From the whole batch on, less one prime factor at a time: first those that no split over devices can use, then the
+        greatest."""
+        size, devices = self.problems.global_batch, self.problems.network.cluster.num_devices
+        factors = sorted(prime_factors(size), key=lambda prime: (devices % prime == 0, -prime))
+        sizes = [size]
+        for prime in factors:
+            size //= prime
+            sizes.append(size)
+        return sizes
+
+    def _first(self, structure: Structure, kind: Kind, limit: int | None = None) -> int:
+        """Index of the largest microbatch that could fit, by bisection: memory falls and even splits get fewer with the
+        microbatch. Raises ``InfeasibleError`` when none could."""
+        sizes, limit = self.micro_batches(structure.stages), limit or self.limit
+        storage = CHEAPEST if len(kind.storages) > 1 else kind.storages[0]
+        if self._fits_at_once(Space(structure, sizes[0], kind.storages[0]), limit):
+            return 0
+        low, high, first = 0, len(sizes) - 1, -1
+        problem: InfeasibleError | None = None
+        while low <= high:
+            middle = (low + high) // 2
+            try:
+                least = self.problems.least_memory(Space(structure, sizes[middle], storage))
+            except InfeasibleError as error:
+                problem, high = nearer(problem, error), middle - 1
+                continue
+            if least > limit:
+                detail = f"even the least memory of every op does not fit at a microbatch of {sizes[middle]}"
+                problem = nearer(problem, InfeasibleError("memory_limit_bytes", limit, least, detail))
+                low = middle + 1
+            else:
+                first, high = middle, middle - 1
+        if first < 0:
+            batch = self.problems.global_batch
+            raise problem or InfeasibleError("global_batch", batch, None, "no microbatch splits evenly")
+        return first
+
+    def _try(self, structure: Structure, size: int, kind: Kind, tally: Tally, limit: int | None = None) -> None:
+        """Every way to store parameters that differs from those before it; ``limit`` is where the first begins."""
+        seen: list[SearchProblem] = []
+        for storage in kind.storages:
+            try:
+                layouts = self.problems.build(Space(structure, size, storage), limit or self.limit)
+                if not any(_same_costs(layouts.problem, other) for other in seen):
+                    seen.append(layouts.problem)
+                    self._keep(self._limited(layouts.space, kind, tally, self._cutoff, limit))
+            except InfeasibleError as error:
+                self.problem = nearer(self.problem, error)
+
+    def _blocks_s(self, layouts: Layouts, kind: Kind, tally: Tally) -> float:
+        """What the blocks of the fullest stage make of the cost."""
+
+        def least(problem: SearchProblem) -> float:
+            return self._search(problem, kind, tally, INFINITE).lower_bound_s
+
+        return self.problems.whole_blocks(layouts, least)
+
+    def _working(self, space: Space) -> float:
+        """The part of a step that no stage waits for others."""
+        count = self.problems.num_micro(space)
+        return count / (count + space.stages - 1)
+
+    def _fits_at_once(self, space: Space, limit: int) -> bool:
+        """Whether the least memory of the first way to store parameters fits: that problem is built anyway."""
+        try:
+            return self.problems.least_memory(space) <= limit
+        except InfeasibleError:
+            return False
+
+    def _relaxed(self, space: Space, kind: Kind, tally: Tally) -> tuple[float, Candidate | None]:
+        """A bound on the space of one set of devices, and its optimum where that fits in memory."""
+        layouts = self.problems.build(space, None)
+        result = self._solve(layouts, kind, tally, INFINITE)
+        if result.memory_bytes > self.limit or (result.cost_s >= self._cutoff and not kind.pinned):
+            return result.lower_bound_s, None
+        return result.lower_bound_s, self._fitting(layouts, result)
+
+    def _limited(self, space: Space, kind: Kind, tally: Tally, cutoff_s: float, first: int | None = None) -> Candidate:
+        """The best strategy found under the memory limit; raises ``InfeasibleError``.
+
+        Search adds memory up by op. What the strategy takes at its fullest moment is known once it is there: where that
+        exceeds the limit, search begins anew with twice as much less, so that it is seldom repeated."""
+        limit, needed = first or self.limit, 0
+        for _ in range(TIGHTENINGS):
+            try:
+                layouts = self.problems.build(space, limit)
+                result = self._solve(layouts, kind, tally, cutoff_s)
+            except InfeasibleError:
+                if limit == self.limit:
+                    raise
+                break
+            if result.cost_s >= CERTAIN * cutoff_s:
+                break
+            candidates = list(self._candidates(layouts, result))
+            fitting = self._fits(candidates)
+            if fitting is not None:
+                return fitting
+            if not candidates:
+                break
+            needed = min(candidate.costs.memory_bytes_per_device for candidate in candidates)
+            if self._out_of_time() and cutoff_s < INFINITE:
+                break
+            limit = self._tighter(limit, result, candidates)
+        detail = f"what search found at a microbatch of {space.micro_batch} takes more at its fullest moment"
+        raise InfeasibleError("memory_limit_bytes", self.limit, needed, detail)
+
+    def _tighter(self, limit: int, result: SearchResult, candidates: Sequence[Candidate]) -> int:
+        needed = min(candidate.costs.memory_bytes_per_device for candidate in candidates)
+        return min(limit, result.memory_bytes) - 2 * (needed - self.limit)
+
+    def _fits(self, candidates: Iterable[Candidate]) -> Candidate | None:
+        """The quickest of those that fit."""
+        fitting = [each for each in candidates if each.costs.memory_bytes_per_device <= self.limit]
+        return min(fitting, key=lambda each: each.costs.step_time_s, default=None)
+
+    def _fitting(self, layouts: Layouts, result: SearchResult) -> Candidate | None:
+        return self._fits(self._candidates(layouts, result))
+
+    def _candidates(self, layouts: Layouts, result: SearchResult) -> Iterable[Candidate]:
+        """The strategy of an assignment; of stages, with each schedule, the quickest by estimate first."""
+        space, problems = layouts.space, self.problems
+        graph, boxing = problems.bound(space.micro_batch), problems.boxing(space.view)
+        strategy = problems.strategy(layouts, result.assignment)
+        found: list[tuple[float, Strategy]] = [(0.0, strategy)]
+        if space.stages > 1:
+            scale = 1 / problems.weights(space).micro
+            seconds = {name: scale * spent for name, spent in problems.op_seconds(layouts, result.assignment).items()}
+            variants = [strategy]
+            if space.storage == FASTEST and result.memory_bytes <= self.limit:
+                # Weight gradients of parameters that are stored as they are used can fill waits.
+                whole = problems.strategy(layouts, result.assignment, as_used=True)
+                fits = self._state_bytes(graph, whole) <= self.limit * space.stages
+                variants += [whole] if whole.parameters != strategy.parameters and fits else []
+            kinds = self.options.schedules
+            found = [
+                each
+                for variant in variants
+                for each in pipelines(graph, variant, seconds, space.stages, self.links, kinds, problems.starts)
+            ]
+            found = _shortlist(found)
+        for estimate, each in found:
+            if estimate >= CERTAIN * self._cutoff:
+                return
+            candidate = Candidate(each, evaluate(graph, each, boxing, problems.compute))
+            yield candidate
+            if candidate.costs.memory_bytes_per_device <= self.limit:
+                return
+
+    def _state_bytes(self, graph: LogicalGraph, strategy: Strategy) -> float:
+        """Parameters, gradients and optimizer state of all stages, per device of one."""
+        return sum(
+            prod(leaf.meta.sizes) / split_factor(strategy.parameters[leaf.name], strategy.mesh)
+            * state_bytes_per_element(leaf.meta, strategy.optimizer)
+            for leaf in graph.trained
+        )  # fmt: skip
+
+    def _solve(self, layouts: Layouts, kind: Kind, tally: Tally, cutoff_s: float) -> SearchResult:
+        return self._search(layouts.problem, kind, tally, cutoff_s)
+
+    def _search(self, problem: SearchProblem, kind: Kind, tally: Tally, cutoff_s: float) -> SearchResult:
+        tolerance = max(self.options.gap_tolerance, BASELINE_GAP if tally.share < 1.0 else 0.0)
+        options = SearchOptions(
+            seed=self.options.seed,
+            time_limit_s=self._remaining_s(),
+            gap_tolerance=tolerance,
+            cutoff_s=cutoff_s,
+            max_evaluations=round(tally.share * MAX_EVALUATIONS) if kind.relaxes else None,
+            progress=self._progress(),
+        )
+        result = _SEARCHERS[kind.searcher](problem, options)
+        tally.evaluations += result.evaluations
+        return result
+
+    def _progress(self) -> Callable[[float, float], bool] | None:
+        report = self.report
+        return None if report is None else lambda best, _: report(best)
+
+    @property
+    def _cutoff(self) -> float:
+        return INFINITE if self.best is None else self.best.costs.step_time_s
+
+    def _keep(self, candidate: Candidate | None) -> None:
+        if candidate is not None and candidate.costs.step_time_s < self._cutoff * (1 - ROUNDING):
+            self.best = candidate
+
+    def _out_of_time(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+    def _remaining_s(self) -> float:
+        """What is left for one more search; a little, always, so that there is an answer."""
+        return max(self.deadline - time.monotonic(), 0.1 * self.options.time_limit_s)
+
+
+def _shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy]]:
+    """The quickest by estimate, then, should that not fit in memory, the quickest stored apart, and 1F1B, which keeps
+    least."""
+    ranked = sorted(found, key=lambda entry: entry[0])
+    if not ranked:
+        return []
+    apart = [entry for entry in ranked if entry[1].parameters == found[0][1].parameters]
+    lean = [entry for entry in apart if entry[1].pipeline is not None and entry[1].pipeline.schedule == ONE_F_ONE_B]
+    chosen: list[tuple[float, Strategy]] = []
+    for entry in (ranked[0], *apart[:2], *lean[:1]):
+        if not any(entry is other for other in chosen):
+            chosen.append(entry)
+    return chosen
+
+
+def _same_costs(one: SearchProblem, other: SearchProblem) -> bool:
+    """Whether two problems over the same layouts differ in nothing."""
+    if [len(costs) for costs in one.unary_s] != [len(costs) for costs in other.unary_s]:
+        return False
+    pairs = {(id(a), id(b)): (a, b) for a, b in zip(one.unary_s, other.unary_s, strict=True)}
+    uses = {(id(a), id(b)): (a, b) for a, b in zip(one.memory_bytes, other.memory_bytes, strict=True)}
+    return all(np.array_equal(*pair) for pair in (*pairs.values(), *uses.values()))
+
+
+def nearer(known: InfeasibleError | None, new: InfeasibleError) -> InfeasibleError:
+    """The more useful of two failures: memory before batch, then the one that needs less."""
+    if known is None or (known.constraint == "micro_batch" and new.constraint != "micro_batch"):
+        return new
+    if (
+        new.constraint == known.constraint
+        and new.needed is not None
+        and (known.needed is None or new.needed < known.needed)
+    ):
+        return new
+    return known
