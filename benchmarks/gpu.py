@@ -114,7 +114,9 @@ def memory_errors(graph: LogicalGraph, cluster: Cluster, kind: str) -> list[dict
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
         for batch_size in BATCHES[::4]:
-            plan = make_plan(graph, cluster, None, PlanOptions(global_batch=batch_size, micro_batch=batch_size))
+            plan = make_plan(
+                graph, cluster, None, PlanOptions(global_batch=batch_size, micro_batch=batch_size, stages=1)
+            )
             trainer = Trainer(graph, plan.strategy, full_parameters(graph, 0), device=device)
             batch = {name: each.to(device) for name, each in random_batch(graph, batch_size, 1).items()}
             trainer.step(batch)

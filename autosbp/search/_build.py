@@ -30,7 +30,6 @@ from autosbp.search.pinned import Pins
 
 Allowed = Callable[[OpCluster, int, int], bool]
 ClassCost = tuple[Domain, NDArray[np.float64], NDArray[np.int64]]
-"""Domain, seconds and bytes of a class of clusters."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,11 @@ class ProblemBuilder:
         ``InfeasibleError`` without even splits."""
         return _Assembly(self, None, allowed).least_memory(copies)
 
-    def build(self, memory_limit_bytes: int | None, allowed: Allowed | None = None) -> BuiltProblem:
-        """The problem over all layouts, or over those that ``allowed(cluster, axis, option)`` admits."""
-        return _Assembly(self, memory_limit_bytes, allowed).run()
+    def build(
+        self, memory_limit_bytes: int | None, allowed: Allowed | None = None, *, dominated: bool = False
+    ) -> BuiltProblem:
+        """The problem over all layouts, or those that ``allowed`` admits; if ``dominated``, with those no optimum needs."""
+        return _Assembly(self, memory_limit_bytes, allowed).run(dominated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class _Assembly:
         self._alike: dict[Hashable, NDArray[np.float64]] = {}
         self._shared: dict[Hashable, _SharedCopy] = {}
 
-    def run(self) -> BuiltProblem:
+    def run(self, dominated: bool) -> BuiltProblem:
         graph = self.graph
         domains = self._variables()
         for ref, groups in self.analysis.values.items():
@@ -132,7 +133,7 @@ class _Assembly:
             fixed_memory_bytes=sum(leaf.meta.num_bytes for leaf in graph.data),
         )  # fmt: skip
         clusters = tuple(self.analysis.clusters)
-        problem, kept = self._sifted(problem, domains)
+        problem, kept = (problem, tuple(domains)) if dominated else self._sifted(problem, domains)
         return BuiltProblem(problem, clusters, kept, variables, tuple(self.anchors))
 
     def _sifted(self, problem: SearchProblem, domains: list[Domain]) -> tuple[SearchProblem, tuple[Domain, ...]]:

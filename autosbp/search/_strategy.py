@@ -59,7 +59,7 @@ def strategy_of(
             # One all-gather, of several parameters together.
             key: BoxingKey = (leaf.meta.sizes, leaf.meta.num_bytes, leaf.meta.is_float, apart, used[leaf.name])
             paths[key] = (apart, used[leaf.name])
-    _add_paths(paths, graph, boxing, ordered, stored)
+    add_paths(paths, graph, boxing, ordered, stored)
     return Strategy(boxing.mesh, ordered, stored, paths, global_batch, micro_batch, optimizer, gather)
 
 
@@ -115,7 +115,7 @@ def _stored(
     return {leaf.name: stored[leaf.name] for leaf in graph.parameters}
 
 
-def _add_paths(
+def add_paths(
     paths: dict[BoxingKey, tuple[NdSbp, ...]],
     graph: LogicalGraph,
     boxing: BoxingModel,

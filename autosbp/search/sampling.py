@@ -41,7 +41,7 @@ def sample_strategies(
     boxing = BoxingModel(NetworkModel(cluster, calibration), mesh, compute.copy_bytes_per_s)
     bound = graph.bind(**dict.fromkeys(graph.symbols, micro_batch))
     builder = ProblemBuilder(bound, boxing, compute, num_micro=global_batch // micro_batch, optimizer=optimizer)
-    built = builder.build(None)
+    built = builder.build(None, dominated=True)
     rng = np.random.default_rng(seed)
     found: dict[str, Strategy] = {}
     for attempt in range(20 * count):

@@ -74,6 +74,6 @@ def strategies_of(graph: LogicalGraph, samples: int) -> dict[str, Strategy]:
     for data in (2, 1):
         label = f"Megatron-like, {data} x {RANKS // data}"
         found[label] = tensor_parallel(graph, "local:2x2", 3 - data, BATCH)
-    found["planned"] = make_plan(graph, cluster, None, PlanOptions(global_batch=BATCH)).strategy
+    found["planned"] = make_plan(graph, cluster, None, PlanOptions(global_batch=BATCH, stages=1)).strategy
     sampled = sample_strategies(graph, cluster, samples, global_batch=2 * BATCH, micro_batch=BATCH, seed=1)
     return found | {f"sample {at}": strategy for at, strategy in enumerate(sampled)}

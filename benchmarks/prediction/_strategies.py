@@ -31,7 +31,7 @@ def candidates(
     graph: LogicalGraph, cluster: Cluster, calibration: Calibration, batch: int, count: int, lessons: int
 ) -> tuple[list[Candidate], list[Candidate]]:
     """``count`` different strategies by predicted step time, and ``lessons`` others."""
-    options = PlanOptions(global_batch=batch, micro_batch=batch)
+    options = PlanOptions(global_batch=batch, micro_batch=batch, stages=1)
     plan = make_plan(graph, cluster, calibration, options)
     named = {"plan": plan.strategy}
     named.update((name, plan.baseline_strategy(name)) for name in plan.document["baseline_strategies"])

@@ -50,7 +50,7 @@ def labelled_strategies(name: str, count: int) -> dict[str, Strategy]:
     graph, cluster = graph_of(name), load_cluster("local:2x2")
     # At one microbatch, zero2 is zero1; without convolutions, one weird trick is Megatron's grid.
     names = tuple(name for name in BASELINES if name not in ("zero2", "one_weird_trick"))
-    plan = make_plan(graph, cluster, None, PlanOptions(global_batch=8, baselines=names))
+    plan = make_plan(graph, cluster, None, PlanOptions(global_batch=8, stages=1, baselines=names))
     found = {"plan": plan.strategy}
     for baseline in plan.document["baseline_strategies"]:
         found[baseline] = plan.baseline_strategy(baseline)

@@ -27,7 +27,7 @@ def graph_of(name: str) -> LogicalGraph:
 
 @cache
 def plan_of(name: str) -> Plan:
-    return make_plan(graph_of(name), load_cluster("local:2x2"), None, PlanOptions(global_batch=GLOBAL_BATCH))
+    return make_plan(graph_of(name), load_cluster("local:2x2"), None, PlanOptions(global_batch=GLOBAL_BATCH, stages=1))
 
 
 def strategies_of(name: str) -> dict[str, Strategy]:

@@ -15,14 +15,14 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.ir import Input, LogicalGraph, Node, Parameter, Ref, TensorMeta
 from autosbp.graph.materialise import op_of
-from autosbp.plan import Signature, Strategy
+from autosbp.plan import BoxingKey, Signature, Strategy
 from autosbp.sbp.boxing import is_even
 from autosbp.sbp.choices import axis_choices, uneven_choice
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, NdSbp, S
 from autosbp.sbp.rules import node_options
 from autosbp.sbp.sharding import tensor_inputs
-from autosbp.search._strategy import _paths
+from autosbp.search._strategy import add_paths
 
 EXTENT = 12
 """Of every dim: what 2, 3, 4 and 6 devices divide."""
@@ -130,7 +130,8 @@ def random_strategy(graph: LogicalGraph, cluster: Cluster, rng: random.Random) -
     boxing = BoxingModel(NetworkModel(cluster), mesh)
     parameters = {leaf.name: _stored(leaf.meta.sizes, mesh, rng) for leaf in graph.parameters}
     signatures = {node.name: _signature(graph, node, mesh, rng) for node in graph.nodes}
-    paths = _paths(graph, boxing, signatures, parameters)
+    paths: dict[BoxingKey, tuple[NdSbp, ...]] = {}
+    add_paths(paths, graph, boxing, signatures, parameters)
     return Strategy(mesh, signatures, parameters, paths, EXTENT, EXTENT, "sgd")
 
 

@@ -21,7 +21,7 @@ def graph_of(name: str) -> LogicalGraph:
 
 @cache
 def plan_of(name: str, cluster: str, batch: int) -> Plan:
-    options = PlanOptions(global_batch=batch, time_limit_s=ROOM)
+    options = PlanOptions(global_batch=batch, time_limit_s=ROOM, stages=1, storage="as_used")
     return make_plan(graph_of(name), load_cluster(cluster), None, options)
 
 
