@@ -329,7 +329,7 @@ class _Assembly:
             copy = self._copy_edges(variable, stored, user.cluster, wanted, there, name)
             if there is table:
                 found.append(copy)
-        if found:
+        if len(found) == 2:  # among more, elimination would have to split tables
             self._share_copies(found)
         return variable, tuple(table.layouts[at] for at in ids)
 
