@@ -19,6 +19,7 @@ from autosbp.sbp.rules import check_graph
 from autosbp.search.op_keys import op_keys
 from autosbp.search.plan_options import PlanOptions, require_room
 from autosbp.search.planner import make_plan
+from autosbp.search.why import why
 from autosbp.torchrun import Launch, run_ranks
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ __all__ = [
     "predict_costs",
     "require_room",
     "run_trial",
+    "why",
 ]
 
 

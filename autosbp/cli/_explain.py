@@ -21,9 +21,10 @@ from autosbp.cli._findings import certificate, findings
 from autosbp.cli._format import num_bytes, percent, seconds, table
 from autosbp.cli._issues import issues
 from autosbp.cli._layers import axis_titles, groups, words
-from autosbp.cli._options import AsJson, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
+from autosbp.cli._options import AsJson, Calibration, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
 from autosbp.cli._plan import show
 from autosbp.cli._run import console, print_json
+from autosbp.cli._why import explain_why
 from autosbp.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 
 Program = Annotated[bool, typer.Option("--program", help="Print the program of one rank; needs the graph.")]
 Rank = Annotated[int, typer.Option("--rank", help="Whose program.")]
+Why = Annotated[
+    str | None,
+    typer.Option(
+        "--why", metavar="OP", help="What other layouts of an op, a parameter or a pattern would cost; needs the graph."
+    ),
+]
+Most = Annotated[int, typer.Option("--most", metavar="N", help="Layouts that --why shows of an op.")]
 
 
 def explain(
@@ -42,31 +50,40 @@ def explain(
     image_size: ImageSize = None,
     program: Program = False,
     rank: Rank = 0,
+    why: Why = None,
+    most: Most = 12,
+    calibration: Calibration = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain a plan: what splits what, where the time and memory go, what binds. Or a calibration: its fits.
 
-    With the graph, also every collective of a step; with --program, what one rank runs. With --report, a page with a
-    calibration's points against its fits.
+    With the graph, also every collective of a step; with --program, what one rank runs; with --why OP, what other layouts
+    of an op would cost with all else chosen anew. With --report, a page with a calibration's points against its fits.
     """
     if is_calibration(plan):
         check_output(report)
-        calibration = read_calibration(plan)
-        assert calibration is not None
-        show_calibration(calibration, report, as_json)
+        measured = read_calibration(plan)
+        assert measured is not None
+        show_calibration(measured, report, as_json)
         return
     if report is not None:
         raise InputError("report", str(report), "a report is made of a calibration, not of a plan")
-    found = read_plan(plan)
+    found, sizes = read_plan(plan), ModelSizes(seq_len, image_size)
+    if program and why is not None:
+        raise InputError("why", why, "one of --program and --why is expected, not both")
+    if why is not None:
+        logical = read_plan_graph(found, graph, model, sizes, "--why")
+        explain_why(found, logical, why, read_calibration(calibration), most=most, as_json=as_json)
+        return
     if program:
-        text = _program(found, read_plan_graph(found, graph, model, ModelSizes(seq_len, image_size), "--program"), rank)
+        text = _program(found, read_plan_graph(found, graph, model, sizes, "--program"), rank)
         if as_json:
             print_json({"plan_id": found.plan_id, "rank": rank, "program": text})
         else:
             console().out(text, highlight=False)
         return
-    document = explanation(found, find_plan_graph(found, graph, model, ModelSizes(seq_len, image_size)))
+    document = explanation(found, find_plan_graph(found, graph, model, sizes))
     if as_json:
         print_json(document)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +22,20 @@ class Solution:
     operations: int
 
 
-def plan_problem(problem: SearchProblem, max_entries: int = MAX_TABLE_ENTRIES) -> Program:
+@dataclass(frozen=True, slots=True)
+class MinMarginals:
+    """For each value of one variable the least cost of all assignments that have it, without ``fixed_s``, and one of that
+    cost; lower bounds, and an assignment that may cost more, where the program is not exact."""
+
+    least_s: Costs
+    assignments: tuple[tuple[int, ...], ...]
+    is_exact: bool
+
+
+def plan_problem(problem: SearchProblem, max_entries: int = MAX_TABLE_ENTRIES, last: int | None = None) -> Program:
     """The program for ``minimise``: slots 0..n-1 are the unary costs, the next ones the edges."""
     scopes = [(i,) for i in range(problem.num_variables)] + [(edge.u, edge.v) for edge in problem.edges]
-    return plan_elimination([len(costs) for costs in problem.unary_s], scopes, max_entries)
+    return plan_elimination([len(costs) for costs in problem.unary_s], scopes, max_entries, last)
 
 
 def minimise(
@@ -46,6 +56,35 @@ def minimise(
         An assignment that attains the optimum (the lowest value first where several do). ``bound_s`` is inf when every
         assignment is forbidden.
     """
+    tables, slots = _eliminated(problem, program, check, prices_s_per_byte)
+    bound = sum(float(tables.arrays[slots[slot]]) for slot in program.constants)
+    assignment = _backtrack(program, [tables.arrays[table] for table in slots], {})
+    return Solution(bound, assignment, tables.distinct_products, tables.operations)
+
+
+def min_marginals(problem: SearchProblem, variable: int, check: Callable[[], None]) -> MinMarginals:
+    """Of all values of a variable at once, by one elimination that leaves it to the last; the memory limit left out.
+
+    Entries are inf where every assignment with the value is forbidden; its assignment means nothing then.
+    """
+    program = plan_problem(problem, last=variable)
+    tables, slots = _eliminated(problem, program, check, ())
+    own = program.steps[-1].groups
+    behind = {group.output for group in own}
+    rest = sum(float(tables.arrays[slots[slot]]) for slot in program.constants if slot not in behind)
+    least = np.full(len(problem.unary_s[variable]), rest)
+    for group in own:
+        for slot in group.slots:
+            least = least + tables.arrays[slots[slot]]
+    arrays = [tables.arrays[table] for table in slots]
+    found = tuple(_backtrack(program, arrays, {variable: value}) for value in range(len(least)))
+    return MinMarginals(least, found, program.is_exact)
+
+
+def _eliminated(
+    problem: SearchProblem, program: Program, check: Callable[[], None], prices_s_per_byte: Sequence[float]
+) -> tuple[Tables, list[int]]:
+    """The tables of every slot of the program, by their ids."""
     tables = Tables(check)
     priced: dict[tuple[int, int, float], Costs] = {}
     slots: list[int] = []
@@ -62,15 +101,16 @@ def minimise(
         for group in step.groups:
             operands = [(slots[slot], axes) for slot, axes in zip(group.slots, group.axes, strict=True)]
             slots[group.output] = tables.eliminate(operands, group.sizes)
-    bound = sum(float(tables.arrays[slots[slot]]) for slot in program.constants)
-    assignment = _backtrack(program, [tables.arrays[table] for table in slots])
-    return Solution(bound, assignment, tables.distinct_products, tables.operations)
+    return tables, slots
 
 
-def _backtrack(program: Program, tables: list[Costs]) -> tuple[int, ...]:
-    """Values in the reverse order of elimination, each the best given the values of its neighbours by then."""
+def _backtrack(program: Program, tables: list[Costs], given: Mapping[int, int]) -> tuple[int, ...]:
+    """Values in the reverse order of elimination, each the best given the values of its neighbours by then, or as given."""
     values = [0] * len(program.steps)
     for step in reversed(program.steps):
+        if step.variable in given:
+            values[step.variable] = given[step.variable]
+            continue
         costs = np.zeros(step.groups[0].sizes[-1])
         for group in step.groups:
             last = len(group.scope)

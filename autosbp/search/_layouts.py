@@ -29,6 +29,7 @@ from autosbp.sbp.placement import NdSbp
 from autosbp.search._analysis import Analysis
 from autosbp.search._base import SearchProblem
 from autosbp.search._build import Allowed, BuiltProblem, ProblemBuilder
+from autosbp.search._parameters import ParameterCosts
 from autosbp.search._strategy import strategy_of
 from autosbp.search._unfold import OUTSIDE, UnfoldedProblem, one_block, unfold
 from autosbp.search._weights import AS_USED, USE, Weights
@@ -146,16 +147,16 @@ class LayoutProblems:
             copies = [times[self.folding.block_of.get(cluster.name, OUTSIDE)] for cluster in analysis.clusters]
         return self._builder(space).least_memory(space.structure.allowed, copies)
 
-    def build(self, space: Space, memory_limit_bytes: int | None) -> Layouts:
-        """The problem of a space; raises ``InfeasibleError`` where no microbatch splits evenly, or the least memory of
-        every op exceeds the limit."""
-        built = self._builder(space).build(memory_limit_bytes, space.structure.allowed)
+    def build(self, space: Space, memory_limit_bytes: int | None, *, dominated: bool = False) -> Layouts:
+        """The problem of a space, if ``dominated`` with layouts that no optimum needs; raises ``InfeasibleError`` where no
+        microbatch splits evenly, or the least memory of every op exceeds the limit."""
+        built = self._builder(space).build(memory_limit_bytes, space.structure.allowed, dominated=dominated)
         found: BuiltProblem | UnfoldedProblem | None = built
         if self.folding is not None:
             found = unfold(built, self.folding)
             if found is None:  # blocks that are not alike after all
                 self.folding, self._small, self._builders = None, {}, {}
-                return self.build(space, memory_limit_bytes)
+                return self.build(space, memory_limit_bytes, dominated=dominated)
         assert found is not None
         least = found.problem.fixed_memory_bytes + _least(found.problem)
         if memory_limit_bytes is not None and least > memory_limit_bytes:
@@ -167,7 +168,7 @@ class LayoutProblems:
         """What an assignment stands for, on the mesh of one stage and without cuts; with parameters stored as the space
         says, or as they are used."""
         space = layouts.space
-        stores = self._builder(space).unary.stores
+        stores = self.stores(space)
 
         def splits(leaf: Parameter, used: NdSbp) -> bool:
             return stores.splits(leaf.meta, used)
@@ -178,6 +179,10 @@ class LayoutProblems:
             gather="use" if space.storage == USE else "step",
             splits=None if as_used or space.storage == AS_USED else splits,
         )  # fmt: skip
+
+    def stores(self, space: Space) -> ParameterCosts:
+        """What parameters cost in a space, and which are stored apart from their use."""
+        return self._builder(space).unary.stores
 
     def whole_blocks(self, layouts: Layouts, solve: Callable[[SearchProblem], float]) -> float:
         """A bound from blocks alone, of stages that hold whole ones: what the fullest has to do, taken for all. ``solve``

@@ -44,21 +44,26 @@ class Program:
 
 
 def plan_elimination(
-    sizes: Sequence[int], scopes: Sequence[tuple[int, ...]], max_entries: int = MAX_TABLE_ENTRIES
+    sizes: Sequence[int],
+    scopes: Sequence[tuple[int, ...]],
+    max_entries: int = MAX_TABLE_ENTRIES,
+    last: int | None = None,
 ) -> Program:
     """Order the eliminations for tables ``scopes`` over variables with domains of ``sizes``.
 
     Each round takes, among the variables whose elimination is cheapest (min-weight rule: the product of the domains of
     the variable and its neighbours) or which have at most one neighbour, a greatest independent set in index order. So
     a chain of L identical blocks halves each round, every pair of blocks in the same way, and the number of distinct
-    products grows with log L.
+    products grows with log L. ``last`` is a variable to eliminate when all others are.
     """
-    return _planned(tuple(sizes), tuple(scopes), max_entries)
+    return _planned(tuple(sizes), tuple(scopes), max_entries, last)
 
 
 @lru_cache(maxsize=64)
-def _planned(sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...], max_entries: int) -> Program:
-    planner = _Planner(sizes, scopes, max_entries)
+def _planned(
+    sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...], max_entries: int, last: int | None
+) -> Program:
+    planner = _Planner(sizes, scopes, max_entries, last)
     rounds = 0
     while planner.waiting:
         rounds += 1
@@ -69,12 +74,14 @@ def _planned(sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...], max_en
 
 
 class _Planner:
-    def __init__(self, sizes: Sequence[int], scopes: Sequence[tuple[int, ...]], max_entries: int) -> None:
+    def __init__(
+        self, sizes: Sequence[int], scopes: Sequence[tuple[int, ...]], max_entries: int, last: int | None
+    ) -> None:
         self.scopes = list(scopes)
         self.steps: list[Step] = []
         self.is_exact = True
         self.waiting = dict.fromkeys(range(len(sizes)))  # ordered, so that ties go to the lowest index
-        self._sizes, self._max_entries = sizes, max_entries
+        self._sizes, self._max_entries, self._last = sizes, max_entries, last
         self._slots: list[set[int]] = [set() for _ in sizes]
         for slot, scope in enumerate(scopes):
             for variable in scope:
@@ -92,8 +99,9 @@ class _Planner:
 
     def next_round(self) -> list[int]:
         """Variables to eliminate now, no two of them neighbours."""
-        leaves = [v for v in self.waiting if len(self._near[v]) <= 1]
-        others = [v for v in self.waiting if len(self._near[v]) > 1]
+        waiting = [v for v in self.waiting if v != self._last] or list(self.waiting)
+        leaves = [v for v in waiting if len(self._near[v]) <= 1]
+        others = [v for v in waiting if len(self._near[v]) > 1]
         if others:
             least = min(self._weight[v] for v in others)
             others = [v for v in others if self._weight[v] == least]

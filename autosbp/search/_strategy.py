@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.graph.ir import LogicalGraph, Parameter, Ref
@@ -45,7 +45,7 @@ def strategy_of(
                 )
             signatures[names(node.name)] = known[variable, value, at]
     ordered = {node.name: signatures[node.name] for node in graph.nodes if node.name in signatures}
-    used = _used(graph, ordered)
+    used = used_layouts(graph, ordered)
     stored = _stored(problem, assignment, graph, used)
     shared = {name for name, _, _ in _parameter_choices(problem, assignment)}
     paths: dict[BoxingKey, tuple[NdSbp, ...]] = {}
@@ -80,7 +80,7 @@ def _same(name: str) -> str:
     return name
 
 
-def _used(graph: LogicalGraph, signatures: dict[str, Signature]) -> dict[str, NdSbp]:
+def used_layouts(graph: LogicalGraph, signatures: Mapping[str, Signature]) -> dict[str, NdSbp]:
     """The layout in which a parameter is read, by its last reader."""
     used: dict[str, NdSbp] = {}
     for node in graph.nodes:

@@ -91,6 +91,22 @@ def test_explain_prints_the_program_of_a_rank(run: Run, folder: Path, rank: int)
     assert json.loads(run("explain", folder / "plan.json", *options, "--json").stdout)["rank"] == rank
 
 
+def test_explain_why_tells_what_other_layouts_of_an_op_cost(run: Run, folder: Path, plan: dict[str, Any]) -> None:
+    options = ("explain", folder / "plan.json", "--graph", folder / "graph.json", "--why")
+    done = run(*options, "layers.1.*", "--json")
+    assert done.exit_code == 0, done.stderr
+    (op,) = json.loads(done.stdout)["ops"]
+    assert (op["op"], op["reads"]) == ("linear_1", ["layers.1.weight"])
+    own = [entry for entry in op["alternatives"] if entry["chosen"]]
+    assert [entry["signature"] for entry in own] == [plan["strategy"]["signatures"]["linear_1"]]
+    assert len(op["alternatives"]) == min(op["num_signatures"], 12) > 2
+    for entry in op["alternatives"]:
+        assert entry["difference_s"] == entry["step_time_s"] - plan["step_time_s"]
+    shown = run(*options, "linear_1", "--most", 2).stdout
+    for text in ("linear_1 (reads layers.1.weight)", "(the plan)", "what else changes", "--most N"):
+        assert text in shown
+
+
 def test_diff_of_a_plan_with_itself_is_the_same(run: Run, folder: Path) -> None:
     found = json.loads(run("diff", folder / "plan.json", folder / "plan.json", "--json").stdout)
     assert found["same"] and not found["ops"] and not found["parameters"]
