@@ -17,8 +17,10 @@ from autosbp.graph.serialize import from_dict
 from autosbp.plan import Costs, Plan, Strategy
 from autosbp.sbp.rules import check_graph
 from autosbp.search.op_keys import op_keys
+from autosbp.search.pareto import pareto_front
 from autosbp.search.plan_options import PlanOptions, require_room
 from autosbp.search.planner import make_plan
+from autosbp.search.what_if import what_if
 from autosbp.search.why import why
 from autosbp.torchrun import Launch, run_ranks
 
@@ -39,9 +41,11 @@ __all__ = [
     "load_graph",
     "make_plan",
     "op_keys",
+    "pareto_front",
     "predict_costs",
     "require_room",
     "run_trial",
+    "what_if",
     "why",
 ]
 

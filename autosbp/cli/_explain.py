@@ -24,6 +24,7 @@ from autosbp.cli._layers import axis_titles, groups, words
 from autosbp.cli._options import AsJson, Calibration, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
 from autosbp.cli._plan import show
 from autosbp.cli._run import console, print_json
+from autosbp.cli._what_if import explain_what_if
 from autosbp.cli._why import explain_why
 from autosbp.errors import InputError
 
@@ -39,6 +40,11 @@ Why = Annotated[
         "--why", metavar="OP", help="What other layouts of an op, a parameter or a pattern would cost; needs the graph."
     ),
 ]
+WhatIf = Annotated[
+    bool,
+    typer.Option("--what-if", help="What faster links, a faster device or more memory would buy; needs the graph."),
+]
+Factor = Annotated[float, typer.Option("--factor", metavar="X", help="How many times better --what-if makes each.")]
 Most = Annotated[int, typer.Option("--most", metavar="N", help="Layouts that --why shows of an op.")]
 
 
@@ -52,6 +58,8 @@ def explain(
     rank: Rank = 0,
     why: Why = None,
     most: Most = 12,
+    what_if: WhatIf = False,
+    factor: Factor = 2.0,
     calibration: Calibration = None,
     report: Report = None,
     as_json: AsJson = False,
@@ -59,7 +67,8 @@ def explain(
     """Explain a plan: what splits what, where the time and memory go, what binds. Or a calibration: its fits.
 
     With the graph, also every collective of a step; with --program, what one rank runs; with --why OP, what other layouts
-    of an op would cost with all else chosen anew. With --report, a page with a calibration's points against its fits.
+    of an op would cost with all else chosen anew; with --what-if, what better hardware would buy. With --report, a page with
+    a calibration's points against its fits.
     """
     if is_calibration(plan):
         check_output(report)
@@ -70,11 +79,16 @@ def explain(
     if report is not None:
         raise InputError("report", str(report), "a report is made of a calibration, not of a plan")
     found, sizes = read_plan(plan), ModelSizes(seq_len, image_size)
-    if program and why is not None:
-        raise InputError("why", why, "one of --program and --why is expected, not both")
+    asked = [name for name, given in (("program", program), ("why", why), ("what-if", what_if)) if given]
+    if len(asked) > 1:
+        raise InputError(asked[1], why or True, f"one of --{' and --'.join(asked)} is expected, not several")
     if why is not None:
         logical = read_plan_graph(found, graph, model, sizes, "--why")
         explain_why(found, logical, why, read_calibration(calibration), most=most, as_json=as_json)
+        return
+    if what_if:
+        logical = read_plan_graph(found, graph, model, sizes, "--what-if")
+        explain_what_if(found, logical, read_calibration(calibration), factor=factor, as_json=as_json)
         return
     if program:
         text = _program(found, read_plan_graph(found, graph, model, sizes, "--program"), rank)

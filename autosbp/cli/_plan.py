@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +23,7 @@ from autosbp.cli._options import (
     SeqLen,
     Server,
 )
+from autosbp.cli._pareto import front_paths, show_front
 from autosbp.cli._run import console, note, print_json
 from autosbp.errors import InputError
 
@@ -71,6 +72,11 @@ Storage = Annotated[
     typer.Option("--storage", help="Of parameters: as_used, step (ZeRO-2) or use (ZeRO-3). By default the fastest."),
 ]
 
+Pareto = Annotated[
+    int | None,
+    typer.Option("--pareto", metavar="N", help="Up to N plans, from the fastest to the one that takes least memory."),
+]
+
 
 def plan(
     model: Model,
@@ -89,13 +95,17 @@ def plan(
     stages: Stages = None,
     schedule: Schedule = None,
     storage: Storage = None,
+    pareto: Pareto = None,
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
     output: Output = None,
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest way to train a model on a cluster, beside what users would otherwise choose."""
+    """Find the fastest way to train a model on a cluster, beside what users would otherwise choose.
+
+    With --pareto, also plans that take less memory and more time; with -o plan.json they go to plan.2.json and so on.
+    """
     from autosbp.pipeline import SCHEDULES
     from autosbp.search.plan_options import DEFAULT_BASELINES, PlanOptions
 
@@ -108,17 +118,25 @@ def plan(
         storage=storage,
         schedules=tuple(schedule) if schedule else tuple(SCHEDULES),
     )
-    run = _plan_here if server is None else _plan_there
-    found = run(model, cluster, calibration, options, ModelSizes(seq_len, image_size), server or "")
-    document = found.summary()
+    sizes = ModelSizes(seq_len, image_size)
+    if server is None:
+        plans = _plans_here(model, cluster, calibration, options, sizes, pareto)
+    elif pareto is None:
+        plans = [_plan_there(model, cluster, calibration, options, sizes, server)]
+    else:
+        raise InputError("pareto", pareto, "a service makes one plan: leave out --server")
+    document = plans[0].summary()
     if output is not None:
-        write_json(output, found.to_dict())
-        note(f"wrote {output}")
+        for path, found in zip(front_paths(output, len(plans)), plans, strict=True):
+            write_json(path, found.to_dict())
+            note(f"wrote {path}")
     if as_json:
         warn(document)
-        print_json(document)
+        print_json(document if pareto is None else {**document, "pareto": [found.summary() for found in plans]})
     else:
         show(document)
+        if pareto is not None:
+            show_front(plans)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -135,9 +153,10 @@ def _pins(texts: list[str]) -> dict[str, str]:
     return pins
 
 
-def _plan_here(
-    model: str, cluster: str, calibration: str | None, options: PlanOptions, sizes: ModelSizes, _: str
-) -> Plan:
+def _plans_here(
+    model: str, cluster: str, calibration: str | None, options: PlanOptions, sizes: ModelSizes, num_points: int | None
+) -> Sequence[Plan]:
+    """The fastest plan; with ``num_points``, the front from it on."""
     from autosbp import api
 
     best = float("inf")
@@ -153,7 +172,9 @@ def _plan_here(
     measured = read_calibration(calibration)
     graph = read_model(model, sizes)
     note(f"searching strategies of {graph.name} on {there.name}: {there.num_devices} devices")
-    return api.make_plan(graph, there, measured, options, progress)
+    if num_points is None:
+        return [api.make_plan(graph, there, measured, options, progress)]
+    return api.pareto_front(graph, there, measured, options, num_points, progress)
 
 
 def _plan_there(

@@ -7,7 +7,7 @@ parameters are stored. ``_best`` searches it and bounds it; baselines are ordina
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from autosbp.cluster import Cluster
 from autosbp.costmodel.boxing import BoxingModel
@@ -25,6 +25,7 @@ from autosbp.search._best import Best
 from autosbp.search._build import Allowed
 from autosbp.search._document import plan_document
 from autosbp.search._layouts import LayoutProblems, Space, Structure
+from autosbp.search._leanest import Leanest
 from autosbp.search._space_solver import Candidate, Kind, Tally
 from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._stored_apart import best_stored_apart
@@ -61,10 +62,13 @@ def make_plan(
         InputError: for a batch that does not divide, or a calibration of another cluster.
         InfeasibleError: when no strategy fits in memory.
     """
-    return _Planner(graph, cluster, calibration, options or PlanOptions(), progress).run()
+    return Planner(graph, cluster, calibration, options or PlanOptions(), progress).run()
 
 
-class _Planner:
+class Planner:
+    """One search. ``problems`` are those of another planner of the same graph, cluster, batch and pins, whose parts are not
+    built again."""
+
     def __init__(
         self,
         graph: LogicalGraph,
@@ -72,6 +76,7 @@ class _Planner:
         calibration: Calibration | None,
         options: PlanOptions,
         progress: Progress | None,
+        problems: LayoutProblems | None = None,
     ) -> None:
         check_graph(graph)
         summary = graph.summary()
@@ -87,7 +92,7 @@ class _Planner:
         self.mesh = cluster.mesh()
         self.roles = Roles(graph)
         self.pins = read_pins(graph, self.mesh, options.pins)
-        self.problems = LayoutProblems(
+        self.problems = problems or LayoutProblems(
             graph, NetworkModel(cluster, calibration), ComputeModel(cluster.device, calibration),
             global_batch=global_batch, optimizer=options.optimizer, pins=self.pins,
         )  # fmt: skip
@@ -96,16 +101,48 @@ class _Planner:
         self.search = Best(self.problems, options, self.limit, deadline, report)
 
     def run(self) -> Plan:
+        return self.found()[0]
+
+    def found(self, known: Candidate | None = None) -> tuple[Plan, Candidate]:
+        """The plan and its strategy, which is no slower than ``known``, one that fits."""
         baselines = self._baselines()
         tally = Tally()
-        winner = self.search.over(self._structures(), self._kind(), tally, self._start(baselines))
+        start = min(
+            (each for each in (known, self._start(baselines)) if each is not None),
+            key=lambda each: each.costs.step_time_s,
+            default=None,
+        )
+        winner = self._searched(tally, start)
         document = plan_document(
             self.graph, self.cluster, self.calibration, self.options, self.limit,
             (winner.strategy, winner.costs), baselines, min(tally.bounds, default=None), tally.evaluations,
         )  # fmt: skip
-        return Plan(document, time.monotonic() - self.started)
+        return Plan(document, time.monotonic() - self.started), winner
 
-    def _kind(self) -> Kind:
+    def _searched(self, tally: Tally, start: Candidate | None) -> Candidate:
+        """The best strategy. Search, which adds memory up by op, may find none where the leanest one just fits."""
+        structures, kind = self.structures(), self.kind()
+        try:
+            return self.search.over(structures, kind, tally, start)
+        except InfeasibleError as error:
+            if error.constraint != "memory_limit_bytes" or not kind.relaxes:
+                raise
+            lean = self.leanest()
+            if not lean:
+                raise
+            needed = lean[0].costs.memory_bytes_per_device
+            if needed > self.limit:
+                detail = "no strategy that takes less was found"
+                raise InfeasibleError("memory_limit_bytes", self.limit, needed, detail) from None
+        fitting = [each for each in lean if each.costs.memory_bytes_per_device <= self.limit]
+        return self.search.over(structures, kind, tally, min(fitting, key=lambda each: each.costs.step_time_s))
+
+    def leanest(self, prices: Sequence[float] = ()) -> list[Candidate]:
+        """Strategies of little memory, see ``Leanest``, looked for as long as the time limit says."""
+        deadline = time.monotonic() + self.options.time_limit_s
+        return Leanest(self.problems, self.options, 0, deadline, None).over(self.structures(), self.kind(), prices)
+
+    def kind(self) -> Kind:
         """Pinned parameters say themselves how they are stored."""
         if self.pins:
             return Kind(self.options.searcher, (AS_USED,), pinned=True)
@@ -113,7 +150,7 @@ class _Planner:
             return Kind(self.options.searcher, (self.options.storage,))
         return Kind(self.options.searcher)
 
-    def _structures(self) -> Iterable[Structure]:
+    def structures(self) -> list[Structure]:
         """Stages and views; with pins, the views on which these can be said."""
         if self.pins:
             views = pinned_views(self.pins, self.mesh, mesh_views(self.mesh))

@@ -107,6 +107,38 @@ def test_explain_why_tells_what_other_layouts_of_an_op_cost(run: Run, folder: Pa
         assert text in shown
 
 
+def test_explain_what_if_tells_what_better_hardware_buys(run: Run, folder: Path, plan: dict[str, Any]) -> None:
+    options = ("explain", folder / "plan.json", "--graph", folder / "graph.json", "--what-if")
+    found = json.loads(run(*options, "--factor", 4, "--json").stdout)
+    assert found["step_time_s"] == plan["step_time_s"]
+    assert found["costs"] == "data sheet"
+    assert {entry["change"] for entry in found["changes"]} == {"link g", "device", "memory"}
+    for entry in found["changes"]:
+        assert entry["factor"] == 4
+        assert entry["step_time_s"] <= entry["same_strategy_step_time_s"]
+        assert entry["saves"] >= 0
+    shown = run(*options).stdout
+    for text in ("2 x link g", "searched again", "data sheet"):
+        assert text in shown
+
+
+def test_a_front_is_shown_printed_and_written_beside_the_plan(run: Run, folder: Path, tmp_path: Path) -> None:
+    start = ("plan", folder / "graph.json", "--cluster", "local:2x2", "--global-batch", 512, "--pareto", 3)
+    done = run(*start, "-o", tmp_path / "plan.json", "--json")
+    document = json.loads(done.stdout)
+    assert document.keys() >= CONTRACT
+    front = document["pareto"]
+    assert front[0]["plan_id"] == document["plan_id"]
+    assert len(front) > 1
+    names = ["plan.json", *(f"plan.{at}.json" for at in range(2, len(front) + 1))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    for name, entry in zip(names, front, strict=True):
+        assert Plan.from_dict(json.loads((tmp_path / name).read_text())).plan_id == entry["plan_id"]
+    shown = run(*start).stdout
+    assert "step time against memory" in shown
+    assert all(entry["plan_id"] in shown for entry in front)
+
+
 def test_diff_of_a_plan_with_itself_is_the_same(run: Run, folder: Path) -> None:
     found = json.loads(run("diff", folder / "plan.json", folder / "plan.json", "--json").stdout)
     assert found["same"] and not found["ops"] and not found["parameters"]

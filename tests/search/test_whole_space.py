@@ -29,7 +29,7 @@ from autosbp.search._unfold import unfold
 from autosbp.search._views import mesh_views
 from autosbp.search._weights import AS_USED, FASTEST, STEP, USE
 from autosbp.search.pinned import Pins
-from autosbp.search.planner import _Planner
+from autosbp.search.planner import Planner
 from tests.executor.pipeline.strategies import LAYOUTS, pipelined
 from tests.executor.pipeline.strategies import SCHEDULES as TRIED
 
@@ -174,8 +174,8 @@ def test_searching_all_stages_again_gives_the_same_bytes_and_every_bound_is_belo
     graph, cluster = graph_of("zoo:gpt2-demo"), load_cluster("local:2x2")
     plans = [make_plan(graph, cluster, None, PlanOptions(global_batch=16)).to_dict() for _ in range(2)]
     assert plans[0] == plans[1]
-    planner = _Planner(graph, cluster, None, PlanOptions(global_batch=16), None)
+    planner = Planner(graph, cluster, None, PlanOptions(global_batch=16), None)
     tally = Tally()
-    best = planner.search.over(planner._structures(), planner._kind(), tally)
+    best = planner.search.over(planner.structures(), planner.kind(), tally)
     assert min(tally.bounds) <= best.costs.step_time_s
     assert set(SCHEDULES) == set(PlanOptions().schedules)

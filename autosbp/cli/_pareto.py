@@ -1,0 +1,42 @@
+"""``autosbp plan --pareto N``: plans of less and less memory beside the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autosbp.cli._format import num_bytes, percent, seconds, table
+from autosbp.cli._run import console
+
+if TYPE_CHECKING:
+    from autosbp.plan import Plan
+
+
+def front_paths(output: Path, count: int) -> list[Path]:
+    """Where the plans of a front are written: ``plan.json``, ``plan.2.json``, ..., fastest first."""
+    return [output, *(output.with_suffix(f".{at}{output.suffix}") for at in range(2, count + 1))]
+
+
+def show_front(plans: Sequence[Plan]) -> None:
+    """A row for each plan, fastest first."""
+    fastest, limit = plans[0].document["step_time_s"], plans[0].document["memory_limit_bytes"]
+    rows = []
+    for plan in plans:
+        document, strategy = plan.document, plan.strategy
+        step, memory = document["step_time_s"], document["memory_bytes_per_device"]
+        rows.append(
+            (
+                plan.plan_id,
+                seconds(step),
+                f"{step / fastest:.3g} x",
+                num_bytes(memory),
+                percent(memory, limit),
+                str(strategy.num_stages),
+                " x ".join(str(axis.size) for axis in strategy.mesh.axes) or "1",
+                str(strategy.micro_batch),
+                strategy.gather,
+            )
+        )
+    columns = ("plan", "step time", "", "memory", "of the limit", "stages", "mesh", "microbatch", "gathered once a")
+    console().print(table("step time against memory", columns, rows, 1))

@@ -1,0 +1,73 @@
+"""``autosbp explain --what-if``: what better hardware would buy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from autosbp.cli._format import percent, seconds, table
+from autosbp.cli._run import console, note, print_json
+
+if TYPE_CHECKING:
+    from autosbp.costmodel.calibration import Calibration
+    from autosbp.graph.ir import LogicalGraph
+    from autosbp.plan import Plan
+    from autosbp.search.what_if import Change
+
+_WORDS = {"device": "device: arithmetic and memory speed", "memory": "memory of a device"}
+
+
+def explain_what_if(
+    plan: Plan, graph: LogicalGraph, calibration: Calibration | None, *, factor: float, as_json: bool
+) -> None:
+    """A table with a row for each change, or the object of ``what_if_document``."""
+    from autosbp.api import what_if
+
+    found = what_if(
+        graph, plan, calibration, factor=factor, report=lambda name: note(f"searching with {factor:g} x {name}")
+    )
+    document = what_if_document(plan, found, calibrated=calibration is not None)
+    if as_json:
+        print_json(document)
+    else:
+        _show(document, factor)
+
+
+def what_if_document(plan: Plan, found: tuple[Change, ...], *, calibrated: bool) -> dict[str, Any]:
+    """What ``--what-if --json`` prints; most saved first."""
+    step = plan.document["step_time_s"]
+    changes = [
+        {
+            "change": each.name,
+            "factor": each.factor,
+            "same_strategy_step_time_s": each.same.step_time_s,
+            "step_time_s": each.best.step_time_s,
+            "saves": 1 - each.best.step_time_s / step if step else 0.0,
+            "memory_bytes_per_device": each.best.memory_bytes_per_device,
+            "stages": each.strategy.num_stages,
+            "mesh": [[axis.name, axis.size] for axis in each.strategy.mesh.axes],
+            "micro_batch": each.strategy.micro_batch,
+        }
+        for each in sorted(found, key=lambda one: one.best.step_time_s)
+    ]
+    costs = "calibration, scaled" if calibrated else "data sheet"
+    return {"plan_id": plan.plan_id, "step_time_s": step, "costs": costs, "changes": changes}
+
+
+def _show(document: Mapping[str, Any], factor: float) -> None:
+    out, step = console(), document["step_time_s"]
+    out.print(f"{document['plan_id']}: {seconds(step)} a step; costs from the {document['costs']}", style="bold")
+    rows = [
+        (
+            f"{factor:g} x {_WORDS.get(entry['change'], entry['change'])}",
+            seconds(entry["same_strategy_step_time_s"]),
+            seconds(entry["step_time_s"]),
+            percent(step - entry["step_time_s"], step),
+            str(entry["stages"]),
+            " x ".join(str(size) for _, size in entry["mesh"]) or "1",
+            str(entry["micro_batch"]),
+        )
+        for entry in document["changes"]
+    ]
+    columns = ("what if", "this strategy", "searched again", "saves", "stages", "mesh", "microbatch")
+    out.print(table("", columns, rows, 1))

@@ -1,0 +1,71 @@
+"""Lean strategies over many structures: the one of least memory, and some that take a little more and less time.
+
+For each space, eliminations in which a byte counts some seconds: at first far more than any time, then less and less.
+Spaces come in the order of the memory that no layout of theirs goes below, until that exceeds the least found. Search adds
+memory up by op; what counts is what a strategy takes at its fullest moment, so that the result is close to the least there
+is, not proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from autosbp.errors import InfeasibleError
+from autosbp.search._base import SearchResult, memory_of
+from autosbp.search._elimination import minimise, plan_problem
+from autosbp.search._layouts import Layouts, Space, Structure
+from autosbp.search._pruning import canonical
+from autosbp.search._space_solver import INFINITE, Candidate, Kind, SpaceSolver
+from autosbp.search._weights import CHEAPEST, FASTEST
+
+BYTE_S = 1e-3
+"""Seconds that a byte counts: so many that no strategy gives up one for time."""
+ROOMY = 1 << 60
+"""A limit that never binds, under which problems keep the layouts of least memory, not those of least time alone."""
+
+
+class Leanest(SpaceSolver):
+    """See the module's docstring. Its limit is 0, so that every schedule is costed."""
+
+    def over(self, structures: Iterable[Structure], kind: Kind, prices: Iterable[float] = ()) -> list[Candidate]:
+        """Strategies found until the deadline, the leanest first; empty where no microbatch splits evenly. ``prices`` are
+        seconds a byte; without any, only the leanest strategy of each space is made."""
+        storages = [each for each in kind.storages if each != FASTEST] or list(kind.storages)
+        bounds = list(self._bounds(structures, CHEAPEST if len(storages) > 1 else storages[0]))
+        found: list[Candidate] = []
+        least = INFINITE
+        for bound, space in sorted(bounds, key=lambda entry: entry[0]):
+            if bound >= least or (found and self._out_of_time()):
+                break
+            for storage in storages:
+                found += self._of(Space(space.structure, space.micro_batch, storage), prices)
+                least = min((each.costs.memory_bytes_per_device for each in found), default=INFINITE)
+        return sorted(found, key=lambda each: (each.costs.memory_bytes_per_device, each.costs.step_time_s))
+
+    def _bounds(self, structures: Iterable[Structure], storage: str) -> Iterator[tuple[int, Space]]:
+        for structure in structures:
+            for size in self.micro_batches(structure.stages):
+                space = Space(structure, size, storage)
+                try:
+                    yield self.problems.least_memory(space), space
+                except InfeasibleError:
+                    continue
+
+    def _of(self, space: Space, prices: Iterable[float]) -> Iterator[Candidate]:
+        try:
+            layouts = self.problems.build(space, ROOMY)
+        except InfeasibleError:
+            return
+        for price in (BYTE_S, *prices):
+            yield from self._priced(layouts, price)
+            if self._out_of_time():
+                return
+
+    def _priced(self, layouts: Layouts, price: float) -> Iterable[Candidate]:
+        problem = canonical(layouts.problem).problem
+        solution = minimise(problem, plan_problem(problem), lambda: None, [price] * problem.num_variables)
+        if solution.bound_s == INFINITE:
+            return ()
+        memory = memory_of(problem, solution.assignment)
+        result = SearchResult(solution.assignment, 0.0, memory, -INFINITE, 0.0, 0, (), 0.0, "exact")
+        return self._candidates(layouts, result)
