@@ -296,9 +296,13 @@ def error_of(problem: Mapping[str, Any]) -> AutosbpError:
 
 def _infeasible(problem: Mapping[str, Any], detail: str) -> InfeasibleError:
     constraint, limit, needed = str(problem.get("constraint")), problem.get("limit"), problem.get("needed")
-    bound, least = float("inf") if limit is None else float(limit), None if needed is None else float(needed)
+    bound = float("inf") if limit is None else limit if isinstance(limit, str) else float(limit)
+    least = None if needed is None else float(needed)
+    conflict = tuple(map(str, problem.get("conflict") or ()))
     plain = str(InfeasibleError(constraint, bound, least))
-    return InfeasibleError(constraint, bound, least, detail.removeprefix(plain).removeprefix(". "))
+    behind = str(InfeasibleError("", "", None, "", conflict)).removeprefix(str(InfeasibleError("", "", None)))
+    own = detail.removeprefix(plain).removesuffix(behind).removeprefix(". ")
+    return InfeasibleError(constraint, bound, least, own, conflict)
 
 
 def _document(response: httpx.Response) -> Document:

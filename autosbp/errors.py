@@ -55,14 +55,28 @@ class InfeasibleError(AutosbpError):
         constraint: name of the violated constraint, such as ``memory_limit_bytes``.
         limit: its value.
         needed: the least value that would do, where known.
+        conflict: constraints that exclude each other, such as ``stages=4``: without any one of them there is a strategy.
     """
 
     exit_code = 3
 
-    def __init__(self, constraint: str, limit: float, needed: float | None, detail: str = "") -> None:
+    def __init__(
+        self,
+        constraint: str,
+        limit: float | str,
+        needed: float | None,
+        detail: str = "",
+        conflict: tuple[str, ...] = (),
+    ) -> None:
         self.constraint, self.limit, self.needed = constraint, limit, needed
-        need = "" if needed is None else f"; at least {needed:.6g} is needed"
-        super().__init__(f"infeasible: {constraint} = {limit:.6g}{need}{'. ' + detail if detail else ''}")
+        self.detail, self.conflict = detail, conflict
+        bound = limit if isinstance(limit, str) else f"{limit:.6g}"
+        parts = [f"{constraint} = {bound}{'' if needed is None else f'; at least {needed:.6g} is needed'}", detail]
+        if len(conflict) > 1:
+            parts.append(f"{' and '.join(conflict)} exclude each other: without any one of them there is a plan")
+        elif conflict:
+            parts.append(f"without {conflict[0]} there is a plan")
+        super().__init__(f"infeasible: {'. '.join(part for part in parts if part)}")
 
 
 class CalibrationError(AutosbpError):

@@ -90,7 +90,8 @@ def _members(error: BaseException) -> dict[str, object]:
     if isinstance(error, InputError):
         return {"field": error.field, "value": error.value, "limit": error.limit}
     if isinstance(error, InfeasibleError):
-        return {"constraint": error.constraint, "limit": error.limit, "needed": error.needed}
+        members: dict[str, object] = {"constraint": error.constraint, "limit": error.limit, "needed": error.needed}
+        return {**members, "conflict": list(error.conflict)} if error.conflict else members
     return {}
 
 

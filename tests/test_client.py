@@ -112,6 +112,8 @@ def test_a_number_that_json_cannot_hold_is_an_input_error(client: Client) -> Non
         InputError("a.b", 3, "a string is expected"),
         InfeasibleError("memory_limit_bytes", 1.0, 2.0),
         InfeasibleError("memory_limit_bytes", 1.0, None, "no assignment fits (proved)"),
+        InfeasibleError("pins", "a=B, b=S0", None, "they must go together", ("pins.a=B", "pins.b=S0")),
+        InfeasibleError("memory_limit_bytes", 1.0, 2.0, "", ("memory_limit_bytes=1",)),
         UnsupportedError("op x"),
         CalibrationError("rank 1"),
         TrialError("rank 2"),
@@ -121,6 +123,7 @@ def test_every_error_survives_the_way_through_a_problem(error: AutosbpError) -> 
     back = error_of(problem_of(error))
     assert type(back) is type(error)
     assert str(back) == str(error)
+    assert vars(back) == vars(error)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1]:1"])

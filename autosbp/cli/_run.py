@@ -55,6 +55,7 @@ def error_document(error: AutosbpError) -> dict[str, Any]:
         members = {"field": error.field, "value": error.value, "limit": error.limit}
     elif isinstance(error, InfeasibleError):
         members = {"constraint": error.constraint, "limit": error.limit, "needed": error.needed}
+        members |= {"conflict": list(error.conflict)} if error.conflict else {}
     plain = {key: value if _is_plain(value) else repr(value)[:200] for key, value in members.items()}
     return {"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code, **plain}}
 

@@ -20,6 +20,9 @@ from autosbp.search._weights import CHEAPEST, FASTEST
 
 BYTE_S = 1e-3
 """Seconds that a byte counts: so many that no strategy gives up one for time."""
+PARTS = tuple(8.0**-at for at in range(5))
+"""Of what a byte takes in the leanest strategy: less for a byte, for strategies that are quicker, or leaner at their fullest
+moment."""
 ROOMY = 1 << 60
 """A limit that never binds, under which problems keep the layouts of least memory, not those of least time alone."""
 
@@ -27,19 +30,22 @@ ROOMY = 1 << 60
 class Leanest(SpaceSolver):
     """See the module's docstring. Its limit is 0, so that every schedule is costed."""
 
-    def over(self, structures: Iterable[Structure], kind: Kind, prices: Iterable[float] = ()) -> list[Candidate]:
-        """Strategies found until the deadline, the leanest first; empty where no microbatch splits evenly. ``prices`` are
-        seconds a byte; without any, only the leanest strategy of each space is made."""
+    def over(self, structures: Iterable[Structure], kind: Kind, enough: int = 0) -> list[Candidate]:
+        """Strategies found until the deadline, or until one takes no more than ``enough`` bytes, the leanest first; empty
+        where no microbatch splits evenly."""
         storages = [each for each in kind.storages if each != FASTEST] or list(kind.storages)
         bounds = list(self._bounds(structures, CHEAPEST if len(storages) > 1 else storages[0]))
         found: list[Candidate] = []
         least = INFINITE
         for bound, space in sorted(bounds, key=lambda entry: entry[0]):
-            if bound >= least or (found and self._out_of_time()):
+            if bound >= least or least <= enough or (found and self._out_of_time()):
                 break
             for storage in storages:
-                found += self._of(Space(space.structure, space.micro_batch, storage), prices)
-                least = min((each.costs.memory_bytes_per_device for each in found), default=INFINITE)
+                for each in self._of(Space(space.structure, space.micro_batch, storage)):
+                    found.append(each)
+                    least = min(least, each.costs.memory_bytes_per_device)
+                    if least <= enough:
+                        break
         return sorted(found, key=lambda each: (each.costs.memory_bytes_per_device, each.costs.step_time_s))
 
     def _bounds(self, structures: Iterable[Structure], storage: str) -> Iterator[tuple[int, Space]]:
@@ -51,15 +57,19 @@ class Leanest(SpaceSolver):
                 except InfeasibleError:
                     continue
 
-    def _of(self, space: Space, prices: Iterable[float]) -> Iterator[Candidate]:
+    def _of(self, space: Space) -> Iterator[Candidate]:
         try:
             layouts = self.problems.build(space, ROOMY)
         except InfeasibleError:
             return
-        for price in (BYTE_S, *prices):
-            yield from self._priced(layouts, price)
+        usual = 0.0
+        for each in self._priced(layouts, BYTE_S):
+            usual = each.costs.step_time_s / each.costs.memory_bytes_per_device
+            yield each
+        for part in PARTS if usual else ():
             if self._out_of_time():
                 return
+            yield from self._priced(layouts, part * usual)
 
     def _priced(self, layouts: Layouts, price: float) -> Iterable[Candidate]:
         problem = canonical(layouts.problem).problem

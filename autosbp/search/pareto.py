@@ -17,11 +17,9 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import check_integer
 from autosbp.plan import Plan
 from autosbp.search.plan_options import PlanOptions
-from autosbp.search.planner import Planner, Progress
+from autosbp.search.planner import Planner, Progress, first_plan
 
 MAX_POINTS = 64
-PRICES = (16.0, 4.0, 1.0, 0.25)
-"""Of a byte, in the fastest plan's seconds a byte: where lean strategies are looked for."""
 SHARE = 0.25
 """The part of the time limit that each plan but the fastest has."""
 LOWER = 0.98
@@ -57,8 +55,7 @@ class _Front:
     ) -> None:
         self.graph, self.cluster, self.calibration, self.progress = graph, cluster, calibration, progress
         self.options = replace(options, baselines=(), time_limit_s=SHARE * options.time_limit_s)
-        self.first = Planner(graph, cluster, calibration, options, progress)
-        plan, candidate = self.first.found()
+        self.first, plan, candidate = first_plan(graph, cluster, calibration, options, progress)
         self.plans = {self.first.limit: plan}
         self.known = [candidate]
 
@@ -71,9 +68,7 @@ class _Front:
 
     def _least(self) -> int:
         """The least memory of any plan found: of the leanest strategy, less what smaller limits still give."""
-        fastest = self.known[0].costs
-        usual = fastest.step_time_s / fastest.memory_bytes_per_device
-        lean = self.first.leanest([part * usual for part in PRICES])
+        lean = self.first.leanest()
         self.known += lean
         if lean and lean[0].costs.memory_bytes_per_device < self.first.limit:
             self._within(lean[0].costs.memory_bytes_per_device)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from autosbp.errors import InputError
+from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph, Node
 from autosbp.sbp.boxing import is_even
 from autosbp.sbp.mesh import Mesh
@@ -80,7 +80,8 @@ def read_pins(graph: LogicalGraph, mesh: Mesh, pins: Mapping[str, str]) -> Pins:
 
     Raises:
         InputError: naming the pin, for a name that there is not, a layout that cannot be read, that an op does not have,
-            that does not split evenly, or that does not go together with the op's other pins; with the legal ones.
+            or that does not split evenly; with the legal ones.
+        InfeasibleError: for layouts of an op that do not go together.
     """
     if not pins:
         return Pins({}, {}, {})
@@ -95,7 +96,7 @@ def read_pins(graph: LogicalGraph, mesh: Mesh, pins: Mapping[str, str]) -> Pins:
     return found
 
 
-def _contradiction(pins: Pins, cluster: OpCluster, axis: int) -> InputError:
+def _contradiction(pins: Pins, cluster: OpCluster, axis: int) -> InfeasibleError:
     """No row of the cluster's ops agrees with all their pins."""
     given = {
         name: str(layouts[name][axis])
@@ -110,8 +111,9 @@ def _contradiction(pins: Pins, cluster: OpCluster, axis: int) -> InputError:
     rows = "; ".join(
         f"{' '.join(map(str, row[at].ins))} -> {' '.join(map(str, row[at].outs))}" for row in cluster.options
     )
-    return InputError(
-        "pins", given, f"layouts of {ops} that go together are expected; {first.name} ({first.op}) has {rows}"
+    text = ", ".join(f"{name}={layout}" for name, layout in given.items())
+    return InfeasibleError(
+        "pins", text, None, f"layouts of {ops} must go together; {first.name} ({first.op}) has {rows}"
     )
 
 

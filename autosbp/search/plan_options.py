@@ -56,6 +56,8 @@ class PlanOptions:
         check_integer("seed", self.seed, 0, 2**63 - 1)
         if not _is_number(self.gap_tolerance) or not 0 <= self.gap_tolerance < 1:
             raise InputError("gap_tolerance", self.gap_tolerance, "at least 0 and below 1 is expected")
+        if self.time_limit_s == 0:
+            raise InfeasibleError("time_limit_s", 0, None, "no search ends in no time")
         if not _is_number(self.time_limit_s) or not 0 < self.time_limit_s <= 86_400:
             raise InputError("time_limit_s", self.time_limit_s, "more than 0 and at most 86400 seconds is expected")
         if not isinstance(self.pins, Mapping):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from autosbp.cluster import Cluster
 from autosbp.costmodel.boxing import BoxingModel
@@ -23,6 +24,7 @@ from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search._baselines import Recipe, Roles, recipe
 from autosbp.search._best import Best
 from autosbp.search._build import Allowed
+from autosbp.search._conflict import with_conflict
 from autosbp.search._document import plan_document
 from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._leanest import Leanest
@@ -60,9 +62,44 @@ def make_plan(
 
     Raises:
         InputError: for a batch that does not divide, or a calibration of another cluster.
-        InfeasibleError: when no strategy fits in memory.
+        InfeasibleError: when no strategy meets the options or fits in memory; ``conflict`` names a smallest set of options
+            that exclude each other.
     """
-    return Planner(graph, cluster, calibration, options or PlanOptions(), progress).run()
+    return first_plan(graph, cluster, calibration, options or PlanOptions(), progress)[1]
+
+
+def first_plan(
+    graph: LogicalGraph,
+    cluster: Cluster,
+    calibration: Calibration | None,
+    options: PlanOptions,
+    progress: Progress | None,
+) -> tuple[Planner, Plan, Candidate]:
+    """A plan with its planner and strategy; where there is none, the constraints that exclude each other are named."""
+    planner = None
+    try:
+        planner = Planner(graph, cluster, calibration, options, progress)
+        return planner, *planner.found()
+    except InfeasibleError as error:
+
+        def feasible(fewer: PlanOptions) -> bool:
+            return Planner(graph, cluster, calibration, fewer, None).feasible()
+
+        found = with_conflict(error, options, feasible)
+        if planner is None and found.constraint == "memory_limit_bytes" and found.conflict:
+            # Refused before a search: what would do is not known yet.
+            free = replace(options, memory_limit_bytes=None, baselines=())
+            found = with_need(found, Planner(graph, cluster, calibration, free, None).leanest())
+        raise found from None
+
+
+def with_need(error: InfeasibleError, lean: Sequence[Candidate]) -> InfeasibleError:
+    """The error with the least memory of the strategies found, leanest first, as what is needed."""
+    if not lean:
+        return error
+    needed, detail = lean[0].costs.memory_bytes_per_device, "that is the least that any strategy found takes"
+    detail = f"{detail}; {error.detail}" if error.detail else detail
+    return InfeasibleError(error.constraint, error.limit, needed, detail, error.conflict)
 
 
 class Planner:
@@ -100,8 +137,10 @@ class Planner:
         deadline = self.started + options.time_limit_s
         self.search = Best(self.problems, options, self.limit, deadline, report)
 
-    def run(self) -> Plan:
-        return self.found()[0]
+    def feasible(self) -> bool:
+        """Whether the leanest strategy fits."""
+        lean = self.leanest(enough=self.limit)
+        return bool(lean) and lean[0].costs.memory_bytes_per_device <= self.limit
 
     def found(self, known: Candidate | None = None) -> tuple[Plan, Candidate]:
         """The plan and its strategy, which is no slower than ``known``, one that fits."""
@@ -130,17 +169,15 @@ class Planner:
             lean = self.leanest()
             if not lean:
                 raise
-            needed = lean[0].costs.memory_bytes_per_device
-            if needed > self.limit:
-                detail = "no strategy that takes less was found"
-                raise InfeasibleError("memory_limit_bytes", self.limit, needed, detail) from None
+            if lean[0].costs.memory_bytes_per_device > self.limit:
+                raise with_need(InfeasibleError("memory_limit_bytes", self.limit, None), lean) from None
         fitting = [each for each in lean if each.costs.memory_bytes_per_device <= self.limit]
         return self.search.over(structures, kind, tally, min(fitting, key=lambda each: each.costs.step_time_s))
 
-    def leanest(self, prices: Sequence[float] = ()) -> list[Candidate]:
+    def leanest(self, enough: int = 0) -> list[Candidate]:
         """Strategies of little memory, see ``Leanest``, looked for as long as the time limit says."""
         deadline = time.monotonic() + self.options.time_limit_s
-        return Leanest(self.problems, self.options, 0, deadline, None).over(self.structures(), self.kind(), prices)
+        return Leanest(self.problems, self.options, 0, deadline, None).over(self.structures(), self.kind(), enough)
 
     def kind(self) -> Kind:
         """Pinned parameters say themselves how they are stored."""

@@ -27,6 +27,9 @@ class PlanOptions(Request):
     optimizer: str = Field(default="adamw", max_length=64)
     memory_limit_bytes: int | None = Field(default=None, description="Per device; by default the device's memory.")
     gap_tolerance: float = Field(default=2e-3, description="Relative gap that a binding memory limit may leave open.")
+    pins: dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=512)]] = Field(
+        default={}, max_length=1024, description="Layouts that are given, not searched: of parameters, patterns, ops."
+    )
     baselines: list[Annotated[str, Field(max_length=64)]] | None = Field(
         default=None, max_length=32, description="Names of what the plan is compared with; by default the usual ones."
     )

@@ -123,7 +123,18 @@ def test_explain_what_if_tells_what_better_hardware_buys(run: Run, folder: Path,
 
 
 def test_a_front_is_shown_printed_and_written_beside_the_plan(run: Run, folder: Path, tmp_path: Path) -> None:
-    start = ("plan", folder / "graph.json", "--cluster", "local:2x2", "--global-batch", 512, "--pareto", 3)
+    start = (
+        "plan",
+        folder / "graph.json",
+        "--cluster",
+        "local:2x2",
+        "--global-batch",
+        512,
+        "--pareto",
+        3,
+        "--time-limit",
+        4,
+    )
     done = run(*start, "-o", tmp_path / "plan.json", "--json")
     document = json.loads(done.stdout)
     assert document.keys() >= CONTRACT

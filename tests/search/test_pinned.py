@@ -132,11 +132,6 @@ BAD = {
     "an uneven split": ({"layers.3.bias": "S0"}, "pins.layers.3.bias", "[16] over (2, 2, 2, 2, 2)"),
     "entries for another mesh": ({"layers.0.weight": "S0,B"}, "pins.layers.0.weight", "each of 5 mesh axes"),
     "a stored op": ({"linear_1": "S0 -> B"}, "pins.linear_1", "only parameters are stored"),
-    "pins that do not go together": (
-        {"layers.0.weight": "S0", "layers.0.bias": "B"},
-        "pins",
-        "linear_0 (aten.linear.default) has",
-    ),
     "more groups of axes than a view has": ({"layers.0.weight": "B,S0,B,S0,B"}, "pins", "at most three groups"),
 }
 
@@ -148,6 +143,14 @@ def test_bad_pins_name_the_pin_its_value_and_what_is_legal(case: str) -> None:
         pinned(pins, cluster="piz-daint:32")
     assert caught.value.field == field
     assert limit in caught.value.limit
+
+
+def test_pins_that_do_not_go_together_are_infeasible_and_say_what_does() -> None:
+    with pytest.raises(
+        InfeasibleError, match=r"linear_0 must go together; linear_0 \(aten.linear.default\) has S0"
+    ) as caught:
+        pinned({"layers.0.weight": "S0", "layers.0.bias": "B"}, cluster="piz-daint:32")
+    assert (caught.value.constraint, caught.value.limit) == ("pins", "layers.0.bias=B, layers.0.weight=S0")
 
 
 @pytest.mark.parametrize("pins", [["layers.0.weight"], {"layers.0.weight": 0}, {0: "B"}])

@@ -121,7 +121,7 @@ def test_what_cannot_fit_names_the_limit_and_the_need() -> None:
         ({"searcher": "annealing"}, "searcher"),
         ({"searcher": []}, "searcher"),
         ({"seed": -1}, "seed"),
-        ({"time_limit_s": 0}, "time_limit_s"),
+        ({"time_limit_s": -1}, "time_limit_s"),
         ({"time_limit_s": "x"}, "time_limit_s"),
         ({"gap_tolerance": 1}, "gap_tolerance"),
         ({"optimizer": "lion"}, "optimizer"),

@@ -31,6 +31,10 @@ MEMBERS = {"type", "title", "status", "detail", "instance"}
         (GraphError("nodes", None, "x"), "invalid-input", 422, {"field": "nodes", "value": None, "limit": "x"}),
         (InfeasibleError("m", 1.0, None), "infeasible", 422, {"constraint": "m", "limit": 1.0, "needed": None}),
         (InfeasibleError("m", 1.0, math.inf), "infeasible", 422, {"constraint": "m", "limit": 1.0, "needed": None}),
+        (
+            *(InfeasibleError("pins", "a=B", None, "", ("pins.a=B", "stages=2")), "infeasible", 422),
+            {"constraint": "pins", "limit": "a=B", "needed": None, "conflict": ["pins.a=B", "stages=2"]},
+        ),
         (UnsupportedError("op x"), "unsupported", 422, {}),
         (CalibrationError("rank 3"), "calibration-failed", 500, {}),
         (TrialError("rank 3"), "trial-failed", 500, {}),

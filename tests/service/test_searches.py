@@ -89,6 +89,27 @@ def test_a_search_that_no_strategy_meets_fails_with_the_constraint(shared: TestC
     assert shared.get(job["resource"]).json()["strategy_id"] is None
 
 
+def test_pinned_layouts_are_kept_and_pins_that_exclude_each_other_are_named(
+    shared: TestClient, ids: dict[str, Any]
+) -> None:
+    graph = shared.get(f"/v1/models/{ids['model_id']}/graph").json()
+    linear = next(node for node in graph["nodes"] if node["op"] == "aten.linear.default")
+    weight = linear["args"][1]["ref"]
+    job = search(shared, ids, pins={weight: "S0 -> B"})
+    assert job["state"] == "succeeded", job
+    plan = shared.get(f"/v1/strategies/{job['result']['strategy_id']}").json()
+    assert set(plan["strategy"]["parameters"][weight].split(",")) == {"S0"}
+    assert plan["options"]["pins"] == {weight: "S0 -> B"}
+    problem = search(shared, ids, pins={weight: "S0", linear["name"]: "S0"})["problem"]
+    assert (problem["type"], problem["status"]) == ("urn:autosbp:problem:infeasible", 422)
+    assert set(problem["conflict"]) == {f"pins.{weight}=S0", f"pins.{linear['name']}=S0"}
+
+
+def test_a_search_of_no_time_is_infeasible(shared: TestClient, ids: dict[str, Any]) -> None:
+    answer = shared.post("/v1/searches", json={**ids, "options": {"time_limit_s": 0.0}})
+    assert (answer.status_code, answer.json()["constraint"]) == (422, "time_limit_s")
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -103,6 +124,9 @@ def test_a_search_that_no_strategy_meets_fails_with_the_constraint(shared: TestC
         ({"options": {"searcher": "psychic"}}, None),
         ({"options": {"surprise": 1}}, None),
         ({"options": {"baselines": ["zero4"]}}, "options.baselines"),
+        ({"options": {"pins": {"layers.0.weight": 0}}}, "options.pins.layers.0.weight"),
+        ({"options": {"pins": ["layers.0.weight"]}}, "options.pins"),
+        ({"options": {"pins": {"a": "x" * 1000}}}, "options.pins.a"),
         ({"options": {"seed": "x"}}, None),
         ({"options": {"memory_limit_bytes": -1}}, None),
         ({"options": {"time_limit_s": 1e9}}, "options.time_limit_s"),

@@ -1,0 +1,77 @@
+"""Which of a plan's constraints exclude each other: a minimal set, of which each is needed for nothing to be left.
+
+A deletion filter (Chinneck and Dravnieks 1991, section 2): constraints are dropped one after the other, and stay dropped
+where the others still leave no strategy. What remains is minimal, not always smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from autosbp.errors import InfeasibleError, InputError
+from autosbp.search.plan_options import PlanOptions
+
+NAMES = ("micro_batch", "memory_limit_bytes", "stages", "schedules", "storage")
+"""Options that take strategies away; batch and optimizer are part of the task."""
+MAX_CONSTRAINTS = 32
+"""More are not looked into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """An option, or one of its pins."""
+
+    option: str
+    pin: str | None
+    text: str
+
+
+def with_conflict(
+    error: InfeasibleError, options: PlanOptions, feasible: Callable[[PlanOptions], bool]
+) -> InfeasibleError:
+    """The error, with the constraints among ``options`` that exclude each other; as it is where there would be no strategy
+    without any. ``feasible`` tells whether options leave a strategy; it may raise ``InfeasibleError`` instead, or
+    ``InputError`` for options that say nothing without those left out, which then stay."""
+    kept = constraints(options)
+    if not kept or len(kept) > MAX_CONSTRAINTS or not _holds(options, [], feasible):
+        return error
+    for each in list(kept):
+        fewer = [other for other in kept if other is not each]
+        if not _holds(options, fewer, feasible):
+            kept = fewer
+    conflict = tuple(each.text for each in kept)
+    return InfeasibleError(error.constraint, error.limit, error.needed, error.detail, conflict)
+
+
+def constraints(options: PlanOptions) -> list[Constraint]:
+    """The options that differ from the defaults, each pin for itself."""
+    defaults = _defaults()
+    found = []
+    for name in NAMES:
+        value = getattr(options, name)
+        if value != defaults[name]:
+            text = ",".join(value) if isinstance(value, tuple) else value
+            found.append(Constraint(name, None, f"{name}={text}"))
+    return found + [Constraint("pins", name, f"pins.{name}={layout}") for name, layout in options.pins.items()]
+
+
+def _with(options: PlanOptions, kept: list[Constraint]) -> PlanOptions:
+    """The options with no other constraints than these, and no baselines."""
+    dropped = {name: value for name, value in _defaults().items() if name not in {each.option for each in kept}}
+    pins = {each.pin: options.pins[each.pin] for each in kept if each.pin is not None}
+    return replace(options, **{**dropped, "pins": pins, "baselines": ()})
+
+
+def _defaults() -> dict[str, Any]:
+    return {each.name: each.default for each in fields(PlanOptions) if each.name in NAMES}
+
+
+def _holds(options: PlanOptions, kept: list[Constraint], feasible: Callable[[PlanOptions], bool]) -> bool:
+    try:
+        return feasible(_with(options, kept))
+    except InfeasibleError:
+        return False
+    except InputError:
+        return True

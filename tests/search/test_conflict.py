@@ -1,0 +1,109 @@
+"""What cannot be planned names a minimal set of constraints that exclude each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+from autosbp.api import LogicalGraph, PlanOptions, capture, load_cluster, make_plan
+from autosbp.errors import InfeasibleError, InputError
+from autosbp.search._conflict import MAX_CONSTRAINTS, constraints, with_conflict
+
+
+@cache
+def graph_of(name: str) -> LogicalGraph:
+    return capture(f"zoo:{name}")
+
+
+def refused(model: str = "mlp-small", **options: Any) -> InfeasibleError:
+    given = PlanOptions(baselines=(), **{"global_batch": 64, **options})
+    with pytest.raises(InfeasibleError) as caught:
+        make_plan(graph_of(model), load_cluster("local:2x2"), None, given)
+    return caught.value
+
+
+CASES: dict[str, tuple[Mapping[str, Any], set[str]]] = {
+    "too little memory": ({"memory_limit_bytes": 1000, "stages": 1}, {"memory_limit_bytes=1000"}),
+    "too few microbatches for the stages": (
+        {"micro_batch": 64, "stages": 4, "storage": "step"},
+        {"micro_batch=64", "stages=4"},
+    ),
+    "less memory than whole parameters take": (
+        {"memory_limit_bytes": 6_000_000, "pins": {"*": "B"}, "stages": 1, "micro_batch": 16},
+        {"memory_limit_bytes=6000000", "pins.*=B"},
+    ),
+    "pins of one op that do not go together": (
+        {"pins": {"layers.0.weight": "S0", "layers.0.bias": "B", "linear_2": "P"}},
+        {"pins.layers.0.weight=S0", "pins.layers.0.bias=B"},
+    ),
+    "a microbatch that a pinned split does not divide": (
+        {"micro_batch": 2, "pins": {"linear_0": "S0", "linear_1": "S1"}},
+        {"micro_batch=2", "pins.linear_0=S0"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_conflict_is_a_minimal_set(name: str) -> None:
+    options, conflict = CASES[name]
+    error = refused(**options)
+    assert set(error.conflict) == conflict
+    for constraint in conflict:
+        assert constraint in str(error)
+    for left_out in conflict:
+        option, _, value = left_out.partition("=")
+        fewer = dict(options)
+        if option.startswith("pins."):
+            fewer["pins"] = {key: layout for key, layout in fewer["pins"].items() if f"pins.{key}={layout}" != left_out}
+        else:
+            del fewer[option]
+        given = PlanOptions(baselines=(), **{"global_batch": 64, **fewer})
+        others = conflict - {left_out}
+        kept = {each.text for each in constraints(given)}
+        assert others <= kept and value
+        make_plan(graph_of("mlp-small"), load_cluster("local:2x2"), None, given)
+
+
+def test_the_memory_that_is_named_is_enough() -> None:
+    error = refused(memory_limit_bytes=1_800_000, stages=1)
+    assert error.constraint == "memory_limit_bytes"
+    assert error.needed is not None
+    options = PlanOptions(64, baselines=(), stages=1, memory_limit_bytes=int(error.needed))
+    found = make_plan(graph_of("mlp-small"), load_cluster("local:2x2"), None, options)
+    assert found.document["memory_bytes_per_device"] <= error.needed
+
+
+def test_no_time_is_infeasible_and_less_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="time_limit_s = 0"):
+        PlanOptions(time_limit_s=0.0)
+    with pytest.raises(InputError, match="time_limit_s"):
+        PlanOptions(time_limit_s=-1.0)
+
+
+def test_what_no_constraint_causes_names_none() -> None:
+    error = InfeasibleError("memory_limit_bytes", 10, 20)
+    options = PlanOptions(stages=2, storage="use")
+    assert with_conflict(error, options, lambda _: False) is error
+    assert with_conflict(error, PlanOptions(), lambda _: True) is error
+    many = PlanOptions(pins={f"op{at}": "B" for at in range(MAX_CONSTRAINTS + 1)})
+    assert with_conflict(error, many, lambda _: True) is error
+
+
+def test_constraints_that_are_not_needed_are_dropped_whatever_their_order() -> None:
+    options = PlanOptions(stages=2, storage="use", micro_batch=4, global_batch=8, schedules=("gpipe",))
+    error = InfeasibleError("micro_batch", 4, None)
+    found = with_conflict(error, options, lambda left: not (left.stages == 2 and left.schedules == ("gpipe",)))
+    assert found.conflict == ("stages=2", "schedules=gpipe")
+    assert str(found).endswith(
+        "stages=2 and schedules=gpipe exclude each other: without any one of them there is a plan"
+    )
+    alone = with_conflict(error, options, lambda left: left.storage != "use")
+    assert str(alone).endswith("without storage=use there is a plan")
+
+
+def test_the_same_conflict_is_found_again() -> None:
+    options: dict[str, Any] = {"memory_limit_bytes": 6_000_000, "pins": {"*": "B", "linear_1": "B"}, "micro_batch": 16}
+    assert refused(**options).conflict == refused(**options).conflict
