@@ -72,6 +72,14 @@ Storage = Annotated[
     typer.Option("--storage", help="Of parameters: as_used, step (ZeRO-2) or use (ZeRO-3). By default the fastest."),
 ]
 
+DataParallel = Annotated[
+    int | None,
+    typer.Option("--data-parallel", metavar="N", help="Devices of a stage that split the batch; 1 forbids it."),
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option("--tensor-parallel", metavar="N", help="Devices of a stage that split parameters; 1 forbids it."),
+]
 Pareto = Annotated[
     int | None,
     typer.Option("--pareto", metavar="N", help="Up to N plans, from the fastest to the one that takes least memory."),
@@ -95,6 +103,8 @@ def plan(
     stages: Stages = None,
     schedule: Schedule = None,
     storage: Storage = None,
+    data_parallel: DataParallel = None,
+    tensor_parallel: TensorParallel = None,
     pareto: Pareto = None,
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
@@ -116,6 +126,8 @@ def plan(
         baselines=DEFAULT_BASELINES if baselines is None else _names(baselines),
         stages=stages,
         storage=storage,
+        data_parallel=data_parallel,
+        tensor_parallel=tensor_parallel,
         schedules=tuple(schedule) if schedule else tuple(SCHEDULES),
     )
     sizes = ModelSizes(seq_len, image_size)

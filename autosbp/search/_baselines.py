@@ -97,6 +97,27 @@ class Roles:
                 return False
         return True
 
+    def splits_parameters(self, cluster: OpCluster, option: int) -> bool:
+        """Some op reads a split parameter."""
+        return any(
+            sbp.is_split and ref.name in self.graph.parameter_names
+            for node, chosen in zip(cluster.nodes, cluster.options[option], strict=True)
+            for ref, sbp in zip(node.refs(), chosen.ins, strict=True)
+        )
+
+    def keeps_matrices(self, cluster: OpCluster, option: int) -> bool:
+        """Some op that shares its work reads matrices or larger parameters, and all of these are whole."""
+        for at, node in enumerate(cluster.nodes):
+            chosen = cluster.options[option][at]
+            matrices = [
+                sbp
+                for ref, sbp in zip(node.refs(), chosen.ins, strict=True)
+                if ref.name in self.graph.parameter_names and len(self.graph.meta(ref).shape) > 1
+            ]
+            if matrices and not any(sbp.is_split for sbp in matrices) and chosen.factor != "I":
+                return True
+        return False
+
     def dense_axis(self, cluster: OpCluster, option: int) -> bool:
         """Tensor parallel for products with parameters, data parallel for convolutions, and either for the rest."""
         if any("conv" in node.op for node in cluster.nodes):

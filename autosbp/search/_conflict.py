@@ -13,7 +13,7 @@ from typing import Any
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.search.plan_options import PlanOptions
 
-NAMES = ("micro_batch", "memory_limit_bytes", "stages", "schedules", "storage")
+NAMES = ("micro_batch", "memory_limit_bytes", "stages", "schedules", "storage", "data_parallel", "tensor_parallel")
 """Options that take strategies away; batch and optimizer are part of the task."""
 MAX_CONSTRAINTS = 32
 """More are not looked into."""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from autosbp.cluster import Cluster
+from collections.abc import Sequence
+
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan, Strategy
+from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import P
 from autosbp.sbp.storage import split_storage
+from autosbp.search._baselines import Roles
+from autosbp.search._build import Allowed
+from autosbp.search._clusters import OpCluster, form_clusters
+from autosbp.search._degrees import Degrees, constrained
 from autosbp.search._layouts import LayoutProblems, Space, Structure
+from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._strategy import used_layouts
 from autosbp.search._weights import AS_USED, FASTEST, STEP, USE
-from autosbp.search.pinned import Pins, read_pins
+from autosbp.search.pinned import read_pins
 from autosbp.search.plan_options import PlanOptions
 
 
@@ -37,20 +44,46 @@ def plan_problems(
     cluster, strategy = plan.cluster, plan.strategy
     return LayoutProblems(
         graph, NetworkModel(cluster, calibration), ComputeModel(cluster.device, calibration),
-        global_batch=strategy.global_batch, optimizer=strategy.optimizer, pins=_pins(graph, cluster, options),
+        global_batch=strategy.global_batch, optimizer=strategy.optimizer,
+        pins=read_pins(graph, _stage_mesh(plan), options.pins),
     )  # fmt: skip
 
 
 def plan_space(problems: LayoutProblems, plan: Plan, options: PlanOptions) -> Space:
-    """The plan's own space; what was pinned stays so."""
+    """The plan's own space; pins and degrees stay."""
     strategy = plan.strategy
-    pins = problems.pins.on(plan.cluster.mesh(), strategy.mesh) if problems.pins else None
-    structure = Structure(strategy.num_stages, strategy.mesh, pins)
+    structure = Structure(strategy.num_stages, strategy.mesh, _allowed(problems, plan, options))
     return Space(structure, strategy.micro_batch, _storage(problems, strategy, options))
 
 
-def _pins(graph: LogicalGraph, cluster: Cluster, options: PlanOptions) -> Pins:
-    return read_pins(graph, cluster.mesh(), options.pins)
+def _stage_mesh(plan: Plan) -> Mesh:
+    return dict(stage_meshes(plan.cluster))[plan.strategy.num_stages]
+
+
+def _allowed(problems: LayoutProblems, plan: Plan, options: PlanOptions) -> Allowed | None:
+    """What the plan's constraints leave of layouts; of several ways to have its degrees, one that the plan has."""
+    strategy, mesh = plan.strategy, _stage_mesh(plan)
+    degrees = Degrees(options.data_parallel, options.tensor_parallel)
+    if not degrees:
+        return problems.pins.on(mesh, strategy.mesh) if problems.pins else None
+    ways = constrained(mesh, problems.pins, degrees, Roles(problems.graph))
+    clusters = form_clusters(problems.bound(strategy.micro_batch))
+    return next(allowed for view, allowed in ways if view == strategy.mesh and _admits(allowed, clusters, strategy))
+
+
+def _admits(allowed: Allowed, clusters: Sequence[OpCluster], strategy: Strategy) -> bool:
+    """Whether the strategy's layouts of the first op of each cluster are among those allowed."""
+
+    def taken(cluster: OpCluster, axis: int, option: int) -> bool:
+        own, chosen = strategy.signatures[cluster.name], cluster.options[option][0]
+        ins, outs = (tuple(layout[axis] for layout in layouts) for layouts in (own.ins, own.outs))
+        return (ins, outs) == (chosen.ins, chosen.outs) and allowed(cluster, axis, option)
+
+    return all(
+        any(taken(cluster, axis, option) for option in range(len(cluster.options)))
+        for cluster in clusters
+        for axis in range(strategy.mesh.ndim)
+    )
 
 
 def _storage(problems: LayoutProblems, strategy: Strategy, options: PlanOptions) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autosbp.cluster import Cluster
+from autosbp.cluster import MAX_DEVICES, Cluster
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.jsonio import Fields, check_integer
 from autosbp.pipeline import MAX_STAGES, SCHEDULES
@@ -17,7 +17,7 @@ from autosbp.search._weights import AS_USED, STEP, USE
 
 MAX_BATCH = 2**30
 STORAGES = (AS_USED, STEP, USE)
-_SELDOM = ("pins", "baselines", "stages", "schedules", "storage")
+_SELDOM = ("pins", "baselines", "stages", "schedules", "storage", "data_parallel", "tensor_parallel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,11 @@ class PlanOptions:
     """What a plan is asked for. Batches are samples over all devices; None lets the planner choose.
 
     Args:
-        pins: layouts that are given, not searched: ``search.pinned`` says what they look like. They are those of all
-            devices together, so that there is one stage.
+        pins: layouts that are given, not searched: ``search.pinned`` says what they look like. They are those of the
+            devices of one stage; where no stages are asked for, there is one.
         stages: of a pipeline; 1 forbids pipelines.
+        data_parallel, tensor_parallel: degrees inside a stage, see ``search._degrees``; 1 forbids splitting the batch, or
+            parameters.
         schedules: those that a pipeline may run.
         baselines: names of what the plan is compared with: ``search._baselines`` says what each is.
         storage: how parameters are stored. ``as_used``; ``step`` (ZeRO-2): split over the ranks that would hold them
@@ -47,6 +49,8 @@ class PlanOptions:
     stages: int | None = None
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     storage: str | None = None
+    data_parallel: int | None = None
+    tensor_parallel: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
@@ -76,8 +80,9 @@ class PlanOptions:
             raise InputError("schedules", self.schedules, f"one or several of {', '.join(SCHEDULES)} are expected")
         if self.storage is not None and self.storage not in STORAGES:
             raise InputError("storage", self.storage, f"one of {', '.join(STORAGES)} is expected")
-        if self.pins and (self.stages or 1) > 1:
-            raise InputError("stages", self.stages, "1 is expected beside pins, which are layouts of all devices")
+        for name in ("data_parallel", "tensor_parallel"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1, MAX_DEVICES)
         for name in ("global_batch", "micro_batch"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, MAX_BATCH)
@@ -97,6 +102,8 @@ class PlanOptions:
             "stages": self.stages,
             "schedules": None if self.schedules == tuple(SCHEDULES) else list(self.schedules),
             "storage": self.storage,
+            "data_parallel": self.data_parallel,
+            "tensor_parallel": self.tensor_parallel,
         }
         return plain | {name: value for name, value in seldom.items() if value is not None}
 

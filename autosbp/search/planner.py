@@ -25,6 +25,7 @@ from autosbp.search._baselines import Recipe, Roles, recipe
 from autosbp.search._best import Best
 from autosbp.search._build import Allowed
 from autosbp.search._conflict import with_conflict
+from autosbp.search._degrees import Degrees, constrained, contradiction
 from autosbp.search._document import plan_document
 from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._leanest import Leanest
@@ -38,6 +39,8 @@ from autosbp.search.plan_options import PlanOptions, require_room
 
 BASELINE_SHARE = 0.1
 """The part of a whole search that a baseline gets. Most are solved at once."""
+NEED_SHARE = 0.25
+"""The part of the time limit in which the memory that would do is looked for."""
 STAGE_AXES = 2
 """Groups of axes of one stage's mesh that layouts tell apart, as a data x tensor grid does; without a pipeline, one more."""
 
@@ -89,7 +92,7 @@ def first_plan(
         if planner is None and found.constraint == "memory_limit_bytes" and found.conflict:
             # Refused before a search: what would do is not known yet.
             free = replace(options, memory_limit_bytes=None, baselines=())
-            found = with_need(found, Planner(graph, cluster, calibration, free, None).leanest())
+            found = with_need(found, Planner(graph, cluster, calibration, free, None).leanest(share=NEED_SHARE))
         raise found from None
 
 
@@ -128,7 +131,8 @@ class Planner:
             raise InputError("micro_batch", options.micro_batch, f"a divisor of the global batch {global_batch}")
         self.mesh = cluster.mesh()
         self.roles = Roles(graph)
-        self.pins = read_pins(graph, self.mesh, options.pins)
+        self.degrees = Degrees(options.data_parallel, options.tensor_parallel)
+        self.pins = read_pins(graph, self._pinned_mesh(), options.pins)
         self.problems = problems or LayoutProblems(
             graph, NetworkModel(cluster, calibration), ComputeModel(cluster.device, calibration),
             global_batch=global_batch, optimizer=options.optimizer, pins=self.pins,
@@ -174,9 +178,9 @@ class Planner:
         fitting = [each for each in lean if each.costs.memory_bytes_per_device <= self.limit]
         return self.search.over(structures, kind, tally, min(fitting, key=lambda each: each.costs.step_time_s))
 
-    def leanest(self, enough: int = 0) -> list[Candidate]:
-        """Strategies of little memory, see ``Leanest``, looked for as long as the time limit says."""
-        deadline = time.monotonic() + self.options.time_limit_s
+    def leanest(self, enough: int = 0, share: float = 1.0) -> list[Candidate]:
+        """Strategies of little memory, see ``Leanest``, looked for as long as a share of the time limit."""
+        deadline = time.monotonic() + share * self.options.time_limit_s
         return Leanest(self.problems, self.options, 0, deadline, None).over(self.structures(), self.kind(), enough)
 
     def kind(self) -> Kind:
@@ -188,10 +192,27 @@ class Planner:
         return Kind(self.options.searcher)
 
     def structures(self) -> list[Structure]:
-        """Stages and views; with pins, the views on which these can be said."""
+        """Stages and views; with pins, the views on which these can be said; with degrees, every way to have them."""
+        if self.degrees:
+            found = [
+                Structure(stages, view, allowed)
+                for stages, mesh in self._stage_meshes()
+                for view, allowed in constrained(
+                    mesh,
+                    self.pins,
+                    self.degrees,
+                    self.roles,
+                    MAX_AXES if stages == 1 or self.options.stages else STAGE_AXES,
+                )
+            ]
+            if not found:
+                raise contradiction(self.degrees, self.cluster.num_devices, self.options.stages)
+            return found
         if self.pins:
-            views = pinned_views(self.pins, self.mesh, mesh_views(self.mesh))
-            return [Structure(1, view, allowed) for view, allowed in views]
+            mesh, stages = self._pinned_mesh(), self.options.stages or 1
+            return [
+                Structure(stages, view, allowed) for view, allowed in pinned_views(self.pins, mesh, mesh_views(mesh))
+            ]
         return [
             Structure(stages, view)
             for stages, mesh in self._stage_meshes()
@@ -201,26 +222,35 @@ class Planner:
             )
         ]
 
-    def _stage_meshes(self) -> Sequence[tuple[int, Mesh]]:
+    def _pinned_mesh(self) -> Mesh:
+        """The mesh that pins are of: one stage's."""
+        return self._asked_meshes(self.options.stages or 1)[0][1]
+
+    def _asked_meshes(self, wanted: int | None) -> Sequence[tuple[int, Mesh]]:
         found = stage_meshes(self.cluster)
-        wanted = self.options.stages
-        if wanted is not None:
-            found = [(stages, mesh) for stages, mesh in found if stages == wanted]
-            if not found:
-                fits = ", ".join(str(stages) for stages, _ in stage_meshes(self.cluster))
-                raise InputError("stages", wanted, f"equal parts of {self.cluster.name} are expected: {fits}")
+        if wanted is None:
+            return found
+        asked = [(stages, mesh) for stages, mesh in found if stages == wanted]
+        if not asked:
+            fits = ", ".join(str(stages) for stages, _ in found)
+            raise InputError("stages", wanted, f"equal parts of {self.cluster.name} are expected: {fits}")
+        return asked
+
+    def _stage_meshes(self) -> Sequence[tuple[int, Mesh]]:
+        """Those that are asked for, and can be filled; with pins, one alone."""
         most = self.problems.most_stages
+        wanted = self.options.stages or (1 if self.pins else None)
         return [
             (stages, mesh)
-            for stages, mesh in found
+            for stages, mesh in self._asked_meshes(wanted)
             if stages == 1 or (stages <= most and self.search.micro_batches(stages))
         ]
 
     def _start(self, baselines: Sequence[Baseline]) -> Candidate | None:
         """The best baseline, where what is asked for leaves it in the space: the plan is never worse. Baselines have no
-        pins, and store parameters as these are used."""
+        pins or degrees, and store parameters as these are used."""
         options = self.options
-        if self.pins or options.storage not in (None, AS_USED):
+        if self.pins or self.degrees or options.storage not in (None, AS_USED):
             return None
         found = [
             Candidate(baseline.strategy, baseline.costs)

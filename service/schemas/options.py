@@ -40,6 +40,12 @@ class PlanOptions(Request):
     storage: str | None = Field(
         default=None, max_length=64, description="Of parameters: as_used, step (ZeRO-2), use (ZeRO-3). By default any."
     )
+    data_parallel: int | None = Field(
+        default=None, description="Devices of a stage that split the batch; 1 forbids it. By default any."
+    )
+    tensor_parallel: int | None = Field(
+        default=None, description="Devices of a stage that split parameters; 1 forbids it. By default any."
+    )
 
     def checked(self) -> api.PlanOptions:
         """The library's options; raises ``InputError`` with the path of the member in the request."""

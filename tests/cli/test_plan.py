@@ -232,6 +232,18 @@ def test_a_name_with_markup_is_shown_as_it_is(run: Run, folder: Path, tmp_path: 
     assert Plan.from_dict(json.loads((tmp_path / "p.json").read_text())).document["model"].startswith("[red]")
 
 
+def test_degrees_are_in_the_plan_and_contradictions_are_named(run: Run, folder: Path) -> None:
+    start = ("plan", folder / "graph.json", "--cluster", "local:2x2", "--global-batch", 64, "--json")
+    done = run(*start, "--data-parallel", 2, "--tensor-parallel", 2)
+    options = json.loads(done.stdout)["options"]
+    assert (options["data_parallel"], options["tensor_parallel"]) == (2, 2)
+    refused = run(*start, "--data-parallel", 4, "--stages", 2, "--time-limit", 5)
+    assert refused.exit_code == 3
+    error = json.loads(refused.stdout)["error"]
+    assert set(error["conflict"]) == {"data_parallel=4", "stages=2"}
+    assert "exclude each other" in refused.stderr
+
+
 def test_a_pinned_layout_is_in_the_plan_and_a_bad_pin_says_what_is_legal(run: Run, folder: Path) -> None:
     start = ("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64, "--json")
     names = json.loads(run(*start).stdout)["strategy"]["parameters"]

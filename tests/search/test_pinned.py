@@ -145,6 +145,19 @@ def test_bad_pins_name_the_pin_its_value_and_what_is_legal(case: str) -> None:
     assert limit in caught.value.limit
 
 
+@pytest.mark.parametrize("pins", [{"layers.1.weight": "S1 -> B"}, {"layers.1.weight": "B", "linear_2": "S1"}])
+def test_pins_beside_stages_are_layouts_of_one_stages_devices(pins: dict[str, str]) -> None:
+    graph, cluster = graph_of("mlp-small"), load_cluster("local:2x2")
+    plan = make_plan(graph, cluster, None, PlanOptions(64, stages=2, pins=pins))
+    assert plan.strategy.num_stages == 2
+    assert stored(plan)["layers.1.weight"] == pins["layers.1.weight"].partition(" ")[0]
+    if "linear_2" in pins:
+        assert format_nd_sbp(plan.strategy.signatures["linear_2"].outs[0]) == pins["linear_2"]
+    assert predict_costs(graph, plan.strategy, cluster).step_time_s == plan.document["step_time_s"]
+    with pytest.raises(InputError, match="each of 1 mesh axes"):
+        make_plan(graph, cluster, None, PlanOptions(64, stages=2, pins={"layers.1.weight": "B,S0"}))
+
+
 def test_pins_that_do_not_go_together_are_infeasible_and_say_what_does() -> None:
     with pytest.raises(
         InfeasibleError, match=r"linear_0 must go together; linear_0 \(aten.linear.default\) has S0"

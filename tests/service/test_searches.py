@@ -95,7 +95,7 @@ def test_pinned_layouts_are_kept_and_pins_that_exclude_each_other_are_named(
     graph = shared.get(f"/v1/models/{ids['model_id']}/graph").json()
     linear = next(node for node in graph["nodes"] if node["op"] == "aten.linear.default")
     weight = linear["args"][1]["ref"]
-    job = search(shared, ids, pins={weight: "S0 -> B"})
+    job = search(shared, ids, pins={weight: "S0 -> B"}, data_parallel=4)
     assert job["state"] == "succeeded", job
     plan = shared.get(f"/v1/strategies/{job['result']['strategy_id']}").json()
     assert set(plan["strategy"]["parameters"][weight].split(",")) == {"S0"}
@@ -126,6 +126,8 @@ def test_a_search_of_no_time_is_infeasible(shared: TestClient, ids: dict[str, An
         ({"options": {"baselines": ["zero4"]}}, "options.baselines"),
         ({"options": {"pins": {"layers.0.weight": 0}}}, "options.pins.layers.0.weight"),
         ({"options": {"pins": ["layers.0.weight"]}}, "options.pins"),
+        ({"options": {"data_parallel": 0}}, "options.data_parallel"),
+        ({"options": {"tensor_parallel": "2"}}, "options.tensor_parallel"),
         ({"options": {"pins": {"a": "x" * 1000}}}, "options.pins.a"),
         ({"options": {"seed": "x"}}, None),
         ({"options": {"memory_limit_bytes": -1}}, None),
