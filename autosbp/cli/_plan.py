@@ -80,6 +80,14 @@ TensorParallel = Annotated[
     int | None,
     typer.Option("--tensor-parallel", metavar="N", help="Devices of a stage that split parameters; 1 forbids it."),
 ]
+Stage = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stage",
+        metavar="NAME=K",
+        help="The stage, from 0, of an op, of the ops that read a parameter, or of a pattern. May be repeated.",
+    ),
+]
 Pareto = Annotated[
     int | None,
     typer.Option("--pareto", metavar="N", help="Up to N plans, from the fastest to the one that takes least memory."),
@@ -105,6 +113,7 @@ def plan(
     storage: Storage = None,
     data_parallel: DataParallel = None,
     tensor_parallel: TensorParallel = None,
+    stage: Stage = None,
     pareto: Pareto = None,
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
@@ -122,12 +131,13 @@ def plan(
     check_output(output)
     options = PlanOptions(
         *(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance),
-        pins=_pins(pin or []),
+        pins=_pairs(pin or [], "--pin", "NAME=LAYOUT"),
         baselines=DEFAULT_BASELINES if baselines is None else _names(baselines),
         stages=stages,
         storage=storage,
         data_parallel=data_parallel,
         tensor_parallel=tensor_parallel,
+        stage_of=_stages(stage or []),
         schedules=tuple(schedule) if schedule else tuple(SCHEDULES),
     )
     sizes = ModelSizes(seq_len, image_size)
@@ -155,14 +165,22 @@ def _names(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(name.strip() for name in text.split(","))
 
 
-def _pins(texts: list[str]) -> dict[str, str]:
-    pins = {}
+def _pairs(texts: list[str], option: str, form: str) -> dict[str, str]:
+    pairs = {}
     for text in texts:
-        name, equals, layout = text.partition("=")
+        name, equals, value = text.partition("=")
         if not equals:
-            raise InputError("--pin", text, "NAME=LAYOUT is expected")
-        pins[name.strip()] = layout.strip()
-    return pins
+            raise InputError(option, text, f"{form} is expected")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _stages(texts: list[str]) -> dict[str, int]:
+    pairs = _pairs(texts, "--stage", "NAME=K")
+    for name, stage in pairs.items():
+        if not (stage.isascii() and stage.isdigit() and len(stage) < 10):
+            raise InputError("--stage", f"{name}={stage}", "NAME=K with a stage from 0 is expected")
+    return {name: int(stage) for name, stage in pairs.items()}
 
 
 def _plans_here(

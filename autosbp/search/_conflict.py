@@ -15,16 +15,17 @@ from autosbp.search.plan_options import PlanOptions
 
 NAMES = ("micro_batch", "memory_limit_bytes", "stages", "schedules", "storage", "data_parallel", "tensor_parallel")
 """Options that take strategies away; batch and optimizer are part of the task."""
+MAPPINGS = ("pins", "stage_of")
 MAX_CONSTRAINTS = 32
 """More are not looked into."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """An option, or one of its pins."""
+    """An option, or one entry of an option that is a mapping."""
 
     option: str
-    pin: str | None
+    key: str | None
     text: str
 
 
@@ -46,7 +47,7 @@ def with_conflict(
 
 
 def constraints(options: PlanOptions) -> list[Constraint]:
-    """The options that differ from the defaults, each pin for itself."""
+    """The options that differ from the defaults; of mappings, each entry for itself."""
     defaults = _defaults()
     found = []
     for name in NAMES:
@@ -54,14 +55,21 @@ def constraints(options: PlanOptions) -> list[Constraint]:
         if value != defaults[name]:
             text = ",".join(value) if isinstance(value, tuple) else value
             found.append(Constraint(name, None, f"{name}={text}"))
-    return found + [Constraint("pins", name, f"pins.{name}={layout}") for name, layout in options.pins.items()]
+    return found + [
+        Constraint(option, key, f"{option}.{key}={value}")
+        for option in MAPPINGS
+        for key, value in getattr(options, option).items()
+    ]
 
 
 def _with(options: PlanOptions, kept: list[Constraint]) -> PlanOptions:
     """The options with no other constraints than these, and no baselines."""
     dropped = {name: value for name, value in _defaults().items() if name not in {each.option for each in kept}}
-    pins = {each.pin: options.pins[each.pin] for each in kept if each.pin is not None}
-    return replace(options, **{**dropped, "pins": pins, "baselines": ()})
+    entries = {
+        option: {each.key: getattr(options, option)[each.key] for each in kept if each.option == option}
+        for option in MAPPINGS
+    }
+    return replace(options, **{**dropped, **entries, "baselines": ()})
 
 
 def _defaults() -> dict[str, Any]:

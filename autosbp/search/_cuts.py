@@ -25,12 +25,15 @@ ENOUGH = 1.02
 @dataclass(frozen=True)
 class Places:
     """``names[i]`` are the ops that a chunk may begin with, in order; ``before_s[i]`` is what runs before it of one
-    microbatch, ``total_s`` all; ``crossing[i]`` are the bytes that one rank sends on there."""
+    microbatch, ``total_s`` all; ``crossing[i]`` are the bytes that one rank sends on there. ``at[i]`` is the
+    op's position in the program; ``held`` are positions of ops, and the stages that these must be in."""
 
     names: tuple[str, ...]
     before_s: Floats
     crossing: Floats
     total_s: float
+    at: tuple[int, ...] = ()
+    held: tuple[tuple[int, int], ...] = ()
 
     @property
     def levels(self) -> list[float]:
@@ -39,10 +42,14 @@ class Places:
 
 
 def find_places(
-    graph: LogicalGraph, strategy: Strategy, seconds: Mapping[str, float], starts: frozenset[str] | None = None
+    graph: LogicalGraph,
+    strategy: Strategy,
+    seconds: Mapping[str, float],
+    starts: frozenset[str] | None = None,
+    held: Mapping[str, int] | None = None,
 ) -> Places:
     """``seconds`` are those of one microbatch by op; ops that it lacks take none. ``graph`` is bound. A chunk may begin with
-    any op, or with those in ``starts``."""
+    any op, or with those in ``starts``. ``held`` are stages of ops."""
     nodes = [node for node in graph.nodes if node.name in graph.computed]
     at = {node.name: place for place, node in enumerate(nodes)}
     last: dict[Ref, int] = {graph.loss: len(nodes) - 1}
@@ -59,13 +66,16 @@ def find_places(
     crossing = np.cumsum(change)[: len(nodes)]
     own = np.array([seconds.get(node.name, 0.0) for node in nodes])
     before = np.concatenate([[0.0], np.cumsum(own)])
-    chosen = [at for at in range(1, len(nodes)) if starts is None or nodes[at].name in starts]
-    return Places(tuple(nodes[at].name for at in chosen), before[chosen], crossing[chosen], float(before[-1]))
+    chosen = [place for place in range(1, len(nodes)) if starts is None or nodes[place].name in starts]
+    stages = tuple((at[name], stage) for name, stage in (held or {}).items())
+    names = tuple(nodes[place].name for place in chosen)
+    return Places(names, before[chosen], crossing[chosen], float(before[-1]), tuple(chosen), stages)
 
 
-def cut(places: Places, num_chunks: int, seconds_per_byte: float) -> tuple[str, ...] | None:
-    """The cuts of the chunks whose slowest takes least; None where there are fewer places than that. A message takes
-    ``seconds_per_byte`` twice at each end, forward and back."""
+def cut(places: Places, num_chunks: int, seconds_per_byte: float, stages: int | None = None) -> tuple[str, ...] | None:
+    """The cuts of the chunks whose slowest takes least; None where there are fewer places than that, or none hold ops to
+    their stages. A message takes ``seconds_per_byte`` twice at each end, forward and back. Chunk c is of stage c mod
+    ``stages``, of which there are as many as chunks if not said."""
     best: tuple[float, tuple[str, ...]] | None = None
     for level in places.levels:
         chosen = np.flatnonzero(places.crossing <= level)
@@ -73,16 +83,16 @@ def cut(places: Places, num_chunks: int, seconds_per_byte: float) -> tuple[str, 
             continue
         if len(chosen) > MAX_PLACES:
             break
-        slowest, picked = _balance(places, chosen, num_chunks, seconds_per_byte)
-        if best is None or slowest < best[0]:
+        slowest, picked = _balance(places, chosen, num_chunks, seconds_per_byte, stages or num_chunks)
+        if slowest < (np.inf if best is None else best[0]):
             best = slowest, tuple(places.names[at] for at in picked)
-        if best[0] <= ENOUGH * places.total_s / num_chunks:
+        if best is not None and best[0] <= ENOUGH * places.total_s / num_chunks:
             break
     return None if best is None else best[1]
 
 
 def _balance(
-    places: Places, chosen: NDArray[np.int64], num_chunks: int, seconds_per_byte: float
+    places: Places, chosen: NDArray[np.int64], num_chunks: int, seconds_per_byte: float, stages: int
 ) -> tuple[float, list[int]]:
     """The least slowest chunk, by dynamic programming; of equals, the one with the earliest cuts."""
     starts = np.concatenate([[0.0], places.before_s[chosen]])
@@ -91,10 +101,11 @@ def _balance(
     # chunk[i, j]: from place i to place j; place 0 is the model's begin, the last end its end.
     chunk = (ends + np.append(sends, 0.0))[None, :] - starts[:, None] + np.concatenate([[0.0], sends])[:, None]
     chunk[np.tri(len(starts), k=-1, dtype=bool)] = np.inf
-    slowest = chunk[0]
+    slowest = _held_chunks(places, chosen, chunk, 0)[0]
     choices = []
-    for _ in range(num_chunks - 1):
-        through = np.maximum(np.concatenate([[np.inf], slowest[:-1]])[:, None], chunk)
+    for at in range(1, num_chunks):
+        own = _held_chunks(places, chosen, chunk, at % stages)
+        through = np.maximum(np.concatenate([[np.inf], slowest[:-1]])[:, None], own)
         choices.append(through.argmin(axis=0))
         slowest = through.min(axis=0)
     at, picked = len(ends) - 1, []
@@ -103,3 +114,16 @@ def _balance(
         picked.append(int(chosen[at - 1]))
         at -= 1
     return float(slowest[-1]), picked[::-1]
+
+
+def _held_chunks(places: Places, chosen: NDArray[np.int64], chunk: Floats, stage: int) -> Floats:
+    """Chunks of a stage: infinite where they contain an op that is held to another."""
+    others = [at for at, own in places.held if own != stage]
+    if not others:
+        return chunk
+    cuts = np.array(places.at)[chosen]
+    starts, ends = np.concatenate([[0], cuts]), np.append(cuts, np.iinfo(np.int64).max)
+    contains = np.zeros(chunk.shape, dtype=bool)
+    for at in others:
+        contains |= (starts <= at)[:, None] & (at < ends)[None, :]
+    return np.where(contains, np.inf, chunk)

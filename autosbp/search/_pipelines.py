@@ -46,6 +46,7 @@ def pipelines(
     links: LinkModel,
     kinds: tuple[str, ...],
     starts: frozenset[str] | None = None,
+    held: Mapping[str, int] | None = None,
 ) -> Iterator[tuple[float, Strategy]]:
     """``strategy`` cut into stages, for each schedule with as many chunks a stage as are quickest; the quickest by estimate
     first, with that estimate.
@@ -56,13 +57,14 @@ def pipelines(
         seconds: of one microbatch, by op.
         kinds: schedules that are asked for.
         starts: ops that a chunk may begin with; any where there are none.
+        held: stages of ops.
     """
-    places = find_places(graph, strategy, seconds, starts)
+    places = find_places(graph, strategy, seconds, starts, held)
     per_byte = _seconds_per_byte(places, strategy, links)
     num_micro = strategy.num_micro
     deferred = _deferred(graph, strategy)
     cuts = {
-        virtual: cut(places, stages * virtual, per_byte)
+        virtual: cut(places, stages * virtual, per_byte, stages)
         for virtual in {shape.virtual for shape in shapes(stages, num_micro, kinds)}
         if stages * virtual <= len(places.names) + 1
     }

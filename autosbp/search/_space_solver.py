@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -22,6 +22,7 @@ from autosbp.sbp.boxing import split_factor
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
 from autosbp.search._layouts import LayoutProblems, Layouts, Space, Structure
 from autosbp.search._pipelines import pipelines
+from autosbp.search._stage_pins import read_stages
 from autosbp.search._tied import tied
 from autosbp.search._weights import CHEAPEST, FASTEST, STEP, USE
 from autosbp.search.plan_options import PlanOptions
@@ -102,6 +103,11 @@ class SpaceSolver:
             size = self.options.micro_batch
             return [size] if whole // size >= stages else []
         return [size for size in self._sizes if whole // size >= stages]
+
+    @cached_property
+    def _held(self) -> Mapping[str, int]:
+        """Stages of ops that are given."""
+        return read_stages(self.problems.graph, self.options.stage_of)
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -242,7 +248,9 @@ class SpaceSolver:
             found = [
                 each
                 for variant in variants
-                for each in pipelines(graph, variant, seconds, space.stages, self.links, kinds, problems.starts)
+                for each in pipelines(
+                    graph, variant, seconds, space.stages, self.links, kinds, problems.starts, self._held
+                )
             ]
             found = _shortlist(found)
         for estimate, each in found:

@@ -17,7 +17,7 @@ from autosbp.search._weights import AS_USED, STEP, USE
 
 MAX_BATCH = 2**30
 STORAGES = (AS_USED, STEP, USE)
-_SELDOM = ("pins", "baselines", "stages", "schedules", "storage", "data_parallel", "tensor_parallel")
+_SELDOM = ("pins", "baselines", "stages", "schedules", "storage", "data_parallel", "tensor_parallel", "stage_of")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class PlanOptions:
             parameters.
         schedules: those that a pipeline may run.
         baselines: names of what the plan is compared with: ``search._baselines`` says what each is.
+        stage_of: stages, from 0, that ops are given: by their names, by parameters that they read, or by patterns of either.
         storage: how parameters are stored. ``as_used``; ``step`` (ZeRO-2): split over the ranks that would hold them
             alike, gathered once a step; ``use`` (ZeRO-3): gathered for each use.
     """
@@ -51,6 +52,7 @@ class PlanOptions:
     storage: str | None = None
     data_parallel: int | None = None
     tensor_parallel: int | None = None
+    stage_of: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
@@ -69,6 +71,12 @@ class PlanOptions:
         for name, layout in self.pins.items():
             if not isinstance(name, str) or not isinstance(layout, str):
                 raise InputError(f"pins.{name}", layout, "a layout such as 'S0' is expected")
+        if not isinstance(self.stage_of, Mapping):
+            raise InputError("stage_of", self.stage_of, "a mapping from names to stages is expected")
+        for name, stage in self.stage_of.items():
+            if not isinstance(name, str):
+                raise InputError("stage_of", name, "names of ops or parameters are expected")
+            check_integer(f"stage_of.{name}", stage, 0, MAX_STAGES - 1)
         if not isinstance(self.baselines, tuple) or len(set(self.baselines)) != len(self.baselines):
             raise InputError("baselines", self.baselines, "distinct names of baselines are expected")
         for name in self.baselines:
@@ -104,6 +112,7 @@ class PlanOptions:
             "storage": self.storage,
             "data_parallel": self.data_parallel,
             "tensor_parallel": self.tensor_parallel,
+            "stage_of": dict(self.stage_of) or None,
         }
         return plain | {name: value for name, value in seldom.items() if value is not None}
 

@@ -31,6 +31,7 @@ from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._leanest import Leanest
 from autosbp.search._space_solver import Candidate, Kind, Tally
 from autosbp.search._stage_meshes import stage_meshes
+from autosbp.search._stage_pins import read_stages
 from autosbp.search._stored_apart import best_stored_apart
 from autosbp.search._views import MAX_AXES, mesh_views, tensor_parallel_view
 from autosbp.search._weights import AS_USED
@@ -133,6 +134,7 @@ class Planner:
         self.roles = Roles(graph)
         self.degrees = Degrees(options.data_parallel, options.tensor_parallel)
         self.pins = read_pins(graph, self._pinned_mesh(), options.pins)
+        self.last_stage = max(read_stages(graph, options.stage_of).values(), default=0)
         self.problems = problems or LayoutProblems(
             graph, NetworkModel(cluster, calibration), ComputeModel(cluster.device, calibration),
             global_batch=global_batch, optimizer=options.optimizer, pins=self.pins,
@@ -168,6 +170,9 @@ class Planner:
         try:
             return self.search.over(structures, kind, tally, start)
         except InfeasibleError as error:
+            if error.constraint == "global_batch" and self.options.stage_of:
+                text = ", ".join(f"{name}={stage}" for name, stage in self.options.stage_of.items())
+                raise InfeasibleError("stage_of", text, None, "no cuts hold these ops to their stages") from None
             if error.constraint != "memory_limit_bytes" or not kind.relaxes:
                 raise
             lean = self.leanest()
@@ -192,6 +197,14 @@ class Planner:
         return Kind(self.options.searcher)
 
     def structures(self) -> list[Structure]:
+        """Those that are searched."""
+        found = [structure for structure in self._structures() if structure.stages > self.last_stage]
+        if not found:
+            detail = "a stage with this number needs more stages than are allowed, or than the batch fills"
+            raise InfeasibleError("stage_of", self.last_stage, None, detail)
+        return found
+
+    def _structures(self) -> list[Structure]:
         """Stages and views; with pins, the views on which these can be said; with degrees, every way to have them."""
         if self.degrees:
             found = [
@@ -248,9 +261,9 @@ class Planner:
 
     def _start(self, baselines: Sequence[Baseline]) -> Candidate | None:
         """The best baseline, where what is asked for leaves it in the space: the plan is never worse. Baselines have no
-        pins or degrees, and store parameters as these are used."""
+        pins, degrees or given stages, and store parameters as these are used."""
         options = self.options
-        if self.pins or self.degrees or options.storage not in (None, AS_USED):
+        if self.pins or self.degrees or options.stage_of or options.storage not in (None, AS_USED):
             return None
         found = [
             Candidate(baseline.strategy, baseline.costs)

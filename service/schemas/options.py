@@ -40,6 +40,11 @@ class PlanOptions(Request):
     storage: str | None = Field(
         default=None, max_length=64, description="Of parameters: as_used, step (ZeRO-2), use (ZeRO-3). By default any."
     )
+    stage_of: dict[Annotated[str, Field(max_length=512)], int] = Field(
+        default={},
+        max_length=1024,
+        description="Stages, from 0, of ops, of the ops that read a parameter, of patterns.",
+    )
     data_parallel: int | None = Field(
         default=None, description="Devices of a stage that split the batch; 1 forbids it. By default any."
     )

@@ -237,6 +237,11 @@ def test_degrees_are_in_the_plan_and_contradictions_are_named(run: Run, folder: 
     done = run(*start, "--data-parallel", 2, "--tensor-parallel", 2)
     options = json.loads(done.stdout)["options"]
     assert (options["data_parallel"], options["tensor_parallel"]) == (2, 2)
+    staged = json.loads(run(*start, "--stages", 2, "--stage", "relu_0=1").stdout)
+    assert staged["options"]["stage_of"] == {"relu_0": 1}
+    assert staged["strategy"]["pipeline"]["cuts"][0] in ("relu_0", "linear_0")
+    for given in ("relu_0", "relu_0=-1", "relu_0=two"):
+        assert "NAME=K" in run(*start, "--stage", given).stderr
     refused = run(*start, "--data-parallel", 4, "--stages", 2, "--time-limit", 5)
     assert refused.exit_code == 3
     error = json.loads(refused.stdout)["error"]

@@ -127,6 +127,8 @@ def test_a_search_of_no_time_is_infeasible(shared: TestClient, ids: dict[str, An
         ({"options": {"pins": {"layers.0.weight": 0}}}, "options.pins.layers.0.weight"),
         ({"options": {"pins": ["layers.0.weight"]}}, "options.pins"),
         ({"options": {"data_parallel": 0}}, "options.data_parallel"),
+        ({"options": {"stage_of": {"linear_0": -1}}}, "options.stage_of.linear_0"),
+        ({"options": {"stage_of": {"linear_0": "1"}}}, "options.stage_of.linear_0"),
         ({"options": {"tensor_parallel": "2"}}, "options.tensor_parallel"),
         ({"options": {"pins": {"a": "x" * 1000}}}, "options.pins.a"),
         ({"options": {"seed": "x"}}, None),
