@@ -17,9 +17,9 @@ from autosbp.cli._files import (
     read_plan,
     read_plan_graph,
 )
-from autosbp.cli._findings import certificate, findings
+from autosbp.cli._findings import certificate, findings, of_links
 from autosbp.cli._format import num_bytes, percent, seconds, table
-from autosbp.cli._issues import issues
+from autosbp.cli._issues import issues, link_seconds
 from autosbp.cli._layers import axis_titles, groups, words
 from autosbp.cli._options import AsJson, Calibration, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
 from autosbp.cli._plan import show
@@ -29,6 +29,7 @@ from autosbp.cli._why import explain_why
 from autosbp.errors import InputError
 
 if TYPE_CHECKING:
+    from autosbp.costmodel.calibration import Calibration as CostsFrom
     from autosbp.graph.ir import LogicalGraph
     from autosbp.plan import Plan
 
@@ -97,7 +98,7 @@ def explain(
         else:
             console().out(text, highlight=False)
         return
-    document = explanation(found, find_plan_graph(found, graph, model, sizes))
+    document = explanation(found, find_plan_graph(found, graph, model, sizes), read_calibration(calibration))
     if as_json:
         print_json(document)
     else:
@@ -124,8 +125,8 @@ def _program(plan: Plan, graph: LogicalGraph, rank: int) -> str:
     return "\n".join(str(module.print_readable(print_output=False)) for module in modules)
 
 
-def explanation(plan: Plan, graph: LogicalGraph | None) -> dict[str, Any]:
-    """What ``--json`` prints."""
+def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom | None = None) -> dict[str, Any]:
+    """What ``--json`` prints; of links, where the graph is there, and the calibration that the plan has."""
     from autosbp.plan import simulated_s
 
     document = plan.document
@@ -149,7 +150,13 @@ def explanation(plan: Plan, graph: LogicalGraph | None) -> dict[str, Any]:
         "warnings": list(document.get("warnings", ())),
         "provenance": document["provenance"],
     }
-    return found if graph is None else {**found, "collectives": issues(plan, graph)}
+    if graph is None:
+        return found
+    found["collectives"] = issues(plan, graph)
+    links = link_seconds(plan, graph, calibration)
+    if links is not None:
+        found |= {"links": links, "findings": [*found["findings"], *of_links(links, document["step_time_s"])]}
+    return found
 
 
 def _group(group: Any) -> dict[str, Any]:
@@ -190,5 +197,8 @@ def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
             for entry in found["collectives"]
         ]
         out.print(table("collectives of a step", ("kind", "phase", "axes", "calls", "bytes of a device"), calls, 3))
+    if "links" in found:
+        rows = [(name, seconds(spent), percent(spent, step)) for name, spent in found["links"].items()]
+        out.print(table("communication by the slowest link that it crosses", ("level", "time", "of the step"), rows))
     sources = ", ".join(f"{name} {value}" for name, value in found["provenance"].items() if value is not None)
     out.print(f"from: {sources}", style="dim")

@@ -37,6 +37,16 @@ def findings(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def of_links(links: Mapping[str, float], step_s: float) -> list[str]:
+    """Which link communication takes most of its time on."""
+    spent = sum(links.values())
+    if not spent:
+        return []
+    name = max(links, key=lambda level: links[level])
+    share = percent(links[name], spent)
+    return [f"Of communication, {share} crosses links of level {name}: {percent(links[name], step_s)} of the step."]
+
+
 def _what_binds(document: Mapping[str, Any]) -> str:
     breakdown, step = document["breakdown"], document["step_time_s"]
     largest = max(_ADVICE, key=lambda name: breakdown[name])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autosbp.costmodel.calibration import Calibration
     from autosbp.costmodel.collectives import Collective
     from autosbp.costmodel.stages import StageCall
     from autosbp.graph.ir import LogicalGraph
@@ -31,6 +32,22 @@ def issues(plan: Plan, graph: LogicalGraph) -> list[dict[str, Any]]:
         for stage in range(strategy.pipeline.num_stages)
     ]
     return max(sent, key=lambda entries: sum(entry["bytes_per_device"] for entry in entries))
+
+
+def link_seconds(plan: Plan, graph: LogicalGraph, calibration: Calibration | None) -> dict[str, float] | None:
+    """Seconds of a step's communication by level of the cluster; None without the calibration that the plan has."""
+    from autosbp.costmodel.boxing import BoxingModel
+    from autosbp.costmodel.compute import ComputeModel
+    from autosbp.costmodel.levels import level_seconds
+    from autosbp.costmodel.network import NetworkModel
+
+    given = None if calibration is None else calibration.calibration_id
+    if given != plan.document["provenance"].get("calibration_id"):
+        return None
+    strategy = plan.strategy
+    compute = ComputeModel(plan.cluster.device, calibration)
+    boxing = BoxingModel(NetworkModel(plan.cluster, calibration), strategy.mesh, compute.copy_bytes_per_s)
+    return level_seconds(graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch)), strategy, boxing, compute)
 
 
 def _arrives(call: Collective | StageCall, stage: int) -> bool:

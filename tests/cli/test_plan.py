@@ -80,6 +80,8 @@ def test_explain_json_counts_the_charged_collectives(run: Run, folder: Path, pla
     assert sent == pytest.approx(plan["comm_bytes_per_device"], abs=len(found["collectives"]))
     assert {entry["name"] for entry in found["parameters"]} == {"layers.*.weight"}
     assert found["plan_id"] == plan["plan_id"]
+    assert sum(found["links"].values()) == pytest.approx(plan["breakdown"]["exposed_comm_s"], rel=1e-9)
+    assert any("crosses links of level g" in sentence for sentence in found["findings"])
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,0 +1,55 @@
+"""Which links a step's communication goes over: its seconds by the slowest level of the cluster that each message crosses."""
+
+from __future__ import annotations
+
+from autosbp.cluster import Cluster
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.collectives import Collective
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.stages import StageCall, Stages
+from autosbp.costmodel.timeline import Timeline
+from autosbp.graph.ir import LogicalGraph
+from autosbp.plan import Strategy
+from autosbp.sbp.mesh import Mesh
+
+
+def level_seconds(
+    graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel
+) -> dict[str, float]:
+    """Seconds of one device's communication in a step by level, outermost first, each message for itself; their sum is
+    ``Costs.exposed_comm_s``. Of a pipeline, those of the stage that has most, messages between stages among them, none of
+    which waits for another. Arguments as of ``evaluate``."""
+    cluster = boxing.network.cluster
+    if strategy.pipeline is None:
+        found = dict.fromkeys(range(len(cluster.levels)), 0.0)
+        for events, times in Timeline(graph, strategy, boxing, compute).phases():
+            for event in events:
+                if event.category == "comm":
+                    found[event.level] += times * event.summed_s
+    else:
+        stages = Stages(graph, strategy)
+        every = [_of_stage(stages, stage, boxing.network) for stage in range(strategy.num_stages)]
+        found = max(every, key=lambda each: sum(each.values()))
+    return {cluster.levels[at].name: seconds for at, seconds in found.items()}
+
+
+def _of_stage(stages: Stages, stage: int, network: NetworkModel) -> dict[int, float]:
+    mesh = stages.strategy.mesh
+    found = dict.fromkeys(range(len(network.cluster.levels)), 0.0)
+    for call in stages.calls(stage):
+        shape = _shape(call, mesh, network.cluster)
+        level = next((at for at, count in enumerate(shape) if count > 1), None)
+        if level is not None:
+            found[level] += network.time_s(call.kind, call.num_bytes, shape)
+    return found
+
+
+def _shape(call: Collective | StageCall, mesh: Mesh, cluster: Cluster) -> tuple[int, ...]:
+    """Units of each level of a group: of a stage's mesh, or of the ranks in one place of several stages."""
+    if isinstance(call, Collective):
+        return mesh.group_shape(call.axes)
+    if len(cluster.levels) == 1:
+        return (len(call.stages),)
+    nodes = {stage * mesh.size // cluster.devices_per_node for stage in call.stages}
+    return len(nodes), max(1, len(call.stages) // len(nodes))
