@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autosbp.cli._format import num_bytes, percent, seconds
+from autosbp.cli._run import note
+
+if TYPE_CHECKING:
+    from autosbp.plan import Plan
 
 _TIGHT = 0.9
 _SAME = 1e-6
@@ -35,6 +39,13 @@ def findings(document: Mapping[str, Any]) -> list[str]:
         *_baselines(document),
         *_next(document),
     ]
+
+
+def note_other_release(plan: Plan, step_s: float) -> None:
+    """Say so where the plan's costs are not those that its strategy has now."""
+    then = plan.document["step_time_s"]
+    if abs(step_s - then) > _SAME * then:
+        note(f"warning: another release costed this plan: {seconds(then)} then, {seconds(step_s)} now; plan again")
 
 
 def of_links(links: Mapping[str, float], step_s: float) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from autosbp.cli._findings import note_other_release
 from autosbp.cli._format import percent, seconds, table
 from autosbp.cli._run import console, note, print_json
 
@@ -21,21 +22,23 @@ def explain_what_if(
     plan: Plan, graph: LogicalGraph, calibration: Calibration | None, *, factor: float, as_json: bool
 ) -> None:
     """A table with a row for each change, or the object of ``what_if_document``."""
-    from autosbp.api import what_if
+    from autosbp.api import predict_costs, what_if
 
     found = what_if(
         graph, plan, calibration, factor=factor, report=lambda name: note(f"searching with {factor:g} x {name}")
     )
-    document = what_if_document(plan, found, calibrated=calibration is not None)
+    step = predict_costs(graph, plan.strategy, plan.cluster, calibration).step_time_s
+    note_other_release(plan, step)
+    document = what_if_document(plan, found, step, calibrated=calibration is not None)
     if as_json:
         print_json(document)
     else:
         _show(document, factor)
 
 
-def what_if_document(plan: Plan, found: tuple[Change, ...], *, calibrated: bool) -> dict[str, Any]:
-    """What ``--what-if --json`` prints; most saved first."""
-    step = plan.document["step_time_s"]
+def what_if_document(plan: Plan, found: tuple[Change, ...], step: float, *, calibrated: bool) -> dict[str, Any]:
+    """What ``--what-if --json`` prints; most saved first. ``step`` is that of the plan's strategy, costed now: an earlier
+    release may have said otherwise."""
     changes = [
         {
             "change": each.name,

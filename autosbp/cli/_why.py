@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from autosbp.cli._findings import note_other_release
 from autosbp.cli._format import num_bytes, seconds, table
 from autosbp.cli._layers import family
 from autosbp.cli._run import console, print_json
@@ -16,22 +17,29 @@ if TYPE_CHECKING:
     from autosbp.search.why import Alternative, OpAlternatives
 
 
+FAMILIES = 4
+"""Kinds of ops and parameters that a row names; ``--json`` has all."""
+
+
 def explain_why(
     plan: Plan, graph: LogicalGraph, name: str, calibration: Calibration | None, *, most: int, as_json: bool
 ) -> None:
     """Tables of each op's alternatives, or the object of ``why_document``."""
-    from autosbp.api import why
+    from autosbp.api import predict_costs, why
 
-    document = why_document(plan, why(graph, plan, name, calibration, most=most))
+    found = why(graph, plan, name, calibration, most=most)
+    step = predict_costs(graph, plan.strategy, plan.cluster, calibration).step_time_s
+    note_other_release(plan, step)
+    document = why_document(plan, found, step)
     if as_json:
         print_json(document)
     else:
         _show(document)
 
 
-def why_document(plan: Plan, found: tuple[OpAlternatives, ...]) -> dict[str, Any]:
-    """What ``--why --json`` prints; times and bytes are None where no strategy with the signature fits."""
-    step = plan.document["step_time_s"]
+def why_document(plan: Plan, found: tuple[OpAlternatives, ...], step: float) -> dict[str, Any]:
+    """What ``--why --json`` prints; times and bytes are None where no strategy with the signature fits. ``step`` is that of
+    the plan's strategy, costed now: an earlier release may have said otherwise."""
     ops = [
         {
             "op": each.op,
@@ -91,4 +99,8 @@ def _families(names: Mapping[str, Any]) -> str:
     counts: dict[str, int] = {}
     for name in names:
         counts[family(name)] = counts.get(family(name), 0) + 1
-    return ", ".join(f"{name} x{count}" if count > 1 else name for name, count in counts.items()) or "-"
+    shown = [f"{name} x{count}" if count > 1 else name for name, count in counts.items()]
+    if len(shown) > FAMILIES:
+        left = sum(list(counts.values())[FAMILIES - 1 :])
+        shown = [*shown[: FAMILIES - 1], f"and {left} more"]
+    return ", ".join(shown) or "-"

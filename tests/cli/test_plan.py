@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autosbp.plan import Plan
+from autosbp.plan import Plan, plan_id_of
 from tests.cli.conftest import Run
 
 CONTRACT = {
@@ -122,6 +122,16 @@ def test_explain_what_if_tells_what_better_hardware_buys(run: Run, folder: Path,
     shown = run(*options).stdout
     for text in ("2 x link g", "searched again", "data sheet"):
         assert text in shown
+
+
+def test_a_plan_that_another_release_costed_is_costed_anew(run: Run, folder: Path, tmp_path: Path) -> None:
+    document = json.loads((folder / "plan.json").read_text())
+    document["step_time_s"] *= 2
+    (tmp_path / "old.json").write_text(json.dumps({**document, "plan_id": plan_id_of(document)}))
+    for option in ("--what-if",), ("--why", "linear_1"):
+        done = run("explain", tmp_path / "old.json", "--graph", folder / "graph.json", *option, "--json")
+        assert json.loads(done.stdout)["step_time_s"] == pytest.approx(document["step_time_s"] / 2)
+        assert "another release costed this plan" in done.stderr
 
 
 def test_a_front_is_shown_printed_and_written_beside_the_plan(run: Run, folder: Path, tmp_path: Path) -> None:
