@@ -16,6 +16,7 @@ from math import prod
 from autosbp.errors import InfeasibleError
 from autosbp.sbp.mesh import Mesh
 from autosbp.search._baselines import Roles
+from autosbp.search._build import Allowed
 from autosbp.search._clusters import OpCluster
 from autosbp.search._views import MAX_AXES, mesh_views, tensor_parallel_view
 from autosbp.search.pinned import Pins
@@ -70,6 +71,11 @@ def constrained(
             for parts in _parts(view, degrees):
                 found.append((view, Constrained(own.used, own.stored, own.made, degrees, roles, parts)))
     return found
+
+
+def without_copies(allowed: Allowed | None) -> Allowed:
+    """The same layouts, but every op reads parameters as they are stored: no ZeRO of those that several ops read, either."""
+    return lambda cluster, axis, option: allowed is None or allowed(cluster, axis, option)
 
 
 def contradiction(degrees: Degrees, num_devices: int, stages: int | None) -> InfeasibleError:

@@ -16,7 +16,7 @@ from autosbp.sbp.storage import split_storage
 from autosbp.search._baselines import Roles
 from autosbp.search._build import Allowed
 from autosbp.search._clusters import OpCluster, form_clusters
-from autosbp.search._degrees import Degrees, constrained
+from autosbp.search._degrees import Degrees, constrained, without_copies
 from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._strategy import used_layouts
@@ -52,7 +52,10 @@ def plan_problems(
 def plan_space(problems: LayoutProblems, plan: Plan, options: PlanOptions) -> Space:
     """The plan's own space; pins and degrees stay."""
     strategy = plan.strategy
-    structure = Structure(strategy.num_stages, strategy.mesh, _allowed(problems, plan, options))
+    allowed = _allowed(problems, plan, options)
+    if options.storage == AS_USED and not problems.pins:
+        allowed = without_copies(allowed)
+    structure = Structure(strategy.num_stages, strategy.mesh, allowed)
     return Space(structure, strategy.micro_batch, _storage(problems, strategy, options))
 
 

@@ -25,7 +25,7 @@ from autosbp.search._baselines import Recipe, Roles, recipe
 from autosbp.search._best import Best
 from autosbp.search._build import Allowed
 from autosbp.search._conflict import with_conflict
-from autosbp.search._degrees import Degrees, constrained, contradiction
+from autosbp.search._degrees import Degrees, constrained, contradiction, without_copies
 from autosbp.search._document import plan_document
 from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._leanest import Leanest
@@ -202,6 +202,8 @@ class Planner:
         if not found:
             detail = "a stage with this number needs more stages than are allowed, or than the batch fills"
             raise InfeasibleError("stage_of", self.last_stage, None, detail)
+        if self.options.storage == AS_USED and not self.pins:
+            return [replace(structure, allowed=without_copies(structure.allowed)) for structure in found]
         return found
 
     def _structures(self) -> list[Structure]:

@@ -91,6 +91,23 @@ def test_degrees_cost_no_less_than_none_and_all_of_them_no_more_than_megatron() 
     assert grids[-1]["step_time_s"] <= free["baselines"]["data_parallel"]["step_time_s"]
 
 
+@pytest.mark.parametrize("data", [1, 2, 4, None])
+def test_parameters_that_are_stored_as_used_are_read_as_they_are_stored(data: int | None) -> None:
+    graph, plan = graph_of("gpt2-demo"), planned(data_parallel=data, stages=1, storage="as_used")
+    strategy = plan.strategy
+    for node in graph.nodes:
+        if node.name in strategy.signatures:
+            for ref, layout in zip(node.refs(), strategy.signatures[node.name].ins, strict=True):
+                if ref.name in strategy.parameters and not any(sbp.is_partial for sbp in layout):
+                    assert layout == strategy.parameters[ref.name]
+    assert plan.document["gap"] == 0.0
+    if data == 4:
+        baselines = make_plan(graph, plan.cluster, None, PlanOptions(16, stages=1)).document["baselines"]
+        assert plan.document["step_time_s"] == pytest.approx(baselines["data_parallel"]["step_time_s"], rel=1e-9)
+    (found,) = why(graph, plan, "linear_3", most=2)
+    assert [each.step_time_s for each in found.found if each.chosen] == [pytest.approx(plan.document["step_time_s"])]
+
+
 def test_degrees_hold_where_a_level_has_to_be_told_apart() -> None:
     graph = graph_of("gpt2")
     plan = planned("gpt2", "dgx-a100-40g:2", global_batch=64, data_parallel=2, tensor_parallel=4, stages=2)
