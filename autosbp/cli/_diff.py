@@ -16,7 +16,7 @@ from autosbp.cli._run import console, print_json
 First = Annotated[str, typer.Argument(metavar="A", help="A plan .json.", show_default=False)]
 Second = Annotated[str, typer.Argument(metavar="B", help="Another plan .json.", show_default=False)]
 _COSTS = {"step_time_s": seconds, "comm_bytes_per_device": num_bytes, "memory_bytes_per_device": num_bytes}
-_CHOICES = ("global_batch", "micro_batch", "optimizer", "pipeline")
+_CHOICES = ("global_batch", "micro_batch", "optimizer", "gather", "pipeline")
 
 
 def diff(first: First, second: Second, as_json: AsJson = False) -> None:
@@ -30,8 +30,12 @@ def diff(first: First, second: Second, as_json: AsJson = False) -> None:
 
 
 def difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``--json`` prints; layouts of different meshes are compared as they are written."""
+    """What ``--json`` prints. Layouts are compared on the finest mesh, where both strategies' devices have the same; as they
+    are written elsewhere."""
     left, right = one["strategy"], two["strategy"]
+    comparable = left["mesh"]["axes"] == right["mesh"]["axes"]
+    if not comparable and left["mesh"]["level_counts"] == right["mesh"]["level_counts"]:
+        left, right, comparable = _on_finest(left), _on_finest(right), True
     costs = {name: _pair(one[name], two[name]) for name in _COSTS}
     costs |= {name: _pair(one["breakdown"].get(name), two["breakdown"].get(name)) for name in one["breakdown"]}
     return {
@@ -40,13 +44,31 @@ def difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]
         "same": one["plan_id"] == two["plan_id"],
         "same_graph": one["provenance"].get("graph_hash") == two["provenance"].get("graph_hash"),
         "costs": costs,
-        "mesh": _pair(_mesh(left), _mesh(right)),
+        "mesh": _pair(_mesh(one["strategy"]), _mesh(two["strategy"])),
+        "same_mesh": comparable,
         "choices": {
             name: _pair(left.get(name), right.get(name)) for name in _CHOICES if left.get(name) != right.get(name)
         },
         "parameters": _changes(left["parameters"], right["parameters"]),
         "ops": _changes(left["signatures"], right["signatures"]),
     }
+
+
+def _on_finest(strategy: Mapping[str, Any]) -> dict[str, Any]:
+    """The strategy's layouts with an entry for each prime part of its axes."""
+    from autosbp.cluster import prime_factors
+
+    parts = [len(prime_factors(size)) for _, size, _ in strategy["mesh"]["axes"]]
+
+    def finer(text: str) -> str:
+        return " ".join(word if word == "->" else _repeated(word.split(","), parts) for word in text.split())
+
+    named = ("parameters", "signatures")
+    return {**strategy, **{key: {name: finer(text) for name, text in strategy[key].items()} for key in named}}
+
+
+def _repeated(entries: list[str], parts: list[int]) -> str:
+    return ",".join(entry for entry, count in zip(entries, parts, strict=True) for _ in range(count))
 
 
 def _pair(one: Any, two: Any) -> dict[str, Any]:
@@ -69,6 +91,8 @@ def _show(found: Mapping[str, Any]) -> None:
         return
     if not found["same_graph"]:
         out.print("the plans are of different graphs", style="yellow")
+    if not found["same_mesh"]:
+        out.print("layouts are of different meshes, and compared as they are written", style="yellow")
     out.print(f"mesh: {found['mesh']['a']} | {found['mesh']['b']}")
     costs = []
     for name, pair in found["costs"].items():

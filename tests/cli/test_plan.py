@@ -179,6 +179,16 @@ def test_diff_lists_every_layout_that_differs(run: Run, folder: Path, plan: dict
     assert "ops that differ" in shown and plan["plan_id"] in shown
 
 
+def test_layouts_on_merged_axes_are_compared_with_those_on_single_ones(run: Run, folder: Path, tmp_path: Path) -> None:
+    plan4 = Plan.from_dict(json.loads((folder / "plan4.json").read_text()))
+    (tmp_path / "dp.json").write_text(json.dumps(plan4.with_baseline("data_parallel").to_dict()))
+    found = json.loads(run("diff", folder / "plan4.json", tmp_path / "dp.json", "--json").stdout)
+    assert found["mesh"] == {"a": "g0:2 x g1:2", "b": "g0_g1:4"} and found["same_mesh"]
+    assert {pair["b"] for pair in found["parameters"].values()} == {"B,B"}
+    assert found["ops"]["linear_0"]["b"] == "S0,S0 B,B -> S0,S0"
+    assert "different meshes" in run("diff", folder / "plan.json", folder / "plan4.json").stdout
+
+
 def test_estimate_counts_what_the_graph_holds(run: Run, folder: Path) -> None:
     found = json.loads(run("estimate", folder / "graph.json", "--cluster", "local:4", "--json").stdout)
     elements = 1024 * 512 + 128 * 1024
