@@ -25,25 +25,19 @@ from autosbp.search._baselines import Recipe, Roles, recipe
 from autosbp.search._best import Best
 from autosbp.search._build import Allowed
 from autosbp.search._conflict import with_conflict
-from autosbp.search._degrees import Degrees, constrained, contradiction, without_copies
 from autosbp.search._document import plan_document
 from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._leanest import Leanest
 from autosbp.search._space_solver import Candidate, Kind, Tally
-from autosbp.search._stage_meshes import stage_meshes
-from autosbp.search._stage_pins import read_stages
 from autosbp.search._stored_apart import best_stored_apart
-from autosbp.search._views import MAX_AXES, mesh_views, tensor_parallel_view
+from autosbp.search._structures import Structures
 from autosbp.search._weights import AS_USED
-from autosbp.search.pinned import pinned_views, read_pins
 from autosbp.search.plan_options import PlanOptions, require_room
 
 BASELINE_SHARE = 0.1
 """The part of a whole search that a baseline gets. Most are solved at once."""
 NEED_SHARE = 0.25
 """The part of the time limit in which the memory that would do is looked for."""
-STAGE_AXES = 2
-"""Groups of axes of one stage's mesh that layouts tell apart, as a data x tensor grid does; without a pipeline, one more."""
 
 Progress = Callable[[str, float], bool]
 
@@ -132,12 +126,10 @@ class Planner:
             raise InputError("micro_batch", options.micro_batch, f"a divisor of the global batch {global_batch}")
         self.mesh = cluster.mesh()
         self.roles = Roles(graph)
-        self.degrees = Degrees(options.data_parallel, options.tensor_parallel)
-        self.pins = read_pins(graph, self._pinned_mesh(), options.pins)
-        self.last_stage = max(read_stages(graph, options.stage_of).values(), default=0)
+        self.asked = Structures(graph, cluster, options, self.roles)
         self.problems = problems or LayoutProblems(
             graph, NetworkModel(cluster, calibration), ComputeModel(cluster.device, calibration),
-            global_batch=global_batch, optimizer=options.optimizer, pins=self.pins,
+            global_batch=global_batch, optimizer=options.optimizer, pins=self.asked.pins,
         )  # fmt: skip
         report = None if progress is None else lambda best: progress("search", best)
         deadline = self.started + options.time_limit_s
@@ -190,7 +182,7 @@ class Planner:
 
     def kind(self) -> Kind:
         """Pinned parameters say themselves how they are stored."""
-        if self.pins:
+        if self.asked.pins:
             return Kind(self.options.searcher, (AS_USED,), pinned=True)
         if self.options.storage is not None:
             return Kind(self.options.searcher, (self.options.storage,))
@@ -198,74 +190,17 @@ class Planner:
 
     def structures(self) -> list[Structure]:
         """Those that are searched."""
-        found = [structure for structure in self._structures() if structure.stages > self.last_stage]
-        if not found:
-            detail = "a stage with this number needs more stages than are allowed, or than the batch fills"
-            raise InfeasibleError("stage_of", self.last_stage, None, detail)
-        if self.options.storage == AS_USED and not self.pins:
-            return [replace(structure, allowed=without_copies(structure.allowed)) for structure in found]
-        return found
+        return self.asked.all(self._fills)
 
-    def _structures(self) -> list[Structure]:
-        """Stages and views; with pins, the views on which these can be said; with degrees, every way to have them."""
-        if self.degrees:
-            found = [
-                Structure(stages, view, allowed)
-                for stages, mesh in self._stage_meshes()
-                for view, allowed in constrained(
-                    mesh,
-                    self.pins,
-                    self.degrees,
-                    self.roles,
-                    MAX_AXES if stages == 1 or self.options.stages else STAGE_AXES,
-                )
-            ]
-            if not found:
-                raise contradiction(self.degrees, self.cluster.num_devices, self.options.stages)
-            return found
-        if self.pins:
-            mesh, stages = self._pinned_mesh(), self.options.stages or 1
-            return [
-                Structure(stages, view, allowed) for view, allowed in pinned_views(self.pins, mesh, mesh_views(mesh))
-            ]
-        return [
-            Structure(stages, view)
-            for stages, mesh in self._stage_meshes()
-            # Where all axes of a level are used alike, one message over all of them may go for several over one at a time.
-            for view in dict.fromkeys(
-                (*mesh_views(mesh, MAX_AXES if stages == 1 else STAGE_AXES), tensor_parallel_view(mesh, 0)[0])
-            )
-        ]
-
-    def _pinned_mesh(self) -> Mesh:
-        """The mesh that pins are of: one stage's."""
-        return self._asked_meshes(self.options.stages or 1)[0][1]
-
-    def _asked_meshes(self, wanted: int | None) -> Sequence[tuple[int, Mesh]]:
-        found = stage_meshes(self.cluster)
-        if wanted is None:
-            return found
-        asked = [(stages, mesh) for stages, mesh in found if stages == wanted]
-        if not asked:
-            fits = ", ".join(str(stages) for stages, _ in found)
-            raise InputError("stages", wanted, f"equal parts of {self.cluster.name} are expected: {fits}")
-        return asked
-
-    def _stage_meshes(self) -> Sequence[tuple[int, Mesh]]:
-        """Those that are asked for, and can be filled; with pins, one alone."""
-        most = self.problems.most_stages
-        wanted = self.options.stages or (1 if self.pins else None)
-        return [
-            (stages, mesh)
-            for stages, mesh in self._asked_meshes(wanted)
-            if stages == 1 or (stages <= most and self.search.micro_batches(stages))
-        ]
+    def _fills(self, stages: int) -> bool:
+        """Whether the model's blocks, and the batch, fill so many stages."""
+        return stages <= self.problems.most_stages and bool(self.search.micro_batches(stages))
 
     def _start(self, baselines: Sequence[Baseline]) -> Candidate | None:
         """The best baseline, where what is asked for leaves it in the space: the plan is never worse. Baselines have no
         pins, degrees or given stages, and store parameters as these are used."""
         options = self.options
-        if self.pins or self.degrees or options.stage_of or options.storage not in (None, AS_USED):
+        if self.asked.pins or self.asked.degrees or options.stage_of or options.storage not in (None, AS_USED):
             return None
         found = [
             Candidate(baseline.strategy, baseline.costs)
@@ -295,13 +230,13 @@ class Planner:
     def _grids(self, name: str, found: Recipe) -> list[Structure]:
         """The grids of a baseline, and those of stages where its users would take these, too."""
         structures = [Structure(1, view, allowed) for view, allowed in found.grids]
-        if not found.pipelines or self.pins:
+        if not found.pipelines or self.asked.pins:
             return structures
         # Tensor parallel groups stay in a node, as is usual, where nodes have several devices.
         inside = 1 + (len([axis for axis in self.mesh.axes if axis.level == 1]) or self.mesh.ndim)
         return [
             Structure(stages, view, allowed)
-            for stages, mesh in self._stage_meshes()
+            for stages, mesh in self.asked.meshes(self._fills)
             for view, allowed in recipe(name, mesh, self.roles).grids[:inside]
         ]
 

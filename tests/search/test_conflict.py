@@ -67,6 +67,13 @@ def test_the_conflict_is_a_minimal_set(name: str) -> None:
         make_plan(graph_of("mlp-small"), load_cluster("local:2x2"), None, given)
 
 
+@pytest.mark.parametrize("pins", [{}, {"linear_0": "B"}])
+def test_stages_that_the_batch_does_not_fill_are_named(pins: dict[str, str]) -> None:
+    error = refused(micro_batch=64, stages=4, pins=pins)
+    assert (error.constraint, error.limit) == ("stages", 4)
+    assert "do not fill them" in error.detail
+
+
 def test_the_memory_that_is_named_is_enough() -> None:
     error = refused(memory_limit_bytes=1_800_000, stages=1)
     assert error.constraint == "memory_limit_bytes"
