@@ -7,7 +7,8 @@
 | metropolis_hastings | annealed sampling, one variable at a time | nothing |
 | coordinate_descent | best value per variable in turn, restarts | nothing |
 | exact | variable elimination, Lagrangian bounds, CP-SAT | the optimum, or a bound |
-| auto | the first that fits of exhaustive, exact, coordinate_descent | as that one |
+| anytime | annealing of single choices and whole trees, message passing, branch and bound | a bound |
+| auto | the first that fits of exhaustive, exact, anytime | as that one |
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from autosbp.errors import InputError
+from autosbp.search._anytime.searcher import anytime
 from autosbp.search._auto import auto
 from autosbp.search._base import (
     Bytes,
@@ -39,6 +41,7 @@ SEARCHERS: Mapping[str, Searcher] = MappingProxyType(
     {
         "auto": auto,
         "exact": exact,
+        "anytime": anytime,
         "exhaustive": exhaustive,
         "coordinate_descent": coordinate_descent,
         "metropolis_hastings": metropolis_hastings,

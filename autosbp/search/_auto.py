@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from autosbp.search._anytime.searcher import anytime
 from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
-from autosbp.search._coordinate_descent import coordinate_descent
 from autosbp.search._elimination import plan_problem
 from autosbp.search._exact import exact
 from autosbp.search._exhaustive import exhaustive
@@ -14,7 +14,7 @@ TINY = 10_000
 
 
 def auto(problem: SearchProblem, options: SearchOptions) -> SearchResult:
-    """``exhaustive`` for tiny spaces, else ``exact``, else ``coordinate_descent`` where elimination tables explode.
+    """``exhaustive`` for tiny spaces, else ``exact``, else ``anytime`` where elimination tables explode.
 
     ``searcher`` in the result names the one that ran. Errors and guarantees are that one's.
     """
@@ -24,4 +24,4 @@ def auto(problem: SearchProblem, options: SearchOptions) -> SearchResult:
         return exhaustive(problem, options)
     if plan_problem(canonical(problem).problem).is_exact:
         return exact(problem, options)
-    return coordinate_descent(problem, options)
+    return anytime(problem, options)

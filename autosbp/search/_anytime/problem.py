@@ -1,0 +1,67 @@
+"""What the solver takes: a cost graph whose choices use memory during intervals of time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.search._base import SearchProblem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Interval = tuple[int, int]
+
+FORBIDDEN = float(1 << 50)
+"""Stands for what is forbidden: sums with it keep the digits of all else."""
+LARGEST_SUM = float(1 << 44)
+"""What costs may add up to, far below what is forbidden."""
+
+
+@dataclass(frozen=True, eq=False)
+class IntervalProblem:
+    """Choose one value per node.
+
+    Args:
+        costs: of each node's values; inf forbids.
+        usages: for each node, bytes of each value during an interval ``[from, to)`` of instants; there may be several.
+        tables: costs of pairs of values, by nodes ``(u, v)`` with ``u < v``; shape (values of u, values of v).
+        limit: the most bytes at any instant.
+    """
+
+    costs: Sequence[Floats]
+    usages: Sequence[Mapping[Interval, Floats]]
+    tables: Mapping[tuple[int, int], Floats]
+    limit: float
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.costs)
+
+    @property
+    def num_instants(self) -> int:
+        """One more than the last."""
+        return max((to for usage in self.usages for _, to in usage), default=0)
+
+
+def interval_problem(problem: SearchProblem) -> tuple[IntervalProblem, float]:
+    """A search problem, whose memory is added up at one instant, with costs times the factor that is returned too."""
+    bound = sum(_greatest(costs) for costs in problem.unary_s) + sum(_greatest(edge.table) for edge in problem.edges)
+    scale = 2.0 ** np.floor(np.log2(LARGEST_SUM / bound)) if bound > 0 else 1.0
+    tables: dict[tuple[int, int], Floats] = {}
+    for edge in problem.edges:
+        pair, table = ((edge.u, edge.v), edge.table) if edge.u < edge.v else ((edge.v, edge.u), edge.table.T)
+        tables[pair] = tables[pair] + scale * table if pair in tables else scale * table
+    costs = [scale * each for each in problem.unary_s]
+    if problem.memory_limit_bytes is None:
+        return IntervalProblem(costs, [{}] * len(costs), tables, np.inf), scale
+    usages = [{(0, 1): use.astype(np.float64)} for use in problem.memory_bytes]
+    limit = float(problem.memory_limit_bytes - problem.fixed_memory_bytes)
+    return IntervalProblem(costs, usages, tables, limit), scale
+
+
+def _greatest(costs: Floats) -> float:
+    finite = costs[np.isfinite(costs)]
+    return float(np.abs(finite).max()) if finite.size else 0.0

@@ -1,0 +1,111 @@
+"""Sharding problems from elsewhere: ``python -m benchmarks.iopddl FILE --seconds S [--out FILE] [--json]``.
+
+The ``anytime`` searcher on an instance of the contest on intra-operator parallelism. Prints the exact cost of what it found
+and a lower bound; ``--out`` takes the assignment, a JSON list with one index per node. All is done within the seconds given.
+"""
+
+from __future__ import annotations
+
+import time
+
+BEGAN = time.monotonic()
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import math  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+from autosbp.errors import AutosbpError, InfeasibleError, InputError  # noqa: E402
+from benchmarks.iopddl._format import Instance, load  # noqa: E402
+
+LEAST_S = 1.0
+RESERVED = 0.02
+"""Of the seconds given, what is kept for the end, with a second more."""
+ROUNDING = 1e-9
+"""Of a bound, what sums of doubles may be off by."""
+
+
+def solve(instance: Instance, deadline: float, seed: int) -> dict[str, Any]:
+    """The best assignment found, its exact cost and memory, and a bound.
+
+    Raises:
+        InfeasibleError: there is no assignment, or none was found.
+    """
+    from autosbp.search._anytime.reduced import reduced
+    from autosbp.search._anytime.solver import Solver
+
+    core = reduced(instance.problem())
+    began = time.monotonic()
+    solver = Solver(core.problem, seed, deadline, lambda _: False)
+    found, network = solver.run(), solver.network
+    if found.x is None:
+        detail = "there is no assignment (proved)" if found.infeasible else "no assignment was found; this is no proof"
+        raise InfeasibleError("usage_limit", math.inf if instance.limit is None else instance.limit, None, detail)
+    chosen = core.expand(found.x)
+    cost, used = instance.cost(chosen), instance.most_used(chosen)
+    if instance.limit is not None and used > instance.limit:
+        raise AssertionError(f"an assignment that uses {used} of {instance.limit} bytes was returned")
+    bound = math.ceil(found.bound - ROUNDING * abs(found.bound)) if math.isfinite(found.bound) else None
+    proved = bound is not None and (found.proved or bound >= cost)
+    return {
+        "cost": cost,
+        "lower_bound": cost if proved else bound,
+        "gap": 0.0 if proved else None if bound is None or not cost else (cost - bound) / abs(cost),
+        "memory": used,
+        "usage_limit": instance.limit,
+        "nodes": len(instance.costs),
+        "nodes_searched": len(network.num_values),
+        "nodes_with_a_choice": int((network.num_values > 1).sum()),
+        "table_entries_searched": network.num_entries,
+        "search_s": round(time.monotonic() - began, 2),
+        "solution": chosen,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.iopddl", description=__doc__.split("\n")[0])
+    parser.add_argument("file", type=Path, metavar="FILE", help="an instance: .json or .json.gz")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for everything, loading included")
+    parser.add_argument("--out", type=Path, help="write the assignment there")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    arguments = parser.parse_args()
+    try:
+        if not arguments.seconds >= LEAST_S:
+            raise InputError("--seconds", arguments.seconds, f"{LEAST_S:g} or more are expected")
+        deadline = BEGAN + arguments.seconds * (1.0 - RESERVED) - 1.0
+        result = solve(load(arguments.file), deadline, arguments.seed)
+    except InfeasibleError as error:
+        print(error, file=sys.stderr)
+        return 3
+    except AutosbpError as error:
+        print(error, file=sys.stderr)
+        return 2
+    solution = result.pop("solution")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(solution))
+    result["total_s"] = round(time.monotonic() - BEGAN, 2)
+    _show(arguments.file.name, result, as_json=arguments.json)
+    return 0
+
+
+def _show(name: str, result: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"file": name, **result}))
+        return
+    gap = "none" if result["gap"] is None else f"{result['gap']:.2%}"
+    print(f"{name}: cost {result['cost']}, lower bound {result['lower_bound']}, gap {gap}")
+    print(f"  memory {result['memory']} of {result['usage_limit']}")
+    print(
+        f"  {result['nodes']} nodes, {result['nodes_with_a_choice']} with a choice after reduction, "
+        f"{result['table_entries_searched']} table entries; {result['search_s']} s of search, {result['total_s']} s in all"
+    )
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # what still runs beside is not waited for
