@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from scipy.sparse.csgraph import dijkstra, floyd_warshall
 from autosbp.cluster import Device
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
-from autosbp.sbp.boxing import COLLECTIVES, PMAX, PMIN, Step, is_even, message_bytes, split_factor, step_between
+from autosbp.sbp.boxing import COLLECTIVES, PMAX, PMIN, Step, message_bytes, step_between
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, format_nd_sbp
 from autosbp.sbp.step_table import step_table
@@ -40,13 +41,15 @@ class StepCost:
 
 
 class BoxingModel:
-    """Costs of steps and cheapest paths for one mesh; tables are cached per tensor shape. Not safe across threads."""
+    """Costs of steps and cheapest paths for one mesh; tables are cached per tensor shape. ``known`` is for what callers work
+    out from these, by their keys. Not safe across threads."""
 
     def __init__(self, network: NetworkModel, mesh: Mesh, copy_bytes_per_s: float | None = None) -> None:
         self.network, self.mesh = network, mesh
         self.copy_bytes_per_s = copy_bytes_per_s or network.cluster.device.memory_bandwidth_bytes_per_s
         self._tables: dict[tuple[tuple[int, ...], int, bool], BoxingTable] = {}
         self._step_costs: dict[tuple[Step, int, bool], StepCost] = {}
+        self.known: dict[Hashable, Any] = {}
 
     @property
     def device(self) -> Device:
@@ -64,10 +67,15 @@ class BoxingModel:
         return StepCost(float(forward[0]), float(backward[0]), float(local[0]))
 
     def message_times_s(
-        self, step: Step, messages: NDArray[np.float64], differentiable: bool
+        self,
+        step: Step,
+        messages: NDArray[np.float64],
+        differentiable: bool,
+        known: dict[tuple[str, tuple[int, ...]], NDArray[np.float64]] | None = None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Forward, backward and local seconds of a step, for many messages at once."""
-        shape = self.mesh.group_shape(step.axes)
+        """Forward, backward and local seconds of a step, for many messages at once. ``known`` keeps what collectives take,
+        for steps of the same messages."""
+        known = {} if known is None else known
         copy_s = self.device.op_overhead_s + 2 * messages / self.copy_bytes_per_s
         dims = (step.src_dim, step.dst_dim)
         times, local = [], np.full(messages.shape, RELABEL_S)
@@ -75,9 +83,14 @@ class BoxingModel:
             (step.forward, dims),
             (step.backward if differentiable else "none", dims[::-1]),
         ):
-            zeros = np.zeros(messages.shape)
-            times.append(self.network.times_s(action, messages, shape) if action in COLLECTIVES else zeros)
-            local = local + copy_s * _num_copies(action, src_dim, dst_dim)
+            key = (action, step.axes if action in COLLECTIVES else ())
+            if key not in known:
+                shape = self.mesh.group_shape(key[1])
+                zeros = np.zeros(messages.shape)
+                known[key] = self.network.times_s(action, messages, shape) if action in COLLECTIVES else zeros
+            times.append(known[key])
+            copies = _num_copies(action, src_dim, dst_dim)
+            local = local + copy_s * copies if copies else local
         return times[0], times[1], local
 
     def table(self, shape: tuple[int, ...], num_bytes: int, differentiable: bool) -> BoxingTable:
@@ -120,31 +133,25 @@ class BoxingTable:
             state: at for at, state in enumerate((*self.states, *(() if differentiable else (PMAX, PMIN))))
         }
         steps = step_table(tuple(self._all_states), self.mesh)
-        parts = np.array([split_factor(layout, self.mesh) for layout in steps.layouts], dtype=np.int64)
-        even = np.array([is_even(shape, layout, self.mesh) for layout in steps.layouts], dtype=bool)
-        place = np.cumsum(even) - 1
-        self.stops = tuple(layout for layout, keep in zip(steps.layouts, even, strict=True) if keep)
-        self.layouts = self.stops[: int(even[: steps.num_plain].sum())]
-        self.num_sums = int(even[: steps.num_sums].sum())
-        self.index = {layout: at for at, layout in enumerate(self.layouts)}
-        keep = even[steps.source] & even[steps.target]
-        source, target, kind = steps.source[keep], steps.target[keep], steps.kind[keep]
-        message = num_bytes // np.minimum(parts[source], parts[target])
-        seconds = np.empty(len(kind))
-        for at, step in enumerate(steps.kinds):
-            chosen = np.nonzero(kind == at)[0]
-            distinct, inverse = np.unique(message[chosen], return_inverse=True)
-            forward, backward, local = model.message_times_s(step, distinct.astype(np.float64), differentiable)
-            seconds[chosen] = (forward + backward + local)[inverse]
+        factors = steps.factors(self.mesh.shape)
+        self._even = found = steps.even((np.array(shape[: factors.shape[1]]) % factors == 0).all(axis=1))
+        self.stops, self.layouts, self.index, self.num_sums = found.stops, found.layouts, found.index, found.num_sums
+        parts = factors.prod(axis=1)
+        message = num_bytes // np.minimum(parts[steps.source[found.keep]], parts[steps.target[found.keep]])
+        distinct, inverse = np.unique(message, return_inverse=True)
+        known: dict[tuple[str, tuple[int, ...]], NDArray[np.float64]] = {}
+        costs = [
+            model.message_times_s(step, distinct.astype(np.float64), differentiable, known) for step in steps.kinds
+        ]
+        seconds = np.array([forward + backward + local for forward, backward, local in costs])
         direct: NDArray[np.float64] = np.full((len(self.stops), len(self.stops)), np.inf)
-        direct[place[source], place[target]] = seconds
+        direct[found.source, found.target] = seconds[steps.kind[found.keep], inverse] if len(costs) else np.inf
         if not differentiable and num_bytes == prod(shape):
             partial = np.array([P in layout for layout in self.stops], dtype=bool)
             direct[partial], direct[:, partial] = np.inf, np.inf
         self._direct = direct
         self._is_closed = False
         self._rows: dict[int, NDArray[np.float64]] = {}
-        self._lookup: NDArray[np.int64] | None = None
 
     @cached_property
     def _scale(self) -> float:
@@ -190,17 +197,11 @@ class BoxingTable:
     def ids(self, states: Sequence[Sbp], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Layout indices of many layouts at once: ``rows[i, axis]`` chooses one of ``states`` on each axis; -1 where a
         layout is not even."""
-        if self._lookup is None:
-            self._lookup = np.full(len(self._all_states) ** self.mesh.ndim, -1, dtype=np.int64)
-            for layout, at in self.index.items():
-                self._lookup[self._code([self._all_states[state] for state in layout])] = at
+        lookup = self._even.lookup(tuple(self._all_states))
         codes = np.array([self._all_states.get(state, -1) for state in states], dtype=np.int64)[rows]
         known = (codes >= 0).all(axis=1)
         weights = len(self._all_states) ** np.arange(self.mesh.ndim, dtype=np.int64)
-        return np.where(known, self._lookup[np.where(known, codes @ weights, 0)], -1)
-
-    def _code(self, states: Sequence[int]) -> int:
-        return sum(state * len(self._all_states) ** axis for axis, state in enumerate(states))
+        return np.where(known, lookup[np.where(known, codes @ weights, 0)], -1)
 
     def costs_from(self, src: NdSbp) -> NDArray[np.float64]:
         """Seconds from a layout to each of ``layouts``."""

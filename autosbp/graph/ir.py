@@ -7,7 +7,7 @@ to with an index. Nothing here needs torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -174,6 +174,11 @@ class LogicalGraph:
         yield from self.parameters
         yield from self.inputs
         yield from self.constants
+
+    @cached_property
+    def derived(self) -> dict[Hashable, Any]:
+        """What others worked out from this graph, which never changes, by their keys."""
+        return {}
 
     @cached_property
     def metas(self) -> Mapping[str, tuple[TensorMeta, ...]]:

@@ -27,7 +27,11 @@ def found_choices(
     graph: LogicalGraph, node: Node, signature: Signature, num_axes: int
 ) -> tuple[AxisOption | None, ...]:
     """As ``axis_choices``, with None where the layouts on an axis are illegal."""
-    options = {(option.ins, option.outs): option for option in node_options(graph, node)}
+    legal = node_options(graph, node)
+    known = graph.derived.get(("by layouts", node.name))
+    if known is None or known[0] is not legal:
+        known = graph.derived["by layouts", node.name] = legal, {(each.ins, each.outs): each for each in legal}
+    options = known[1]
     columns = [
         (tuple(layout[axis] for layout in signature.ins), tuple(layout[axis] for layout in signature.outs))
         for axis in range(num_axes)

@@ -204,6 +204,16 @@ def _malformed(node: Node, error: Exception) -> GraphError:
 
 def node_options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
     """Every legal layout of the node on one mesh axis."""
+    known = graph.derived.get(("options", node.name))
+    if known is not None and known[0] is node:
+        options: tuple[AxisOption, ...] = known[1]
+        return options
+    options = _options(graph, node)
+    graph.derived["options", node.name] = node, options
+    return options
+
+
+def _options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
     sends = node.name in graph.differentiable
     ins = tuple(sends and graph.has_gradient(ref) for ref in node.refs())
     outs = tuple(graph.has_gradient(Ref(node.name, index)) for index in range(len(node.outputs)))

@@ -8,7 +8,8 @@ the costs of its shape.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, product
 
@@ -33,6 +34,61 @@ class StepTable:
     target: NDArray[np.int64]
     kind: NDArray[np.int64]
     kinds: tuple[Step, ...]
+    _factors: dict[tuple[int, ...], NDArray[np.int64]] = field(default_factory=dict)
+    _even: dict[bytes, EvenSteps] = field(default_factory=dict)
+
+    def factors(self, mesh_shape: tuple[int, ...]) -> NDArray[np.int64]:
+        """In how many parts each layout splits each dim; shape (layouts, dims)."""
+        if mesh_shape not in self._factors:
+            dims = 1 + max((sbp.dim for layout in self.layouts for sbp in layout), default=-1)
+            found = np.ones((len(self.layouts), dims), dtype=np.int64)
+            for row, layout in zip(found, self.layouts, strict=True):
+                for size, sbp in zip(mesh_shape, layout, strict=True):
+                    if sbp.is_split:
+                        row[sbp.dim] *= size
+            self._factors[mesh_shape] = found
+        return self._factors[mesh_shape]
+
+    def even(self, even: NDArray[np.bool_]) -> EvenSteps:
+        """The layouts that split a shape evenly, and the steps among them; shapes that agree in which share it."""
+        key = even.tobytes()
+        if key not in self._even:
+            place = np.cumsum(even) - 1
+            keep = np.flatnonzero(even[self.source] & even[self.target])
+            stops = tuple(self.layouts[at] for at in np.flatnonzero(even))
+            layouts = stops[: int(even[: self.num_plain].sum())]
+            self._even[key] = EvenSteps(
+                stops, layouts, {layout: at for at, layout in enumerate(layouts)}, int(even[: self.num_sums].sum()),
+                keep, place[self.source[keep]], place[self.target[keep]],
+            )  # fmt: skip
+        return self._even[key]
+
+
+@dataclass(frozen=True)
+class EvenSteps:
+    """Some layouts of a ``StepTable``: those in mesh order, ``layouts``, come first among the ``stops``; ``index`` is their
+    place. Its steps ``keep`` lead from ``source`` to ``target`` among the stops."""
+
+    stops: tuple[NdSbp, ...]
+    layouts: tuple[NdSbp, ...]
+    index: Mapping[NdSbp, int]
+    num_sums: int
+    keep: NDArray[np.int64]
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    _lookups: dict[tuple[Sbp, ...], NDArray[np.int64]] = field(default_factory=dict)
+
+    def lookup(self, states: tuple[Sbp, ...]) -> NDArray[np.int64]:
+        """The place of the layout with these states on its axes, by their numbers as digits, the last axis's the highest;
+        -1 where it is not even."""
+        if states not in self._lookups:
+            number = {state: at for at, state in enumerate(states)}
+            ndim = len(self.stops[0])
+            found = np.full(len(states) ** ndim, -1, dtype=np.int64)
+            for layout, at in self.index.items():
+                found[sum(number[sbp] * len(states) ** axis for axis, sbp in enumerate(layout))] = at
+            self._lookups[states] = found
+        return self._lookups[states]
 
 
 def step_table(states: tuple[Sbp, ...], mesh: Mesh) -> StepTable:

@@ -7,10 +7,11 @@ then reduce-scattered instead of all-reduced, and each rank keeps and steps only
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from autosbp.graph.ir import LogicalGraph, Parameter
 from autosbp.plan import BoxingKey, Strategy
-from autosbp.sbp.boxing import is_even, step_between
+from autosbp.sbp.boxing import Step, is_even, step_between
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, NdSbp, S
 
@@ -54,10 +55,17 @@ def split_storage(leaf: Parameter, used: NdSbp, mesh: Mesh) -> NdSbp:
 
 def split_dim(shape: tuple[int, ...], used: NdSbp, mesh: Mesh) -> int | None:
     """The dim that storage splits over the axes on which a parameter of this shape is used B; None where no dim does."""
+    step = gathering(shape, used, mesh)
+    return None if step is None else step.src[step.axes[0]].dim
+
+
+@lru_cache(maxsize=1 << 16)
+def gathering(shape: tuple[int, ...], used: NdSbp, mesh: Mesh) -> Step | None:
+    """The all-gather that brings a parameter from storage, split over the axes on which it is used B, to its use."""
     if B in used:
         for dim in range(len(shape)):
             stored = tuple(S(dim) if sbp == B else sbp for sbp in used)
             step = step_between(stored, used, mesh)
             if step is not None and step.forward == "all_gather" and is_even(shape, stored, mesh):
-                return dim
+                return step
     return None

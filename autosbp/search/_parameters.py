@@ -14,9 +14,8 @@ from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory import state_bytes_per_element
 from autosbp.graph.ir import TensorMeta
 from autosbp.plan import BUCKET_BYTES
-from autosbp.sbp.boxing import step_between
-from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp
-from autosbp.sbp.storage import split_dim
+from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
+from autosbp.sbp.storage import gathering, split_dim
 from autosbp.search._weights import AS_USED, CHEAPEST, FASTEST, USE, Weights
 
 Floats = NDArray[np.float64]
@@ -141,16 +140,19 @@ class ParameterCosts:
     def _parts(self, meta: TensorMeta, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
         """Into how many parts storage splits what ranks would hold alike, 1 where it does not; and the seconds of local
         copies on the way there and back."""
-        mesh = self.boxing.mesh
+        mesh, known = self.boxing.mesh, self.boxing.known
         codes = rows @ (len(states) ** np.arange(mesh.ndim, dtype=np.int64))
+        key = ("apart", meta.sizes, meta.num_bytes, tuple(states), codes.tobytes())
+        if key in known:
+            found: tuple[Floats, Floats] = known[key]
+            return found
         distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
         parts, copied_s = np.ones(len(distinct)), np.zeros(len(distinct))
         for at, row in enumerate(rows[first]):
             layout = tuple(states[state] for state in row)
-            dim = split_dim(meta.sizes, layout, mesh) if P not in layout else None
-            if dim is not None:
+            step = gathering(meta.sizes, layout, mesh) if P not in layout else None
+            if step is not None:
                 parts[at] = prod(axis.size for axis, sbp in zip(mesh.axes, layout, strict=True) if sbp == B)
-                step = step_between(tuple(S(dim) if sbp == B else sbp for sbp in layout), layout, mesh)
-                assert step is not None
                 copied_s[at] = self.boxing.step_cost(step, meta.num_bytes, True).local_s
+        known[key] = parts[inverse], copied_s[inverse]
         return parts[inverse], copied_s[inverse]
