@@ -31,7 +31,7 @@ from autosbp.search._base import SearchProblem
 from autosbp.search._build import Allowed, BuiltProblem, ProblemBuilder
 from autosbp.search._parameters import ParameterCosts
 from autosbp.search._strategy import strategy_of
-from autosbp.search._unfold import OUTSIDE, UnfoldedProblem, one_block, unfold
+from autosbp.search._unfold import OUTSIDE, UnfoldedProblem, ends, one_block, unfold
 from autosbp.search._weights import AS_USED, USE, Weights
 from autosbp.search.pinned import Pins
 
@@ -185,12 +185,13 @@ class LayoutProblems:
         return self._builder(space).unary.stores
 
     def whole_blocks(self, layouts: Layouts, solve: Callable[[SearchProblem], float]) -> float:
-        """A bound from blocks alone, of stages that hold whole ones: what the fullest has to do, taken for all. ``solve``
-        gives a bound of a problem. -inf where nothing is folded."""
+        """A bound from stages that hold whole blocks, the first and the last one what lies before and behind these, too: what
+        the fullest has to do, taken for all. ``solve`` gives a bound of a problem. -inf where nothing is folded."""
         if self.folding is None or isinstance(layouts.found, BuiltProblem):
             return -math.inf
-        stages, count = layouts.space.stages, self.folding.count
-        return -(-count // stages) * stages * solve(one_block(layouts.found))
+        stages = layouts.space.stages
+        before, behind = (solve(part) for part in ends(layouts.found))
+        return stages * fullest_stage(self.folding.count, stages, solve(one_block(layouts.found)), before, behind)
 
     def op_seconds(self, layouts: Layouts, assignment: tuple[int, ...]) -> Mapping[str, float]:
         """What each op, with those that follow its layout, adds to the cost, boxing of what it reads included."""
@@ -224,6 +225,28 @@ class LayoutProblems:
                 bound = graph.bind(**dict.fromkeys(graph.symbols, micro_batch))
             self._small[micro_batch] = bound, Analysis(bound, self.pins.names, frozenset(self.pins.stored))
         return self._small[micro_batch]
+
+
+def fullest_stage(blocks: int, stages: int, block_s: float, before_s: float, behind_s: float) -> float:
+    """The least that the fullest stage can have to do, of all ways to deal out blocks.
+
+    Args:
+        block_s: of each block.
+        before_s, behind_s: more for the first stage, which has one block at least, and for the last.
+    """
+    if stages == 1:
+        return before_s + blocks * block_s + behind_s
+    levels = {extra + count * block_s for extra in (0.0, before_s, behind_s) for count in range(blocks + 1)}
+
+    def held(level: float) -> int:
+        """Blocks that fit, with no stage above a level."""
+        slack = level * (1 + 1e-12)
+        first, last = (slack - before_s) // block_s, (slack - behind_s) // block_s
+        if first < 1 or last < 0:
+            return -1
+        return int(first + last + (stages - 2) * (slack // block_s))
+
+    return min((level for level in levels if block_s <= 0 or held(level) >= blocks), default=-math.inf)
 
 
 def _least(problem: SearchProblem) -> int:

@@ -6,7 +6,7 @@ are; where these two turn out to differ (a cluster of ops that begins in one kin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autosbp.costmodel.folding import KEPT, Folding
@@ -146,8 +146,30 @@ class _Unfolder:
 def one_block(unfolded: UnfoldedProblem) -> SearchProblem:
     """One block of the middle alone, free to choose what it is handed and hands on, without a memory limit: no run of n
     blocks costs less than n times its optimum."""
-    folded, folding = unfolded.built.problem, unfolded.folding
-    inner = [at for at, anchor in enumerate(unfolded.built.anchors) if folding.block_of.get(anchor, OUTSIDE) == 1]
+    folding = unfolded.folding
+    anchors = unfolded.built.anchors
+    return _part(unfolded, [at for at, anchor in enumerate(anchors) if folding.block_of.get(anchor, OUTSIDE) == 1])
+
+
+def ends(unfolded: UnfoldedProblem) -> tuple[SearchProblem, SearchProblem]:
+    """What comes before the first block, and behind the last one, each alone as ``one_block`` is."""
+    folding = unfolded.folding
+    positions = folding.graph.positions
+    blocks = [positions[name] for name in folding.block_of if name in positions]
+    parts: tuple[list[int], list[int]] = [], []
+    for at, anchor in enumerate(unfolded.built.anchors):
+        place = positions.get(anchor)
+        if place is not None and anchor not in folding.block_of:
+            if place < min(blocks):
+                parts[0].append(at)
+            elif place > max(blocks):
+                parts[1].append(at)
+    return _part(unfolded, parts[0]), _part(unfolded, parts[1])
+
+
+def _part(unfolded: UnfoldedProblem, inner: Sequence[int]) -> SearchProblem:
+    """Some variables of the folded problem, with the edges among them."""
+    folded = unfolded.built.problem
     new = {variable: at for at, variable in enumerate(inner)}
     return SearchProblem(
         tuple(folded.names[v] for v in inner),

@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from functools import cache
 from itertools import pairwise
@@ -21,7 +22,7 @@ from autosbp.pipeline import SCHEDULES
 from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search._build import ProblemBuilder
 from autosbp.search._cuts import Places, cut
-from autosbp.search._layouts import LayoutProblems, Space, Structure
+from autosbp.search._layouts import LayoutProblems, Space, Structure, fullest_stage
 from autosbp.search._space_solver import Tally
 from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._strategy import strategy_of
@@ -179,3 +180,20 @@ def test_searching_all_stages_again_gives_the_same_bytes_and_every_bound_is_belo
     best = planner.search.over(planner.structures(), planner.kind(), tally)
     assert min(tally.bounds) <= best.costs.step_time_s
     assert set(SCHEDULES) == set(PlanOptions().schedules)
+
+
+def test_the_fullest_stage_is_the_least_of_all_ways_to_deal_out_blocks() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        blocks, stages = int(rng.integers(4, 9)), int(rng.integers(2, 5))
+        block_s, before_s, behind_s = rng.random(3) * [1.0, 0.5, 3.0]
+        least = min(
+            max(
+                count * block_s + before_s * (stage == 0) + behind_s * (stage == stages - 1)
+                for stage, count in enumerate(counts)
+            )
+            for counts in itertools.product(range(blocks + 1), repeat=stages)
+            if sum(counts) == blocks and counts[0] >= 1
+        )
+        assert fullest_stage(blocks, stages, block_s, before_s, behind_s) == pytest.approx(least)
+    assert fullest_stage(8, 1, 2.0, 1.0, 3.0) == 20.0
