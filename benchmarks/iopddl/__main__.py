@@ -67,12 +67,15 @@ def solve(instance: Instance, deadline: float, seed: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.iopddl", description=__doc__.split("\n")[0])
-    parser.add_argument("file", type=Path, metavar="FILE", help="an instance: .json or .json.gz")
+    parser.add_argument("file", type=Path, metavar="FILE", nargs="?", help="an instance: .json or .json.gz")
     parser.add_argument("--seconds", type=float, default=60.0, help="for everything, loading included")
     parser.add_argument("--out", type=Path, help="write the assignment there")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args()
+    if arguments.file is None:
+        print("no FILE: instances are in the repository google/iopddl on GitHub")
+        return 0
     try:
         if not arguments.seconds >= LEAST_S:
             raise InputError("--seconds", arguments.seconds, f"{LEAST_S:g} or more are expected")
