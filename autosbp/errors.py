@@ -5,6 +5,8 @@ AutosbpError
 |   `-- GraphError        a model graph breaks a rule of the IR
 |-- UnsupportedError      what cannot be captured or lowered, or not on this machine; exit 2, HTTP 422
 |-- InfeasibleError       no strategy meets the limits; exit 3, HTTP 422
+|-- CertificateError      a certificate of a search claims what does not hold; exit 1
+|-- UnverifiedError       a certificate of a search could not be verified to its end; exit 1
 |-- CalibrationError      a measurement failed; exit 4
 |-- TrialError            a trial run failed; exit 4
 `-- ServiceError          the service cannot be reached or refused; exit 5
@@ -77,6 +79,28 @@ class InfeasibleError(AutosbpError):
         elif conflict:
             parts.append(f"without {conflict[0]} there is a plan")
         super().__init__(f"infeasible: {'. '.join(part for part in parts if part)}")
+
+
+class CertificateError(AutosbpError):
+    """A certificate of a search is wrong.
+
+    Args:
+        field: of the certificate.
+        claimed: what it says there.
+        found: what holds, as words.
+    """
+
+    def __init__(self, field: str, claimed: object, found: str) -> None:
+        self.field, self.claimed, self.found = field, claimed, found
+        super().__init__(f"certificate.{field}: {claimed!r} is claimed; {found}")
+
+
+class UnverifiedError(AutosbpError):
+    """Nothing in a certificate is known to be wrong, but its bound is verified only up to ``proved_s``."""
+
+    def __init__(self, proved_s: float, detail: str) -> None:
+        self.proved_s = proved_s
+        super().__init__(f"not verified beyond a bound of {proved_s!r} s: {detail}")
 
 
 class CalibrationError(AutosbpError):

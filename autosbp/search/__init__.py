@@ -36,6 +36,8 @@ from autosbp.search._exhaustive import exhaustive
 from autosbp.search._metropolis_hastings import metropolis_hastings
 from autosbp.search._random import random
 from autosbp.search._validate import check_options, validate
+from autosbp.search.certificate import Certificate
+from autosbp.search.checker import check_certificate
 
 SEARCHERS: Mapping[str, Searcher] = MappingProxyType(
     {
@@ -65,12 +67,14 @@ def search(problem: SearchProblem, searcher: str = "auto", options: SearchOption
 __all__ = [
     "SEARCHERS",
     "Bytes",
+    "Certificate",
     "Costs",
     "Edge",
     "SearchOptions",
     "SearchProblem",
     "SearchResult",
     "Searcher",
+    "check_certificate",
     "check_options",
     "cost_of",
     "memory_of",

@@ -25,6 +25,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from autosbp.search.certificate import Certificate
+
 Costs = NDArray[np.float64]
 Bytes = NDArray[np.int64]
 
@@ -83,7 +85,8 @@ class SearchResult:
     """The best assignment found, and what is known about the optimum.
 
     ``lower_bound_s`` is -inf where the searcher proves nothing; ``gap`` = (cost - bound) / cost, 0 when proved optimal.
-    ``trace`` holds (seconds since start, best cost) at each improvement. ``search_s`` is wall time.
+    ``trace`` holds (seconds since start, best cost) at each improvement. ``search_s`` is wall time. ``certificate`` is what
+    ``checker`` verifies the bound with; ``exact`` gives one wherever it has a bound.
     """
 
     assignment: tuple[int, ...]
@@ -97,6 +100,7 @@ class SearchResult:
     searcher: str
     stopped: str = "done"  # "done", "time_limit", "max_evaluations" or "cancelled"
     info: dict[str, float] = field(default_factory=dict)
+    certificate: Certificate | None = None
 
 
 class Searcher(Protocol):

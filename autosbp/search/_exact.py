@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autosbp.errors import InfeasibleError
 from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
@@ -17,6 +17,7 @@ from autosbp.search._local import Neighbourhood
 from autosbp.search._memory import least_memory, mix_prices, quick_bound, solve_dual, splice, sum_below
 from autosbp.search._pruning import Reduced, canonical, prune
 from autosbp.search._run import Run, forbidden
+from autosbp.search.certificate import CP_SAT, ENUMERATION, RELAXATION, Certificate
 
 ENUMERATE_AT_MOST = 20_000
 SPLIT_TABLE_ENTRIES = 1 << 20  # once tables must be split, exactness is gone, and a quick bound is worth more
@@ -37,6 +38,7 @@ def exact(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     values that reduced costs leave, when few enough are left. Where tables would grow past memory, they are split
     (mini-buckets): the bound stays sound, the gap may stay open.
 
+    ``certificate`` holds what ``checker.check_certificate`` verifies the bound with; None where it stopped before any bound.
     ``evaluations`` counts assignments costed. ``info`` holds ``distinct_products``, ``operations`` (min-plus
     additions), ``duals`` (Lagrangian evaluations), ``price_s_per_byte``, ``kept_values`` and ``rounds``.
 
@@ -48,17 +50,45 @@ def exact(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     search = _Exact(run)
     with contextlib.suppress(_Stop):
         search.solve()
-    return run.result(search.info)
+    result = run.result(search.info)
+    return replace(result, certificate=search.certificate(result))
 
 
 @dataclass(slots=True)
 class _Exact:
+    """``relaxed_s`` is the best bound of a relaxation, ``price_s_per_byte`` the price that gives it."""
+
     run: Run
     info: dict[str, float] = field(default_factory=dict)
+    relaxed_s: float = -math.inf
+    price_s_per_byte: float = 0.0
+    closed_by: str = RELAXATION
+    left: Reduced | None = None  # what bounds of relaxations are over, where values were left out before
 
     def check(self) -> None:
         if self.run.should_stop():
             raise _Stop
+
+    def raise_relaxed(self, bound_s: float, price_s_per_byte: float = 0.0) -> None:
+        """Record a bound, and the price of memory at which the relaxation gives it."""
+        if bound_s > self.relaxed_s:
+            self.relaxed_s, self.price_s_per_byte = bound_s, price_s_per_byte
+        self.run.raise_bound(bound_s)
+
+    def raise_closed(self, bound_s: float, closed_by: str) -> None:
+        """Record a bound that enumeration or CP-SAT proved over the values left."""
+        if bound_s > self.run.bound_s:
+            self.closed_by = closed_by
+        self.run.raise_bound(bound_s)
+
+    def certificate(self, result: SearchResult) -> Certificate | None:
+        bound = result.lower_bound_s
+        if not math.isfinite(self.relaxed_s):
+            return None
+        return Certificate(
+            result.assignment, result.cost_s, result.memory_bytes, bound, min(self.relaxed_s, bound),
+            self.price_s_per_byte, self.closed_by, None if self.left is None else _as_tuples(self.left),
+        )  # fmt: skip
 
     def solve(self) -> None:
         run = self.run
@@ -74,7 +104,8 @@ class _Exact:
             self._require_feasible(whole)
         reduced = prune(whole, run.cost_s)
         self.info["kept_values"] = float(sum(len(values) for values in reduced.values))
-        run.raise_bound(quick_bound(reduced.problem, self.check))
+        self.left = None if reduced is whole else reduced
+        self.raise_relaxed(quick_bound(reduced.problem, self.check))
         price = self._relax(reduced, near)
         if not run.is_close:
             self._close(prune(reduced, run.cost_s, price))
@@ -88,7 +119,7 @@ class _Exact:
         if math.isinf(solution.bound_s):
             raise forbidden()
         self.run.offer(solution.assignment)
-        self.run.raise_bound(sum_below(problem.fixed_s, solution.bound_s))
+        self.raise_relaxed(sum_below(problem.fixed_s, solution.bound_s))
         self.info.update(
             kept_values=float(sum(map(len, problem.unary_s))), rounds=1.0, duals=1.0, price_s_per_byte=0.0,
             distinct_products=float(solution.distinct_products), operations=float(solution.operations),
@@ -108,7 +139,7 @@ class _Exact:
             raise forbidden()
         assignment = whole.lift(solution.assignment)
         self.run.offer(assignment)
-        self.run.raise_bound(sum_below(whole.problem.fixed_s, solution.bound_s))
+        self.raise_relaxed(sum_below(whole.problem.fixed_s, solution.bound_s))
         return True
 
     def _relax(self, reduced: Reduced, near: Neighbourhood) -> float:
@@ -119,8 +150,8 @@ class _Exact:
             program = plan_problem(problem, SPLIT_TABLE_ENTRIES)
         met: list[tuple[int, ...]] = []
 
-        def meet(assignment: tuple[int, ...], bound_s: float) -> tuple[int, ...] | None:
-            run.raise_bound(bound_s)
+        def meet(assignment: tuple[int, ...], bound_s: float, price_s_per_byte: float) -> tuple[int, ...] | None:
+            self.raise_relaxed(bound_s, price_s_per_byte)
             if bound_s < math.inf:
                 met.append(assignment)
                 lifted = reduced.lift(assignment)
@@ -146,7 +177,7 @@ class _Exact:
                 self.check()
                 spliced = splice(problem, before, behind)
                 if spliced is not None:
-                    meet(spliced, -math.inf)
+                    meet(spliced, -math.inf, 0.0)
         return dual.price_s_per_byte
 
     def _require_feasible(self, whole: Reduced) -> None:
@@ -174,7 +205,7 @@ class _Exact:
             best = exhaustive(problem, options)
             run.offer(reduced.lift(best.assignment))
             if best.stopped == "done":
-                run.raise_bound(best.cost_s)
+                self.raise_closed(best.cost_s, ENUMERATION)
         elif num_entries(problem) <= MAX_ENTRIES:
             hint = None if run.best is None else reduced.lower(run.best)
             work = SAT_WORK_PER_S * run.options.time_limit_s
@@ -182,6 +213,15 @@ class _Exact:
                 problem, run.cost_s, hint, SatLimits(run.options.seed, run.remaining_s, work, run.should_stop)
             )
             if closed is not None:
-                run.raise_bound(closed.bound_s)
+                self.raise_closed(closed.bound_s, CP_SAT)
                 if closed.assignment is not None:
                     run.offer(reduced.lift(closed.assignment))
+
+
+def _as_tuples(reduced: Reduced) -> tuple[tuple[int, ...], ...]:
+    """The values left of each variable; equal ones are one object."""
+    known: dict[bytes, tuple[int, ...]] = {}
+    for values in reduced.values:
+        if values.tobytes() not in known:
+            known[values.tobytes()] = tuple(int(value) for value in values)
+    return tuple(known[values.tobytes()] for values in reduced.values)

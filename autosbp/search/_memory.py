@@ -16,6 +16,9 @@ MAX_CUTS = 60
 ROUNDING_RELATIVE = 1e-12  # of a bound: more than the additions behind it can lose
 CUT_RELATIVE = 1e-11
 PRICE_SPLITS = (1e-4, 0.1)
+Meet = Callable[[tuple[int, ...], float, float], tuple[int, ...] | None]
+"""Takes a minimiser of the relaxation, the bound of its price (-inf for none) and the price; returns the best feasible
+assignment known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def solve_dual(
     problem: SearchProblem,
     program: Program,
     check: Callable[[], None],
-    meet: Callable[[tuple[int, ...], float], tuple[int, ...] | None],
+    meet: Meet,
 ) -> Dual:
     """Maximise ``L(price) = min over x of cost(x) + price * (memory(x) - limit)``, a lower bound for any price >= 0.
 
@@ -72,7 +75,7 @@ def solve_dual(
     there, until none is lower. It ends after finitely many steps.
 
     Args:
-        meet: called with each minimiser and the bound at its price; returns the best feasible assignment known.
+        meet: called with each minimiser, and the bound at its price.
     """
     limit = problem.memory_limit_bytes
     spent = [0, 0, 0]
@@ -87,7 +90,7 @@ def solve_dual(
 
     bound, rising = evaluate(0.0)
     best_price, best_bound = 0.0, bound
-    falling = meet(rising, bound)
+    falling = meet(rising, bound, 0.0)
     over = 0 if limit is None else memory_of(problem, rising) - limit
     if math.isinf(bound):
         return Dual(bound, 0.0, *spent)
@@ -100,7 +103,7 @@ def solve_dual(
         if not price > 0.0:
             break
         bound, lowest = evaluate(price)
-        meet(lowest, bound)
+        meet(lowest, bound, price)
         if bound > best_bound:
             best_bound, best_price = bound, price
         size = abs(rise[0]) + abs(price * rise[1]) + abs(fall[0])
@@ -118,7 +121,7 @@ def mix_prices(
     program: Program,
     check: Callable[[], None],
     price_s_per_byte: float,
-    meet: Callable[[tuple[int, ...], float], tuple[int, ...] | None],
+    meet: Meet,
 ) -> None:
     """Meet assignments between the one just over the limit and the one just within it.
 
@@ -138,7 +141,7 @@ def mix_prices(
         while fits - exceeds > 1:
             middle = (fits + exceeds) // 2
             solution = minimise(problem, program, check, [lean] * middle + [fast] * (count - middle))
-            meet(solution.assignment, -math.inf)
+            meet(solution.assignment, -math.inf, 0.0)
             if memory_of(problem, solution.assignment) <= limit:
                 fits = middle
             else:

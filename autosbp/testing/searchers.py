@@ -16,7 +16,16 @@ from collections.abc import Callable
 import numpy as np
 
 from autosbp.errors import InfeasibleError, InputError
-from autosbp.search import Edge, Searcher, SearchOptions, SearchProblem, SearchResult, cost_of, memory_of
+from autosbp.search import (
+    Edge,
+    Searcher,
+    SearchOptions,
+    SearchProblem,
+    SearchResult,
+    check_certificate,
+    cost_of,
+    memory_of,
+)
 
 SEEDS = range(4)
 STOP_SLACK_S = 2.0  # a searcher looks at the clock between chunks of work
@@ -89,7 +98,10 @@ def check_result(problem: SearchProblem, result: SearchResult) -> None:
 def check_claims_hold(searcher: Searcher) -> None:
     for seed in SEEDS:
         problem = random_problem(np.random.default_rng(seed), forbidden_probability=0.05)
-        check_result(problem, searcher(problem, SearchOptions(seed=seed)))
+        result = searcher(problem, SearchOptions(seed=seed))
+        check_result(problem, result)
+        if result.certificate is not None:
+            check_certificate(problem, result.certificate)
 
 
 def check_is_deterministic(searcher: Searcher) -> None:

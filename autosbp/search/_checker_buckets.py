@@ -1,0 +1,144 @@
+"""Bucket elimination for the checker of certificates, in plain numpy; nothing of it is shared with the searchers.
+
+Dechter 1999, "Bucket elimination": each variable's bucket holds the factors whose other variables are eliminated later;
+minimising their sum over the variable gives a message to the bucket of the first of those. All factors are nonnegative,
+so that the rounding of a sum is relative to the sum itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Factor = tuple[tuple[int, ...], Array]  # variables, and a dim for each
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Variables in the order of elimination; ``scopes[v]``: those left in v's bucket when it is eliminated, in order."""
+
+    variables: tuple[int, ...]
+    scopes: tuple[tuple[int, ...], ...]
+
+
+def min_fill(count: int, pairs: Sequence[tuple[int, int]]) -> Order:
+    """Eliminate next the variable that joins the fewest pairs of neighbours anew; the first of several."""
+    near: list[set[int]] = [set() for _ in range(count)]
+    for u, v in pairs:
+        near[u].add(v)
+        near[v].add(u)
+
+    def fill(variable: int) -> int:
+        return sum(b not in near[a] for a, b in itertools.combinations(sorted(near[variable]), 2))
+
+    now = [fill(variable) for variable in range(count)]
+    heap = [(now[variable], variable) for variable in range(count)]
+    heapq.heapify(heap)
+    left: list[set[int]] = [set()] * count
+    order: list[int] = []
+    gone = [False] * count
+    while heap:
+        filled, variable = heapq.heappop(heap)
+        if gone[variable] or filled != now[variable]:
+            continue
+        gone[variable] = True
+        order.append(variable)
+        left[variable] = set(near[variable])
+        changed = set(near[variable])
+        for a in near[variable]:
+            near[a] |= near[variable]
+            near[a] -= {a, variable}
+        for a in left[variable]:
+            changed |= near[a]
+        for other in changed:
+            counted = fill(other)
+            if counted != now[other]:
+                now[other] = counted
+                heapq.heappush(heap, (counted, other))
+    place = {variable: at for at, variable in enumerate(order)}
+    return Order(tuple(order), tuple(tuple(sorted(scope, key=place.__getitem__)) for scope in left))
+
+
+def greatest_table(order: Order, sizes: Sequence[int]) -> int:
+    """Entries of the greatest table that the elimination makes."""
+    return max((sizes[v] * math.prod(sizes[u] for u in order.scopes[v]) for v in order.variables), default=0)
+
+
+class Buckets:
+    """The messages of one elimination; ``least`` is the least sum of the factors over all assignments (inf: none).
+
+    Tables of buckets are made anew where they are needed, as they are far greater than the messages.
+    """
+
+    def __init__(self, order: Order, sizes: Sequence[int], factors: Sequence[Factor]) -> None:
+        self.order, self.sizes = order, sizes
+        self.num_factors = len(factors)
+        self.messages: list[Array] = [np.zeros(0)] * len(sizes)
+        self._place = [0] * len(sizes)
+        for at, variable in enumerate(order.variables):
+            self._place[variable] = at
+        self._own: list[list[Factor]] = [[] for _ in sizes]
+        self._children: list[list[int]] = [[] for _ in sizes]
+        self._roots: list[int] = []
+        for scope, array in factors:
+            self._own[min(scope, key=self._place.__getitem__)].append((scope, array))
+        for variable in order.variables:
+            message = self.messages[variable] = self._table(variable).min(axis=-1)
+            behind = order.scopes[variable]
+            if behind:
+                self._own[behind[0]].append((behind, message))
+                self._children[behind[0]].append(variable)
+            else:
+                self._roots.append(variable)
+        self.least = sum(float(self.messages[variable]) for variable in self._roots)
+
+    def marginals(self) -> list[Array]:
+        """For every value of every variable, the least sum over the assignments that hold it: messages passed back down."""
+        found: list[Array] = [np.zeros(0)] * len(self.sizes)
+        outside: list[Array] = [np.zeros(0)] * len(self.sizes)  # over a bucket's scope: the least of all other buckets
+        for variable in self._roots:
+            outside[variable] = _less(np.asarray(self.least), self.messages[variable])
+        for variable in reversed(self.order.variables):
+            belief = self._table(variable) + outside[variable][..., None]
+            outside[variable] = np.zeros(0)
+            found[variable] = belief.min(axis=tuple(range(belief.ndim - 1)))
+            scope = (*self.order.scopes[variable], variable)
+            for child in self._children[variable]:
+                inside = self.order.scopes[child]
+                away = tuple(axis for axis, each in enumerate(scope) if each not in inside)
+                rest = tuple(each for each in scope if each in inside)
+                turned = belief.min(axis=away).transpose([rest.index(each) for each in inside])
+                outside[child] = _less(turned, self.messages[child])
+        return found
+
+    def line(self, variable: int, values: NDArray[np.int64]) -> Array:
+        """What each value of a variable adds to the least sum, those eliminated behind it being set in ``values``."""
+        total = np.zeros(self.sizes[variable])
+        for scope, array in self._own[variable]:
+            total = total + array[tuple(slice(None) if each == variable else int(values[each]) for each in scope)]
+        message = self.messages[variable][tuple(int(values[each]) for each in self.order.scopes[variable])]
+        return _less(total, message)
+
+    def _table(self, variable: int) -> Array:
+        """The sum of a bucket's factors, over its scope and then the variable."""
+        scope = (*self.order.scopes[variable], variable)
+        total = np.zeros([self.sizes[each] for each in scope])
+        for own, array in self._own[variable]:
+            axes = [scope.index(each) for each in own]
+            shape = [1] * len(scope)
+            for axis, size in zip(axes, array.shape, strict=True):
+                shape[axis] = size
+            total += array.transpose(np.argsort(axes)).reshape(shape)
+        return total
+
+
+def _less(total: Array, part: Array) -> Array:
+    """``total - part``, inf where the part is: nothing there is allowed."""
+    return np.where(np.isinf(part), np.inf, total - np.where(np.isinf(part), 0.0, part))
