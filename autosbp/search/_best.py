@@ -43,11 +43,10 @@ class Solved:
 
 @dataclass
 class Walk:
-    """The microbatches of a pipelined structure, from ``first`` on. ``bound`` is of all of them, ``solved`` by index."""
+    """The microbatches of a pipelined structure. ``bound`` is of all of them, ``solved`` by index."""
 
     structure: Structure
     sizes: list[int]
-    first: int = 0
     start: int = 0
     bound: float = 0.0
     solved: dict[int, Solved] = field(default_factory=dict)
@@ -119,7 +118,7 @@ class Best(SpaceSolver):
         """A bound on a structure: its largest microbatch that splits evenly, without the memory limit; of repeated blocks
         alone, where there are any."""
         sizes = self.micro_batches(structure.stages)
-        for size in sizes[:-1]:
+        for size in sizes[:-1] or sizes:
             try:
                 layouts = self.problems.build(Space(structure, size, kind.storages[0]), None)
             except InfeasibleError:
@@ -167,7 +166,7 @@ class Best(SpaceSolver):
         walk = Walk(structure, sizes)
         walk.bound = max(0.0, self._largest(structure, kind, tally)) if kind.proves else 0.0
         start = next((at for at in range(len(sizes)) if waits * sizes[at] <= WAITING * whole), len(sizes) - 1)
-        for at in range(start, walk.first - 1, -1):
+        for at in range(start, -1, -1):
             try:
                 self._solved(walk, at, kind, tally)
             except InfeasibleError as error:
@@ -190,7 +189,6 @@ class Best(SpaceSolver):
 
     def _bound(self, layouts: Layouts, result: SearchResult, kind: Kind, tally: Tally) -> tuple[float, float]:
         """Of a space, from its problem without the memory limit; and what whole blocks a stage make of its cost."""
-
         blocks_s = self._blocks_s(layouts, kind, tally) if layouts.space.stages > 1 else -INFINITE
         return max(result.lower_bound_s, blocks_s) * self._working(layouts.space), blocks_s
 
@@ -211,7 +209,7 @@ class Best(SpaceSolver):
                 break
             least = min(least, estimate)
         least = INFINITE
-        for at in range(walk.start - 1, walk.first - 1, -1):
+        for at in range(walk.start - 1, -1, -1):
             # What larger microbatches save is in the walk's bound; how long stages wait is known.
             bound = walk.bound * (1 + waits * walk.sizes[at] / whole)
             worse = False
@@ -222,7 +220,7 @@ class Best(SpaceSolver):
                 worse = True
             bounds.append(bound)
             if worse:
-                if at > walk.first:
+                if at > 0:
                     bounds.append(walk.bound * (1 + waits * walk.sizes[at - 1] / whole))
                 break
         return max(walk.bound, min(bounds, default=walk.bound))

@@ -68,7 +68,6 @@ class Layouts:
 
     space: Space
     found: BuiltProblem | UnfoldedProblem
-    least_memory: int
 
     @property
     def problem(self) -> SearchProblem:
@@ -162,7 +161,7 @@ class LayoutProblems:
         if memory_limit_bytes is not None and least > memory_limit_bytes:
             detail = f"even the least memory of every op does not fit at a microbatch of {space.micro_batch}"
             raise InfeasibleError("memory_limit_bytes", memory_limit_bytes, least, detail)
-        return Layouts(space, found, least)
+        return Layouts(space, found)
 
     def strategy(self, layouts: Layouts, assignment: tuple[int, ...], *, as_used: bool = False) -> Strategy:
         """What an assignment stands for, on the mesh of one stage and without cuts; with parameters stored as the space

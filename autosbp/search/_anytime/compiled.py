@@ -12,9 +12,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def compiled(function: Function) -> Function:
     """Compiled at its first call, and kept on disk."""
-    return cast(Function, njit(cache=True, nogil=True)(function))
+    return _compiled(function, fastmath=False)
 
 
 def reassociated(function: Function) -> Function:
     """The same for loops over doubles whose order may be changed, so that they use vector units; nothing is NaN or inf."""
-    return cast(Function, njit(cache=True, nogil=True, fastmath=True)(function))
+    return _compiled(function, fastmath=True)
+
+
+def _compiled(function: Function, *, fastmath: bool) -> Function:
+    try:
+        return cast(Function, njit(cache=True, nogil=True, fastmath=fastmath)(function))
+    except RuntimeError:  # no folder to keep it in that may be written, as in a read-only container
+        return cast(Function, njit(nogil=True, fastmath=fastmath)(function))
