@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._files import ModelSizes, check_output, read_calibration, read_model, write_json
+from autosbp.cli._files import ModelSizes, check_output, read_calibration, read_model, read_plan, write_json
 from autosbp.cli._findings import certificate, findings
 from autosbp.cli._format import num_bytes, percent, seconds, table
 from autosbp.cli._options import (
@@ -88,6 +88,14 @@ Stage = Annotated[
         help="The stage, from 0, of an op, of the ops that read a parameter, or of a pattern. May be repeated.",
     ),
 ]
+Start = Annotated[
+    str | None,
+    typer.Option(
+        "--start",
+        metavar="PLAN",
+        help="An earlier plan, of another batch or links: costed anew, search begins with it.",
+    ),
+]
 Pareto = Annotated[
     int | None,
     typer.Option("--pareto", metavar="N", help="Up to N plans, from the fastest to the one that takes least memory."),
@@ -114,6 +122,7 @@ def plan(
     data_parallel: DataParallel = None,
     tensor_parallel: TensorParallel = None,
     stage: Stage = None,
+    start: Start = None,
     pareto: Pareto = None,
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
@@ -142,7 +151,9 @@ def plan(
     )
     sizes = ModelSizes(seq_len, image_size)
     if server is None:
-        plans = _plans_here(model, cluster, calibration, options, sizes, pareto)
+        plans = _plans_here(model, cluster, calibration, options, sizes, pareto, start)
+    elif start is not None:
+        raise InputError("start", start, "a service takes none: leave out --server")
     elif pareto is None:
         plans = [_plan_there(model, cluster, calibration, options, sizes, server)]
     else:
@@ -184,7 +195,13 @@ def _stages(texts: list[str]) -> dict[str, int]:
 
 
 def _plans_here(
-    model: str, cluster: str, calibration: str | None, options: PlanOptions, sizes: ModelSizes, num_points: int | None
+    model: str,
+    cluster: str,
+    calibration: str | None,
+    options: PlanOptions,
+    sizes: ModelSizes,
+    num_points: int | None,
+    start: str | None,
 ) -> Sequence[Plan]:
     """The fastest plan; with ``num_points``, the front from it on."""
     from autosbp import api
@@ -198,12 +215,15 @@ def _plans_here(
             best = best_s
         return True
 
+    earlier = None if start is None else read_plan(start).strategy
     there = api.load_cluster(cluster)
     measured = read_calibration(calibration)
     graph = read_model(model, sizes)
     note(f"searching strategies of {graph.name} on {there.name}: {there.num_devices} devices")
     if num_points is None:
-        return [api.make_plan(graph, there, measured, options, progress)]
+        return [api.make_plan(graph, there, measured, options, progress, earlier)]
+    if start is not None:
+        raise InputError("start", start, "a front begins with its fastest plan: leave out --pareto")
     return api.pareto_front(graph, there, measured, options, num_points, progress)
 
 

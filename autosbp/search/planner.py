@@ -29,10 +29,12 @@ from autosbp.search._document import plan_document
 from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._leanest import Leanest
 from autosbp.search._space_solver import Candidate, Kind, Tally
+from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._stored_apart import best_stored_apart
 from autosbp.search._structures import Structures
 from autosbp.search._weights import AS_USED
 from autosbp.search.plan_options import PlanOptions, require_room
+from autosbp.search.warm_start import restarted
 
 BASELINE_SHARE = 0.1
 """The part of a whole search that a baseline gets. Most are solved at once."""
@@ -48,6 +50,7 @@ def make_plan(
     calibration: Calibration | None = None,
     options: PlanOptions | None = None,
     progress: Progress | None = None,
+    start: Strategy | None = None,
 ) -> Plan:
     """The best strategy for training ``graph`` on ``cluster``, with costs, bound, baselines and provenance.
 
@@ -57,13 +60,15 @@ def make_plan(
         calibration: measured on this cluster; without one, costs come from the cluster's data sheet.
         options: see ``PlanOptions``; the global batch defaults to 8 samples a device.
         progress: called with (stage, best step time so far); planning stops when it returns False.
+        start: an earlier plan's strategy, for another batch, changed layers or links, or the same: where it fits it is
+            costed anew, search begins with it, and the plan is no slower.
 
     Raises:
         InputError: for a batch that does not divide, or a calibration of another cluster.
         InfeasibleError: when no strategy meets the options or fits in memory; ``conflict`` names a smallest set of options
             that exclude each other.
     """
-    return first_plan(graph, cluster, calibration, options or PlanOptions(), progress)[1]
+    return first_plan(graph, cluster, calibration, options or PlanOptions(), progress, start)[1]
 
 
 def first_plan(
@@ -72,12 +77,13 @@ def first_plan(
     calibration: Calibration | None,
     options: PlanOptions,
     progress: Progress | None,
+    start: Strategy | None = None,
 ) -> tuple[Planner, Plan, Candidate]:
     """A plan with its planner and strategy; where there is none, the constraints that exclude each other are named."""
     planner = None
     try:
         planner = Planner(graph, cluster, calibration, options, progress)
-        return planner, *planner.found()
+        return planner, *planner.found(start=start)
     except InfeasibleError as error:
 
         def feasible(fewer: PlanOptions) -> bool:
@@ -140,16 +146,17 @@ class Planner:
         lean = self.leanest(enough=self.limit)
         return bool(lean) and lean[0].costs.memory_bytes_per_device <= self.limit
 
-    def found(self, known: Candidate | None = None) -> tuple[Plan, Candidate]:
-        """The plan and its strategy, which is no slower than ``known``, one that fits."""
+    def found(self, known: Candidate | None = None, start: Strategy | None = None) -> tuple[Plan, Candidate]:
+        """The plan and its strategy, which is no slower than ``known``, one that fits, and than ``start``, where that is in
+        the space."""
         baselines = self._baselines()
         tally = Tally()
-        start = min(
-            (each for each in (known, self._start(baselines)) if each is not None),
+        best = min(
+            (each for each in (known, self._start(baselines), self._restarted(start)) if each is not None),
             key=lambda each: each.costs.step_time_s,
             default=None,
         )
-        winner = self._searched(tally, start)
+        winner = self._searched(tally, best)
         document = plan_document(
             self.graph, self.cluster, self.calibration, self.options, self.limit,
             (winner.strategy, winner.costs), baselines, min(tally.bounds, default=None), tally.evaluations,
@@ -210,6 +217,25 @@ class Planner:
             and options.stages in (None, baseline.strategy.num_stages)
         ]
         return min(found, key=lambda candidate: candidate.costs.step_time_s, default=None)
+
+    def _restarted(self, earlier: Strategy | None) -> Candidate | None:
+        """The strategy of an earlier plan, costed here, where it fits in memory and meets what is asked for."""
+        options = self.options
+        if earlier is None or self.asked.pins or self.asked.degrees or options.stage_of or options.storage is not None:
+            return None
+        schedule = earlier.pipeline.schedule if earlier.pipeline else None
+        if options.stages not in (None, earlier.num_stages) or (schedule and schedule not in options.schedules):
+            return None
+        levels = {stages: mesh.level_counts for stages, mesh in stage_meshes(self.cluster)}
+        if earlier.mesh.level_counts != levels.get(earlier.num_stages):
+            return None
+        found = restarted(
+            earlier, self.problems.bound, self.problems.boxing, self.problems.compute,
+            global_batch=self.problems.global_batch, optimizer=options.optimizer,
+        )  # fmt: skip
+        if found is None or found.costs.memory_bytes_per_device > self.limit:
+            return None
+        return found if options.micro_batch in (None, found.strategy.micro_batch) else None
 
     def _baselines(self) -> list[Baseline]:
         return [self._baseline(name) for name in self.options.baselines]
