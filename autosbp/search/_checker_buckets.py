@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_AT_ONCE = 1 << 16  # entries of a temporary that stays in cache
 Array = NDArray[np.float64]
 Factor = tuple[tuple[int, ...], Array]  # variables, and a dim for each
 
@@ -90,7 +91,7 @@ class Buckets:
         for scope, array in factors:
             self._own[min(scope, key=self._place.__getitem__)].append((scope, array))
         for variable in order.variables:
-            message = self.messages[variable] = self._table(variable).min(axis=-1)
+            message = self.messages[variable] = self._message(variable)
             behind = order.scopes[variable]
             if behind:
                 self._own[behind[0]].append((behind, message))
@@ -128,15 +129,38 @@ class Buckets:
 
     def _table(self, variable: int) -> Array:
         """The sum of a bucket's factors, over its scope and then the variable."""
+        shape = [self.sizes[each] for each in (*self.order.scopes[variable], variable)]
+        return np.broadcast_to(_sum(self._parts(variable)), shape)
+
+    def _message(self, variable: int) -> Array:
+        """The least of ``_table`` over the variable, one row after another where it is great."""
+        parts = self._parts(variable)
+        shape = tuple(self.sizes[each] for each in self.order.scopes[variable])
+        if math.prod(shape) * self.sizes[variable] <= MAX_AT_ONCE or not shape:
+            return np.broadcast_to(_sum(parts).min(axis=-1), shape)
+        message = np.empty(shape)
+        for row in range(shape[0]):
+            message[row] = _sum([part[row if len(part) > 1 else 0] for part in parts]).min(axis=-1)
+        return message
+
+    def _parts(self, variable: int) -> list[Array]:
+        """A bucket's factors with a dim for each variable of the scope, then the variable's own; the smallest first."""
         scope = (*self.order.scopes[variable], variable)
-        total = np.zeros([self.sizes[each] for each in scope])
+        parts = [np.zeros([1] * (len(scope) - 1) + [self.sizes[variable]])]
         for own, array in self._own[variable]:
             axes = [scope.index(each) for each in own]
             shape = [1] * len(scope)
             for axis, size in zip(axes, array.shape, strict=True):
                 shape[axis] = size
-            total += array.transpose(np.argsort(axes)).reshape(shape)
-        return total
+            parts.append(array.transpose(np.argsort(axes)).reshape(shape))
+        return sorted(parts, key=lambda part: part.size)
+
+
+def _sum(parts: Sequence[Array]) -> Array:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def _less(total: Array, part: Array) -> Array:
