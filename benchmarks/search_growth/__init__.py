@@ -1,0 +1,1 @@
+"""How the time of search grows with layers and devices."""
