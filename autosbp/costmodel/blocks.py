@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from autosbp.graph.ir import LogicalGraph, Node
 from autosbp.sbp.rules import sharding_of
+
+ROUNDING_RELATIVE = 1e-9  # of all FLOPs: more than sums of them are off by
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +50,36 @@ def find_blocks(graph: LogicalGraph) -> Blocks:
     known: dict[object, int] = {}
     kinds = [known.setdefault(tuple((node.op, node.outputs) for node in part), len(known)) for part in parts]
     flops = [sum(sharding_of(graph, node).flops for node in part) for part in parts]
-    best = (0.0, 0, 0, 1)
-    for period in range(1, len(kinds) // 2 + 1):
-        for start in range(len(kinds) - 2 * period + 1):
-            block, stop = kinds[start : start + period], start + period
-            while kinds[stop : stop + period] == block:
-                stop += period
-            covered = sum(flops[start:stop])
-            if stop - start > period and covered > best[0]:
-                best = (covered, start, stop, period)
-    _, start, stop, period = best
-    if not best[0]:
+    covered, start, stop, period = _best_run(kinds, flops)
+    if not covered:
         return Blocks(_names(parts), (), ())
     blocks = tuple(_names(parts[at : at + period]) for at in range(start, stop, period))
     return Blocks(_names(parts[:start]), blocks, _names(parts[stop:]))
+
+
+def _best_run(kinds: Sequence[int], flops: Sequence[float]) -> tuple[float, int, int, int]:
+    """(FLOPs, start, stop, period) of the best run, the first of equals; the FLOPs are 0 where nothing repeats.
+
+    Run lengths of all starts of a period come from where its sections cease to be those one period on; sums are made only
+    of runs that cumulated FLOPs, but for their rounding, do not rule out.
+    """
+    found = np.asarray(kinds)
+    total = np.concatenate(([0.0], np.cumsum(flops)))
+    slack = ROUNDING_RELATIVE * float(total[-1])
+    best = (0.0, 0, 0, 1)
+    for period in range(1, len(kinds) // 2 + 1):
+        starts = np.arange(len(kinds) - period)
+        ends = np.where(found[:-period] == found[period:], len(starts), starts)
+        ends = np.minimum.accumulate(ends[::-1])[::-1]
+        stops = starts + (ends - starts) // period * period + period
+        likely = (stops - starts > period) & (total[stops] - total[starts] >= best[0] - slack)
+        for start in map(int, np.flatnonzero(likely)):
+            stop = int(stops[start])
+            if total[stop] - total[start] >= best[0] - slack:
+                covered = sum(flops[start:stop])
+                if covered > best[0]:
+                    best = (covered, start, stop, period)
+    return best
 
 
 def _names(parts: Sequence[Sequence[Node]]) -> tuple[str, ...]:
