@@ -286,6 +286,12 @@ class Plan:
         }
         return replace(self, document={**document, "plan_id": plan_id_of(document)})
 
+    def with_member(self, name: str, value: Any, seconds: float) -> Plan:
+        """With one member more, which took so many seconds to find."""
+        document = {**self.document, name: value}
+        search_s = None if self.search_s is None else self.search_s + seconds
+        return Plan({**document, "plan_id": plan_id_of(document)}, search_s)
+
     def to_dict(self) -> dict[str, Any]:
         return dict(self.document)
 

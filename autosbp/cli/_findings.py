@@ -36,6 +36,7 @@ def findings(document: Mapping[str, Any]) -> list[str]:
     return [
         _what_binds(document),
         *_memory(document),
+        *_fewer(document),
         *_baselines(document),
         *_next(document),
     ]
@@ -63,6 +64,13 @@ def _what_binds(document: Mapping[str, Any]) -> str:
     largest = max(_ADVICE, key=lambda name: breakdown[name])
     name, advice = _ADVICE[largest]
     return f"{name} binds with {percent(breakdown[largest], step)} of the step: {advice}."
+
+
+def _fewer(document: Mapping[str, Any]) -> list[str]:
+    fewer = document.get("fewer_devices")
+    if fewer is None:
+        return []
+    return [f"{fewer['num_devices']} of the devices would do: these take {seconds(fewer['step_time_s'])} a step."]
 
 
 def _memory(document: Mapping[str, Any]) -> list[str]:

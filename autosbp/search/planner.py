@@ -17,7 +17,7 @@ from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Baseline, Plan, Strategy
+from autosbp.plan import Baseline, Costs, Plan, Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.rules import check_graph
 from autosbp.search import SEARCHERS, SearchOptions
@@ -33,6 +33,7 @@ from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._stored_apart import best_stored_apart
 from autosbp.search._structures import Structures
 from autosbp.search._weights import AS_USED
+from autosbp.search.fewer import fewer_devices
 from autosbp.search.plan_options import PlanOptions, require_room
 from autosbp.search.warm_start import restarted
 
@@ -52,7 +53,8 @@ def make_plan(
     progress: Progress | None = None,
     start: Strategy | None = None,
 ) -> Plan:
-    """The best strategy for training ``graph`` on ``cluster``, with costs, bound, baselines and provenance.
+    """The best strategy for training ``graph`` on ``cluster``, with costs, bound, baselines and provenance. Where
+    devices repeat what others do, or compute for less than half of a step, ``fewer_devices`` says how many would do.
 
     Args:
         graph: as captured, with its batch symbolic.
@@ -68,7 +70,16 @@ def make_plan(
         InfeasibleError: when no strategy meets the options or fits in memory; ``conflict`` names a smallest set of options
             that exclude each other.
     """
-    return first_plan(graph, cluster, calibration, options or PlanOptions(), progress, start)[1]
+    options = options or PlanOptions()
+    _, plan, winner = first_plan(graph, cluster, calibration, options, progress, start)
+
+    def on(fewer: Cluster, measured: Calibration | None, asked: PlanOptions) -> tuple[Strategy, Costs]:
+        found = Planner(graph, fewer, measured, asked, None).found()[1]
+        return found.strategy, found.costs
+
+    began = time.monotonic()
+    fewer = fewer_devices((winner.strategy, winner.costs), cluster, calibration, options, on)
+    return plan if fewer is None else plan.with_member("fewer_devices", fewer, time.monotonic() - began)
 
 
 def first_plan(

@@ -107,6 +107,8 @@ def _member(data: Any, path: str, name: str, kind: type) -> Any:
 
 def _check(instance: Instance) -> None:
     count = len(instance.costs)
+    if not count:
+        raise InputError("problem.nodes.costs", [], "one node or more is expected")
     for name, length in (("usages", len(instance.usages)), ("intervals", len(instance.intervals))):
         if length != count:
             raise InputError(f"problem.nodes.{name}", length, f"one for each of the {count} nodes is expected")

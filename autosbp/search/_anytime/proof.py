@@ -20,15 +20,17 @@ AT_ONCE = 20
 SCALE = 1e4
 """What the best cost known, less the least of every part, is scaled to: tolerances of the solver are absolute."""
 TOLERANCE = 1e-9
-"""Of a limit and of a bound: rounding."""
+"""Of a bound: rounding."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """``bound`` on all assignments; ``x`` is an optimum, where time was enough; ``infeasible``: there is no assignment."""
+    """``bound`` on all assignments; ``x`` fits, where time was enough, and is ``optimal`` but for rare rounding;
+    ``infeasible``: there is no assignment."""
 
     bound: float
     x: Ints | None = None
+    optimal: bool = False
     infeasible: bool = False
 
 
@@ -40,16 +42,21 @@ def prove(network: Network, cost: float, deadline: float) -> Proof:
         deadline: of ``time.monotonic``.
     """
     program = _Program(network, cost)
-    bound = -np.inf
+    bound, optimal = -np.inf, True
     while (left := deadline - time.monotonic()) > 0.0:
         x, value, infeasible = program.solve(left)
-        bound = max(bound, value)
+        bound = max(bound, value) if optimal else bound
         if infeasible:
-            return Proof(bound, None, infeasible=not np.isfinite(cost))
+            return Proof(bound, infeasible=optimal and not np.isfinite(cost))
         if x is None:
             break
-        if not program.add_limits(network.filled(x)):
-            return Proof(bound, x)
+        over = network.filled(x) - network.limit
+        if over.max(initial=0.0) <= 0.0:
+            return Proof(bound, x, optimal)
+        if not program.add_limits(over):
+            # Solvers hold limits within a tolerance. What exceeds one by less is cut off, and with it, perhaps, an optimum.
+            program.tighten(over)
+            optimal = False
     return Proof(bound)
 
 
@@ -97,14 +104,15 @@ class _Program:
             (np.concatenate(signs), (np.concatenate(rows), np.concatenate(columns))), shape=(height, width)
         )
         right = np.concatenate([np.ones(network.num_nodes), np.zeros(height - network.num_nodes)])
-        self.constraints = [LinearConstraint(matrix, right, right)]
+        self.equal = LinearConstraint(matrix, right, right)
         self.integral = np.concatenate([np.ones(self.count), np.zeros(width - self.count)])
-        self.limited: set[int] = set()
+        self.limited: dict[int, float] = {}
 
     def solve(self, seconds: float) -> tuple[Ints | None, float, bool]:
         """An optimum under the limits so far, a bound, and whether there is none at all."""
+        limits = [self._limit(at, room) for at, room in self.limited.items()]
         found = milp(
-            self.costs, constraints=self.constraints, integrality=self.integral, bounds=Bounds(0.0, self.upper),
+            self.costs, constraints=[self.equal, *limits], integrality=self.integral, bounds=Bounds(0.0, self.upper),
             options={"time_limit": seconds, "mip_rel_gap": 0.0},
         )  # fmt: skip
         bound = -np.inf
@@ -121,29 +129,33 @@ class _Program:
         first = self.network.links.first
         return np.array([int(chosen[a:b].argmax()) for a, b in zip(first[:-1], first[1:], strict=True)], dtype=np.int64)
 
-    def add_limits(self, filled: Floats) -> bool:
-        """Of the instants that are fullest, away from each other. False where all fit."""
-        over = filled - self.network.limit
+    def add_limits(self, over: Floats) -> bool:
+        """Of the instants that are fullest, away from each other. False where all that exceed theirs have one."""
+        over = over.copy()
+        over[list(self.limited)] = -np.inf
         apart = max(1, len(over) // 100)
-        found: list[int] = []
-        while len(found) < AT_ONCE and len(over) and over.max() > TOLERANCE * self.network.limit:
+        found = False
+        for _ in range(AT_ONCE):
             worst = int(over.argmax())
-            if worst not in self.limited:
-                found.append(worst)
+            if over[worst] <= 0.0:
+                break
+            self.limited[worst] = self.network.limit - float(self.network.base[worst])
             over[max(0, worst - apart + 1) : worst + apart] = -np.inf
-        for at in found:
-            self.limited.add(at)
-            self.constraints.append(self._limit(at))
-        return bool(found)
+            found = True
+        return found
 
-    def _limit(self, at: int) -> LinearConstraint:
+    def tighten(self, over: Floats) -> None:
+        """Limits that were exceeded, by twice as much."""
+        for at in np.flatnonzero(over > 0.0).tolist():
+            self.limited[at] -= 2.0 * float(over[at])
+
+    def _limit(self, at: int, room: float) -> LinearConstraint:
+        """No more than so many bytes at an instant, beside what is used in any case."""
         network, rows = self.network, self.network.rows
         used: NDArray[np.float64] = np.zeros(len(self.costs))
         for r in np.flatnonzero((rows.start <= at) & (at < rows.stop)).tolist():
             i = int(np.searchsorted(rows.begin, r, side="right")) - 1
             low, size = network.links.first[i], network.num_values[i]
             used[low : low + size] += rows.used[rows.place[r] : rows.place[r] + size]
-        limit = max(network.limit, 1.0)
-        return LinearConstraint(
-            sparse.csr_array(used[None, :] / limit), -np.inf, (network.limit - network.base[at]) / limit
-        )
+        unit = max(network.limit, 1.0)
+        return LinearConstraint(sparse.csr_array(used[None, :] / unit), -np.inf, room / unit)

@@ -137,10 +137,11 @@ class Solver:
             self.found.bound = max(self.found.bound, proof.bound)
             if proof.infeasible and self.found.x is None:
                 self.found.infeasible = True
-            if proof.x is not None:
+            if proof.x is not None and proof.optimal:
                 self.found.x, self.found.cost = early.x, early.cost
                 self._keep(proof.x)
                 self.found.bound = self.found.cost
+            self._keep(proof.x)
 
     def _begin(self, start: Ints | None) -> None:
         """The first assignments and bound."""
@@ -152,9 +153,23 @@ class Solver:
                 return
             self._improve(self.found.cost)
         for _ in range(FIRST_DECODES):
-            if not self._over():
-                self._keep(self._fitted(self._bound.decode(DECODE_TURNS)))
-                self.found.bound = max(self.found.bound, self._bound.bound)
+            self._decode()
+        while self.found.x is None and self.network.num_entries > PROVABLE and not self._over():
+            # Nothing fits yet: other prices lead elsewhere.
+            for _ in range(DECODE_TURNS):
+                self._improve(self.found.cost)
+            self._decode()
+
+    def _decode(self) -> None:
+        """An assignment that the bound's prices lead to."""
+        if not self._over():
+            self._keep(self._fitted(self._bound.decode(DECODE_TURNS)))
+            self.found.bound = max(self.found.bound, self._bound.bound)
+
+    @property
+    def _closed(self) -> bool:
+        """Whether branch and bound has an answer."""
+        return any(proof.infeasible or proof.x is not None for proof in self._proof)
 
     def _improve(self, cost: float) -> None:
         known = cost if np.isfinite(cost) else 2.0 * abs(self._bound.bound) if np.isfinite(self._bound.bound) else 1.0
@@ -201,7 +216,7 @@ class Solver:
     def _turns(self) -> None:
         level, explored, stale, bounding, refining = 0, 0, 0, True, True
         with ThreadPoolExecutor(2) as workers:
-            while not self._over() and stale < STALE and not self._proof and self.found.x is not None:
+            while not self._over() and stale < STALE and not self._closed and self.found.x is not None:
                 cost, bound = self.found.cost, self.found.bound
                 work = self._work(level if refining else min(level, LEVEL + explored // PATIENCE))
                 alone = bounding or self.network.num_entries <= PROVABLE
@@ -259,7 +274,7 @@ class Solver:
         pending = set(tasks)
         while pending:
             _, pending = wait(pending, LOOK_S)
-            if self._over() or self._proof:
+            if self._over() or self._closed:
                 self.stop.set()
 
     def _raise_bound(self, cost: float, work: int) -> None:
