@@ -6,20 +6,18 @@ and a lower bound; ``--out`` takes the assignment, a JSON list with one index pe
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
+import os
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
-BEGAN = time.monotonic()
-
-import argparse  # noqa: E402
-import json  # noqa: E402
-import math  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
-
-from autosbp.errors import AutosbpError, InfeasibleError, InputError  # noqa: E402
-from benchmarks.iopddl._format import Instance, load  # noqa: E402
+from autosbp.errors import AutosbpError, InfeasibleError, InputError
+from benchmarks.iopddl import BEGAN
+from benchmarks.iopddl._format import Instance, load
 
 LEAST_S = 1.0
 RESERVED = 0.02

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from math import prod
 from typing import Any
 
 import pytest
 
-from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan, predict_costs, why
+from autosbp.api import LogicalGraph, PlanOptions, load_cluster, make_plan, predict_costs, why
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import Ref
 from autosbp.plan import Strategy
-
-
-@cache
-def graph_of(name: str) -> LogicalGraph:
-    return capture(f"zoo:{name}")
-
-
-def planned(model: str = "gpt2-demo", cluster: str = "local:2x2", **options: Any) -> Plan:
-    given = PlanOptions(baselines=(), **{"global_batch": 16, **options})
-    return make_plan(graph_of(model), load_cluster(cluster), None, given)
+from tests.search.plans import graph_of, planned
 
 
 def batch_axes(graph: LogicalGraph, strategy: Strategy) -> set[int]:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import random
-from functools import cache
 from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan, predict_costs
+from autosbp.api import PlanOptions, predict_costs
 from autosbp.costmodel.stages import Stages
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.search._cuts import Places, cut
 from autosbp.search._stage_pins import read_stages
-
-
-@cache
-def graph_of(name: str) -> LogicalGraph:
-    return capture(f"zoo:{name}")
-
-
-def planned(model: str = "gpt2-demo", cluster: str = "local:2x2", **options: Any) -> Plan:
-    given = PlanOptions(baselines=(), **{"global_batch": 16, **options})
-    return make_plan(graph_of(model), load_cluster(cluster), None, given)
-
+from tests.search.plans import graph_of, planned
 
 CASES: dict[str, dict[str, int]] = {
     "an early op late": {"linear_3": 1},
