@@ -1,5 +1,5 @@
 # Every target is one script, so that people and CI run the same thing. Needs Python >= 3.11 and make, nothing else.
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench load chaos launchers clean
 
 setup:  ## create .venv with everything that demo and tests need
 	@scripts/setup
@@ -15,6 +15,15 @@ check: setup  ## style and types only
 
 bench: setup  ## the benchmarks, each with its table
 	@scripts/bench
+
+load: setup  ## the service under load: SECONDS=600 for the long form
+	@.venv/bin/python -m benchmarks.service --seconds $(or $(SECONDS),20) --check --json
+
+chaos: setup  ## the service under kills: LONG=1 for the long form
+	@.venv/bin/python -m benchmarks.chaos $(if $(LONG),--long) --json
+
+launchers: setup  ## lost submissions on a real Slurm: EACH=20 of every kind (root; scripts/system)
+	@.venv/bin/python -m benchmarks.launchers --each $(or $(EACH),20) --check --json
 
 clean:
 	rm -rf .venv demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,7 +22,7 @@ from autosbp.search.plan_options import PlanOptions, require_room
 from autosbp.search.planner import make_plan
 from autosbp.search.what_if import what_if
 from autosbp.search.why import why
-from autosbp.torchrun import Launch, run_ranks
+from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, run_ranks
 
 if TYPE_CHECKING:
     from autosbp.lessons import Taught
@@ -125,13 +125,15 @@ def run_trial(
     cancelled: Callable[[], bool] | None = None,
     launch: Launch = run_ranks,
     libraries: Sequence[str] = (),
+    max_ranks: int = MAX_LOCAL_RANKS,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Train under the plan's strategy, on this machine by default, and report what was measured: ``TrialError``."""
     from autosbp.executor.trial import run_trial as run
 
     return run(
         plan, graph, steps=steps, warmup=warmup, seed=seed, timeout_s=timeout_s, workdir=workdir, log=log,
-        cancelled=cancelled, launch=launch, libraries=libraries,
+        cancelled=cancelled, launch=launch, libraries=libraries, max_ranks=max_ranks, resume=resume,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ back as the same ``InputError`` or ``InfeasibleError`` that the library would ha
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,29 +22,27 @@ from typing import Any, Self
 import httpx
 
 from autosbp.cluster import Cluster
-from autosbp.errors import (
-    AutosbpError,
-    CalibrationError,
-    InfeasibleError,
-    InputError,
-    ServiceError,
-    TrialError,
-    UnsupportedError,
-)
+from autosbp.connection import KEY_VARIABLE, Connection, Document, NotFoundError, UnreachableError, error_of
+from autosbp.errors import InputError, ServiceError
 
-Document = dict[str, Any]
+__all__ = [
+    "KEY_VARIABLE",
+    "Client",
+    "Document",
+    "Job",
+    "NotFoundError",
+    "StillRunningError",
+    "UnreachableError",
+    "error_of",
+]
+
 _FINAL = ("succeeded", "failed", "cancelled")
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.05, 1.0
 _PATIENCE_S = 30.0
-_BY_DETAIL: Mapping[str, type[AutosbpError]] = {
-    "unsupported": UnsupportedError,
-    "calibration-failed": CalibrationError,
-    "trial-failed": TrialError,
-}
 
 
-class UnreachableError(ServiceError):
-    """The service did not answer at all."""
+class StillRunningError(ServiceError):
+    """A job has not ended in the time that the caller would wait; it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,7 @@ class Client:
 
     Args:
         url: address of the service.
+        key: API key; by default that in the environment variable AUTOSBP_API_KEY, or none.
         timeout_s: longest wait for one answer.
         transport: another way to send requests, such as an ASGI application's.
     """
@@ -84,14 +84,11 @@ class Client:
         self,
         url: str = "http://127.0.0.1:8000",
         *,
+        key: str | None = None,
         timeout_s: float = 120.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._url = url
-        try:
-            self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(timeout_s, connect=5.0), transport=transport)
-        except (httpx.InvalidURL, ValueError) as error:
-            raise InputError("url", url, f"an http:// or https:// address is expected ({error})") from None
+        self._at = Connection(url, key, timeout_s, transport)
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +100,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection."""
-        self._http.close()
+        self._at.close()
 
     def post_model(
         self,
@@ -122,7 +119,7 @@ class Client:
         if hf_config is not None:
             sizes = {"seq_len": seq_len, "image_size": image_size}
             body = {"hf_config": hf_config, **{key: size for key, size in sizes.items() if size is not None}}
-        answer = self._post("/v1/models", body)
+        answer = self._at.post("/v1/models", body)
         if "kind" not in answer:
             return str(answer["id"])
         return self.wait(Job.from_dict(answer)).result["model_id"]
@@ -132,11 +129,11 @@ class Client:
         if isinstance(cluster, str):
             cluster = {"preset": cluster}
         body = cluster.to_dict() if isinstance(cluster, Cluster) else cluster
-        return str(self._post("/v1/clusters", body)["id"])
+        return str(self._at.post("/v1/clusters", body)["id"])
 
     def post_calibration(self, document: Mapping[str, Any]) -> str:
         """Store a calibration document, and its cluster; the calibration's id."""
-        return str(self._post("/v1/calibrations", document)["id"])
+        return str(self._at.post("/v1/calibrations", document)["id"])
 
     def calibrate(
         self,
@@ -161,7 +158,7 @@ class Client:
             "budget_s": budget_s,
             "variants": variants,
         }
-        return Job.from_dict(self._post("/v1/calibrations", body))
+        return Job.from_dict(self._at.post("/v1/calibrations", body))
 
     def search(
         self,
@@ -169,12 +166,27 @@ class Client:
         cluster_id: str,
         calibration_id: str | None = None,
         options: Mapping[str, Any] | None = None,
+        *,
+        num_points: int | None = None,
+        fresh: bool = False,
     ) -> Job:
-        """Queue a search; ``result["strategy_id"]``."""
+        """Queue a search; ``result["strategy_id"]``. With ``num_points``, of the front of step time against memory, whose
+        strategies ``get_search`` names. An equal search that was answered before is answered at once, unless ``fresh``."""
         body: Document = {"model_id": model_id, "cluster_id": cluster_id, "options": dict(options or {})}
         if calibration_id is not None:
             body["calibration_id"] = calibration_id
-        return Job.from_dict(self._post("/v1/searches", body))
+        if num_points is not None:
+            body["num_points"] = num_points
+        headers = {"cache-control": "no-cache"} if fresh else None
+        return Job.from_dict(self._at.post("/v1/searches", body, headers))
+
+    def why(self, strategy_id: str, op: str, *, most: int = 12) -> Job:
+        """Ask what other layouts of an op would cost; ``result["analysis_id"]``."""
+        return Job.from_dict(self._at.post(f"/v1/strategies/{strategy_id}/why", {"op": op, "most": most}))
+
+    def what_if(self, strategy_id: str, *, factor: float = 2.0) -> Job:
+        """Ask what better hardware would buy; ``result["analysis_id"]``."""
+        return Job.from_dict(self._at.post(f"/v1/strategies/{strategy_id}/what-if", {"factor": factor}))
 
     def trial(
         self, strategy_id: str, *, baseline: str | None = None, steps: int = 20, warmup: int = 3, seed: int = 0
@@ -184,18 +196,19 @@ class Client:
         body: Document = {"strategy_id": strategy_id, "steps": steps, "warmup": warmup, "seed": seed}
         if baseline is not None:
             body["baseline"] = baseline
-        return Job.from_dict(self._post("/v1/trials", body))
+        return Job.from_dict(self._at.post("/v1/trials", body))
 
     def wait(self, job: Job, timeout_s: float | None = None, on_progress: Callable[[Job], None] | None = None) -> Job:
         """Wait until a job has succeeded; a restart of the service on the way is waited for, too.
 
-        Raises the error that failed the job, or ``ServiceError`` if it was cancelled or ``timeout_s`` has passed.
+        Raises the error that failed the job, ``ServiceError`` if it was cancelled, or ``StillRunningError`` if
+        ``timeout_s`` has passed.
         """
         begun_s = answered_s = time.monotonic()
         poll_s = _FIRST_POLL_S
         while not job.is_final:
             if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
-                raise ServiceError(f"job {job.id} is still {job.state} after {timeout_s:g} s")
+                raise StillRunningError(f"job {job.id} is still {job.state} after {timeout_s:g} s")
             time.sleep(poll_s)
             poll_s = min(poll_s * 1.5, _LONGEST_POLL_S)
             try:
@@ -213,104 +226,160 @@ class Client:
             raise ServiceError(f"job {job.id} was cancelled")
         return job
 
+    def follow(self, job_id: str, after: int = 0) -> Iterator[Job]:
+        """A job at each of its changes, until it has ended; a connection that breaks is taken up where it broke."""
+        answered_s = time.monotonic()
+        while True:
+            try:
+                for revision, job in self._events(job_id, after):
+                    after, answered_s = revision, time.monotonic()
+                    yield job
+                    if job.is_final:
+                        return
+                if self.get_job(job_id).is_final:
+                    return
+            except UnreachableError:
+                if time.monotonic() - answered_s > _PATIENCE_S:
+                    raise
+            time.sleep(_FIRST_POLL_S)
+
+    def _events(self, job_id: str, after: int) -> Iterator[tuple[int, Job]]:
+        revision = after
+        with self._at.stream(f"/v1/jobs/{job_id}/events", {"last-event-id": str(after)}) as response:
+            for line in response.iter_lines():
+                name, _, text = line.partition(": ")
+                if name == "id":
+                    revision = int(text)
+                elif name == "data":
+                    yield revision, Job.from_dict(json.loads(text))
+
     def cancel(self, job_id: str) -> Job:
         """Ask for the end of a job."""
-        return Job.from_dict(self._post(f"/v1/jobs/{job_id}:cancel", None))
+        return Job.from_dict(self._at.post(f"/v1/jobs/{job_id}:cancel"))
 
     def get_job(self, job_id: str) -> Job:
         """A job as it is now."""
-        return Job.from_dict(self._get(f"/v1/jobs/{job_id}"))
+        return Job.from_dict(self._at.get(f"/v1/jobs/{job_id}"))
 
-    def get_strategy(self, strategy_id: str) -> Document:
-        """A whole plan document, with its provenance and baselines; ``Plan.from_dict`` reads it."""
-        return self._get(f"/v1/strategies/{strategy_id}")
+    def get_model(self, model_id: str) -> Document:
+        """A model in brief."""
+        return self._at.get(f"/v1/models/{model_id}")
+
+    def get_graph(self, model_id: str) -> Document:
+        """A model's graph document; ``api.load_graph`` reads it."""
+        return self._at.get(f"/v1/models/{model_id}/graph")
+
+    def delete_model(self, model_id: str) -> None:
+        """Remove a model that nothing refers to."""
+        self._at.send("DELETE", f"/v1/models/{model_id}")
+
+    def get_cluster(self, cluster_id: str) -> Document:
+        """A cluster document; ``Cluster.from_dict`` reads it."""
+        document: Document = self._at.get(f"/v1/clusters/{cluster_id}")["document"]
+        return document
 
     def get_calibration(self, calibration_id: str) -> Document:
         """A calibration document; ``Calibration.from_dict`` reads it."""
-        document: Document = self._get(f"/v1/calibrations/{calibration_id}")["document"]
+        document: Document = self._at.get(f"/v1/calibrations/{calibration_id}")["document"]
         return document
-
-    def get_trial(self, trial_id: str) -> Document:
-        """A trial: predicted and measured."""
-        return self._get(f"/v1/trials/{trial_id}")
-
-    def trial_log(self, trial_id: str) -> str:
-        """The log of a trial's ranks."""
-        return self._send("GET", f"/v1/trials/{trial_id}/logs").text
-
-    def strategies(self, *, model_id: str | None = None, cluster_id: str | None = None) -> Iterator[Document]:
-        """Every stored strategy in brief, newest first."""
-        yield from self._pages("/v1/strategies", model_id=model_id, cluster_id=cluster_id)
-
-    def calibrations(self, *, cluster_id: str | None = None, root_id: str | None = None) -> Iterator[Document]:
-        """Every stored calibration in brief, newest first: of a cluster, or the versions of one that trials taught."""
-        yield from self._pages("/v1/calibrations", cluster_id=cluster_id, root_id=root_id)
 
     def newest_calibration(self, calibration_id: str) -> str:
         """The id of the last version of a calibration's family; searches use it only where they ask for it."""
-        return str(self._get(f"/v1/calibrations/{calibration_id}")["newest_id"])
+        return str(self._at.get(f"/v1/calibrations/{calibration_id}")["newest_id"])
 
-    def _pages(self, path: str, **filters: str | None) -> Iterator[Document]:
-        query = {key: value for key, value in filters.items() if value is not None}
-        while True:
-            answer = self._get(path, query)
-            yield from answer["items"]
-            if answer["next_cursor"] is None:
-                return
-            query["cursor"] = answer["next_cursor"]
+    def get_search(self, search_id: str) -> Document:
+        """What was asked, and the strategies that were found."""
+        return self._at.get(f"/v1/searches/{search_id}")
 
-    def _get(self, path: str, query: Mapping[str, str] | None = None) -> Document:
-        return _document(self._send("GET", path, query=query))
+    def get_strategy(self, strategy_id: str) -> Document:
+        """A whole plan document, with its provenance and baselines; ``Plan.from_dict`` reads it."""
+        return self._at.get(f"/v1/strategies/{strategy_id}")
 
-    def _post(self, path: str, body: object) -> Document:
-        return _document(self._send("POST", path, body=body))
+    def diff(self, strategy_id: str, other_id: str) -> Document:
+        """What the second strategy does otherwise."""
+        return self._at.get(f"/v1/strategies/{strategy_id}/diff/{other_id}")
 
-    def _send(
-        self, method: str, path: str, *, body: object = None, query: Mapping[str, str] | None = None
-    ) -> httpx.Response:
-        try:
-            response = self._http.request(method, path, json=body, params=query)
-        except httpx.TransportError as error:
-            raise UnreachableError(f"the service at {self._url} cannot be reached: {error}") from None
-        except httpx.HTTPError as error:
-            raise ServiceError(f"the service at {self._url}: {error}") from None
-        except ValueError as error:
-            raise InputError("body", type(body).__name__, f"finite JSON is expected ({error})") from None
-        if response.is_error:
-            raise error_of(_document(response))
-        return response
+    def export(self, strategy_id: str, target: str, *, baseline: str | None = None) -> dict[str, str]:
+        """A strategy as the files of another tool."""
+        files: dict[str, str] = self._at.get(f"/v1/strategies/{strategy_id}/exports/{target}", {"baseline": baseline})[
+            "files"
+        ]
+        return files
 
+    def get_analysis(self, analysis_id: str) -> Document:
+        """A question about a strategy, with its answer in ``result``."""
+        return self._at.get(f"/v1/analyses/{analysis_id}")
 
-def error_of(problem: Mapping[str, Any]) -> AutosbpError:
-    """The error that a problem document stands for."""
-    name = str(problem.get("type", "")).rpartition(":")[2]
-    detail = str(problem.get("detail") or problem.get("title") or "the service failed")
-    if name == "invalid-input":
-        return InputError(str(problem.get("field")), problem.get("value"), str(problem.get("limit")))
-    if name == "infeasible":
-        return _infeasible(problem, detail)
-    if name in _BY_DETAIL:
-        return _BY_DETAIL[name](detail)
-    return ServiceError(f"{problem.get('title')} ({problem.get('status')}): {detail}")
+    def get_trial(self, trial_id: str) -> Document:
+        """A trial: predicted and measured."""
+        return self._at.get(f"/v1/trials/{trial_id}")
 
+    def trial_log(self, trial_id: str) -> str:
+        """The log of a trial's ranks."""
+        return self._at.send("GET", f"/v1/trials/{trial_id}/logs").text
 
-def _infeasible(problem: Mapping[str, Any], detail: str) -> InfeasibleError:
-    constraint, limit, needed = str(problem.get("constraint")), problem.get("limit"), problem.get("needed")
-    bound = float("inf") if limit is None else limit if isinstance(limit, str) else float(limit)
-    least = None if needed is None else float(needed)
-    conflict = tuple(map(str, problem.get("conflict") or ()))
-    plain = str(InfeasibleError(constraint, bound, least))
-    behind = str(InfeasibleError("", "", None, "", conflict)).removeprefix(str(InfeasibleError("", "", None)))
-    own = detail.removeprefix(plain).removesuffix(behind).removeprefix(". ")
-    return InfeasibleError(constraint, bound, least, own, conflict)
+    def models(self, **filters: Any) -> Iterator[Document]:
+        """Every stored model in brief, newest first; filters are the query parameters of ``/v1/models``."""
+        yield from self._at.pages("/v1/models", filters)
 
+    def clusters(self, **filters: Any) -> Iterator[Document]:
+        """Every stored cluster, newest first."""
+        yield from self._at.pages("/v1/clusters", filters)
 
-def _document(response: httpx.Response) -> Document:
-    try:
-        document = response.json()
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        where = f"{response.request.method} {response.request.url}"
-        raise ServiceError(f"{where} was answered with {response.status_code} and no JSON object")
-    return document
+    def calibrations(self, **filters: Any) -> Iterator[Document]:
+        """Every stored calibration in brief, newest first: such as those of a ``cluster_id``, or with ``root_id`` the
+        versions of one that trials taught."""
+        yield from self._at.pages("/v1/calibrations", filters)
+
+    def searches(self, **filters: Any) -> Iterator[Document]:
+        """Every search, newest first."""
+        yield from self._at.pages("/v1/searches", filters)
+
+    def strategies(self, **filters: Any) -> Iterator[Document]:
+        """Every stored strategy in brief, newest first: such as those of a ``model_id`` and a ``cluster_id``."""
+        yield from self._at.pages("/v1/strategies", filters)
+
+    def analyses(self, **filters: Any) -> Iterator[Document]:
+        """Every analysis in brief, newest first."""
+        yield from self._at.pages("/v1/analyses", filters)
+
+    def trials(self, **filters: Any) -> Iterator[Document]:
+        """Every trial in brief, newest first."""
+        yield from self._at.pages("/v1/trials", filters)
+
+    def jobs(self, **filters: Any) -> Iterator[Job]:
+        """Every job, newest first: such as those of a ``state`` and a ``kind``."""
+        yield from map(Job.from_dict, self._at.pages("/v1/jobs", filters))
+
+    def make_key(self, name: str, scopes: Sequence[str], lifetime_s: float | None = 90 * 86_400.0) -> Document:
+        """Make an API key; its text is ``["secret"]``, and is shown this once."""
+        return self._at.post("/v1/keys", {"name": name, "scopes": list(scopes), "lifetime_s": lifetime_s})
+
+    def rotate_key(self, key_id: str, grace_s: float = 3600.0) -> Document:
+        """Replace an API key; the old one works on for ``grace_s``."""
+        return self._at.post(f"/v1/keys/{key_id}:rotate", {"grace_s": grace_s})
+
+    def revoke_key(self, key_id: str) -> Document:
+        """End an API key at once."""
+        found: Document = self._at.send("DELETE", f"/v1/keys/{key_id}").json()
+        return found
+
+    def api_keys(self) -> Iterator[Document]:
+        """Every API key of the tenant, without its text."""
+        yield from self._at.pages("/v1/keys", {})
+
+    def audit(self, **filters: Any) -> Iterator[Document]:
+        """The tenant's audit log, newest first."""
+        yield from self._at.pages("/v1/audit", filters)
+
+    def health(self) -> Document:
+        """Whether the service's process answers, and its version."""
+        return self._at.get("/healthz")
+
+    def ready(self) -> Document:
+        """Whether the service can work; ``UnreachableError`` where it cannot."""
+        return self._at.get("/readyz")
+
+    def metrics(self) -> str:
+        """Numbers in Prometheus' text format."""
+        return self._at.send("GET", "/metrics").text

@@ -89,13 +89,28 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """One device's share of its node's processors, with all devices of the node busy: its link, in each direction, the
+    bandwidth of the memory, and its size."""
+
+    link_bytes_per_s: float
+    memory_bandwidth_bytes_per_s: float
+    memory_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Host.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
-    """Identical devices on a product of levels, outermost first. Two levels at most: nodes and devices of a node."""
+    """Identical devices on a product of levels, outermost first. Two levels at most: nodes and devices of a node. ``host``
+    is what optimizer state can be offloaded to, where that is known."""
 
     name: str
     levels: tuple[Level, ...]
     device: Device
     source: str = ""
+    host: Host | None = None
 
     @property
     def num_devices(self) -> int:
@@ -132,12 +147,13 @@ class Cluster:
             "device": self.device.to_dict(),
             "levels": [level.to_dict() for level in self.levels],
             "source": self.source,
+            **({"host": self.host.to_dict()} if self.host else {}),
         }
 
     @staticmethod
     def from_dict(data: object) -> Cluster:
         """Read the file format; raises ``InputError`` that names the field, the value and the limit."""
-        fields = Fields(data, "", ("schema", "name", "device", "levels", "source"))
+        fields = Fields(data, "", ("schema", "name", "device", "levels", "source", "host"))
         fields.schema(SCHEMA)
         levels = []
         for index, entry in enumerate(fields.sequence("levels")):
@@ -160,7 +176,8 @@ class Cluster:
         source = fields.raw("source", "")
         if not isinstance(source, str):
             raise InputError("source", source, "a string is expected")
-        cluster = Cluster(fields.text("name"), tuple(levels), _device(fields.raw("device")), source)
+        host = _host(fields.raw("host")) if fields.has("host") else None
+        cluster = Cluster(fields.text("name"), tuple(levels), _device(fields.raw("device")), source, host)
         if cluster.num_devices > MAX_DEVICES:
             raise InputError("levels", cluster.num_devices, f"at most {MAX_DEVICES} devices are expected")
         return cluster
@@ -198,6 +215,15 @@ def _device(data: object) -> Device:
         fields.number("efficiency", 0.5, low=1e-3, high=1.0),
         fields.number("op_overhead_s", 5e-6, low=0.0, high=1.0),
         _curves(fields.raw("curves")) if fields.has("curves") else None,
+    )
+
+
+def _host(data: object) -> Host:
+    fields = Fields(data, "host", tuple(Host.__slots__))
+    return Host(
+        fields.positive("link_bytes_per_s"),
+        fields.positive("memory_bandwidth_bytes_per_s"),
+        fields.integer("memory_bytes", low=1),
     )
 
 

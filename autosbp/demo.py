@@ -73,7 +73,7 @@ def run_demo(out: Path, quick: bool = False) -> int:
     for line in (
         f"autosbp explain {out}/plan.json                      what is split where, and why",
         f"autosbp export {out}/plan.json --to dtensor           the plan as DTensor placements",
-        f"AUTOSBP_DATA_DIR={out} autosbp serve                  this history, as an API",
+        f"AUTOSBP_DATA_DIR={out} autosbp serve                  this history, as pages and an API",
         "autosbp plan zoo:gpt3-175b --cluster dgx-a100-80g:128 --global-batch 1536",
     ):
         console.print(f"  {line}", highlight=False)

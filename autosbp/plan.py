@@ -79,6 +79,9 @@ class Strategy:
         bucket_bytes: parameters are gathered together, and gradients reduced together, in messages of up to this
             many bytes; a larger parameter travels alone.
         pipeline: stages, where there are several.
+        recompute: runs of ops, by their first and last in the program's order, whose results backward makes anew
+            (``sbp.recompute``).
+        offload: the optimizer's state is on the host, and its step is there.
     """
 
     mesh: Mesh
@@ -91,6 +94,8 @@ class Strategy:
     gather: str = "step"
     bucket_bytes: int = BUCKET_BYTES
     pipeline: Pipeline | None = None
+    recompute: tuple[tuple[str, str], ...] = ()
+    offload: bool = False
 
     @property
     def num_micro(self) -> int:
@@ -125,6 +130,8 @@ class Strategy:
             **({} if self.gather == "step" else {"gather": self.gather}),
             **({} if self.bucket_bytes == BUCKET_BYTES else {"bucket_bytes": self.bucket_bytes}),
             **({} if self.pipeline is None else {"pipeline": self.pipeline.to_dict()}),
+            **({} if not self.recompute else {"recompute": [list(run) for run in self.recompute]}),
+            **({"offload": True} if self.offload else {}),
         }
 
     @staticmethod
@@ -157,6 +164,8 @@ class Strategy:
             fields.text("optimizer", choices=("adamw", "sgd")),
             fields.text("gather", "step", choices=GATHERS),
             fields.integer("bucket_bytes", BUCKET_BYTES, low=1),
+            recompute=_recompute(fields),
+            offload=fields.boolean("offload", False),
         )
         if strategy.global_batch % strategy.micro_batch:
             raise InputError(fields.at("micro_batch"), strategy.micro_batch, f"a divisor of {strategy.global_batch}")
@@ -164,6 +173,14 @@ class Strategy:
             return strategy
         pipeline = Pipeline.from_dict(fields.raw("pipeline"), fields.at("pipeline"), strategy.num_micro)
         return replace(strategy, pipeline=pipeline)
+
+
+def _recompute(fields: Fields) -> tuple[tuple[str, str], ...]:
+    runs = fields.sequence("recompute") if fields.has("recompute") else ()
+    for at, run in enumerate(runs):
+        if not isinstance(run, (list, tuple)) or len(run) != 2 or not all(isinstance(name, str) for name in run):
+            raise InputError(fields.at(f"recompute[{at}]"), run, "the names of the first and the last op are expected")
+    return tuple((run[0], run[1]) for run in runs)
 
 
 def _mesh(data: object, path: str) -> Mesh:

@@ -1,7 +1,9 @@
-"""How long a plan takes from cold, and what is proved of it: ``python -m benchmarks.search_scale [CASE ...] [--json]``.
+"""How long a plan takes from cold, and what is proved of it: ``python -m benchmarks.search_scale [CASE ...] [--rounds N]
+[--json]``.
 
 Every case is a process of its own that imports, loads the graph, searches the whole space (stages, schedules, cuts,
-microbatch, storage, layouts) and its baselines, without torch.
+microbatch, storage, layouts) and its baselines, without torch. Of several rounds, each of all cases, a case's median by its
+seconds is shown.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,10 @@ print(json.dumps({
 """
 
 
+MOST_S = 120.0
+"""A case that takes longer is ended."""
+
+
 @dataclass(frozen=True)
 class Case:
     """``limit_s`` is what is aimed at, for all."""
@@ -50,6 +56,10 @@ CASES: Mapping[str, Case] = {
     "llama-70b@2x8": Case("zoo:llama-70b", "dgx-a100-80g:2", 64, 1.0),
     "llama-70b@128x8": Case("zoo:llama-70b", "dgx-a100-80g:128", 1024, 2.0),
     "gpt3-175b@128x8": Case("zoo:gpt3-175b", "dgx-a100-80g:128", 1536, 2.0),
+    "gpt-1t@2048x8": Case("zoo:gpt-1t", "dgx-a100-80g:2048", 4096, 5.0),
+    "bert-large@4x8": Case("zoo:bert-large", "dgx-a100-40g:4", 1024, 1.0),
+    "t5-large@4x8": Case("zoo:t5-large", "dgx-a100-40g:4", 512, 1.0),
+    "vit-large@4x8": Case("zoo:vit-large", "dgx-a100-40g:4", 1024, 1.0),
     "moe@4x8": Case("zoo:moe", "dgx-a100-40g:4", 256, 1.0),
     "vgg13@4x8": Case("zoo:vgg13", "dgx-a100-40g:4", 1024, 1.0),
     "resnet50@4x8": Case("zoo:resnet50", "dgx-a100-40g:4", 1024, 1.0),
@@ -58,36 +68,63 @@ CASES: Mapping[str, Case] = {
 
 
 def measure(case: Case) -> dict[str, Any]:
+    """A row; of a case that does not end in ``MOST_S``, the limit alone, with ``ended`` false."""
     started = time.perf_counter()
-    arguments = [case.model, case.cluster, str(case.batch)]
-    run = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    program = [sys.executable, "-c", PROGRAM, case.model, case.cluster, str(case.batch)]
+    try:
+        run = subprocess.run(program, capture_output=True, text=True, check=False, timeout=MOST_S)
+    except subprocess.TimeoutExpired:
+        return {"seconds": MOST_S, "limit_s": case.limit_s, "ended": False}
     if run.returncode:
         sys.exit(run.stderr)
     found: dict[str, Any] = json.loads(run.stdout)
     return {"seconds": time.perf_counter() - started, "limit_s": case.limit_s, **found}
 
 
+def median(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row in the middle by seconds, the slower of two, with the seconds of all."""
+    ranked = sorted(rows, key=lambda row: row["seconds"])
+    return {**ranked[len(ranked) // 2], "rounds_s": [row["seconds"] for row in rows]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"by default {' '.join(CASES)}")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all cases are measured")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     unknown = set(arguments.cases) - set(CASES)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: one of {', '.join(CASES)} is expected")
-    rows = {}
-    for name in arguments.cases or CASES:
-        row = rows[name] = measure(CASES[name])
-        best = min((seconds for seconds in row["baselines"].values() if seconds is not None), default=None)
-        print(
-            f"{name:<18} {row['seconds']:6.1f} s (aim {row['limit_s']:g} s, load {row['load_s']:.1f}) gap {row['gap']:.1%}  "
-            f"step {row['step_time_s']:.4g} s, best baseline {'none' if best is None else f'{best:.4g} s'}; "
-            f"{row['stages']} stages {row['schedule'] or ''} microbatch {row['micro_batch']}; "
-            f"{row['peak_bytes'] / 2**30:.2f} GiB",
-            flush=True,
-        )
+    if arguments.rounds < 1:
+        parser.error("--rounds: at least 1 is expected")
+    names = arguments.cases or list(CASES)
+    rounds: list[dict[str, dict[str, Any]]] = []
+    for at in range(arguments.rounds):
+        rounds.append({})
+        for name in names:
+            rounds[-1][name] = measure(CASES[name])
+            if at + 1 == arguments.rounds:
+                show(name, median([each[name] for each in rounds]))
+    rows = {name: median([each[name] for each in rounds]) for name in names}
     if arguments.json:
         print(json.dumps({"benchmark": "search_scale", "rows": rows}))
+
+
+def show(name: str, row: Mapping[str, Any]) -> None:
+    """One line."""
+    if not row.get("ended", True):
+        print(f"{name:<18} over {row['seconds']:.0f} s (aim {row['limit_s']:g} s)", flush=True)
+        return
+    gap = "no bound" if row["gap"] is None else f"gap {row['gap']:.1%}"
+    best = min((seconds for seconds in row["baselines"].values() if seconds is not None), default=None)
+    print(
+        f"{name:<18} {row['seconds']:6.1f} s (aim {row['limit_s']:g} s, load {row['load_s']:.1f}) {gap}  "
+        f"step {row['step_time_s']:.4g} s, best baseline {'none' if best is None else f'{best:.4g} s'}; "
+        f"{row['stages']} stages {row['schedule'] or ''} microbatch {row['micro_batch']}; "
+        f"{row['peak_bytes'] / 2**30:.2f} GiB",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,37 +1,73 @@
-"""The application: routers, problem handlers, limits, and the life of the database and the job runner."""
+"""The application: routers, the edge around them, and the life of the database and the job runner."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from anyio import to_thread
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-import autosbp
 from autosbp.errors import ServiceError
 from service import handlers
+from service.access.gate import Gate
 from service.db import Database
+from service.edge import telemetry
+from service.edge.metrics import Metrics
+from service.edge.middleware import Edge
+from service.edge.route import SCHEME
 from service.jobs._base import Kinds
-from service.jobs._local import LocalRunner
+from service.jobs.feed import Feed
+from service.launchers._base import Launcher, LauncherError
+from service.launchers._choice import launcher_of
 from service.limits import BodyLimit
-from service.routers import calibrations, clusters, health, jobs, models, searches, strategies, trials
+from service.routers import (
+    analyses,
+    audit,
+    calibrations,
+    clusters,
+    health,
+    jobs,
+    keys,
+    models,
+    searches,
+    strategies,
+    trials,
+)
 from service.schemas._base import Problem
-from service.services.kinds import kinds as all_kinds
+from service.services.audit import forget
+from service.services.jobs import counts
+from service.services.orphans import sweep
 from service.settings import Settings
 from service.state import State
+from service.web.install import install as install_pages
+from service.work import runner_of
 
-_ROUTERS = (models, clusters, calibrations, searches, strategies, trials, jobs, health)
+_log = logging.getLogger("service")
+_ROUTES = (  # tried in this order: those that are asked for most come first
+    *(jobs.routes, strategies.routes, searches.routes, models.routes, clusters.routes, calibrations.routes),
+    *(analyses.routes, trials.routes, health.routes, health.measured, keys.routes, audit.routes),
+)
+_FORGET_EVERY_S = 600.0
+_SWEEP_EVERY_S = 60.0
+API_VERSION = "1.3"
+"""Of the HTTP interface: the first number grows with what breaks clients, the second with what is new."""
 _TAGS = [
     {"name": "models", "description": "Model graphs, addressed by their content."},
     {"name": "clusters", "description": "Devices and network levels, addressed by their content."},
     {"name": "calibrations", "description": "Measured collectives and ops of a cluster."},
     {"name": "searches", "description": "Questions: the best strategy of a model on a cluster."},
     {"name": "strategies", "description": "Answers: plans with predicted costs, baselines and provenance."},
+    {"name": "analyses", "description": "Questions about a strategy: why not another layout, what if."},
     {"name": "trials", "description": "Measured runs of strategies and baselines."},
     {"name": "jobs", "description": "Long work: state, progress, cancelling."},
+    {"name": "keys", "description": "API keys of the caller's tenant."},
+    {"name": "audit", "description": "Who did what."},
     {"name": "health", "description": "For supervisors and load balancers."},
 ]
 
@@ -45,28 +81,35 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
     """
     app = FastAPI(
         title="autosbp",
-        version=autosbp.__version__,
+        version=API_VERSION,
         summary="Finds, explains and runs the fastest way to train a model on a cluster.",
         openapi_tags=_TAGS,
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+        },  # the framework's own; see service.edge.telemetry
     )
-    database = Database(settings.url)
-    runner = LocalRunner(
-        database,
-        kinds if kinds is not None else all_kinds(settings),
-        settings.data_dir,
-        settings.max_queued_jobs,
-        settings.max_attempts,
-        settings.cancel_grace_s,
-    )
-    app.state.service, app.state.failure = State(settings, database, runner), None
+    launcher = None if settings.launching is None else launcher_of(settings.launching)
+    database = Database(settings.url, settings.lock_timeout_s)
+    runner = runner_of(settings, database, kinds)
+    feed, metrics = Feed(database, jobs.encode), Metrics()
+    metrics.watch(lambda: counts(database), lambda: feed.num_followers)
+    gate = Gate(settings, database)
+    app.state.service, app.state.failure = State(settings, database, runner, gate, feed, metrics), None
+    app.state.launcher = launcher
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Edge, metrics=metrics, access_log=settings.access_log)
     handlers.install(app)
-    for module in _ROUTERS:
-        app.include_router(module.routes)
-    _document_problems(app)
+    for routes in _ROUTES:
+        app.include_router(routes)
+    install_pages(app, settings)
+    _complete_document(app)
+    if settings.otel:
+        telemetry.install(app)
     return app
 
 
@@ -74,9 +117,16 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: State = app.state.service
     try:
+        to_thread.current_default_thread_limiter().total_tokens = state.settings.threads
         await run_in_threadpool(state.database.upgrade)
+        await run_in_threadpool(state.gate.check_start)
         await run_in_threadpool(state.runner.start)
+        chores = [asyncio.create_task(_forget(state))]
+        if app.state.launcher is not None:
+            chores.append(asyncio.create_task(_sweep(state, app.state.launcher)))
         yield
+        for chore in chores:
+            chore.cancel()
     except (ServiceError, SQLAlchemyError) as error:
         app.state.failure = error
         raise
@@ -85,8 +135,27 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(state.database.close)
 
 
-def _document_problems(app: FastAPI) -> None:
-    """Put the problem schema, which every route's errors refer to, into the OpenAPI document."""
+async def _forget(state: State) -> None:
+    while True:
+        try:
+            await run_in_threadpool(forget, state.database, state.settings)
+        except SQLAlchemyError as error:
+            _log.warning("old answers and audit entries were not dropped: %s", error)
+        await asyncio.sleep(_FORGET_EVERY_S)
+
+
+async def _sweep(state: State, launcher: Launcher) -> None:
+    while True:
+        try:
+            for key in await run_in_threadpool(sweep, state.database, launcher):
+                _log.warning("%s is ended on %s: nobody waits for it", key, launcher.name)
+        except (LauncherError, SQLAlchemyError) as error:
+            _log.warning("orphans on %s were not looked for: %s", launcher.name, error)
+        await asyncio.sleep(_SWEEP_EVERY_S)
+
+
+def _complete_document(app: FastAPI) -> None:
+    """Put what every route refers to into the OpenAPI document: the problem schema, and how a caller shows its key."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -95,6 +164,7 @@ def _document_problems(app: FastAPI) -> None:
         schemas[Problem.__name__] = Problem.model_json_schema()
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
+        document["components"]["securitySchemes"] = {SCHEME: {"type": "http", "scheme": "bearer"}}
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterable
 from typing import Any
 
-from fastapi import HTTPException, Request, Response
-from fastapi.routing import APIRoute
+from fastapi import HTTPException
 
 from autosbp.errors import InputError
 from autosbp.jsonio import loads
@@ -22,8 +21,9 @@ class BadBodyError(HTTPException):
         super().__init__(422, str(error))
 
 
-def parse(body: bytes) -> Any:
-    """The document in ``body``; raises ``InputError`` for syntax errors, NaN, infinities, bad UTF-8 and bad text.
+def parse(body: bytes, max_depth: int = 64) -> Any:
+    """The document in ``body``; raises ``InputError`` for syntax errors, NaN, infinities, bad UTF-8 and bad text, and for
+    more than ``max_depth`` lists and objects in each other.
 
     Numbers that overflow to infinity, lone surrogates and NUL characters are refused: neither the canonical form nor
     every database can hold them.
@@ -37,9 +37,23 @@ def parse(body: bytes) -> Any:
         json.dumps(document, allow_nan=False)
     except (ValueError, RecursionError):
         raise InputError("body", _first_infinite(text), "JSON numbers must be finite and nesting shallow") from None
+    _check_depth(document, max_depth)
     if "\\u" in text:
         _check_text(json.dumps(document, ensure_ascii=False))
     return document
+
+
+def _check_depth(document: Any, max_depth: int) -> None:
+    layer: list[Any] = [document]
+    for _ in range(max_depth + 1):
+        layer = [each for one in layer if isinstance(one, (dict, list)) for each in _members(one)]
+        if not layer:
+            return
+    raise InputError("body", "nesting", f"at most {max_depth} lists and objects in each other are expected")
+
+
+def _members(one: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return one.values() if isinstance(one, dict) else one
 
 
 def _check_text(text: str) -> None:
@@ -64,24 +78,3 @@ def _first_infinite(text: str) -> str:
     except RecursionError:
         return "nesting"
     return found[0] if found else "nesting"
-
-
-class _StrictRequest(Request):
-    async def json(self) -> Any:
-        try:
-            return parse(await self.body())
-        except InputError as error:
-            raise BadBodyError(error) from None
-
-
-class StrictRoute(APIRoute):
-    """A route whose JSON body is read by ``parse``."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap the framework's handler around the strict request."""
-        handler = super().get_route_handler()
-
-        async def strict(request: Request) -> Response:
-            return await handler(_StrictRequest(request.scope, request.receive))
-
-        return strict

@@ -2,67 +2,124 @@
 
 SQLite runs in WAL mode with foreign keys on. A writing session takes the write lock when it begins (``BEGIN
 IMMEDIATE``), so that "look, then insert" is atomic and no transaction fails half-way because another one wrote first.
+PostgreSQL runs at READ COMMITTED; what must be one step there is an insert with a key, or locks its row.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import make_url
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.orm import Session, sessionmaker
 
-from autosbp.errors import InputError
+from autosbp.errors import InputError, ServiceError
 from autosbp.jsonio import canonical
+from service import tenancy
 
-_BUSY_TIMEOUT_MS = 30_000
+_STATEMENT_TIMEOUT_MS = 30_000
+_POOL_SIZE = 48  # a connection for each thread that requests run in, and some for the runner
+_MIGRATING = 0x61757462  # any number that all our processes use for PostgreSQL's advisory lock
+
+
+class Sessions(Protocol):
+    """Where sessions come from: a tenant's view of the database, or the whole of it."""
+
+    def read(self) -> Session:
+        """A session for reading; use it as a context manager."""
+
+    def write(self) -> AbstractContextManager[Session]:
+        """A context manager that yields a session and commits at its end, or rolls back on an exception."""
 
 
 class Database:
-    """An engine and its two session factories. Thread-safe; one per process."""
+    """An engine and its two session factories. Thread-safe; one per process.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        url: ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME``.
+        lock_timeout_s: how long a statement waits for a lock before it fails.
+
+    ``tenant`` is whose sessions these are (``service.tenancy``); None for the system's own. ``url`` names no driver.
+    """
+
+    tenant: str | None = None
+
+    def __init__(self, url: str, lock_timeout_s: float = 10.0) -> None:
         try:
             parsed = make_url(url)
         except (ArgumentError, ValueError) as error:
             raise InputError("database_url", url, f"a SQLAlchemy URL is expected ({error})") from None
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() == "sqlite" and parsed.database:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         try:
-            self.engine = create_engine(parsed, json_serializer=_dump, pool_pre_ping=True)
+            self.engine = create_engine(parsed, json_serializer=_dump, **_pooling(parsed, lock_timeout_s))
         except (NoSuchModuleError, ModuleNotFoundError) as error:
             raise InputError("database_url", parsed.drivername, f"an installed driver is expected ({error})") from None
+        self.url = parsed.set(drivername=parsed.get_backend_name()).render_as_string(hide_password=False)
         if self.engine.dialect.name == "sqlite":
-            _configure_sqlite(self.engine)
+            _configure_sqlite(self.engine, lock_timeout_s)
         self.reading = sessionmaker(self.engine, expire_on_commit=False)
         writing = self.engine.execution_options(sqlite_begin="IMMEDIATE")
         self.writing = sessionmaker(writing, expire_on_commit=False)
+        for factory in (self.reading, self.writing):
+            tenancy.guard(factory)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the database is in this process, so that reading a few rows takes a millisecond and no waiting."""
+        return self.engine.dialect.name == "sqlite"
+
+    def of(self, tenant: str | None) -> Self:
+        """The same database with sessions of one tenant."""
+        view = copy(self)
+        view.tenant = tenant
+        return view
 
     def read(self) -> Session:
         """A session for reading; use it as a context manager."""
-        return self.reading()
+        return self.reading(info=tenancy.info(self.tenant))
 
-    def write(self) -> AbstractContextManager[Session]:
+    @contextmanager
+    def write(self) -> Iterator[Session]:
         """A context manager that yields a session and commits at its end, or rolls back on an exception."""
-        return self.writing.begin()
+        with self.writing(info=tenancy.info(self.tenant)) as session, session.begin():
+            yield session
 
-    def upgrade(self) -> None:
-        """Run the migrations up to the newest revision."""
-        with self.engine.begin() as connection:
-            command.upgrade(_alembic(connection), "head")
+    def upgrade(self, revision: str = "head") -> None:
+        """Run the migrations up to the newest revision; processes that start together do so one after the other."""
+        self._migrate(lambda config: command.upgrade(config, revision))
+
+    def downgrade(self, revision: str) -> None:
+        """Undo the migrations after ``revision``, or all of them after ``base``."""
+        self._migrate(lambda config: command.downgrade(config, revision))
+
+    def _migrate(self, run: Callable[[Config], None]) -> None:
+        with self.engine.connect() as connection, _unchecked(connection), connection.begin():
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATING})
+            run(_alembic(connection))
+            _check_references(connection)
 
     def is_current(self) -> bool:
         """Whether the database answers and its schema is the newest."""
         with self.engine.connect() as connection:
-            head = ScriptDirectory.from_config(_alembic(connection)).get_current_head()
-            return MigrationContext.configure(connection).get_current_revision() == head
+            return MigrationContext.configure(connection).get_current_revision() == self._newest
+
+    @cached_property
+    def _newest(self) -> str | None:
+        return ScriptDirectory.from_config(_alembic(None)).get_current_head()
 
     def close(self) -> None:
         """Close every pooled connection."""
@@ -73,7 +130,38 @@ def _dump(document: object) -> str:
     return canonical(document).decode()
 
 
-def _alembic(connection: Connection) -> Config:
+def _pooling(url: URL, lock_timeout_s: float) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if url.get_backend_name() == "postgresql":
+        limits = f"-c statement_timeout={_STATEMENT_TIMEOUT_MS} -c lock_timeout={lock_timeout_s:.3f}s -c timezone=UTC"
+        options = {"pool_pre_ping": True, "connect_args": {"options": limits, "connect_timeout": 10}}
+    if url.database not in (None, "", ":memory:"):
+        options |= {"pool_size": _POOL_SIZE, "max_overflow": 0, "pool_timeout": 10}
+    return options
+
+
+@contextmanager
+def _unchecked(connection: Connection) -> Iterator[None]:
+    """SQLite rebuilds a table to change it, while others refer to it; so references are checked at the end instead."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    raw: Any = connection.connection.driver_connection  # a pragma does nothing inside a transaction
+    raw.execute("PRAGMA foreign_keys=OFF")
+    try:
+        yield
+    finally:
+        raw.execute("PRAGMA foreign_keys=ON")
+
+
+def _check_references(connection: Connection) -> None:
+    if connection.dialect.name == "sqlite":
+        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+        if broken:
+            raise ServiceError(f"the database has rows that refer to none: {broken[:3]}")
+
+
+def _alembic(connection: Connection | None) -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.set_main_option("path_separator", "os")
@@ -81,12 +169,12 @@ def _alembic(connection: Connection) -> Config:
     return config
 
 
-def _configure_sqlite(engine: Engine) -> None:
+def _configure_sqlite(engine: Engine, lock_timeout_s: float) -> None:
     @event.listens_for(engine, "connect")
     def connect(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # the driver must not open transactions by itself
         cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        cursor.execute(f"PRAGMA busy_timeout={round(1e3 * lock_timeout_s)}")
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=NORMAL")
         cursor.execute("PRAGMA foreign_keys=ON")

@@ -36,11 +36,19 @@ _TYPES: tuple[tuple[type[AutosbpError], str, str, int], ...] = (
 
 
 class ProblemError(Exception):
-    """A refusal that the service itself raises; carried to the client as its ``problem``."""
+    """A refusal that the service itself raises; carried to the client as its ``problem``, with ``headers``."""
 
-    def __init__(self, status: int, name: str, title: str, detail: str, **members: object) -> None:
+    def __init__(
+        self,
+        status: int,
+        name: str,
+        title: str,
+        detail: str,
+        headers: Mapping[str, str] | None = None,
+        **members: object,
+    ) -> None:
         self.problem = problem(status, detail, name=name, title=title, members=members)
-        self.status = status
+        self.status, self.headers = status, dict(headers or {})
         super().__init__(detail)
 
 
@@ -52,6 +60,11 @@ def not_found(what: str, identifier: str) -> ProblemError:
 def conflict(detail: str) -> ProblemError:
     """409 for a request that the resource's present state forbids."""
     return ProblemError(409, "conflict", "The resource is in use or in another state", detail)
+
+
+def changed(detail: str) -> ProblemError:
+    """412 for a request that was meant for another version of the resource."""
+    return ProblemError(412, "changed", "The resource has changed", detail)
 
 
 def problem(

@@ -7,7 +7,6 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
-from threading import Event
 from types import FrameType
 
 import uvicorn
@@ -15,10 +14,13 @@ from fastapi import FastAPI
 
 from autosbp.errors import ServiceError
 from service.app import create_app
+from service.edge.middleware import RequestIds
 from service.settings import Settings
+from service.state import State
 
 _log = logging.getLogger("service")
 _SHUTDOWN_S = 3
+_KEEP_ALIVE_S = 75  # longer than usual proxies and clients keep a connection, so that they close it, not we
 
 
 def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app: FastAPI | None = None) -> None:
@@ -32,18 +34,27 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app
     Raises:
         ServiceError: the port or the data folder is taken, or start-up failed.
     """
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s:     %(name)s: %(message)s")
+    log_to_standard_error()
     logging.getLogger("alembic").setLevel(logging.WARNING)
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listener.getsockname()[1]}"
     app = app if app is not None else create_app(settings)
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
-    server = _Server(config, app.state.service.closing)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+    )
+    server = _Server(config, app.state.service)
     try:
         with listener:
             asyncio.run(_run(server, listener, url, on_ready))
     except SystemExit:
+        if app.state.service.closing.is_set():
+            raise  # the signal that asked for the end, raised again when it has come
         reason = app.state.failure or "the log says why"
         raise ServiceError(f"the service could not start: {reason}") from None
 
@@ -51,14 +62,23 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app
 class _Server(uvicorn.Server):
     """Tells streams to end as soon as a signal asks for the end of the service."""
 
-    def __init__(self, config: uvicorn.Config, closing: Event) -> None:
+    def __init__(self, config: uvicorn.Config, state: State) -> None:
         super().__init__(config)
-        self._closing = closing
+        self._state = state
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGINT or SIGTERM."""
-        self._closing.set()
+        self._state.closing.set()
+        self._state.feed.close()
         super().handle_exit(sig, frame)
+
+
+def log_to_standard_error() -> None:
+    """Say what happens, and for which request."""
+    form = "%(levelname)s:     %(name)s: [%(request_id)s] %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RequestIds())
 
 
 async def _run(
@@ -76,7 +96,8 @@ async def _run(
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named, because asyncio sends without delay (TCP_NODELAY) only on sockets that name it.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

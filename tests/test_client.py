@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from autosbp.client import Client, Job, error_of
+from autosbp.client import KEY_VARIABLE, Client, Job, error_of
 from autosbp.cluster import load_cluster
 from autosbp.errors import (
     AutosbpError,
@@ -172,6 +173,82 @@ def test_waiting_outlasts_a_short_silence_of_the_service() -> None:
 
     with answering(answer) as client:
         assert client.wait(Job.from_dict(job("queued"))).state == "succeeded"
+
+
+def test_every_route_of_the_service_has_a_method(url: str) -> None:
+    seen: set[tuple[str, str]] = set()
+
+    class Recording(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            seen.add((request.method, request.url.path))
+            return super().handle_request(request)
+
+    with Client(url, transport=Recording()) as client:
+        model, cluster = client.post_model(documents.graph()), client.post_cluster("local:2x2")
+        calibration = client.post_calibration(documents.calibration())
+        job = client.search(model, cluster, calibration, documents.OPTIONS, num_points=2)
+        *_, done = client.follow(job.id)
+        assert done == client.get_job(job.id) and done.state == "succeeded"
+        search = client.get_search(done.result["search_id"])
+        strategy, other = search["front"][0], search["front"][-1]
+        assert client.get_cluster(cluster)["name"] == "local:2x2" and client.get_model(model)["name"] == "mlp"
+        assert client.get_graph(model)["name"] == "mlp" and client.get_calibration(calibration)
+        assert client.diff(strategy, other)["a"] == client.get_strategy(strategy)["plan_id"]
+        assert client.export(strategy, "dtensor")
+        why = client.wait(client.why(strategy, "*", most=2))
+        assert client.get_analysis(why.result["analysis_id"])["result"]["ops"]
+        client.cancel(client.what_if(strategy).id)
+        trial = client.trial(strategy)
+        client.cancel(trial.id)
+        trial_id = str(trial.resource).rpartition("/")[2]
+        assert client.get_trial(trial_id)["id"] == trial_id and client.trial_log(trial_id) == ""
+        lonely = client.post_model({**documents.graph(), "name": "lonely"})
+        client.delete_model(lonely)
+        assert lonely not in [each["id"] for each in client.models(name="lonely")]
+        for listing in (client.clusters, client.calibrations, client.searches, client.strategies, client.analyses):
+            assert list(listing(limit=1)), listing
+        assert list(client.trials(strategy_id=strategy)) and list(client.jobs(kind="trial"))
+        assert client.health()["status"] == client.ready()["status"] == "ok" and client.metrics()
+        key = client.make_key("test", ["admin"])
+        with Client(url, key=key["secret"], transport=Recording()) as keyed, pytest.raises(ServiceError, match="401"):
+            assert [each["id"] for each in keyed.api_keys()] == [key["id"]] and list(keyed.audit())
+            newer = keyed.rotate_key(key["id"])
+            keyed.revoke_key(newer["id"])
+            keyed.revoke_key(key["id"])
+            keyed.health()
+            list(keyed.api_keys())
+    shapes = {
+        (method.upper(), re.sub(r"{\w+}", "[^/:]+", path))
+        for path, methods in httpx.get(f"{url}/openapi.json").json()["paths"].items()
+        for method in methods
+    }
+    unused = {shape for shape in shapes if not any(shape[0] == m and re.fullmatch(shape[1], p) for m, p in seen)}
+    assert unused == set()
+
+
+def test_a_post_whose_answer_was_lost_is_sent_again_under_the_same_key() -> None:
+    keys: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["idempotency-key"])
+        if len(keys) == 1:
+            raise httpx.ReadError("reset", request=request)
+        if len(keys) == 2:
+            document = {"type": "urn:autosbp:problem:idempotency-in-progress", "status": 409, "detail": "wait"}
+            return httpx.Response(409, json=document, headers={"retry-after": "0"})
+        return httpx.Response(202, json=job("queued"))
+
+    with answering(answer) as client:
+        assert client.search("mod-1", "clu-1").state == "queued"
+        assert len(keys) == 3 and len(set(keys)) == 1
+        client.search("mod-1", "clu-1")
+        assert keys[3] != keys[0]
+
+
+def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "asbp_x")
+    with answering(lambda request: httpx.Response(200, json=dict(request.headers))) as client:
+        assert client.health()["authorization"] == "Bearer asbp_x"
 
 
 def test_the_client_needs_neither_the_service_nor_torch() -> None:

@@ -22,10 +22,11 @@ from autosbp.cli._diff import diff
 from autosbp.cli._estimate import estimate
 from autosbp.cli._explain import explain
 from autosbp.cli._export import export
+from autosbp.cli._keys import app as keys
 from autosbp.cli._learn import learn
 from autosbp.cli._plan import plan
 from autosbp.cli._run import guarded
-from autosbp.cli._serve import serve
+from autosbp.cli._serve import serve, work
 from autosbp.cli._trial import trial
 
 app = typer.Typer(
@@ -36,8 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (capture, estimate, plan, clusters, calibrate, learn, explain, diff, trial, export, serve, demo):
+for _command in (capture, estimate, plan, clusters, calibrate, learn, explain, diff, trial, export, serve, work, demo):
     app.command(_command.__name__)(guarded(_command))
+app.add_typer(keys)
 
 
 def _print_version(wanted: bool) -> None:

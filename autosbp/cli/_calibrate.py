@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autosbp.cli._files import ModelSizes, check_output, read_model, write_json, write_text
-from autosbp.cli._format import percent, seconds, table
+from autosbp.cli._format import table
 from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, launcher_of
 from autosbp.cli._learn import describe
 from autosbp.cli._options import (
@@ -29,6 +29,7 @@ from autosbp.cli._options import (
 )
 from autosbp.cli._run import console, note, print_json
 from autosbp.errors import CalibrationError, InputError
+from autosbp.units import percent, seconds
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration, CollectiveFit

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from autosbp.cli._files import ModelSizes, check_output, read_model, write_json
-from autosbp.cli._format import num_bytes
 from autosbp.cli._options import AsJson, ImageSize, Model, Output, SeqLen, Server
 from autosbp.cli._run import console, note, print_json
 from autosbp.errors import InputError
+from autosbp.units import num_bytes
 
 _SUFFIXES = (".json", ".json.gz")
 

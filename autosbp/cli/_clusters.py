@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from autosbp.cli._format import count, num_bytes, seconds, table
+from autosbp.cli._format import table
 from autosbp.cli._options import AsJson
 from autosbp.cli._run import console, print_json
 from autosbp.cluster import Cluster, load_cluster, presets
+from autosbp.units import count, num_bytes, seconds
 
 Preset = Annotated[
     str | None, typer.Argument(metavar="PRESET", help="One preset, or PRESET:NODES, in full.", show_default=False)

@@ -17,9 +17,7 @@ from autosbp.cli._files import (
     read_plan,
     read_plan_graph,
 )
-from autosbp.cli._findings import certificate, findings, of_links
-from autosbp.cli._format import num_bytes, percent, seconds, table
-from autosbp.cli._issues import issues, link_seconds
+from autosbp.cli._format import table
 from autosbp.cli._layers import axis_titles, groups, words
 from autosbp.cli._options import AsJson, Calibration, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
 from autosbp.cli._plan import show
@@ -27,6 +25,9 @@ from autosbp.cli._run import console, print_json
 from autosbp.cli._what_if import explain_what_if
 from autosbp.cli._why import explain_why
 from autosbp.errors import InputError
+from autosbp.findings import certificate, findings, of_links
+from autosbp.traffic import issues, link_seconds
+from autosbp.units import num_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration as CostsFrom
@@ -142,6 +143,8 @@ def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom |
         "global_batch": strategy["global_batch"],
         "micro_batch": strategy["micro_batch"],
         **({"pipeline": strategy["pipeline"]} if "pipeline" in strategy else {}),
+        **({"recompute": strategy["recompute"]} if "recompute" in strategy else {}),
+        **({"offload": True} if strategy.get("offload") else {}),
         "parameters": [_group(group) for group in groups(strategy["parameters"])],
         "ops": [_group(group) for group in groups(strategy["signatures"])],
         "baselines": document["baselines"],
@@ -170,6 +173,11 @@ def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         pipeline = found["pipeline"]
         title = f"pipeline: {pipeline['num_stages']} stages, {len(pipeline['cuts']) + 1} chunks, {pipeline['schedule']}"
         out.print(f"{title}; chunks begin with {', '.join(pipeline['cuts'])}")
+    if "recompute" in found:
+        runs = found["recompute"]
+        out.print(f"recomputed: {len(runs)} runs of ops, {runs[0][0]} to {runs[0][1]} first")
+    if "offload" in found:
+        out.print("optimizer state is on the hosts")
     step = found["step_time_s"]
     rows = [
         (name.removesuffix("_s"), seconds(value), percent(value, step)) for name, value in found["breakdown"].items()

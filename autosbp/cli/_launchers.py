@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autosbp.cli._run import note
 from autosbp.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from autosbp.torchrun import Launch
 
 LAUNCHERS = ("local", "emulated")
+CLUSTERS = ("slurm", "ray", "kubernetes")
 LOOPBACK = "lo"
 
 Launcher = Annotated[
@@ -31,10 +34,43 @@ Interface = Annotated[
 ]
 
 
-def check_launcher(name: str) -> None:
+TrialLauncher = Annotated[
+    str,
+    typer.Option(
+        "--launcher",
+        help="local and emulated: as for calibrate. slurm, ray, kubernetes: a job on that cluster, as the AUTOSBP_* settings "
+        "of docs/launchers.md say.",
+    ),
+]
+
+
+def check_launcher(name: str, known: Sequence[str] = LAUNCHERS) -> None:
     """Raise ``InputError`` for a launcher that does not exist."""
-    if name not in LAUNCHERS:
-        raise InputError("launcher", name, f"one of {', '.join(LAUNCHERS)} is expected")
+    if name not in known:
+        raise InputError("launcher", name, f"one of {', '.join(known)} is expected")
+
+
+@contextmanager
+def ranks_of(name: str, cluster: Cluster, interface: str = LOOPBACK) -> Iterator[dict[str, Any]]:
+    """Arguments of ``run_trial`` by which any launcher starts the ranks of ``cluster``. A job on a real cluster is cancelled
+    when the block is left by an exception, such as an interruption."""
+    if name not in CLUSTERS:
+        with launcher_of(name, cluster, interface) as launch:
+            yield {"launch": launch}
+        return
+    from service.launchers.trials import launched
+    from service.settings import Settings
+
+    if interface != LOOPBACK:
+        raise InputError("interface", interface, f"AUTOSBP_LAUNCHER_INTERFACE is expected for --launcher {name}")
+    key = f"cli-{secrets.token_hex(8)}-1"
+    asked = Settings.model_validate({**Settings().model_dump(), "launcher": name}).launching
+    ways = launched({"launching": asked, "key": key}, cluster, note)
+    try:
+        yield ways
+    except BaseException:
+        ways["launch"].launcher.cancel(key)
+        raise
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autosbp.cli._files import check_output, read_calibration, write_json
-from autosbp.cli._format import seconds, table
+from autosbp.cli._format import table
 from autosbp.cli._options import AsJson, Output
 from autosbp.cli._run import console, note, print_json
 from autosbp.errors import InputError
+from autosbp.units import seconds
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration, Correction

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosbp.cli._format import num_bytes, percent, seconds, table
+from autosbp.cli._format import table
 from autosbp.cli._run import console
+from autosbp.units import num_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from autosbp.plan import Plan

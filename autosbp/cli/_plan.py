@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autosbp.cli._files import ModelSizes, check_output, read_calibration, read_model, read_plan, write_json
-from autosbp.cli._findings import certificate, findings
-from autosbp.cli._format import num_bytes, percent, seconds, table
+from autosbp.cli._format import table
 from autosbp.cli._options import (
     AsJson,
     Calibration,
@@ -26,6 +25,8 @@ from autosbp.cli._options import (
 from autosbp.cli._pareto import front_paths, show_front
 from autosbp.cli._run import console, note, print_json
 from autosbp.errors import InputError
+from autosbp.findings import certificate, findings
+from autosbp.units import num_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from autosbp.plan import Plan
@@ -70,6 +71,22 @@ Schedule = Annotated[
 Storage = Annotated[
     str | None,
     typer.Option("--storage", help="Of parameters: as_used, step (ZeRO-2) or use (ZeRO-3). By default the fastest."),
+]
+Recompute = Annotated[
+    int | None,
+    typer.Option(
+        "--recompute",
+        metavar="K",
+        help="Run every K repeated blocks forward again for backward; 0 forbids it. By default as many as memory asks for.",
+    ),
+]
+Offload = Annotated[
+    bool,
+    typer.Option("--offload", help="Optimizer state may be on the hosts, where the cluster's file tells of them."),
+]
+BucketBytes = Annotated[
+    int | None,
+    typer.Option("--bucket-bytes", metavar="BYTES", help="The most that gradients are reduced in together; 25 MiB."),
 ]
 
 DataParallel = Annotated[
@@ -119,6 +136,9 @@ def plan(
     stages: Stages = None,
     schedule: Schedule = None,
     storage: Storage = None,
+    recompute: Recompute = None,
+    offload: Offload = False,
+    bucket_bytes: BucketBytes = None,
     data_parallel: DataParallel = None,
     tensor_parallel: TensorParallel = None,
     stage: Stage = None,
@@ -144,6 +164,9 @@ def plan(
         baselines=DEFAULT_BASELINES if baselines is None else _names(baselines),
         stages=stages,
         storage=storage,
+        recompute=recompute,
+        offload=offload,
+        bucket_bytes=bucket_bytes,
         data_parallel=data_parallel,
         tensor_parallel=tensor_parallel,
         stage_of=_stages(stage or []),
@@ -154,10 +177,8 @@ def plan(
         plans = _plans_here(model, cluster, calibration, options, sizes, pareto, start)
     elif start is not None:
         raise InputError("start", start, "a service takes none: leave out --server")
-    elif pareto is None:
-        plans = [_plan_there(model, cluster, calibration, options, sizes, server)]
     else:
-        raise InputError("pareto", pareto, "a service makes one plan: leave out --server")
+        plans = _plans_there(model, cluster, calibration, options, sizes, pareto, server)
     document = plans[0].summary()
     if output is not None:
         for path, found in zip(front_paths(output, len(plans)), plans, strict=True):
@@ -227,9 +248,15 @@ def _plans_here(
     return api.pareto_front(graph, there, measured, options, num_points, progress)
 
 
-def _plan_there(
-    model: str, cluster: str, calibration: str | None, options: PlanOptions, sizes: ModelSizes, server: str
-) -> Plan:
+def _plans_there(
+    model: str,
+    cluster: str,
+    calibration: str | None,
+    options: PlanOptions,
+    sizes: ModelSizes,
+    num_points: int | None,
+    server: str,
+) -> Sequence[Plan]:
     from autosbp.cli._server import connected, post_calibration, post_cluster, post_model, wait
     from autosbp.plan import Plan
 
@@ -237,8 +264,10 @@ def _plan_there(
         cluster_id = post_cluster(client, cluster)
         calibration_id = post_calibration(client, calibration)
         model_id = post_model(client, model, sizes)
-        result = wait(client, client.search(model_id, cluster_id, calibration_id, options.to_dict()))
-        return Plan.from_dict(client.get_strategy(result["strategy_id"]))
+        job = client.search(model_id, cluster_id, calibration_id, options.to_dict(), num_points=num_points)
+        search = client.get_search(wait(client, job)["search_id"])
+        found = search["front"] or [search["strategy_id"]]
+        return [Plan.from_dict(client.get_strategy(each)) for each in found]
 
 
 def warn(document: Mapping[str, Any]) -> None:

@@ -1,16 +1,19 @@
-"""``autosbp serve``: the service on this machine."""
+"""``autosbp serve``: the service on this machine; ``autosbp work``: more hands for it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autosbp.errors import InputError
 
+if TYPE_CHECKING:
+    from service.settings import Settings
+
 Host = Annotated[
-    str | None, typer.Option("--host", help="Address to listen on. The service has no accounts: keep it private.")
+    str | None, typer.Option("--host", help="Address to listen on; any but a loopback address needs API keys.")
 ]
 Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes a free one; 8000 by default.")]
 Database = Annotated[
@@ -19,17 +22,38 @@ Database = Annotated[
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the default database, logs and trials.")]
 
 
-def serve(host: Host = None, port: Port = None, database: Database = None, data_dir: DataDir = None) -> None:
+Worker = Annotated[
+    bool, typer.Option("--worker/--no-worker", help="Work on jobs, or leave them to `autosbp work` (PostgreSQL).")
+]
+
+
+def serve(
+    host: Host = None, port: Port = None, database: Database = None, data_dir: DataDir = None, worker: Worker = True
+) -> None:
     """Serve until interrupted; options not given come from AUTOSBP_* variables. Logs go to standard error."""
+    from service.server import serve as run
+
+    given = {"worker": False} if not worker else {}
+    run(settings_of(host=host, port=port, database_url=database, data_dir=data_dir, **given))
+
+
+def work(database: Database = None, data_dir: DataDir = None) -> None:
+    """Work on the jobs of a service's database until interrupted, without serving requests. Logs go to standard error."""
+    from service.server import log_to_standard_error
+    from service.work import work as run
+
+    log_to_standard_error()
+    run(settings_of(database_url=database, data_dir=data_dir, worker=True))
+
+
+def settings_of(**given: Any) -> Settings:
+    """The service's settings: what is given, and what is None from AUTOSBP_* variables; ``InputError``."""
     from pydantic import ValidationError
 
-    from service.server import serve as run
     from service.settings import Settings
 
-    given: dict[str, Any] = {"host": host, "port": port, "database_url": database, "data_dir": data_dir}
     try:
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(".".join(map(str, first["loc"])), first["input"], first["msg"]) from None
-    run(settings)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosbp.cli._files import NO_SIZES, ModelSizes, read_calibration, read_model
+from autosbp.cli._files import NO_SIZES, ModelSizes, read_calibration, read_model, read_plan
 from autosbp.cli._run import note
+from autosbp.errors import AutosbpError, InputError, ServiceError, TrialError
 from autosbp.jsonio import read_file
 
 if TYPE_CHECKING:
-    from autosbp.client import Client, Job
+    from autosbp.client import Client, Document, Job
 
 _ID = re.compile(r"(mod|clu|cal|plan)-[0-9a-f]+")
 
@@ -59,6 +60,35 @@ def post_calibration(client: Client, calibration: str | None) -> str | None:
     return None if found is None else client.post_calibration(found.to_dict())
 
 
+def stored_strategy(client: Client, plan: str, model: str | None, sizes: ModelSizes) -> tuple[str, Document]:
+    """The id of a PLAN (a file, or an id) in the service, and its document.
+
+    A plan that the service does not have is searched there again, with the same question. That gives the same plan,
+    unless the release is another or a time limit has ended the search. ``model`` is a MODEL or the file of its graph.
+    """
+    from autosbp.client import NotFoundError
+
+    found = None if is_id(plan) else read_plan(plan)
+    plan_id = plan if found is None else found.plan_id
+    with suppress(NotFoundError):
+        return plan_id, client.get_strategy(plan_id)
+    if found is None or model is None:
+        limit = "a strategy that the service has is expected" + (
+            "" if found is None else "; else give --model or --graph"
+        )
+        raise InputError("plan", plan_id, limit)
+    note(f"the service does not have {plan_id}: it searches for an answer to the same question")
+    asked = (post_model(client, model, sizes), client.post_cluster(found.cluster))
+    calibration_id = found.document["provenance"].get("calibration_id")
+    job = client.search(*asked, calibration_id, found.document["options"])
+    there = str(client.get_search(wait(client, job)["search_id"])["strategy_id"])
+    if there != plan_id:
+        raise InputError(
+            "plan", plan_id, f"the service answers its question with {there}; try that, or plan with --server"
+        )
+    return plan_id, client.get_strategy(plan_id)
+
+
 def wait(client: Client, job: Job) -> dict[str, Any]:
     """Follow a job to its end on standard error; what it produced. An interruption cancels it."""
     shown = ""
@@ -75,3 +105,40 @@ def wait(client: Client, job: Job) -> dict[str, Any]:
     except KeyboardInterrupt:
         client.cancel(job.id)
         raise
+
+
+def wait_for_trial(client: Client, job: Job, trial_id: str, timeout_s: float | None) -> None:
+    """Follow a trial to its end, with its log on standard error. An interruption, or its end not being in time, cancels
+    it."""
+    from autosbp.client import StillRunningError
+
+    state, num_shown = "", 0
+
+    def show_log() -> None:
+        nonlocal num_shown
+        lines = client.trial_log(trial_id).splitlines()
+        for line in lines[num_shown:]:
+            note(line)
+        num_shown = max(num_shown, len(lines))
+
+    def follow(seen: Job) -> None:
+        nonlocal state
+        if seen.state != state:
+            state = seen.state
+            note(f"trial {trial_id} {state}")
+        show_log()
+
+    try:
+        client.wait(job, timeout_s, follow)
+    except StillRunningError:
+        client.cancel(job.id)
+        raise TrialError(f"trial {trial_id} has not ended after {timeout_s:g} s; it was cancelled") from None
+    except KeyboardInterrupt:
+        client.cancel(job.id)
+        raise
+    except ServiceError:
+        raise
+    except AutosbpError:
+        show_log()
+        raise
+    show_log()

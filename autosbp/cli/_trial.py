@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autosbp.cli._files import ModelSizes, read_plan, read_plan_graph
-from autosbp.cli._format import num_bytes, seconds, table
-from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, check_launcher, launcher_of
-from autosbp.cli._options import AsJson, Baseline, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen, Server, Timeout
+from autosbp.cli._format import table
+from autosbp.cli._gates import Earlier, Gate, Limits, all_passed, check_gates, fraction
+from autosbp.cli._launchers import CLUSTERS, LAUNCHERS, LOOPBACK, Interface, TrialLauncher, check_launcher, ranks_of
+from autosbp.cli._options import AsJson, Baseline, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen, Server
+from autosbp.cli._reports import Reports
 from autosbp.cli._run import GATE_FAILED, console, note, print_json
-from autosbp.errors import InputError
+from autosbp.errors import AutosbpError, InputError
 from autosbp.sources import factory_module
+from autosbp.units import num_bytes, seconds
 
 if TYPE_CHECKING:
     from autosbp.graph.ir import LogicalGraph
@@ -31,6 +36,45 @@ MaxLossDifference = Annotated[
     float | None,
     typer.Option("--max-loss-difference", metavar="R", help="Gate: relative difference to one device's losses."),
 ]
+MaxRegression = Annotated[
+    str | None,
+    typer.Option(
+        "--max-regression",
+        metavar="P%",
+        help="Gate: the median step is at most so much slower than that of --baseline-report, or of the last successful "
+        "trial that the service has of this strategy, else of a model of this name on this cluster.",
+    ),
+]
+MaxPredictionError = Annotated[
+    str | None,
+    typer.Option("--max-prediction-error", metavar="P%", help="Gate: the median step is as predicted, within so much."),
+]
+BaselineReport = Annotated[
+    Path | None,
+    typer.Option("--baseline-report", metavar="FILE", help="What --report wrote earlier: the trial to compare with."),
+]
+Report = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Write what --json prints to a file, too.")
+]
+Junit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML: a test case for each gate.")
+]
+Github = Annotated[
+    bool, typer.Option("--github", help="In GitHub Actions: add to the job's summary, and annotate what failed.")
+]
+Wait = Annotated[
+    bool,
+    typer.Option("--wait/--no-wait", help="With --server: wait for the trial's end and judge it, or print its id."),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="S",
+        help="Seconds after which the run fails: 600 by default. With --server, the time spent waiting for it counts, "
+        "and there is no default.",
+    ),
+]
 Workdir = Annotated[
     Path | None, typer.Option("--workdir", metavar="DIR", help="Keep request, log and result here.", show_default=False)
 ]
@@ -39,6 +83,22 @@ Imports = Annotated[
     typer.Option("--import", metavar="MODULE", help="Defines custom ops; ranks import it. A factory's own is known."),
 ]
 _LONGEST_S = 1e6
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the options say, of a trial here or by a service."""
+
+    plan: str
+    baseline: str | None
+    graph: str | None
+    model: str | None
+    sizes: ModelSizes
+    effort: dict[str, int]
+    timeout_s: float | None
+    limits: Limits
+    baseline_report: Path | None
 
 
 def trial(
@@ -47,97 +107,156 @@ def trial(
     model: ModelOption = None,
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
-    launcher: Launcher = "local",
+    launcher: TrialLauncher = "local",
     interface: Interface = LOOPBACK,
     steps: Steps = 20,
     warmup: Warmup = 3,
     seed: Seed = 0,
     baseline: Baseline = None,
     max_step_time: MaxStepTime = None,
+    max_regression: MaxRegression = None,
+    max_prediction_error: MaxPredictionError = None,
     max_loss_difference: MaxLossDifference = None,
-    timeout: Timeout = 600.0,
+    baseline_report: BaselineReport = None,
+    report: Report = None,
+    junit: Junit = None,
+    github: Github = False,
+    timeout: Timeout = None,
     workdir: Workdir = None,
     imports: Imports = None,
     server: Server = None,
+    wait: Wait = True,
     as_json: AsJson = False,
 ) -> int:
     """Train for some steps under a plan and compare with what was predicted.
 
     Exits with 1 when a gate fails: a limit given here, or collectives other than those that the plan was charged for.
-    A plan holds the hash of its graph, not the graph: give --graph or --model.
+    A plan holds the hash of its graph, not the graph: give --graph or --model. With --server, PLAN may be the id of a
+    strategy that the service has. See docs/ci.md for gates in CI.
     """
-    check_launcher(launcher)
-    for field, limit in (("max_step_time", max_step_time), ("max_loss_difference", max_loss_difference)):
-        if limit is not None and not limit >= 0:
-            raise InputError(field, str(limit), "a number of at least 0 is expected")
-    if not 0 < timeout <= _LONGEST_S:
-        raise InputError("timeout", str(timeout), f"more than 0 and at most {_LONGEST_S:g} seconds is expected")
-    effort = {"steps": steps, "warmup": warmup, "seed": seed}
-    if server is not None:
-        result = _run_there(server, plan, baseline, effort)
-    else:
-        found = read_plan(plan, baseline)
-        graph_of_plan = read_plan_graph(found, graph, model, ModelSizes(seq_len, image_size), "a trial")
-        own = None if model is None else factory_module(model)
-        libraries = [*(imports or ()), *([own] if own else [])]
-        with launcher_of(launcher, found.cluster, interface) as launch:
-            ways = {"timeout_s": timeout, "launch": launch, "libraries": libraries}
-            result = _run_here(found, graph_of_plan, workdir, {**effort, **ways})
-    gates = check_gates(result, max_step_time, max_loss_difference)
+    begun_s = time.monotonic()
+    reports = Reports(report, junit, github)
+    reports.check()
+    try:
+        check_launcher(launcher, (*LAUNCHERS, *CLUSTERS))
+        if timeout is not None and not 0 < timeout <= _LONGEST_S:
+            raise InputError("timeout", str(timeout), f"more than 0 and at most {_LONGEST_S:g} seconds is expected")
+        limits = Limits(
+            max_step_time,
+            max_loss_difference,
+            fraction(max_regression, "max_regression"),
+            fraction(max_prediction_error, "max_prediction_error"),
+        )
+        effort = {"steps": steps, "warmup": warmup, "seed": seed}
+        asked = _Asked(
+            *(plan, baseline, graph, model, ModelSizes(seq_len, image_size), effort, timeout, limits, baseline_report)
+        )
+        if not wait:
+            return _start_there(server, asked, reports, as_json)
+        if server is not None:
+            result, earlier = _run_there(server, asked)
+        else:
+            result, earlier = _run_here(asked, launcher, interface, workdir, imports or ())
+    except AutosbpError as error:
+        reports.failed(error, plan, time.monotonic() - begun_s)
+        raise
+    gates = check_gates(result, limits, earlier)
+    compared = None if earlier is None else {"step_time_s": earlier.step_time_s, "source": earlier.source}
+    document = {**result, "gates": {gate.name: gate.to_dict() for gate in gates}, "compared_with": compared}
+    reports.judged(document, gates, time.monotonic() - begun_s)
     if as_json:
-        print_json({**result, "gates": gates})
+        print_json(document)
     else:
         _show(result, gates)
-    return 0 if all(gate["passed"] for gate in gates.values()) else GATE_FAILED
+    return 0 if all_passed(gates) else GATE_FAILED
 
 
-def _run_here(plan: Plan, graph: LogicalGraph, workdir: Path | None, effort: dict[str, Any]) -> dict[str, Any]:
+def _run_here(
+    asked: _Asked, launcher: str, interface: str, workdir: Path | None, imports: Sequence[str]
+) -> tuple[dict[str, Any], Earlier | None]:
+    if asked.limits.regression is not None and asked.baseline_report is None:
+        raise InputError("max_regression", None, "without --server it needs --baseline-report")
+    found = read_plan(asked.plan, asked.baseline)
+    about = {"model": found.document["model"], "cluster": found.cluster.name}
+    earlier = _reported(asked, about)
+    graph = read_plan_graph(found, asked.graph, asked.model, asked.sizes, "a trial")
+    own = None if asked.model is None else factory_module(asked.model)
+    libraries = [*imports, *([own] if own else [])]
+    with ranks_of(launcher, found.cluster, interface) as ways:
+        own_folder = {} if workdir is None else {"workdir": workdir}
+        timeout_s = _TIMEOUT_S if asked.timeout_s is None else asked.timeout_s
+        return {
+            **_measure(found, graph, {**asked.effort, **ways, **own_folder}, timeout_s, libraries),
+            **about,
+        }, earlier
+
+
+def _measure(
+    plan: Plan, graph: LogicalGraph, ways: dict[str, Any], timeout_s: float, libraries: Sequence[str]
+) -> dict[str, Any]:
+    """Run it, in a folder that is gone afterwards where ``ways`` names none."""
     from autosbp import api
 
-    if workdir is not None:
-        return api.run_trial(plan, graph, workdir=workdir, log=note, **effort)
     with tempfile.TemporaryDirectory(prefix="autosbp-trial-") as folder:
-        return api.run_trial(plan, graph, workdir=Path(folder), log=note, **effort)
+        ways = {"workdir": Path(folder), **ways}
+        return api.run_trial(plan, graph, log=note, timeout_s=timeout_s, libraries=libraries, **ways)
 
 
-def _run_there(server: str, plan: str, baseline: str | None, effort: dict[str, int]) -> dict[str, Any]:
+def _run_there(server: str, asked: _Asked) -> tuple[dict[str, Any], Earlier | None]:
     """A trial of a strategy that the service holds: a plan that it made, or that plan's id."""
-    from autosbp.cli._server import connected, is_id, wait
+    from autosbp.cli._earlier import last_trial
+    from autosbp.cli._server import connected, stored_strategy, wait_for_trial
 
-    plan_id = plan if is_id(plan) else read_plan(plan).plan_id
     with connected(server) as client:
-        done = wait(client, client.trial(plan_id, baseline=baseline, **effort))
-        result: dict[str, Any] = client.get_trial(done["trial_id"])["result"]
-        return result
+        strategy_id, document = stored_strategy(client, asked.plan, asked.graph or asked.model, asked.sizes)
+        about = {"model": document["model"], "cluster": document["cluster"]["name"]}
+        earlier = _reported(asked, about)
+        job = client.trial(strategy_id, baseline=asked.baseline, **asked.effort)
+        trial_id = str(job.resource).rpartition("/")[2]
+        wait_for_trial(client, job, trial_id, asked.timeout_s)
+        found = client.get_trial(trial_id)
+        if earlier is None and asked.limits.regression is not None:
+            earlier = last_trial(client, found, document)
+        return {**found["result"], **about, "trial_id": trial_id}, earlier
 
 
-def check_gates(
-    result: Mapping[str, Any], max_step_time_s: float | None, max_loss_difference: float | None
-) -> dict[str, dict[str, Any]]:
-    """Every gate with its limit, what was found, and whether it passed."""
-    match = bool(result["collectives_match"])
-    gates: dict[str, dict[str, Any]] = {"collectives_match": {"limit": 1, "value": int(match), "passed": match}}
-    limits = {
-        "max_step_time_s": (max_step_time_s, result["step_time_s"]["median"]),
-        "max_loss_difference": (max_loss_difference, result["loss_difference"]),
-    }
-    for name, (limit, value) in limits.items():
-        if limit is not None:
-            gates[name] = {"limit": limit, "value": value, "passed": value <= limit}
-    return gates
+def _reported(asked: _Asked, about: Mapping[str, Any]) -> Earlier | None:
+    """The trial of ``--baseline-report``, read before anything runs."""
+    from autosbp.cli._earlier import read_report
+
+    return None if asked.baseline_report is None else read_report(asked.baseline_report, about)
 
 
-def _show(result: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any]]) -> None:
+def _start_there(server: str | None, asked: _Asked, reports: Reports, as_json: bool) -> int:
+    """Queue a trial, and say which."""
+    from autosbp.cli._server import connected, stored_strategy
+
+    if server is None:
+        raise InputError("wait", False, "--no-wait needs --server")
+    if asked.limits.asked or asked.baseline_report is not None or reports.asked:
+        raise InputError("wait", False, "gates and reports need the trial's end: leave out --no-wait")
+    with connected(server) as client:
+        strategy_id, _ = stored_strategy(client, asked.plan, asked.graph or asked.model, asked.sizes)
+        job = client.trial(strategy_id, baseline=asked.baseline, **asked.effort)
+    trial_id = str(job.resource).rpartition("/")[2]
+    if as_json:
+        print_json({"job_id": job.id, "trial_id": trial_id, "state": job.state})
+    else:
+        console().print(f"{trial_id} is {job.state}: {job.id}")
+    return 0
+
+
+def _show(result: Mapping[str, Any], gates: Sequence[Gate]) -> None:
     out = console()
-    time = result["step_time_s"]
+    step = result["step_time_s"]
     rows = [
-        ("step time (median)", seconds(result["predicted_step_time_s"]), seconds(time["median"])),
-        ("interquartile range", "-", seconds(time["iqr"])),
+        ("step time (median)", seconds(result["predicted_step_time_s"]), seconds(step["median"])),
+        ("interquartile range", "-", seconds(step["iqr"])),
         ("memory of a device", num_bytes(result["predicted_memory_bytes"]), num_bytes(result["memory_bytes"])),
     ]
-    title = f"{result['plan_id']} on {result['num_ranks']} ranks, {time['steps']} steps"
+    title = f"{result['plan_id']} on {result['num_ranks']} ranks, {step['steps']} steps"
     out.print(table(title, ("", "predicted", "measured"), rows))
     out.print(f"losses differ from one device's by {result['loss_difference']:.2g} relative")
-    for name, gate in gates.items():
-        passed = "passed" if gate["passed"] else "FAILED"
-        out.print(f"gate {name}: {passed} ({gate['value']:.4g} against {gate['limit']:.4g})")
+    for gate in gates:
+        passed = "not judged" if gate.value is None else "passed" if gate.passed else "FAILED"
+        out.print(f"gate {gate.name}: {passed} ({gate.sentence})")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autosbp.cli._findings import note_other_release
-from autosbp.cli._format import percent, seconds, table
+from autosbp.cli._format import table
+from autosbp.cli._releases import note_other_release
 from autosbp.cli._run import console, note, print_json
+from autosbp.units import percent, seconds
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration
     from autosbp.graph.ir import LogicalGraph
     from autosbp.plan import Plan
-    from autosbp.search.what_if import Change
 
 _WORDS = {"device": "device: arithmetic and memory speed", "memory": "memory of a device"}
 
@@ -22,6 +22,7 @@ def explain_what_if(
     plan: Plan, graph: LogicalGraph, calibration: Calibration | None, *, factor: float, as_json: bool
 ) -> None:
     """A table with a row for each change, or the object of ``what_if_document``."""
+    from autosbp.answers import what_if_document
     from autosbp.api import predict_costs, what_if
 
     found = what_if(
@@ -34,27 +35,6 @@ def explain_what_if(
         print_json(document)
     else:
         _show(document, factor)
-
-
-def what_if_document(plan: Plan, found: tuple[Change, ...], step: float, *, calibrated: bool) -> dict[str, Any]:
-    """What ``--what-if --json`` prints; most saved first. ``step`` is that of the plan's strategy, costed now: an earlier
-    release may have said otherwise."""
-    changes = [
-        {
-            "change": each.name,
-            "factor": each.factor,
-            "same_strategy_step_time_s": each.same.step_time_s,
-            "step_time_s": each.best.step_time_s,
-            "saves": 1 - each.best.step_time_s / step if step else 0.0,
-            "memory_bytes_per_device": each.best.memory_bytes_per_device,
-            "stages": each.strategy.num_stages,
-            "mesh": [[axis.name, axis.size] for axis in each.strategy.mesh.axes],
-            "micro_batch": each.strategy.micro_batch,
-        }
-        for each in sorted(found, key=lambda one: one.best.step_time_s)
-    ]
-    costs = "calibration, scaled" if calibrated else "data sheet"
-    return {"plan_id": plan.plan_id, "step_time_s": step, "costs": costs, "changes": changes}
 
 
 def _show(document: Mapping[str, Any], factor: float) -> None:

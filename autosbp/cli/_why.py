@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autosbp.cli._findings import note_other_release
-from autosbp.cli._format import num_bytes, seconds, table
+from autosbp.cli._format import table
 from autosbp.cli._layers import family
+from autosbp.cli._releases import note_other_release
 from autosbp.cli._run import console, print_json
+from autosbp.units import num_bytes, seconds
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration
     from autosbp.graph.ir import LogicalGraph
     from autosbp.plan import Plan
-    from autosbp.search.why import Alternative, OpAlternatives
 
 
 FAMILIES = 4
@@ -25,6 +25,7 @@ def explain_why(
     plan: Plan, graph: LogicalGraph, name: str, calibration: Calibration | None, *, most: int, as_json: bool
 ) -> None:
     """Tables of each op's alternatives, or the object of ``why_document``."""
+    from autosbp.answers import why_document
     from autosbp.api import predict_costs, why
 
     found = why(graph, plan, name, calibration, most=most)
@@ -35,37 +36,6 @@ def explain_why(
         print_json(document)
     else:
         _show(document)
-
-
-def why_document(plan: Plan, found: tuple[OpAlternatives, ...], step: float) -> dict[str, Any]:
-    """What ``--why --json`` prints; times and bytes are None where no strategy with the signature fits. ``step`` is that of
-    the plan's strategy, costed now: an earlier release may have said otherwise."""
-    ops = [
-        {
-            "op": each.op,
-            "reads": list(each.reads),
-            "num_signatures": each.num_signatures,
-            "alternatives": [_entry(one, step) for one in each.found],
-        }
-        for each in found
-    ]
-    mesh = [name for name, *_ in plan.document["strategy"]["mesh"]["axes"]]
-    return {"plan_id": plan.plan_id, "step_time_s": step, "axes": mesh, "ops": ops}
-
-
-def _entry(one: Alternative, step_s: float) -> dict[str, Any]:
-    costs = one.costs
-    return {
-        "signature": one.signature,
-        "chosen": one.chosen,
-        "step_time_s": costs.step_time_s if costs else None,
-        "difference_s": costs.step_time_s - step_s if costs else None,
-        "gap": one.gap,
-        "comm_bytes_per_device": costs.comm_bytes_per_device if costs else None,
-        "memory_bytes_per_device": costs.memory_bytes_per_device if costs else None,
-        "changes": {name: {"plan": old, "instead": new} for name, (old, new) in one.changes.items()},
-        "reason": one.reason,
-    }
 
 
 def _show(document: Mapping[str, Any]) -> None:

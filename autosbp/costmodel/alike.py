@@ -9,8 +9,14 @@ from autosbp.graph.ir import Arg, DType, Ref, map_arg
 
 
 def chunk_key(stages: Stages, chunk: Chunk) -> Hashable:
-    """Equal for chunks whose passes take equally long and equally much: same ops in same layouts, wired in the same way,
-    with parameters that are stored and shared alike, and with the same neighbours to send to."""
+    """Of chunks of the same stages equal for those whose passes take equally long and equally much: same ops in same layouts,
+    wired in the same way, with parameters that are stored and shared alike, and with the same neighbours to send to."""
+    if chunk.index not in stages.kinds:
+        stages.kinds[chunk.index] = stages.known_kinds.setdefault(_kind(stages, chunk), chunk.index)
+    return stages.kinds[chunk.index]
+
+
+def _kind(stages: Stages, chunk: Chunk) -> Hashable:
     graph, strategy = chunk.graph, stages.strategy
     numbers: dict[str, int] = {}
 
@@ -40,4 +46,5 @@ def chunk_key(stages: Stages, chunk: Chunk) -> Hashable:
     )
     data = tuple((number(leaf.name), leaf.meta) for leaf in graph.data)
     results = tuple((number(ref.name), ref.index) for ref in graph.results)
-    return received, before, nodes, parameters, data, results, last
+    runs = tuple((numbers[a], numbers[b]) for a, b in strategy.recompute if a in numbers and b in numbers)
+    return received, before, nodes, parameters, data, results, last, runs

@@ -50,21 +50,23 @@ def find_blocks(graph: LogicalGraph) -> Blocks:
     known: dict[object, int] = {}
     kinds = [known.setdefault(tuple((node.op, node.outputs) for node in part), len(known)) for part in parts]
     flops = [sum(sharding_of(graph, node).flops for node in part) for part in parts]
-    covered, start, stop, period = _best_run(kinds, flops)
+    covered, start, stop, period = best_run(kinds, flops)
     if not covered:
         return Blocks(_names(parts), (), ())
     blocks = tuple(_names(parts[at : at + period]) for at in range(start, stop, period))
     return Blocks(_names(parts[:start]), blocks, _names(parts[stop:]))
 
 
-def _best_run(kinds: Sequence[int], flops: Sequence[float]) -> tuple[float, int, int, int]:
-    """(FLOPs, start, stop, period) of the best run, the first of equals; the FLOPs are 0 where nothing repeats.
+def best_run(kinds: Sequence[int], flops: Sequence[float], products: int = 1) -> tuple[float, int, int, int]:
+    """(FLOPs, start, stop, period) of the best run, the first of equals, of those that repeat so many sections with FLOPs;
+    the FLOPs are 0 where nothing does.
 
     Run lengths of all starts of a period come from where its sections cease to be those one period on; sums are made only
     of runs that cumulated FLOPs, but for their rounding, do not rule out.
     """
     found = np.asarray(kinds)
     total = np.concatenate(([0.0], np.cumsum(flops)))
+    counted = np.concatenate(([0], np.cumsum(np.asarray(flops) > 0)))
     slack = ROUNDING_RELATIVE * float(total[-1])
     best = (0.0, 0, 0, 1)
     for period in range(1, len(kinds) // 2 + 1):
@@ -73,6 +75,7 @@ def _best_run(kinds: Sequence[int], flops: Sequence[float]) -> tuple[float, int,
         ends = np.minimum.accumulate(ends[::-1])[::-1]
         stops = starts + (ends - starts) // period * period + period
         likely = (stops - starts > period) & (total[stops] - total[starts] >= best[0] - slack)
+        likely &= counted[starts + period] - counted[starts] >= products
         for start in map(int, np.flatnonzero(likely)):
             stop = int(stops[start])
             if total[stop] - total[start] >= best[0] - slack:

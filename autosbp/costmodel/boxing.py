@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import dijkstra, floyd_warshall
 
 from autosbp.cluster import Device
 from autosbp.costmodel.network import NetworkModel
@@ -47,7 +45,7 @@ class BoxingModel:
     def __init__(self, network: NetworkModel, mesh: Mesh, copy_bytes_per_s: float | None = None) -> None:
         self.network, self.mesh = network, mesh
         self.copy_bytes_per_s = copy_bytes_per_s or network.cluster.device.memory_bandwidth_bytes_per_s
-        self._tables: dict[tuple[tuple[int, ...], int, bool], BoxingTable] = {}
+        self._tables: dict[tuple[tuple[int, ...], int, bool, bool], BoxingTable] = {}
         self._step_costs: dict[tuple[Step, int, bool], StepCost] = {}
         self.known: dict[Hashable, Any] = {}
 
@@ -71,11 +69,8 @@ class BoxingModel:
         step: Step,
         messages: NDArray[np.float64],
         differentiable: bool,
-        known: dict[tuple[str, tuple[int, ...]], NDArray[np.float64]] | None = None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Forward, backward and local seconds of a step, for many messages at once. ``known`` keeps what collectives take,
-        for steps of the same messages."""
-        known = {} if known is None else known
+        """Forward, backward and local seconds of a step, for many messages at once."""
         copy_s = self.device.op_overhead_s + 2 * messages / self.copy_bytes_per_s
         dims = (step.src_dim, step.dst_dim)
         times, local = [], np.full(messages.shape, RELABEL_S)
@@ -83,18 +78,45 @@ class BoxingModel:
             (step.forward, dims),
             (step.backward if differentiable else "none", dims[::-1]),
         ):
-            key = (action, step.axes if action in COLLECTIVES else ())
-            if key not in known:
-                shape = self.mesh.group_shape(key[1])
-                zeros = np.zeros(messages.shape)
-                known[key] = self.network.times_s(action, messages, shape) if action in COLLECTIVES else zeros
-            times.append(known[key])
+            if action in COLLECTIVES:
+                times.append(self.network.times_s(action, messages, self.mesh.group_shape(step.axes)))
+            else:
+                times.append(np.zeros(messages.shape))
             copies = _num_copies(action, src_dim, dst_dim)
             local = local + copy_s * copies if copies else local
         return times[0], times[1], local
 
-    def table(self, shape: tuple[int, ...], num_bytes: int, differentiable: bool) -> BoxingTable:
-        key = (shape, num_bytes, differentiable)
+    def kinds_times_s(
+        self, kinds: Sequence[Step], messages: NDArray[np.float64], differentiable: bool, again: bool = False
+    ) -> NDArray[np.float64]:
+        """All seconds of steps (rows) for many messages (columns), as ``message_times_s`` has them in parts; forward twice
+        with ``again``."""
+        copy_s = self.device.op_overhead_s + 2 * messages / self.copy_bytes_per_s
+        ways: dict[tuple[str, tuple[int, ...]], int] = {("none", ()): 0}
+        ahead: list[int] = []
+        back: list[int] = []
+        copied: list[tuple[int, int]] = []
+        for step in kinds:
+            backward = step.backward if differentiable else "none"
+            for found, action in ((ahead, step.forward), (back, backward)):
+                key = (action, step.axes) if action in COLLECTIVES else ("none", ())
+                found.append(ways.setdefault(key, len(ways)))
+            there = _num_copies(step.forward, step.src_dim, step.dst_dim)
+            copied.append((there, _num_copies(backward, step.dst_dim, step.src_dim)))
+        times = np.zeros((len(ways), len(messages)))
+        for (action, axes), at in ways.items():
+            if at:
+                times[at] = self.network.times_s(action, messages, self.mesh.group_shape(axes))
+        copies = np.array(copied, dtype=np.float64).reshape(len(kinds), 2)
+        local: NDArray[np.float64] = RELABEL_S + copies[:, :1] * copy_s + copies[:, 1:] * copy_s
+        total: NDArray[np.float64] = times[ahead] + times[back] + local
+        return total + (times[ahead] + RELABEL_S + copies[:, :1] * copy_s) if again else total
+
+    def table(
+        self, shape: tuple[int, ...], num_bytes: int, differentiable: bool, *, again: bool = False
+    ) -> BoxingTable:
+        """Boxing of one tensor; ``again``: in a recomputed run, where forward happens twice."""
+        key = (shape, num_bytes, differentiable, again)
         if key not in self._tables:
             self._tables[key] = BoxingTable(self, *key)
         return self._tables[key]
@@ -124,7 +146,9 @@ class BoxingTable:
     Without a gradient, partial maxima and minima are among the layouts, after the first ``num_sums``. Partial sums of
     one-byte elements (bools, which have none, and integers that would overflow) cost infinitely much."""
 
-    def __init__(self, model: BoxingModel, shape: tuple[int, ...], num_bytes: int, differentiable: bool) -> None:
+    def __init__(
+        self, model: BoxingModel, shape: tuple[int, ...], num_bytes: int, differentiable: bool, again: bool = False
+    ) -> None:
         self.mesh, self.num_bytes = model.mesh, num_bytes
         sizes = {axis.size for axis in self.mesh.axes}
         dims = [dim for dim, size in enumerate(shape) if size > 1 and any(size % axis == 0 for axis in sizes)]
@@ -135,89 +159,119 @@ class BoxingTable:
         steps = step_table(tuple(self._all_states), self.mesh)
         factors = steps.factors(self.mesh.shape)
         self._even = found = steps.even((np.array(shape[: factors.shape[1]]) % factors == 0).all(axis=1))
-        self.stops, self.layouts, self.index, self.num_sums = found.stops, found.layouts, found.index, found.num_sums
+        self.num_layouts, self.num_sums = found.num_plain, found.num_sums
         parts = factors.prod(axis=1)
         message = num_bytes // np.minimum(parts[steps.source[found.keep]], parts[steps.target[found.keep]])
         distinct, inverse = np.unique(message, return_inverse=True)
-        known: dict[tuple[str, tuple[int, ...]], NDArray[np.float64]] = {}
-        costs = [
-            model.message_times_s(step, distinct.astype(np.float64), differentiable, known) for step in steps.kinds
-        ]
-        seconds = np.array([forward + backward + local for forward, backward, local in costs])
-        direct: NDArray[np.float64] = np.full((len(self.stops), len(self.stops)), np.inf)
-        direct[found.source, found.target] = seconds[steps.kind[found.keep], inverse] if len(costs) else np.inf
+        seconds = model.kinds_times_s(steps.kinds, distinct.astype(np.float64), differentiable, again)
+        self._step_s: NDArray[np.float64] = seconds[steps.kind[found.keep], inverse]
         if not differentiable and num_bytes == prod(shape):
-            partial = np.array([P in layout for layout in self.stops], dtype=bool)
-            direct[partial], direct[:, partial] = np.inf, np.inf
-        self._direct = direct
-        self._is_closed = False
+            partial = (steps.numbers[found.chosen] == self._all_states[P]).any(axis=1)
+            self._step_s[partial[found.source] | partial[found.target]] = np.inf
         self._rows: dict[int, NDArray[np.float64]] = {}
 
-    @cached_property
-    def _scale(self) -> float:
-        # scipy takes edges below 1e-8 for none, so costs are scaled, by a power of two to keep every bit.
-        finite = self._direct[np.isfinite(self._direct)]
-        return float(2.0 ** -np.floor(np.log2(finite.min()))) if finite.size else 1.0
+    @property
+    def stops(self) -> tuple[NdSbp, ...]:
+        return self._even.stops
 
-    @cached_property
-    def _closure(self) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-        cost, previous = floyd_warshall(self._direct * self._scale, return_predecessors=True)
-        cost /= self._scale
-        np.fill_diagonal(cost, 0.0)
-        self._is_closed = True
-        return cost, previous
+    @property
+    def layouts(self) -> tuple[NdSbp, ...]:
+        return self._even.layouts
 
-    @cached_property
-    def _edges(self) -> csr_array:
-        finite = np.isfinite(self._direct)
-        np.fill_diagonal(finite, False)
-        return csr_array((self._direct[finite] * self._scale, np.nonzero(finite)), shape=self._direct.shape)
+    @property
+    def index(self) -> Mapping[NdSbp, int]:
+        return self._even.index
 
     def costs_of(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
-        """``cost_s[sources]``; few rows are computed alone."""
-        wanted = np.unique(sources)
-        missing = [int(at) for at in wanted if at not in self._rows]
-        if self._is_closed or len(missing) + len(self._rows) > FEW * len(self.layouts):
-            return np.asarray(self.cost_s[sources])
-        if missing:
-            found = dijkstra(self._edges, indices=missing) / self._scale
-            self._rows.update(zip(missing, found[:, : len(self.layouts)], strict=True))
-        rows = np.array([self._rows[int(at)] for at in wanted])
-        return np.asarray(rows[np.searchsorted(wanted, sources)])
+        """``cost_s[sources]``; no other rows are computed."""
+        wanted, inverse = np.unique(sources, return_inverse=True)
+        found = self._costs_from(wanted.tolist())
+        return np.asarray(found[inverse, : self.num_layouts])
 
-    @property
+    def between(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.float64]:
+        """``cost_s[sources, targets]``."""
+        wanted, inverse = np.unique(sources, return_inverse=True)
+        return np.asarray(self._costs_from(wanted.tolist())[inverse, targets])
+
+    def _costs_from(self, sources: Sequence[int]) -> NDArray[np.float64]:
+        """Seconds from some layouts to all stops; (sources, stops)."""
+        missing = [at for at in sources if at not in self._rows]
+        if len(missing) > FEW * self.num_layouts:
+            self._rows = dict(enumerate(self._closure()))
+        elif missing:
+            self._rows.update(zip(missing, self._relaxed(missing), strict=True))
+        found = np.empty((len(sources), len(self._even.chosen)))
+        for row, at in zip(found, sources, strict=True):
+            row[:] = self._rows[at]
+        return found
+
+    def _closure(self) -> NDArray[np.float64]:
+        """All pairs (Floyd 1962)."""
+        costs = self._direct()
+        np.fill_diagonal(costs, 0.0)
+        through = np.empty_like(costs)
+        for at in range(len(costs)):
+            np.add(costs[:, at, None], costs[at], out=through)
+            np.minimum(costs, through, out=costs)
+        return costs
+
+    def _direct(self) -> NDArray[np.float64]:
+        """Seconds of the one step from each stop to each."""
+        found: NDArray[np.float64] = np.full((len(self._even.chosen),) * 2, np.inf)
+        found[self._even.source, self._even.target] = self._step_s
+        return found
+
+    def _relaxed(self, sources: Sequence[int]) -> NDArray[np.float64]:
+        """Step after step until no way gets cheaper (Bellman 1958): few steps make up the longest."""
+        order, ends, starts = self._even.by_target
+        step_s, origins = self._step_s[order, None], self._even.source[order]
+        costs = np.full((len(self._even.chosen), len(sources)), np.inf)
+        costs[sources, np.arange(len(sources))] = 0.0
+        while len(ends):
+            before = costs[ends]
+            better = np.minimum(before, np.minimum.reduceat(costs[origins] + step_s, starts, axis=0))
+            if np.array_equal(better, before):
+                break
+            costs[ends] = better
+        return np.ascontiguousarray(costs.T)
+
+    @cached_property
     def step_s(self) -> NDArray[np.float64]:
         """Seconds of the one step from ``layouts[i]`` to ``layouts[j]``; infinite where there is none."""
-        return self._direct[: len(self.layouts), : len(self.layouts)]
+        return np.asarray(self._direct()[: self.num_layouts, : self.num_layouts])
 
-    @property
+    @cached_property
     def cost_s(self) -> NDArray[np.float64]:
-        return self._closure[0][: len(self.layouts), : len(self.layouts)]
+        return self.costs_of(np.arange(self.num_layouts))
 
     def ids(self, states: Sequence[Sbp], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Layout indices of many layouts at once: ``rows[i, axis]`` chooses one of ``states`` on each axis; -1 where a
         layout is not even."""
-        lookup = self._even.lookup(tuple(self._all_states))
         codes = np.array([self._all_states.get(state, -1) for state in states], dtype=np.int64)[rows]
         known = (codes >= 0).all(axis=1)
         weights = len(self._all_states) ** np.arange(self.mesh.ndim, dtype=np.int64)
-        return np.where(known, lookup[np.where(known, codes @ weights, 0)], -1)
+        return np.where(known, self._even.lookup[np.where(known, codes @ weights, 0)], -1)
 
     def costs_from(self, src: NdSbp) -> NDArray[np.float64]:
         """Seconds from a layout to each of ``layouts``."""
-        return np.asarray(self.cost_s[self._at(src)])
+        return np.asarray(self._costs_from([self._at(src)])[0, : self.num_layouts])
 
     def costs_to(self, dst: NdSbp) -> NDArray[np.float64]:
         """Seconds from each of ``layouts`` to one."""
-        return self.cost_s[:, self._at(dst)]
+        return np.asarray(self.cost_s[:, self._at(dst)])
 
     def path(self, src: NdSbp, dst: NdSbp) -> tuple[Step, ...]:
         start, at = self._at(src), self._at(dst)
+        costs = self._costs_from([start])[0]
+        order, ends, starts = self._even.by_target
         steps: list[Step] = []
         while at != start:
-            before = int(self._closure[1][start, at])
-            if before < 0:
+            if np.isinf(costs[at]):
                 raise InputError("layout", f"{format_nd_sbp(src)} -> {format_nd_sbp(dst)}", "no boxing path exists")
+            place = int(np.searchsorted(ends, at))
+            into = order[starts[place] : starts[place + 1] if place + 1 < len(starts) else None]
+            origins = self._even.source[into]
+            before = int(origins[np.argmin(costs[origins] + self._step_s[into])])
             step = step_between(self.stops[before], self.stops[at], self.mesh)
             assert step is not None
             steps.append(step)

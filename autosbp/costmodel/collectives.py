@@ -8,7 +8,7 @@ way, reduce-scatters and all-reduces of gradients as soon as these are complete.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -16,10 +16,13 @@ from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import COLLECTIVES
+from autosbp.sbp.buckets import AT_END, Bucket, local_bytes
 from autosbp.sbp.choices import axis_choices
-from autosbp.sbp.parameters import AT_END, Bucket, Gather, ParameterFlow, box_bytes, local_bytes, parameter_flow
+from autosbp.sbp.gathers import Gather, box_bytes
+from autosbp.sbp.parameters import ParameterFlow, parameter_flow
 from autosbp.sbp.program import Box, Item
 
+RECOMPUTE = "recompute"
 Ready = TypeVar("Ready", Gather, Bucket)
 
 
@@ -27,8 +30,8 @@ Ready = TypeVar("Ready", Gather, Bucket)
 class Collective:
     """One charged collective: message n in bytes, mesh axes of its group, and why it happens.
 
-    ``phase`` is forward, backward or sync: the gradients of B parameters. ``cause`` is a value or an op, or the first
-    parameter of those that travel together.
+    ``phase`` is forward, recompute, backward or sync: the gradients of B parameters. ``cause`` is a value or an op, or the
+    first parameter of those that travel together.
     """
 
     kind: str
@@ -74,6 +77,7 @@ class StepCollectives:
         those ``at_end``."""
         calls: list[Collective] = []
         for at in range(len(self.flow.items) - 1, -1, -1):
+            calls += self.recomputed(at)
             calls += self.before_backward(at)
             calls += reversed(self._own(at, self.flow.items[at], "backward"))
             calls += self.after_backward(at, gradients, last)
@@ -94,6 +98,15 @@ class StepCollectives:
     def before_backward(self, at: int) -> list[Collective]:
         """Parameters that are sent for again before the backward of item ``at``."""
         return self.gathered(self.flow.backward_sends.get(at, ()), "backward")
+
+    def recomputed(self, at: int) -> list[Collective]:
+        """What is issued once more before the backward of item ``at``, the last of a segment."""
+        calls: list[Collective] = []
+        segment = self.flow.ends.get(at)
+        for item in range(segment.first, segment.last + 1) if segment else ():
+            calls += self.gathered(self.flow.recompute_sends.get(item, ()), RECOMPUTE)
+            calls += (replace(call, phase=RECOMPUTE) for call in self._own(item, self.flow.items[item], "forward"))
+        return calls
 
     def after_backward(self, at: int, gradients: bool, last: bool) -> list[Collective]:
         """What is issued because gradients are complete after the backward of item ``at``, or at the end (``AT_END``)."""

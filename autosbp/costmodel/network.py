@@ -89,8 +89,14 @@ class NetworkModel:
         for fit in () if calibration is None else calibration.collectives:
             if fit.num_groups is None:
                 self._fits.setdefault((fit.kind, fit.group_shape), fit)
+        self._known: dict[tuple[str, tuple[int, ...]], AlphaBeta] = {}
 
     def alpha_beta(self, kind: str, group_shape: tuple[int, ...]) -> AlphaBeta:
+        if (kind, group_shape) not in self._known:
+            self._known[kind, group_shape] = self._alpha_beta(kind, group_shape)
+        return self._known[kind, group_shape]
+
+    def _alpha_beta(self, kind: str, group_shape: tuple[int, ...]) -> AlphaBeta:
         fit = self._fits.get((kind, group_shape))
         if fit is not None:
             return AlphaBeta(fit.alpha_s, fit.beta_s_per_byte, True, fit.knots, fit.waiting_s)

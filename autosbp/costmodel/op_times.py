@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from math import prod
 
 import numpy as np
@@ -12,7 +13,7 @@ from autosbp.plan import Strategy
 from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.choices import axis_choices, implemented_axes
 from autosbp.sbp.placement import local_shape
-from autosbp.sbp.program import Op
+from autosbp.sbp.program import Item, Op
 from autosbp.sbp.rules import sharding_of
 
 
@@ -42,6 +43,28 @@ def op_times_s(graph: LogicalGraph, strategy: Strategy, item: Op, compute: Compu
     flops = sharding.flops / work * (2 - 1 / skewed)  # the last of n parts of a triangle is (2n - 1) / n of the mean
     forward, backward = compute.roofline_s(node.op, node.outputs[0].dtype, np.array([flops]), np.array([touched]))
     return float(forward[0]), float(backward[0])
+
+
+def all_op_times_s(
+    graph: LogicalGraph, strategy: Strategy, items: Sequence[Item], compute: ComputeModel
+) -> dict[int, tuple[float, float]]:
+    """``op_times_s`` of the ops among these items, by their places. By the roofline, ops of equal shapes in equal layouts take
+    equally long, and are looked at once."""
+    found: dict[int, tuple[float, float]] = {}
+    known: dict[Hashable, tuple[float, float]] = {}
+    for at, item in enumerate(items):
+        if not isinstance(item, Op):
+            continue
+        if compute.measured or item.signature is None:
+            found[at] = op_times_s(graph, strategy, item, compute)
+            continue
+        node = item.node
+        metas = tuple(graph.meta(ref) for ref in node.refs())
+        key = (node.op, id(sharding_of(graph, node)), metas, node.outputs, item.signature)
+        if key not in known:
+            known[key] = op_times_s(graph, strategy, item, compute)
+        found[at] = known[key]
+    return found
 
 
 def local_op_key(

@@ -19,6 +19,7 @@ from autosbp.errors import InputError
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline
 
 KINDS = (FORWARD, BACKWARD, WEIGHTS)
+_BESIDE = (GPIPE, ONE_F_ONE_B)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,24 @@ class PipelineTime:
         return self.step_s - self.busy_s - self.send_s
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One pass on its stage, in seconds from the beginning of the step."""
+
+    stage: int
+    what: Pass
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """When each stage is done, and when each pass began, by its number."""
+
+    ready: list[float]
+    starts: list[float]
+
+
 def pipeline_time(
     chunks: Sequence[Chunk], num_stages: int, num_micro: int, send_s: float, schedule: str | None = None
 ) -> PipelineTime:
@@ -76,22 +95,39 @@ def pipeline_time(
         raise InputError("num_micro", num_micro, f"a multiple of the {num_stages} stages is expected to interleave")
     kind = schedule or (INTERLEAVED if num_virtual > 1 else ONE_F_ONE_B)
     pipeline = Pipeline(num_stages, tuple(map(str, range(1, len(chunks)))), kind)
-    times = [_Times(chunk, at, len(chunks), send_s if num_stages > 1 else None) for at, chunk in enumerate(chunks)]
-    ends = _ends(pipeline, times, num_micro, beside=schedule in (GPIPE, ONE_F_ONE_B))
+    times = _chunk_times(chunks, num_stages, send_s)
+    ends = _run(pipeline, times, num_micro, beside=schedule in _BESIDE).ready
     busy = [num_micro * sum(chunk.busy_s for chunk in chunks[stage::num_stages]) for stage in range(num_stages)]
     stage = max(range(num_stages), key=busy.__getitem__)
     sent = num_micro * sum(times[chunk].sent_s for chunk in range(stage, len(chunks), num_stages))
     return PipelineTime(max(ends), busy[stage], sent, stage, tuple(ends))
 
 
-def _ends(pipeline: Pipeline, times: Sequence[_Times], num_micro: int, *, beside: bool) -> list[float]:
-    """When each stage is done: each turn runs every stage as far as what it waits for is there. What a pass sends goes
-    ``beside`` the next of the same direction, or before any."""
+def pass_spans(chunks: Sequence[Chunk], pipeline: Pipeline, num_micro: int) -> list[Span]:
+    """When every pass of a step runs, by its stage and in its order; ``chunks`` have times of their own for all messages."""
+    times = _chunk_times(chunks, pipeline.num_stages, 0.0)
+    begun = _run(pipeline, times, num_micro, beside=pipeline.schedule in _BESIDE).starts
+    found = []
+    for stage in range(pipeline.num_stages):
+        for one in stage_passes(pipeline, stage, num_micro):
+            at = (KINDS.index(one.kind) * len(chunks) + one.chunk) * num_micro + one.micro
+            found.append(Span(stage, one, begun[at], begun[at] + times[one.chunk].own_s[one.kind]))
+    return found
+
+
+def _chunk_times(chunks: Sequence[Chunk], num_stages: int, send_s: float) -> list[_Times]:
+    return [_Times(chunk, at, len(chunks), send_s if num_stages > 1 else None) for at, chunk in enumerate(chunks)]
+
+
+def _run(pipeline: Pipeline, times: Sequence[_Times], num_micro: int, *, beside: bool) -> _Ran:
+    """Each turn runs every stage as far as what it waits for is there. What a pass sends goes ``beside`` the next of the
+    same direction, or before any."""
     orders = _orders(pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, num_micro)
     own_s = [time.own_s[kind] for kind in KINDS for time in times]
     sends_s = [time.sends_s[kind] for kind in KINDS for time in times]
     nobody = len(own_s) * num_micro
     ends = [-1.0] * nobody + [0.0]  # when what a pass sends is there
+    starts = [0.0] * nobody
     ready, at = [0.0] * pipeline.num_stages, [0] * pipeline.num_stages
     sent = [0.0] * pipeline.num_stages
     moved = True
@@ -104,7 +140,8 @@ def _ends(pipeline: Pipeline, times: Sequence[_Times], num_micro: int, *, beside
                 if arrived < 0.0:
                     break
                 one = passes[place]
-                now = (now if now > arrived else arrived) + own_s[one // num_micro]
+                starts[one] = began = now if now > arrived else arrived
+                now = began + own_s[one // num_micro]
                 behind = (now if now > behind else behind) + sends_s[one // num_micro]
                 ends[one] = behind
                 place += 1
@@ -112,7 +149,7 @@ def _ends(pipeline: Pipeline, times: Sequence[_Times], num_micro: int, *, beside
                     now, behind = behind, 0.0
             moved = moved or place > at[stage]
             ready[stage], at[stage], sent[stage] = now, place, behind
-    return ready
+    return _Ran(ready, starts)
 
 
 @lru_cache(maxsize=32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
 
@@ -49,9 +50,16 @@ def stage_order(stage: int, num_stages: int, num_virtual: int, num_micro: int) -
     return order + [task(True, index) for index in range(total - warmup, total)]
 
 
-def stage_passes(pipeline: Pipeline, stage: int, num_micro: int) -> list[Pass]:
+def stage_passes(pipeline: Pipeline, stage: int, num_micro: int) -> tuple[Pass, ...]:
     """The passes of one stage, in order."""
-    return _ORDERS[pipeline.schedule](pipeline, stage, num_micro)
+    return _passes(pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, stage, num_micro)
+
+
+@lru_cache(maxsize=256)
+def _passes(num_stages: int, num_virtual: int, schedule: str, stage: int, num_micro: int) -> tuple[Pass, ...]:
+    """Where a pipeline is cut does not matter."""
+    pipeline = Pipeline(num_stages, tuple(map(str, range(1, num_stages * num_virtual))), schedule)
+    return tuple(_ORDERS[schedule](pipeline, stage, num_micro))
 
 
 def _gpipe(pipeline: Pipeline, stage: int, num_micro: int) -> list[Pass]:

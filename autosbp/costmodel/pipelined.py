@@ -21,8 +21,9 @@ from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.memory.stage import Needs, stage_memory
 from autosbp.costmodel.network import beta_factor
+from autosbp.costmodel.offload import optimizer_s
 from autosbp.costmodel.pipeline import Chunk as Passes
-from autosbp.costmodel.pipeline import pipeline_time
+from autosbp.costmodel.pipeline import Span, pass_spans, pipeline_time
 from autosbp.costmodel.simulate import alone_s
 from autosbp.costmodel.stages import Chunk, StageCall, Stages
 from autosbp.costmodel.timeline import Event, Timeline
@@ -69,6 +70,13 @@ def evaluate_pipelined(graph: LogicalGraph, strategy: Strategy, boxing: BoxingMo
     return _Pipelined(graph, strategy, boxing, compute).costs()
 
 
+def pipeline_spans(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> list[Span]:
+    """When every pass of a simulated step runs, without what comes once a step behind a stage's last one; arguments and
+    errors as of ``evaluate_pipelined``."""
+    found = _Pipelined(graph, strategy, boxing, compute)
+    return pass_spans(found.together(), found.stages.pipeline, strategy.num_micro)
+
+
 class _Pipelined:
     def __init__(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> None:
         self.graph, self.strategy, self.boxing, self.compute = graph, strategy, boxing, compute
@@ -95,10 +103,7 @@ class _Pipelined:
             Passes(sum(cost.forward), sum(cost.backward), cost.weights_s, ahead_s, back_s)
             for cost, ahead_s, back_s in zip(self.chunks, self.ahead_s, self.back_s, strict=True)
         ]
-        together = [
-            Passes(cost.forward_together_s, cost.backward_together_s, cost.weights_s, ahead_s, back_s)
-            for cost, ahead_s, back_s in zip(self.chunks, self.ahead_s, self.back_s, strict=True)
-        ]
+        together = self.together()
         stages = range(self.stages.pipeline.num_stages)
         optimizer = [self._optimizer_s(stage) for stage in stages]
         once = [self._once_s(stage) for stage in stages]
@@ -122,6 +127,13 @@ class _Pipelined:
             memory_bytes_per_device=sum(memory.values()),
             memory=memory,
         )
+
+    def together(self) -> list[Passes]:
+        """The passes of each chunk where collectives run beside ops."""
+        return [
+            Passes(cost.forward_together_s, cost.backward_together_s, cost.weights_s, ahead_s, back_s)
+            for cost, ahead_s, back_s in zip(self.chunks, self.ahead_s, self.back_s, strict=True)
+        ]
 
     def _ends(self, passes: Sequence[Passes]) -> Sequence[float]:
         """When each stage is done with its passes."""
@@ -164,7 +176,9 @@ class _Pipelined:
         items = [item for item in chunk.flow.items if isinstance(item, Op) and item.signature is not None]
         later = {item.node.name for item in items if defers_weights(chunk.graph, item)}
         return WEIGHTS_SHARE * sum(
-            event.duration_s for event in backward if event.name in later and "op" in event.details
+            event.duration_s
+            for event in backward
+            if event.phase == "backward" and event.name in later and "op" in event.details
         )
 
     def _seconds(self, events: Sequence[Event]) -> Seconds:
@@ -218,6 +232,9 @@ class _Pipelined:
     def _optimizer_s(self, stage: int) -> float:
         stored = set(self.stages.parameters_of(stage))
         leaves = [leaf for leaf in self.graph.trained if leaf.name in stored]
-        mesh = self.strategy.mesh
-        sizes = [leaf.meta.num_bytes / split_factor(self.strategy.parameters[leaf.name], mesh) for leaf in leaves]
-        return sum(float(self.compute.optimizer_s(np.array([size]))[0]) for size in sizes)
+        mesh, strategy = self.strategy.mesh, self.strategy
+        sizes = [leaf.meta.num_bytes / split_factor(strategy.parameters[leaf.name], mesh) for leaf in leaves]
+        seconds = optimizer_s(
+            self.compute, self.network.cluster, strategy.optimizer, np.array(sizes), offload=strategy.offload
+        )
+        return float(seconds.sum())

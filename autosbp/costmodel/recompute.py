@@ -6,11 +6,17 @@ keeps much and computes little. ``none``: nothing.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
 from autosbp.costmodel.blocks import find_blocks
+from autosbp.costmodel.repeats import find_repeats
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Node
+from autosbp.plan import Strategy
 from autosbp.sbp.rules import sharding_of
 
+Runs = tuple[tuple[str, str], ...]
 MODES = ("none", "selective", "full")
 
 
@@ -21,6 +27,43 @@ def recomputed_ops(graph: LogicalGraph, mode: str) -> frozenset[str]:
     if mode == "full":
         return frozenset(name for block in find_blocks(graph).blocks for name in block)
     return attention_core(graph) if mode == "selective" else frozenset()
+
+
+def recomputable_blocks(graph: LogicalGraph) -> tuple[tuple[str, ...], ...]:
+    """The ops of each repeated block, in order: those that hand one value to the next, or else whatever repeats (encoders
+    with their decoders, experts whose routers all add to the loss). ``graph`` is bound."""
+    return find_blocks(graph).blocks or find_repeats(graph)
+
+
+def block_runs(blocks: Sequence[Sequence[str]], interval: int = 1, cuts: Collection[str] = (), kept: int = 0) -> Runs:
+    """Runs of repeated blocks one behind the other, as ``Strategy.recompute`` has them.
+
+    Args:
+        blocks: names of the ops of each, in order.
+        interval: blocks of a run; the last of a chunk may have fewer.
+        cuts: ops with which chunks of a pipeline begin; a block that one is in belongs to both chunks, in parts.
+        kept: blocks of each chunk, the last ones, that are not recomputed: those that backward comes to first.
+    """
+    chunks: list[list[list[str]]] = [[]]
+    for block in blocks:
+        chunks[-1].append([])
+        for name in block:
+            if name in cuts:
+                if not chunks[-1][-1]:
+                    chunks[-1].pop()
+                chunks.append([[]])
+            chunks[-1][-1].append(name)
+    runs = []
+    for parts in chunks:
+        chosen = parts[: max(len(parts) - kept, 0)]
+        runs += [chosen[at : at + interval] for at in range(0, len(chosen), interval)]
+    return tuple((run[0][0], run[-1][-1]) for run in runs)
+
+
+def recomputing(graph: LogicalGraph, strategy: Strategy, interval: int = 1) -> Strategy:
+    """``strategy`` with every repeated block recomputed, ``interval`` together. ``graph`` is bound at its microbatch."""
+    cuts = strategy.pipeline.cuts if strategy.pipeline else ()
+    return replace(strategy, recompute=block_runs(recomputable_blocks(graph), interval, cuts))
 
 
 def attention_core(graph: LogicalGraph) -> frozenset[str]:

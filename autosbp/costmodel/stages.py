@@ -7,7 +7,7 @@ parameters that several stages keep, and the losses, which the last stage tells 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,9 +18,12 @@ from autosbp.graph.chunks import ChunkGraph, cut_graph
 from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.pipeline import ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
+from autosbp.sbp.batching import batched
 from autosbp.sbp.boxing import split_factor
-from autosbp.sbp.parameters import ParameterFlow, batched, local_bytes, parameter_flow, synchronised_axes
+from autosbp.sbp.buckets import local_bytes, synchronised_axes
+from autosbp.sbp.parameters import ParameterFlow, parameter_flow
 from autosbp.sbp.program import made_layout
+from autosbp.sbp.recompute import check_recompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,11 @@ class Stages:
             raise InputError("strategy.pipeline", None, "a pipeline is expected")
         self.graph, self.strategy, self.pipeline = graph, strategy, strategy.pipeline
         self.pipeline.check(strategy.num_micro)
+        # Of ``costmodel.alike``: the first chunk that each is like, and these by all that they are told apart by.
+        self.kinds: dict[int, int] = {}
+        self.known_kinds: dict[Hashable, int] = {}
         graphs = cut_graph(graph, self.pipeline.cuts)
+        check_recompute(graph, strategy, graphs)
         readers: dict[str, list[int]] = {}
         for index, part in enumerate(graphs):
             for leaf in part.parameters:

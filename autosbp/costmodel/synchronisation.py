@@ -7,7 +7,7 @@ import numpy as np
 from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import BUCKET_BYTES, Strategy
-from autosbp.sbp.parameters import Bucket, local_bytes
+from autosbp.sbp.buckets import Bucket, local_bytes
 
 
 def synchronisation_s(

@@ -9,16 +9,19 @@ from typing import Any
 import numpy as np
 
 from autosbp.costmodel.boxing import BoxingModel
-from autosbp.costmodel.collectives import Collective, StepCollectives
+from autosbp.costmodel.collectives import RECOMPUTE, Collective, StepCollectives
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.op_times import op_times_s
+from autosbp.costmodel.offload import optimizer_s
+from autosbp.costmodel.op_times import all_op_times_s
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.costmodel.synchronisation import shared_message_bytes, synchronisation_s
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.boxing import COLLECTIVES, Step, message_bytes, split_factor
+from autosbp.sbp.buckets import AT_END
 from autosbp.sbp.choices import axis_choices
-from autosbp.sbp.parameters import AT_END, NEVER, Gather, ParameterFlow, box_bytes, parameter_flow
+from autosbp.sbp.gathers import NEVER, Gather, box_bytes
+from autosbp.sbp.parameters import ParameterFlow, parameter_flow
 from autosbp.sbp.placement import format_nd_sbp
 from autosbp.sbp.program import Box, Item, Op
 
@@ -33,7 +36,7 @@ class Event:
     Args:
         name: of the op, value or parameter.
         category: compute, comm, optimizer, or wait, which takes no time of its own.
-        phase: forward, backward, sync or update.
+        phase: forward, recompute, backward, sync or update.
         duration_s: alone on the machine.
         details: a collective has the ``kind``, ``num_bytes`` and ``axes`` of ``costmodel.collectives.Collective``.
         level: of the cluster that a collective crosses, the slowest.
@@ -76,15 +79,14 @@ class Timeline:
         self.message = shared_message_bytes(graph, strategy.bucket_bytes)
         self._due: dict[int, list[int]] = {}
         self._due_again: dict[int, list[int]] = {}
+        self._due_recomputed: dict[int, list[int]] = {}
         for at, gather in enumerate(self.flow.gathers):
             self._due.setdefault(gather.first, []).append(at)
             if gather.again != NEVER and not gather.kept:
-                self._due_again.setdefault(gather.again, []).append(at)
-        self._op_times = {
-            at: op_times_s(graph, strategy, item, compute)
-            for at, item in enumerate(self.flow.items)
-            if isinstance(item, Op)
-        }
+                due = self._due_recomputed if gather.recomputed else self._due_again
+                due.setdefault(gather.again, []).append(at)
+        self._op_times = all_op_times_s(graph, strategy, self.flow.items, compute)
+        self._shown: dict[Signature, str] = {}
         self._returning: list[Hashable] = []
         self._own_events: dict[tuple[int, str, bool], list[Event]] = {}
         self._seconds: dict[tuple[str, int, tuple[int, ...]], float] = {}
@@ -122,6 +124,7 @@ class Timeline:
         """One microbatch backward."""
         returns = last or self.strategy.gather == "use"
         for at in range(len(self.flow.items) - 1, -1, -1):
+            yield from self._recomputed(at)
             yield from self._backward(at, self.flow.items[at], returns, last)
         yield from self._ready(AT_END, False, last)
 
@@ -136,6 +139,15 @@ class Timeline:
         yield from self._arrival(self._due_again.get(at, ()), "backward")
         yield from self._own(at, item, "backward", returns)
         yield from self._ready(at, returns, last)
+
+    def _recomputed(self, at: int) -> Iterator[Event]:
+        """What is run again before the backward of item ``at``."""
+        segment = self.flow.ends.get(at)
+        for item in range(segment.first, segment.last + 1) if segment else ():
+            yield from self._sent(self.flow.recompute_sends.get(item, ()), RECOMPUTE)
+            yield from self._arrival(self._due_recomputed.get(item, ()), RECOMPUTE)
+            for event in self._own(item, self.flow.items[item], "forward", False):
+                yield replace(event, phase=RECOMPUTE)
 
     def _own(self, at: int, item: Item, phase: str, parameters: bool) -> list[Event]:
         """What an item does itself, the same in every microbatch; boxes of gathered parameters only with ``parameters``."""
@@ -164,12 +176,12 @@ class Timeline:
             for call in self.step.gathered((place,), phase):
                 event, gather = self._call(call), self.flow.gathers[place]
                 if gather.flat:
-                    event = replace(event, key=(phase, place), share_s=self._share_s(gather, call))
+                    event = replace(event, key=(phase == "forward", place), share_s=self._share_s(gather, call))
                 yield event
 
     def _arrival(self, places: Sequence[int], phase: str) -> Iterator[Event]:
         """What is read next has to be there."""
-        keys = tuple((phase, place) for place in places if self.flow.gathers[place].flat)
+        keys = tuple((phase == "forward", place) for place in places if self.flow.gathers[place].flat)
         if keys:
             yield Event("parameters", "wait", phase, 0.0, after=keys)
 
@@ -204,7 +216,11 @@ class Timeline:
         return float(times.sum())
 
     def _op(self, item: Op, phase: str, seconds: float) -> Event:
-        return Event(item.node.name, "compute", phase, seconds, {"op": item.node.op, "layouts": str(item.signature)})
+        assert item.signature is not None
+        shown = self._shown.get(item.signature)
+        if shown is None:
+            shown = self._shown[item.signature] = str(item.signature)
+        return Event(item.node.name, "compute", phase, seconds, {"op": item.node.op, "layouts": shown})
 
     def _internal(self, item: Op, signature: Signature, phase: str) -> Iterator[Event]:
         """Collectives of a split implementation."""
@@ -259,5 +275,13 @@ class Timeline:
         yield Event("gradients", "wait", "sync", 0.0, after=(*keys, *self._returning))
         for leaf in self.graph.trained:
             local = leaf.meta.num_bytes / split_factor(self.strategy.parameters[leaf.name], self.strategy.mesh)
-            seconds = float(self.compute.optimizer_s(np.array([local]))[0])
+            seconds = float(
+                optimizer_s(
+                    self.compute,
+                    self.boxing.network.cluster,
+                    self.strategy.optimizer,
+                    np.array([local]),
+                    offload=self.strategy.offload,
+                )[0]
+            )
             yield Event(leaf.name, "optimizer", "update", seconds, {"num_bytes": round(local)})

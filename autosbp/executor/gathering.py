@@ -9,8 +9,8 @@ return in every microbatch (ZeRO-3; Zhao et al. 2023, "PyTorch FSDP"). Which par
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ IN_FLIGHT = 2
 """Messages of gradients under way at once, so that their buffers stay few."""
 
 
-def gathered(name: str, layout: str) -> torch.Tensor:
-    """In a program: the copy of a parameter in the layout of its use."""
-    copy: torch.Tensor = current().gathers.fetch(name, layout)
+def gathered(name: str, layout: str, item: int) -> torch.Tensor:
+    """In a program, as item ``item``: the copy of a parameter in the layout of its use."""
+    copy: torch.Tensor = current().gathers.fetch(name, layout, item)
     return copy
 
 
@@ -75,7 +75,7 @@ class ParameterGathers:
         self._anchor = torch.zeros((), requires_grad=True)
         self._lent: dict[int, tuple[weakref.ref[torch.Tensor], _Gather, int]] = {}
         self._returning: list[_Gather] = []
-        self._returns = False
+        self._returns = self._again = False
         self.last = False
         self.keep: Callable[[torch.Tensor], Any] = lambda tensor: tensor
         self.kept: Callable[[Any], torch.Tensor] = lambda tensor: tensor
@@ -86,17 +86,19 @@ class ParameterGathers:
         self._returns = self.each_use or self.last
         self._lent.clear()
 
-    def fetch(self, name: str, layout: str) -> torch.Tensor:
+    def fetch(self, name: str, layout: str, item: int) -> torch.Tensor:
         """The copy that a box of the program stands for; where it is the first of its gather, what is due is sent."""
         gather, at = self._places[name, layout]
-        if at == 0 and gather.copies is None:
+        if self._again:
+            self._send(self.flow.recompute_sends.get(item, ()))
+        elif at == 0 and gather.copies is None:
             self._send(self.flow.forward_sends.get(gather.first, ()))
         copies = gather.present()
         copy: torch.Tensor = _Use.apply(self._anchor, copies[at], self, gather, at)  # type: ignore[no-untyped-call]
         if self.each_use:
             if not gather.kept:
                 self._lent[copy.untyped_storage().data_ptr()] = (weakref.ref(copy), gather, at)
-            if at == len(copies) - 1:
+            if at == len(copies) - 1 and not self._again:
                 gather.copies = None
         return copy
 
@@ -114,6 +116,16 @@ class ParameterGathers:
         if not self.each_use:
             return nullcontext()
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Within, what backward needs is run once more: copies stay until their gradients have come."""
+        self._again = True
+        try:
+            with self.saving():
+                yield
+        finally:
+            self._again = False
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         # An address may belong to another tensor once the copy is gone; while the copy lives, it is the copy's.

@@ -18,6 +18,7 @@ import torch
 from autosbp.costmodel.compute import SIZE_ARGUMENTS
 from autosbp.errors import InputError
 from autosbp.executor import ops
+from autosbp.executor.again import recomputed
 from autosbp.executor.deferred import deferred_linear
 from autosbp.executor.gathering import gather_again, gathered
 from autosbp.executor.split_ops import IMPLEMENTATIONS, SplitCall
@@ -28,13 +29,12 @@ from autosbp.plan import Strategy
 from autosbp.sbp.boxing import Step
 from autosbp.sbp.choices import found_choices, implemented_axes
 from autosbp.sbp.deferral import defers_weights
-from autosbp.sbp.parameters import ParameterFlow
+from autosbp.sbp.parameters import ParameterFlow, program_flow
 from autosbp.sbp.placement import NdSbp, format_nd_sbp, local_shape, shard_index
-from autosbp.sbp.program import OUTPUT, Box, Op, program_items
+from autosbp.sbp.program import OUTPUT, Box, Item, Op
+from autosbp.sbp.recompute import ReadKey, Segment, flows_back
 from autosbp.sbp.rules import RULES, sharding_of
 from autosbp.sbp.sharding import AxisOption
-
-ReadKey = Ref | tuple[Ref, str, NdSbp]
 
 
 def lower(
@@ -76,12 +76,15 @@ class _Lowering:
     ) -> None:
         self.graph, self.strategy, self.defers = graph, strategy, defers
         self.flow = flow or ParameterFlow((), (), (), frozenset())
+        self.gathers = flow is not None
         self.coordinate = strategy.mesh.coordinate(rank)
         self.fx = torch.fx.Graph()
         self.root = torch.nn.Module()
         self.values: dict[ReadKey, Any] = {}
 
     def run(self) -> torch.fx.GraphModule:
+        if not self.gathers:
+            self.flow = program_flow(self.graph, self.strategy)
         for name in (*(leaf.name for leaf in self.graph.parameters), *(leaf.name for leaf in self.graph.inputs)):
             self.values[Ref(name)] = self.fx.placeholder(name.replace(".", "_"))
         for ref in self.graph.received:
@@ -90,30 +93,62 @@ class _Lowering:
             attribute = constant.name.replace(".", "_")
             self.root.register_buffer(attribute, constant_tensor(constant), persistent=False)
             self.values[Ref(constant.name)] = self.fx.get_attr(attribute)
-        for at, item in enumerate(self.flow.items or program_items(self.graph, self.strategy)):
-            if isinstance(item, Box):
-                self.values[item.key] = self._box(item)
-                output = item.key
+        items = self.flow.items
+        begins = {segment.first: segment for segment in self.flow.segments}
+        at = 0
+        while at < len(items):
+            if at in begins:
+                self._again(begins[at])
+                at = begins[at].last
             else:
-                self._op(item)
-                if at in self.flow.backward_sends:
-                    self.fx.call_function(uncompiled(gather_again), (self.values[Ref(item.node.name)], at))
+                self._item(at, items[at])
+            at += 1
         if self.graph.results:
             self.fx.output(tuple(self.values[ref] for ref in self.graph.results))
         else:
-            assert output[1] == OUTPUT
-            self.fx.output(self.values[output])
+            last = items[-1]
+            assert isinstance(last, Box) and last.group == OUTPUT
+            self.fx.output(self.values[last.key])
         self.fx.lint()
         return torch.fx.GraphModule(self.root, self.fx, class_name="PhysicalProgram")
 
-    def _box(self, box: Box) -> Any:
+    def _item(self, at: int, item: Item) -> None:
+        if isinstance(item, Box):
+            self.values[item.key] = self._box(at, item)
+        else:
+            self._op(item)
+            if at in self.flow.backward_sends:
+                self.fx.call_function(uncompiled(gather_again), (self.values[Ref(item.node.name)], at))
+
+    def _again(self, segment: Segment) -> None:
+        """A module of its own for what is recomputed, and its call."""
+        own = [key for key in segment.reads if isinstance(key, Ref) and key.name in segment.own]
+        reads = [*own, *(key for key in segment.reads if key not in own)]
+        outer, values, self.fx = self.fx, self.values, torch.fx.Graph()
+        self.values = {key: self.fx.placeholder(values[key].name) for key in reads}
+        for at in range(segment.first, segment.last + 1):
+            self._item(at, self.flow.items[at])
+        self.fx.output(tuple(self.values[key] for key in segment.makes))
+        self.fx.lint()
+        name = f"recomputed_{self.flow.segments.index(segment)}"
+        self.root.add_module(name, torch.fx.GraphModule(self.root, self.fx, class_name="RecomputedProgram"))
+        self.fx, self.values = outer, values
+        gradients = tuple(flows_back(self.graph, key) for key in segment.makes)
+        args = (self.fx.get_attr(name), tuple(values[key] for key in own), gradients)
+        result = self.fx.call_function(
+            uncompiled(recomputed), (*args, *(values[key] for key in reads[len(own) :]))
+        )  # fmt: skip
+        for at, key in enumerate(segment.makes):
+            values[key] = self.fx.call_function(operator.getitem, (result, at))
+
+    def _box(self, at: int, box: Box) -> Any:
         if box.key in self.flow.place:
-            return self.fx.call_function(uncompiled(gathered), (box.ref.name, format_nd_sbp(box.dst)))
+            return self.fx.call_function(uncompiled(gathered), (box.ref.name, format_nd_sbp(box.dst), at))
         value = self.values[box.ref]
         if box.data:
             return self._cut(value, box)
         for step in box.steps:
-            late = self.flow.items and box.group == OUTPUT and step == box.steps[-1]
+            late = self.gathers and box.group == OUTPUT and step == box.steps[-1]
             if late and (step.forward, step.backward) == ("all_reduce", "none"):
                 value = self.fx.call_function(uncompiled(ops.all_reduce_loss), (value, step.axes))
             else:

@@ -16,7 +16,7 @@ import torch
 
 from autosbp.executor import _dist, ops
 from autosbp.executor.runtime import Runtime
-from autosbp.sbp.parameters import Gather
+from autosbp.sbp.gathers import Gather
 from autosbp.sbp.program import Box
 
 

@@ -116,10 +116,3 @@ def as_dtensors(
         )
         for leaf in graph.parameters
     }
-
-
-def device_mesh(mesh: Mesh, device_type: str) -> Any:
-    """The torch DeviceMesh of a mesh, axes by name."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh(device_type, mesh.shape, mesh_dim_names=tuple(axis.name for axis in mesh.axes))

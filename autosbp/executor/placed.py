@@ -6,8 +6,8 @@ from itertools import combinations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from autosbp.executor.process_groups import process_group
 from autosbp.executor.runtime import Issued, Runtime
 from autosbp.sbp.placed_mesh import PlacedMesh
 
@@ -25,7 +25,7 @@ def placed_runtime(
         for axes in combinations(range(mesh.ndim), count):
             for ranks in mesh.all_groups(axes) if mesh.group_size(axes) > 1 else ():
                 devices = [mesh.device(rank) for rank in ranks]
-                group = dist.new_group(devices)
+                group = process_group(devices)
                 if here in devices:
                     groups[axes] = group, devices
     rank = mesh.rank_of(here)

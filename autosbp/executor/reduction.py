@@ -15,7 +15,8 @@ import torch
 
 from autosbp.executor import _dist
 from autosbp.executor.runtime import Runtime
-from autosbp.sbp.parameters import AT_END, ParameterFlow
+from autosbp.sbp.buckets import AT_END
+from autosbp.sbp.parameters import ParameterFlow
 
 
 class GradientBuckets:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from autosbp.executor.process_groups import process_group
 from autosbp.sbp.mesh import Mesh
 
 _thread = threading.local()
@@ -23,6 +23,10 @@ class Issued:
     kind: str
     num_bytes: int
     ranks: tuple[int, ...]
+
+
+Moment = tuple[int, Any, list[Callable[[], None]]]
+"""``micro``, ``gathers`` and ``deferred`` of a ``Runtime``."""
 
 
 @dataclass
@@ -52,12 +56,12 @@ class Runtime:
         return self.mesh.coordinate(self.rank)
 
     def make_groups(self, axes_sets: list[tuple[int, ...]]) -> None:
-        """Create the process groups over these sets of axes; call with the same list on every rank."""
+        """Have the process groups over these sets of axes; call with the same list on every rank."""
         for axes in sorted(set(axes_sets)):
             if axes in self._groups:
                 continue
             for ranks in self.mesh.all_groups(axes):
-                group = dist.new_group(ranks)
+                group = process_group(ranks)
                 if self.rank in ranks:
                     self._groups[axes] = (group, ranks)
 
@@ -81,6 +85,21 @@ class Runtime:
         for work in self.pending:
             work.wait()
         self.pending.clear()
+
+    @property
+    def moment(self) -> Moment:
+        """Where this rank is in its step."""
+        return self.micro, self.gathers, self.deferred
+
+    @contextmanager
+    def back_at(self, moment: Moment) -> Iterator[None]:
+        """Within, programs run as if it were that moment."""
+        now = self.moment
+        self.micro, self.gathers, self.deferred = moment
+        try:
+            yield
+        finally:
+            self.micro, self.gathers, self.deferred = now
 
     @contextmanager
     def active(self) -> Iterator[None]:

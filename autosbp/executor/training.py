@@ -13,6 +13,7 @@ from autosbp.costmodel.collectives import Collective, StepCollectives
 from autosbp.errors import InputError
 from autosbp.executor.gathering import ParameterGathers
 from autosbp.executor.lowering import lower
+from autosbp.executor.offload import HostOptimizer
 from autosbp.executor.parameters import local_parameters
 from autosbp.executor.reduction import GradientBuckets
 from autosbp.executor.runtime import Issued, Runtime
@@ -100,7 +101,9 @@ class Trainer(TrainingLoop):
             flow, strategy.gather == "use", self.locals, self.runtime, lambda name: self.buckets.arrived(name)
         )
         self.buckets = GradientBuckets(flow, self.locals, self.runtime)
-        self.optimizer = make_optimizer(strategy.optimizer, self.locals.values(), learning_rate)
+        self.optimizer = make_optimizer(
+            strategy.optimizer, self.locals.values(), learning_rate, offload=strategy.offload
+        )
 
     @property
     def chunks(self) -> list[Trainer]:
@@ -143,9 +146,13 @@ def expected_issues(charged: list[Collective], mesh: Mesh, rank: int) -> list[Is
     return issues
 
 
-def make_optimizer(name: str, parameters: Iterable[torch.Tensor], learning_rate: float) -> Any:
+def make_optimizer(
+    name: str, parameters: Iterable[torch.Tensor], learning_rate: float, *, offload: bool = False
+) -> Any:
     """AdamW or SGD over the plain tensors that are trained, of which a stage may have none; one kernel for all of them,
-    where torch has one."""
+    where torch has one. With ``offload``, on the host."""
+    if offload:
+        return HostOptimizer(lambda copies: make_optimizer(name, copies, learning_rate), parameters)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trained)
     groups = [{"params": trained}]

@@ -33,6 +33,8 @@ def run_trial(
     cancelled: Callable[[], bool] | None = None,
     launch: Launch = run_ranks,
     libraries: Sequence[str] = (),
+    max_ranks: int = MAX_LOCAL_RANKS,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Train under the plan's strategy with one rank per device and measure.
 
@@ -44,13 +46,16 @@ def run_trial(
         cancelled: asked ten times a second; True ends the run.
         launch: how the ranks are started; all on this machine by default.
         libraries: modules that every rank imports first, because they define the graph's custom ops.
+        max_ranks: that ``launch`` can start.
+        resume: ``workdir`` may be that of the very same run, begun before, whose ranks ``launch`` finds again: what they
+            need or have written stays.
 
     Returns:
         step time (median and IQR in seconds), memory, losses, the difference to single-device training, the collectives
         that rank 0 issued, and whether every rank issued exactly those that the plan charged.
 
     Raises:
-        InputError: the plan is of another graph, or needs more ranks than a machine may have.
+        InputError: the plan is of another graph, or needs more ranks than can start.
         TrialError: a rank failed, the time ran out, or the run was cancelled; with the end of the log.
     """
     check_integer("steps", steps, 1, 100_000)
@@ -63,8 +68,8 @@ def run_trial(
             raise InputError("libraries", module, "the name of a module, such as package.module, is expected")
     known = {LIBRARIES.get(node.op.partition(".")[0], "") for node in graph.nodes} - {""}
     strategy = plan.strategy
-    if strategy.num_devices > MAX_LOCAL_RANKS:
-        raise InputError("cluster", strategy.num_devices, f"at most {MAX_LOCAL_RANKS} ranks can start on one machine")
+    if strategy.num_devices > max_ranks:
+        raise InputError("cluster", strategy.num_devices, f"at most {max_ranks} ranks can start here")
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
     if strategy.pipeline is None:
         list(program_items(bound, strategy))
@@ -72,10 +77,9 @@ def run_trial(
         Stages(bound, strategy)
     workdir.mkdir(parents=True, exist_ok=True)
     result_path = workdir / "result.json"
-    result_path.unlink(missing_ok=True)
     request = {"plan": plan.to_dict(), "graph": graph.to_dict(), "steps": steps, "warmup": warmup, "seed": seed}
     request["libraries"] = [*libraries, *sorted(known)]
-    (workdir / "request.json").write_bytes(canonical(request))
+    _put(workdir / "request.json", canonical(request), result_path, resume=resume)
     tail = _Tail(workdir / "ranks.log", log)
 
     def follow() -> bool:
@@ -95,6 +99,16 @@ def run_trial(
         raise TrialError(f"trial of {plan.plan_id}: {outcome.reason}\nend of the ranks' log:\n{outcome.log_tail}")
     result: dict[str, Any] = loads(result_path.read_text(), "trial result")
     return result
+
+
+def _put(path: Path, request: bytes, result_path: Path, *, resume: bool) -> None:
+    """Write the request whole, and remove an earlier result, unless both may be of ranks that are found again."""
+    if resume and path.exists() and path.read_bytes() == request:
+        return
+    result_path.unlink(missing_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(request)
+    draft.replace(path)
 
 
 class _Tail:

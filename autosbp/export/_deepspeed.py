@@ -8,6 +8,7 @@ from typing import Any
 from autosbp.costmodel.calibration import Calibration
 from autosbp.export._base import needed_graph
 from autosbp.export._grid import grid_of
+from autosbp.export._recompute import recomputed_layers
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan
 
@@ -29,4 +30,8 @@ def export_deepspeed(
     }
     if grid.tensor > 1:
         config["tensor_parallel"] = {"autotp_size": grid.tensor}
+    again = recomputed_layers(plan, needed_graph(plan, graph, "deepspeed"), "deepspeed")
+    if again.layers:
+        # The model's code calls deepspeed.checkpointing for that many runs of layers.
+        config["activation_checkpointing"] = {"number_checkpoints": -(-again.layers // again.interval)}
     return {"deepspeed.json": json.dumps(config, indent=2) + "\n"}

@@ -81,6 +81,12 @@ def export_dtensor(
         ),
         "}",
         "",
+        "# runs of ops, first and last, that backward runs forward again",
+        f"RECOMPUTE = {strategy.recompute!r}",
+        "",
+        "# whether the optimizer's state is on the host",
+        f"OFFLOAD = {strategy.offload!r}",
+        "",
         _FUNCTIONS,
     ]
     return {"parallelize.py": "\n".join(lines)}

@@ -38,6 +38,10 @@ class Grid:
 def grid_of(plan: Plan, graph: LogicalGraph, target: str) -> Grid:
     """The grid that the plan's strategy is, or an ``UnsupportedError`` that names the first op that does not fit."""
     strategy = plan.strategy
+    if strategy.offload:
+        raise UnsupportedError(
+            f"{target} offloads the state of optimizers that it splits over ranks; the plan splits none"
+        )
     roles = [_AxisRole(graph, strategy, axis, target).find() for axis in range(strategy.mesh.ndim)]
     if "data" in roles[roles.index("tensor") if "tensor" in roles else len(roles) :]:
         shown = ", ".join(f"{axis.name}: {role}" for axis, role in zip(strategy.mesh.axes, roles, strict=True))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from autosbp.costmodel.calibration import Calibration
+from autosbp.errors import UnsupportedError
 from autosbp.export._base import headline, needed_graph
 from autosbp.export._grid import grid_of
+from autosbp.export._recompute import Recomputed, recomputed_layers
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan
 
@@ -27,6 +29,7 @@ def export_megatron(
         f"--global-batch-size {grid.global_batch}",
         f"--optimizer {_OPTIMIZERS[grid.optimizer]}",
         *_DTYPES.get(grid.dtype, []),
+        *_recompute(recomputed_layers(plan, needed_graph(plan, graph, "megatron"), "megatron")),
     ]
     lines = [
         *(f"# {line}" for line in headline(plan)),
@@ -36,3 +39,15 @@ def export_megatron(
         ")",
     ]
     return {"megatron_args.sh": "\n".join(lines) + "\n"}
+
+
+def _recompute(found: Recomputed) -> list[str]:
+    """``uniform`` is every layer in runs of so many; ``block`` the first so many layers, each by itself."""
+    if not found.layers:
+        return []
+    method, layers = ("uniform", found.interval) if found.layers == found.count else ("block", found.layers)
+    if method == "block" and found.interval > 1:
+        raise UnsupportedError(
+            f"megatron recomputes some of the layers one by one; the plan has {found.interval} together"
+        )
+    return ["--recompute-granularity full", f"--recompute-method {method}", f"--recompute-num-layers {layers}"]

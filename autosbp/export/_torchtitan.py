@@ -6,6 +6,7 @@ from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import UnsupportedError
 from autosbp.export._base import headline, needed_graph
 from autosbp.export._grid import grid_of
+from autosbp.export._recompute import recomputed_layers
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan
 
@@ -26,6 +27,10 @@ def export_torchtitan(
     grid = grid_of(plan, needed_graph(plan, graph, "torchtitan"), "torchtitan")
     if grid.optimizer not in _OPTIMIZERS or grid.dtype not in _DTYPES:
         raise UnsupportedError(f"torchtitan cannot train {grid.dtype} parameters with {grid.optimizer}")
+    again = recomputed_layers(plan, needed_graph(plan, graph, "torchtitan"), "torchtitan")
+    if again.layers and (again.layers, again.interval) != (again.count, 1):
+        shown = f"the first {again.layers} of {again.count}, {again.interval} together"
+        raise UnsupportedError(f"torchtitan recomputes every layer, each by itself; the plan has {shown}")
     lines = [
         *(f"# {line}" for line in headline(plan)),
         f"# Merge into a job configuration and start {grid.data * grid.tensor} ranks.",
@@ -48,6 +53,6 @@ def export_torchtitan(
         "context_parallel_degree = 1",
         "",
         "[activation_checkpoint]",
-        'mode = "none"',
+        f'mode = "{"full" if again.layers else "none"}"',
     ]
     return {"torchtitan.toml": "\n".join(lines) + "\n"}

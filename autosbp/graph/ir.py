@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -25,6 +25,19 @@ GRADIENT_STOPS = frozenset(("aten.detach.default",))
 FLOATS = frozenset(("float64", "float32", "bfloat16", "float16"))
 
 
+@lru_cache(maxsize=4096)
+def _sizes(shape: tuple[Dim, ...]) -> tuple[int, ...]:
+    sizes = tuple(dim for dim in shape if isinstance(dim, int))
+    if len(sizes) != len(shape):
+        raise TypeError(f"the shape {shape} is symbolic; bind the graph first")
+    return sizes
+
+
+@lru_cache(maxsize=4096)
+def _elements(shape: tuple[Dim, ...]) -> int:
+    return prod(_sizes(shape))
+
+
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
     """Shape (ints or dim expressions) and dtype name."""
@@ -35,14 +48,11 @@ class TensorMeta:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The shape of a bound graph, all ints; a symbolic dim is a ``TypeError``."""
-        sizes = tuple(dim for dim in self.shape if isinstance(dim, int))
-        if len(sizes) != len(self.shape):
-            raise TypeError(f"the shape {self.shape} is symbolic; bind the graph first")
-        return sizes
+        return _sizes(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        return prod(self.sizes) * DTYPE_BYTES[self.dtype]
+        return _elements(self.shape) * DTYPE_BYTES[self.dtype]
 
     @property
     def is_float(self) -> bool:

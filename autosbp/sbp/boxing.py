@@ -93,6 +93,7 @@ class Step:
         return _reduction(self.src[self.axes[0]], self.dst[self.axes[0]])
 
 
+@lru_cache(maxsize=16_384)
 def step_between(src: NdSbp, dst: NdSbp, mesh: Mesh) -> Step | None:
     """The primitive step from ``src`` to ``dst``, or None when there is none (sizes of dims are not checked)."""
     if src == dst or not (is_one_reduction(src) and is_one_reduction(dst)):
@@ -199,6 +200,7 @@ def nestings(layout: NdSbp) -> Iterator[NdSbp]:
         yield nested(layout, dict(zip(dims, orders, strict=True)))
 
 
+@lru_cache(maxsize=16_384)
 def is_even(shape: tuple[int, ...], layout: NdSbp, mesh: Mesh) -> bool:
     """Every split is of a dim that there is, and divides it."""
     return all(sbp.dim < len(shape) for sbp in layout) and all(
@@ -233,6 +235,7 @@ def _steps_from(layout: NdSbp, states: Sequence[Sbp], mesh: Mesh) -> Iterator[St
         yield from _permutes(layout, one, two, mesh)
 
 
+@lru_cache(maxsize=16_384)
 def split_factor(layout: NdSbp, mesh: Mesh) -> int:
     """In how many parts the tensor is split over the whole mesh."""
     return prod(axis.size for axis, sbp in zip(mesh.axes, layout, strict=True) if sbp.is_split)

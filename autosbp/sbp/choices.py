@@ -12,6 +12,15 @@ from autosbp.sbp.rules import node_options
 from autosbp.sbp.sharding import AxisOption
 
 
+class _Known:
+    """The options of an op by their layouts, and the choices of signatures that were looked at."""
+
+    def __init__(self, legal: Sequence[AxisOption]) -> None:
+        self.legal = legal
+        self.options = {(each.ins, each.outs): each for each in legal}
+        self.found: dict[tuple[Signature, int], tuple[AxisOption | None, ...]] = {}
+
+
 def axis_choices(graph: LogicalGraph, node: Node, signature: Signature, num_axes: int) -> tuple[AxisOption, ...]:
     """One option per mesh axis; ``InputError`` where the layouts on an axis are none of the op's legal ones."""
     choices = []
@@ -28,15 +37,20 @@ def found_choices(
 ) -> tuple[AxisOption | None, ...]:
     """As ``axis_choices``, with None where the layouts on an axis are illegal."""
     legal = node_options(graph, node)
-    known = graph.derived.get(("by layouts", node.name))
-    if known is None or known[0] is not legal:
-        known = graph.derived["by layouts", node.name] = legal, {(each.ins, each.outs): each for each in legal}
-    options = known[1]
-    columns = [
-        (tuple(layout[axis] for layout in signature.ins), tuple(layout[axis] for layout in signature.outs))
-        for axis in range(num_axes)
-    ]
-    return tuple(options.get(column) for column in columns)
+    # Ops of repeated blocks have the same options, and mostly the same layouts.
+    known = graph.derived.get(("by layouts", id(legal)))
+    if known is None:
+        known = graph.derived["by layouts", id(legal)] = _Known(
+            legal
+        )  # keeps them alive, so that no other has their id
+    choices: tuple[AxisOption | None, ...] | None = known.found.get((signature, num_axes))
+    if choices is None:
+        columns = [
+            (tuple(layout[axis] for layout in signature.ins), tuple(layout[axis] for layout in signature.outs))
+            for axis in range(num_axes)
+        ]
+        choices = known.found[signature, num_axes] = tuple(known.options.get(column) for column in columns)
+    return choices
 
 
 def uneven_choice(choices: Sequence[AxisOption], mesh: Mesh) -> AxisOption | None:

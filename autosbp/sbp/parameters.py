@@ -12,65 +12,19 @@ of it follows from the program's order, because autograd runs backward in the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
 from autosbp.graph.ir import GRADIENT_STOPS, LogicalGraph, Ref
 from autosbp.plan import Strategy
-from autosbp.sbp.boxing import Step, message_bytes, split_factor
-from autosbp.sbp.placement import B, NdSbp
-from autosbp.sbp.program import PARAMETER, Box, Item, program_items
-from autosbp.sbp.rules import sharding_of
+from autosbp.sbp.buckets import Bucket, find_buckets
+from autosbp.sbp.gathers import NEVER, Gather, find_gathers
+from autosbp.sbp.program import Box, Item, program_items
+from autosbp.sbp.recompute import ReadKey, Segment, check_recompute, find_segments, recomputed_ranges, region_of
 
-ReadKey = Ref | tuple[Ref, str, NdSbp]
-NEVER, AT_END = -1, -1
-UNSAVED: Mapping[str, int] = {
-    "aten.embedding.default": 0,
-    "aten.linear.default": 2,
-    "aten.addmm.default": 0,
-    "aten.conv2d.default": 2,
-    "aten.layer_norm.default": 2,
-}
-"""The position at which an op does not need its parameter again for backward; any other parameter is taken as needed."""
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Gather:
-    """Parameters that are boxed together for their use. Positions are those of ``ParameterFlow.items``.
-
-    Args:
-        boxes: in the program's order.
-        flat: one all-gather brings all, one reduce-scatter takes their gradients back. Else there is one box, by its path.
-        first: before this item they must be there.
-        again: the first op whose backward needs them, where they are gathered once more; ``NEVER`` where none does, and
-            once a step.
-        ready: after the backward of this box all their gradients are complete.
-        kept: forward's copy stays for backward, nothing is gathered again.
-    """
-
-    boxes: tuple[Box, ...]
-    flat: bool
-    first: int
-    again: int
-    ready: int
-    kept: bool
-
-    @property
-    def step(self) -> Step:
-        """The all-gather of a flat one; axes and kinds are the same for all boxes."""
-        return self.boxes[0].steps[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Gradients that one all-reduce over ``axes`` completes, after the backward of item ``ready`` (or ``AT_END``)."""
-
-    names: tuple[str, ...]
-    axes: tuple[int, ...]
-    ready: int
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -78,13 +32,14 @@ class ParameterFlow:
     """``gathers`` are in order of first use, ``buckets`` in order of issue; ``items`` are the program's.
 
     Boxes of parameters that are no part of a gather are run by the program itself, in every microbatch. ``passing`` are
-    the items whose backward runs.
+    the items whose backward runs, ``segments`` those that are recomputed for it.
     """
 
     items: tuple[Item, ...]
     gathers: tuple[Gather, ...]
     buckets: tuple[Bucket, ...]
     passing: frozenset[int]
+    segments: tuple[Segment, ...] = ()
 
     @cached_property
     def place(self) -> Mapping[ReadKey, tuple[int, int]]:
@@ -116,23 +71,49 @@ class ParameterFlow:
         return self._sends(due, {at for at, gather in enumerate(self.gathers) if gather.flat})
 
     @cached_property
+    def ends(self) -> Mapping[int, Segment]:
+        """Before the backward of which item which segment is recomputed."""
+        return {segment.last: segment for segment in self.segments}
+
+    @property
     def backward_sends(self) -> Mapping[int, tuple[int, ...]]:
         """Before the backward of which op which gathers are issued again."""
-        due = [(-gather.again, at) for at, gather in enumerate(self.gathers) if gather.again != NEVER]
-        sends = self._sends(sorted(due), {at for at, gather in enumerate(self.gathers) if gather.flat})
-        fresh = {-item: tuple(at for at in sent if not self.gathers[at].kept) for item, sent in sends.items()}
-        return {item: sent for item, sent in fresh.items() if sent}
+        return self._again_sends[0]
+
+    @property
+    def recompute_sends(self) -> Mapping[int, tuple[int, ...]]:
+        """Before the recomputation of which box which gathers are issued again."""
+        return self._again_sends[1]
+
+    @cached_property
+    def _again_sends(self) -> tuple[Mapping[int, tuple[int, ...]], Mapping[int, tuple[int, ...]]]:
+        last = {at: segment.last for segment in self.segments for at in range(segment.first, segment.last + 1)}
+
+        def moment(gather: Gather) -> tuple[int, int, int]:
+            """In the order of backward: a segment is recomputed, in the order of forward, before its last item's."""
+            if gather.recomputed:
+                return -last[gather.again], 0, gather.again
+            return -gather.again, 1, gather.again
+
+        due = sorted((moment(gather), at) for at, gather in enumerate(self.gathers) if gather.again != NEVER)
+        sends = self._sends(due, {at for at, gather in enumerate(self.gathers) if gather.flat})
+        found: tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]] = {}, {}
+        for (_, backward, item), sent in sends.items():
+            fresh = tuple(at for at in sent if not self.gathers[at].kept)
+            if fresh:
+                found[not backward][item] = fresh
+        return found
 
     @staticmethod
-    def _sends(due: Sequence[tuple[int, int]], early: set[int]) -> dict[int, tuple[int, ...]]:
-        """``due`` are (item, gather) in order; those in ``early`` are issued where the one before them is due, so that
+    def _sends(due: Sequence[tuple[M, int]], early: set[int]) -> dict[M, tuple[int, ...]]:
+        """``due`` are (moment, gather) in order; those in ``early`` are issued where the one before them is due, so that
         they are under way while the ops between run. Others would hold these up."""
-        sends: dict[int, tuple[int, ...]] = {}
-        before: int | None = None
-        for item, at in due:
-            place = before if before is not None and at in early else item
+        sends: dict[M, tuple[int, ...]] = {}
+        before: M | None = None
+        for moment, at in due:
+            place = before if before is not None and at in early else moment
             sends[place] = (*sends.get(place, ()), at)
-            before = item
+            before = moment
         return sends
 
 
@@ -142,15 +123,28 @@ def parameter_flow(graph: LogicalGraph, strategy: Strategy, shared: frozenset[st
     Parameters in ``shared`` are read by other programs too: they travel alone, and are in no bucket.
     """
     items = tuple(program_items(graph, strategy))
+    if strategy.recompute and strategy.pipeline is None:
+        check_recompute(graph, strategy, [graph])
     passing = _passing(graph, items)
     readers = _readers(items, passing)
-    gathers = _gathers(graph, strategy, items, readers, passing, shared)
-    return ParameterFlow(items, gathers, _buckets(graph, strategy, items, readers, gathers, shared), passing)
+    ranges = recomputed_ranges(strategy, items)
+    region = region_of(ranges, len(items))
+    gathers = find_gathers(graph, strategy, items, readers, passing, shared, region)
+    boxed = {box.key for gather in gathers for box in gather.boxes}
+    segments = find_segments(graph, items, ranges, boxed, readers)
+    buckets = find_buckets(graph, strategy, items, readers, gathers, shared, segments)
+    return ParameterFlow(items, gathers, buckets, passing, segments)
 
 
-def synchronised_axes(layout: NdSbp) -> tuple[int, ...]:
-    """The axes over which a parameter's gradient is partial."""
-    return tuple(axis for axis, sbp in enumerate(layout) if sbp == B)
+def program_flow(graph: LogicalGraph, strategy: Strategy) -> ParameterFlow:
+    """As ``parameter_flow``, of a program that boxes its parameters itself and synchronises nothing."""
+    items = tuple(program_items(graph, strategy))
+    ranges = recomputed_ranges(strategy, items)
+    if not ranges:
+        return ParameterFlow(items, (), (), frozenset())
+    passing = _passing(graph, items)
+    segments = find_segments(graph, items, ranges, (), _readers(items, passing))
+    return ParameterFlow(items, (), (), passing, segments)
 
 
 def _passing(graph: LogicalGraph, items: Sequence[Item]) -> frozenset[int]:
@@ -183,147 +177,3 @@ def _readers(items: Sequence[Item], passing: frozenset[int]) -> dict[ReadKey, li
         for key in {item.ref} if isinstance(item, Box) else set(item.reads):
             readers.setdefault(key, []).append(at)
     return readers
-
-
-def _gathers(
-    graph: LogicalGraph,
-    strategy: Strategy,
-    items: Sequence[Item],
-    readers: Mapping[ReadKey, list[int]],
-    passing: frozenset[int],
-    shared: frozenset[str],
-) -> tuple[Gather, ...]:
-    """Once a step, every box of a parameter is run outside of the program; in each use, those that communicate."""
-    each_use = strategy.gather == "use"
-    boxes = [
-        (at, item)
-        for at, item in enumerate(items)
-        if isinstance(item, Box) and item.group == PARAMETER and at in passing and (item.communicates or not each_use)
-    ]
-    num_boxes: dict[Ref, int] = {}
-    for _, box in boxes:
-        num_boxes[box.ref] = num_boxes.get(box.ref, 0) + 1
-
-    def kind(entry: tuple[int, Box]) -> object:
-        at, box = entry
-        step = box.steps[0]
-        if (
-            num_boxes[box.ref] > 1
-            or box.ref.name in shared
-            or len(box.steps) > 1
-            or (step.forward, step.backward) != ("all_gather", "reduce_scatter")
-        ):
-            return at
-        return step.axes, graph.meta(box.ref).dtype
-
-    def size(entry: tuple[int, Box]) -> int:
-        return box_bytes(graph, strategy, entry[1])[0]
-
-    groups = [
-        (members, not isinstance(label, int)) for label, members in batched(boxes, kind, size, strategy.bucket_bytes)
-    ]
-    needed = [max(_needed(graph, items, readers, box) for _, box in members) for members, _ in groups]
-    # What forward ends with, backward begins with: it is kept.
-    stays = [not each_use or (at == len(groups) - 1 and need == max(needed)) for at, need in enumerate(needed)]
-    return tuple(
-        Gather(
-            tuple(box for _, box in members),
-            flat,
-            members[0][0],
-            need if each_use else NEVER,
-            members[0][0],
-            stay,
-        )
-        for (members, flat), need, stay in zip(groups, needed, stays, strict=True)
-    )
-
-
-def box_bytes(graph: LogicalGraph, strategy: Strategy, box: Box) -> list[int]:
-    """The message n of every step of a box."""
-    return [message_bytes(step, graph.meta(box.ref).num_bytes, strategy.mesh) for step in box.steps]
-
-
-def local_bytes(graph: LogicalGraph, strategy: Strategy, name: str) -> int:
-    """One device's part of a parameter, as stored."""
-    return graph.meta(Ref(name)).num_bytes // split_factor(strategy.parameters[name], strategy.mesh)
-
-
-def _needed(graph: LogicalGraph, items: Sequence[Item], readers: Mapping[ReadKey, list[int]], box: Box) -> int:
-    """The last op that needs the boxed parameter, or a view of it, for its backward; ``NEVER`` where none does."""
-    last = NEVER
-    open_keys: list[ReadKey] = [box.key]
-    while open_keys:
-        key = open_keys.pop()
-        for at in readers.get(key, ()):
-            item = items[at]
-            if isinstance(item, Box):
-                open_keys.append(item.key)
-            elif sharding_of(graph, item.node).free:
-                open_keys.extend(Ref(item.node.name, index) for index in range(len(item.node.outputs)))
-            elif any(read == key and UNSAVED.get(item.node.op) != place for place, read in enumerate(item.reads)):
-                last = max(last, at)
-    return last
-
-
-def _buckets(
-    graph: LogicalGraph,
-    strategy: Strategy,
-    items: Sequence[Item],
-    readers: Mapping[ReadKey, list[int]],
-    gathers: Sequence[Gather],
-    shared: frozenset[str],
-) -> tuple[Bucket, ...]:
-    """One list per set of axes and dtype, cut where ``bucket_bytes`` is reached; all in order of completion."""
-    boxed: set[ReadKey | None] = {box.key for gather in gathers for box in gather.boxes}
-    ready: dict[str, int] = {}
-    for leaf in graph.parameters:
-        uses = readers.get(Ref(leaf.name), [])
-        if uses:
-            ready[leaf.name] = min((at for at in uses if _box_key(items[at]) not in boxed), default=len(items))
-    for gather in gathers:
-        for box in gather.boxes:
-            name = box.ref.name
-            ready[name] = AT_END if gather.flat else min(ready[name], gather.ready)
-    trained = [leaf for leaf in graph.trained if leaf.name not in shared]
-    waiting = [leaf for leaf in trained if leaf.name in ready and _axes(strategy, leaf.name)]
-    waiting.sort(key=lambda leaf: -ready[leaf.name])
-    groups = batched(
-        waiting,
-        lambda leaf: (_axes(strategy, leaf.name), leaf.meta.dtype, ready[leaf.name] == AT_END),
-        lambda leaf: local_bytes(graph, strategy, leaf.name),
-        strategy.bucket_bytes,
-    )
-    buckets = [
-        Bucket(tuple(leaf.name for leaf in members), _axes(strategy, members[0].name), ready[members[-1].name])
-        for _, members in groups
-    ]
-    return tuple(sorted(buckets, key=lambda bucket: -bucket.ready))
-
-
-def _box_key(item: Item) -> ReadKey | None:
-    return item.key if isinstance(item, Box) else None
-
-
-def _axes(strategy: Strategy, name: str) -> tuple[int, ...]:
-    return synchronised_axes(strategy.parameters[name])
-
-
-def batched(
-    things: Iterable[T], kind: Callable[[T], object], num_bytes: Callable[[T], int], limit: int
-) -> list[tuple[object, list[T]]]:
-    """Things of one kind together, in order, in batches of up to ``limit`` bytes; a larger one is alone, between them.
-    Batches are in the order of their first."""
-    batches: list[tuple[object, list[T]]] = []
-    open_batches: dict[object, tuple[list[T], int]] = {}
-    for thing in things:
-        label, size = kind(thing), num_bytes(thing)
-        if size > limit:
-            batches.append((label, [thing]))
-            continue
-        members, total = open_batches.get(label, ([], limit))
-        if not members or total + size > limit:
-            members, total = [], 0
-            batches.append((label, members))
-        members.append(thing)
-        open_batches[label] = members, total + size
-    return batches

@@ -24,17 +24,27 @@ if TYPE_CHECKING:
 MAX_DIM = 15
 _TEXT = re.compile(r"S(0|[1-9]\d?)(?:@(\d))?|B|I|P(?:max|min)?")
 _REDUCTIONS = ("sum", "max", "min")
+_KNOWN: dict[tuple[str, int, str, int], Sbp] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Sbp:
     """One tensor on one mesh axis. ``kind`` is S, B, I or P; ``dim`` belongs to S, ``reduction`` to P. ``place`` is this
-    axis's place in the nest of its dim, 0 outermost; -1 in mesh order."""
+    axis's place in the nest of its dim, 0 outermost; -1 in mesh order. Equal ones are one object: layouts are the keys of
+    most tables."""
 
     kind: str
     dim: int = -1
     reduction: str = "sum"
     place: int = -1
+
+    def __new__(cls, kind: str, dim: int = -1, reduction: str = "sum", place: int = -1) -> Sbp:
+        key = (kind, dim, reduction, place)
+        known = _KNOWN.get(key)
+        return _KNOWN.setdefault(key, object.__new__(cls)) if known is None else known
+
+    def __reduce__(self) -> tuple[type[Sbp], tuple[str, int, str, int]]:
+        return Sbp, (self.kind, self.dim, self.reduction, self.place)
 
     def __str__(self) -> str:
         if self.kind == "S":

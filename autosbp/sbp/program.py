@@ -17,6 +17,7 @@ from autosbp.sbp.boxing import COLLECTIVES, Step, is_even, step_between
 from autosbp.sbp.choices import axis_choices, uneven_choice
 from autosbp.sbp.groups import boxing_group, sends_gradient
 from autosbp.sbp.placement import B, I, NdSbp, format_nd_sbp, without_invariants
+from autosbp.sbp.rules import node_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,12 @@ def _check_stored(parameter: Parameter, strategy: Strategy) -> None:
 def check_signature(graph: LogicalGraph, node: Node, signature: Signature, strategy: Strategy) -> None:
     """Each axis must be one of the op's legal layouts, and every split even."""
     field = f"strategy.signatures.{node.name}"
+    metas = (*(graph.meta(ref) for ref in node.refs()), *node.outputs)
+    legal = node_options(graph, node)
+    # Ops of repeated blocks are checked once. The options are kept with them, so that no other has their id.
+    checked = graph.derived.setdefault(("checked", strategy.mesh), {})
+    if checked.get((id(legal), signature, metas)) is legal:
+        return
     for layout in (*signature.ins, *signature.outs):
         if len(layout) != strategy.mesh.ndim:
             raise InputError(field, format_nd_sbp(layout), f"{strategy.mesh.ndim} entries are expected")
@@ -166,7 +173,7 @@ def check_signature(graph: LogicalGraph, node: Node, signature: Signature, strat
     uneven = uneven_choice(choices, strategy.mesh)
     if uneven is not None:
         raise InputError(field, str(signature), f"axes that divide the {uneven.size} of {uneven.factor} are expected")
-    metas = [graph.meta(ref) for ref in node.refs()]
-    for meta, layout in zip((*metas, *node.outputs), (*signature.ins, *signature.outs), strict=True):
+    for meta, layout in zip(metas, (*signature.ins, *signature.outs), strict=True):
         if not is_even(meta.sizes, layout, strategy.mesh):
             raise InputError(field, format_nd_sbp(layout), f"an even split of {list(meta.sizes)} is expected")
+    checked[id(legal), signature, metas] = legal

@@ -158,6 +158,16 @@ _known: dict[Hashable, Sharding] = {}
 def sharding_of(graph: LogicalGraph, node: Node) -> Sharding:
     """The node's factors in a bound graph; a contradictory shape is a ``GraphError``. An op without a rule in ``RULES`` has
     the one that its graph holds for it; without either it runs whole on every rank."""
+    known = graph.derived.get(("sharding", node.name))
+    if known is not None and known[0] is node:
+        found: Sharding = known[1]
+        return found
+    sharding = _sharding_of(graph, node)
+    graph.derived["sharding", node.name] = node, sharding
+    return sharding
+
+
+def _sharding_of(graph: LogicalGraph, node: Node) -> Sharding:
     rule = RULES.get(node.op)
     if rule is None:
         return _found(graph, node) if node.rule else _WHOLE

@@ -3,49 +3,53 @@
 Layouts are all combinations of the states, but for those that join partial values in two ways; partial maxima and minima
 come last, and then layouts in which dims nest in another order than the mesh's. Which steps exist depends on the states
 and on which mesh axes have equal sizes only, so one table serves all shapes and nearly all meshes; a boxing table adds
-the costs of its shape.
+the costs of its shape. ``sbp.boxing.steps_among`` is the definition; here all layouts take each step at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import islice, product
+from functools import cached_property, lru_cache
+from itertools import combinations, permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosbp.sbp.boxing import Step, is_one_reduction, nestings, steps_among
-from autosbp.sbp.mesh import Axis, Mesh
+from autosbp.sbp.boxing import ACTIONS, EXTREMA, Step
+from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import NdSbp, Sbp
+
+Ints = NDArray[np.int64]
+PERMUTE = ("p2p", "p2p")
 
 
 @dataclass(frozen=True)
 class StepTable:
     """The first ``num_plain`` of ``layouts`` nest in mesh order, the first ``num_sums`` of these have no partial maxima and
-    minima. Step i leads from ``source[i]`` to ``target[i]`` and costs
-    like ``kinds[kind[i]]``, one representative of steps with equal actions, axes and copies."""
+    minima. ``numbers[i, axis]`` is which of ``states`` layout i has there. Step i leads from ``source[i]`` to ``target[i]``
+    and costs like ``kinds[kind[i]]``, one representative of steps with equal actions, axes and copies."""
 
+    states: tuple[Sbp, ...]
     layouts: tuple[NdSbp, ...]
+    numbers: Ints
     num_sums: int
     num_plain: int
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
-    kind: NDArray[np.int64]
+    source: Ints
+    target: Ints
+    kind: Ints
     kinds: tuple[Step, ...]
-    _factors: dict[tuple[int, ...], NDArray[np.int64]] = field(default_factory=dict)
+    _factors: dict[tuple[int, ...], Ints] = field(default_factory=dict)
     _even: dict[bytes, EvenSteps] = field(default_factory=dict)
 
-    def factors(self, mesh_shape: tuple[int, ...]) -> NDArray[np.int64]:
+    def factors(self, mesh_shape: tuple[int, ...]) -> Ints:
         """In how many parts each layout splits each dim; shape (layouts, dims)."""
         if mesh_shape not in self._factors:
-            dims = 1 + max((sbp.dim for layout in self.layouts for sbp in layout), default=-1)
-            found = np.ones((len(self.layouts), dims), dtype=np.int64)
-            for row, layout in zip(found, self.layouts, strict=True):
-                for size, sbp in zip(mesh_shape, layout, strict=True):
-                    if sbp.is_split:
-                        row[sbp.dim] *= size
+            dims = np.array([sbp.dim for sbp in self.states], dtype=np.int64)[self.numbers]
+            found = np.ones((len(self.layouts), 1 + int(dims.max(initial=-1))), dtype=np.int64)
+            for axis, size in enumerate(mesh_shape):
+                split = np.flatnonzero(dims[:, axis] >= 0)
+                found[split, dims[split, axis]] *= size
             self._factors[mesh_shape] = found
         return self._factors[mesh_shape]
 
@@ -55,10 +59,8 @@ class StepTable:
         if key not in self._even:
             place = np.cumsum(even) - 1
             keep = np.flatnonzero(even[self.source] & even[self.target])
-            stops = tuple(self.layouts[at] for at in np.flatnonzero(even))
-            layouts = stops[: int(even[: self.num_plain].sum())]
             self._even[key] = EvenSteps(
-                stops, layouts, {layout: at for at, layout in enumerate(layouts)}, int(even[: self.num_sums].sum()),
+                self, np.flatnonzero(even), int(even[: self.num_plain].sum()), int(even[: self.num_sums].sum()),
                 keep, place[self.source[keep]], place[self.target[keep]],
             )  # fmt: skip
         return self._even[key]
@@ -66,29 +68,44 @@ class StepTable:
 
 @dataclass(frozen=True)
 class EvenSteps:
-    """Some layouts of a ``StepTable``: those in mesh order, ``layouts``, come first among the ``stops``; ``index`` is their
-    place. Its steps ``keep`` lead from ``source`` to ``target`` among the stops."""
+    """Some layouts of a ``StepTable``, ``chosen``: the ``num_plain`` in mesh order, ``layouts``, come first among the
+    ``stops``; ``index`` is their place. Its steps ``keep`` lead from ``source`` to ``target`` among the stops."""
 
-    stops: tuple[NdSbp, ...]
-    layouts: tuple[NdSbp, ...]
-    index: Mapping[NdSbp, int]
+    table: StepTable
+    chosen: Ints
+    num_plain: int
     num_sums: int
-    keep: NDArray[np.int64]
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
-    _lookups: dict[tuple[Sbp, ...], NDArray[np.int64]] = field(default_factory=dict)
+    keep: Ints
+    source: Ints
+    target: Ints
 
-    def lookup(self, states: tuple[Sbp, ...]) -> NDArray[np.int64]:
+    @cached_property
+    def stops(self) -> tuple[NdSbp, ...]:
+        return tuple(self.table.layouts[at] for at in self.chosen.tolist())
+
+    @cached_property
+    def layouts(self) -> tuple[NdSbp, ...]:
+        return self.stops[: self.num_plain]
+
+    @cached_property
+    def index(self) -> Mapping[NdSbp, int]:
+        return {layout: at for at, layout in enumerate(self.layouts)}
+
+    @cached_property
+    def by_target(self) -> tuple[Ints, Ints, Ints]:
+        """Places of steps in the order of their targets; each target that there is; and where its steps begin."""
+        order = np.argsort(self.target, kind="stable")
+        ends, starts = np.unique(self.target[order], return_index=True)
+        return order, ends, starts
+
+    @cached_property
+    def lookup(self) -> Ints:
         """The place of the layout with these states on its axes, by their numbers as digits, the last axis's the highest;
         -1 where it is not even."""
-        if states not in self._lookups:
-            number = {state: at for at, state in enumerate(states)}
-            ndim = len(self.stops[0])
-            found = np.full(len(states) ** ndim, -1, dtype=np.int64)
-            for layout, at in self.index.items():
-                found[sum(number[sbp] * len(states) ** axis for axis, sbp in enumerate(layout))] = at
-            self._lookups[states] = found
-        return self._lookups[states]
+        base, numbers = len(self.table.states), self.table.numbers[self.chosen[: self.num_plain]]
+        found = np.full(base ** numbers.shape[1], -1, dtype=np.int64)
+        found[numbers @ (base ** np.arange(numbers.shape[1], dtype=np.int64))] = np.arange(self.num_plain)
+        return found
 
 
 def step_table(states: tuple[Sbp, ...], mesh: Mesh) -> StepTable:
@@ -98,24 +115,169 @@ def step_table(states: tuple[Sbp, ...], mesh: Mesh) -> StepTable:
     return _step_table(states, pattern)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=256)
 def _step_table(states: tuple[Sbp, ...], pattern: tuple[int, ...]) -> StepTable:
-    sizes = tuple(2 + size for size in pattern)
-    mesh = Mesh(tuple(Axis(str(at), size, 0) for at, size in enumerate(sizes)), (int(np.prod(sizes, dtype=np.int64)),))
-    every = [layout for layout in product(states, repeat=mesh.ndim) if is_one_reduction(layout)]
-    sums = [layout for layout in every if all(sbp.reduction == "sum" for sbp in layout)]
-    plain = (*sums, *(layout for layout in every if any(sbp.reduction != "sum" for sbp in layout)))
-    layouts = (*plain, *(nesting for layout in plain for nesting in islice(nestings(layout), 1, None)))
-    kinds: dict[tuple[object, ...], int] = {}
-    representatives: list[Step] = []
-    source, target, kind = [], [], []
-    for one, two, step in steps_among(layouts, mesh):
-        key = (step.forward, step.backward, step.axes, step.src_dim == 0, step.dst_dim == 0)
-        if key not in kinds:
-            kinds[key] = len(representatives)
-            representatives.append(step)
-        source.append(one)
-        target.append(two)
-        kind.append(kinds[key])
-    columns = [np.array(column, dtype=np.int64) for column in (source, target, kind)]
-    return StepTable(layouts, len(sums), len(plain), columns[0], columns[1], columns[2], tuple(representatives))
+    skeleton = _skeleton(tuple((sbp.kind, sbp.reduction, sbp.dim == 0) for sbp in states), pattern)
+    numbers, places = skeleton.numbers, skeleton.places
+    shown = _shown(numbers, places, np.array([sbp.is_split for sbp in states], dtype=bool))
+    named = {(at, -1): sbp for at, sbp in enumerate(states)}
+    named |= {
+        (at, place): Sbp("S", sbp.dim, place=place)
+        for at, sbp in enumerate(states) if sbp.is_split for place in range(len(pattern))
+    }  # fmt: skip
+    layouts = tuple(
+        tuple(map(named.__getitem__, zip(row, nest, strict=True)))
+        for row, nest in zip(numbers.tolist(), shown.tolist(), strict=True)
+    )
+    kinds = []
+    for at, (axes, actions) in zip(skeleton.first.tolist(), skeleton.kinds, strict=True):
+        src, dst = layouts[skeleton.source[at]], layouts[skeleton.target[at]]
+        one, two = (-1, -1) if actions == PERMUTE else (src[axes[0]].dim, dst[axes[0]].dim)
+        kinds.append(Step(axes, *actions, one, two, src, dst))
+    return StepTable(
+        states, layouts, numbers, skeleton.num_sums, skeleton.num_plain,
+        skeleton.source, skeleton.target, skeleton.kind, tuple(kinds),
+    )  # fmt: skip
+
+
+def _shown(numbers: Ints, places: Ints, split: NDArray[np.bool_]) -> Ints:
+    """Places in nests as layouts name them: -1 where a dim nests in mesh order, and of what is not ``split``."""
+    shown = places.copy()
+    for axis in range(numbers.shape[1]):
+        same = numbers[:, axis, None] == numbers
+        ordered = (~same | (places == np.cumsum(same, axis=1) - 1)).all(axis=1)
+        shown[ordered | ~split[numbers[:, axis]], axis] = -1
+    return shown
+
+
+@dataclass(frozen=True)
+class _Skeleton:
+    """As of ``StepTable``, for dims by any names but 0. ``places`` are those of axes in the nest of their dim, 0 where they
+    split none. ``kinds`` are axes and actions, ``first`` a step of each."""
+
+    numbers: Ints
+    places: Ints
+    num_sums: int
+    num_plain: int
+    source: Ints
+    target: Ints
+    kind: Ints
+    kinds: tuple[tuple[tuple[int, ...], tuple[str, str]], ...]
+    first: Ints
+
+
+@lru_cache(maxsize=128)
+def _skeleton(states: tuple[tuple[str, str, bool], ...], pattern: tuple[int, ...]) -> _Skeleton:
+    numbers, places, num_sums, num_plain = _layouts(states, len(pattern))
+    found = _Found(states, numbers, places)
+    for count in range(1, len(pattern) + 1):
+        for axes in combinations(range(len(pattern)), count):
+            for target in range(len(states)):
+                found.uniform(axes, target)
+    for one, two in combinations(range(len(pattern)), 2):
+        found.permutes(one, two, equal=pattern[one] == pattern[two])
+    return found.skeleton(num_sums, num_plain)
+
+
+def _layouts(states: tuple[tuple[str, str, bool], ...], ndim: int) -> tuple[Ints, Ints, int, int]:
+    """Numbers and places of all layouts, how many have sums alone, and how many nest in mesh order."""
+    every = np.array(list(product(range(len(states)), repeat=ndim)), dtype=np.int64).reshape(len(states) ** ndim, ndim)
+    reductions = [[at for at, state in enumerate(states) if state[:2] == ("P", name)] for name in ("sum", "max", "min")]
+    ways = sum(np.isin(every, members).any(axis=1).astype(np.int64) for members in reductions)
+    every = every[ways <= 1]
+    extreme = np.isin(every, [*reductions[1], *reductions[2]]).any(axis=1)
+    plain = np.concatenate([every[~extreme], every[extreme]])
+    split = np.array([state[0] == "S" for state in states], dtype=bool)
+    mesh_order = np.zeros(plain.shape, dtype=np.int64)
+    for axis in range(1, ndim):
+        mesh_order[:, axis] = (plain[:, :axis] == plain[:, axis, None]).sum(axis=1)
+    mesh_order[~split[plain]] = 0
+    numbers, places = [plain], [mesh_order]
+    for row in plain[(mesh_order > 0).any(axis=1)]:
+        holders = [np.flatnonzero(row == state) for state in np.unique(row) if split[state]]
+        for orders in list(product(*(permutations(range(len(axes))) for axes in holders)))[1:]:
+            placed = np.zeros(ndim, dtype=np.int64)
+            for axes, order in zip(holders, orders, strict=True):
+                placed[axes[list(order)]] = np.arange(len(axes))
+            numbers.append(row[None])
+            places.append(placed[None])
+    return np.concatenate(numbers), np.concatenate(places), int((~extreme).sum()), len(plain)
+
+
+class _Found:
+    """Steps met so far."""
+
+    def __init__(self, states: tuple[tuple[str, str, bool], ...], numbers: Ints, places: Ints) -> None:
+        self.states, self.numbers, self.places = states, numbers, places
+        ndim = numbers.shape[1]
+        self._weights = (len(states) * max(ndim, 1)) ** np.arange(ndim, dtype=np.int64)
+        self._index = np.full(int((len(states) * max(ndim, 1)) ** ndim), -1, dtype=np.int64)
+        self._index[self._codes(numbers, places)] = np.arange(len(numbers))
+        self._counts = np.stack([(numbers == state).sum(axis=1) for state in range(len(states))], axis=1)
+        self._steps: list[tuple[Ints, Ints, Ints]] = []
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._told: list[tuple[tuple[int, ...], tuple[str, str]]] = []
+
+    def _codes(self, numbers: Ints, places: Ints) -> Ints:
+        codes: Ints = (numbers * max(numbers.shape[1], 1) + places) @ self._weights
+        return codes
+
+    def _kind(self, axes: tuple[int, ...], actions: tuple[str, str], source_first: bool, target_first: bool) -> int:
+        key = (axes, actions, source_first, target_first)
+        if key not in self._kinds:
+            self._kinds[key] = len(self._told)
+            self._told.append((axes, actions))
+        return self._kinds[key]
+
+    def _add(self, rows: Ints, numbers: Ints, places: Ints, kinds: Ints) -> None:
+        targets = self._index[self._codes(numbers, places)]
+        there = targets >= 0
+        self._steps.append((rows[there], targets[there], kinds[there]))
+
+    def uniform(self, axes: tuple[int, ...], target: int) -> None:
+        """``axes``, which share one state, all take another; an added split is innermost."""
+        kind, reduction, target_first = self.states[target]
+        known = np.full(len(self.states), -1, dtype=np.int64)
+        for at, (name, own, first) in enumerate(self.states):
+            way = next((each for partial, each in ((name, own), (kind, reduction)) if partial == "P"), "sum")
+            actions = (ACTIONS if way == "sum" else EXTREMA).get((name, kind))
+            if actions is not None and at != target:
+                known[at] = self._kind(axes, actions, first, target_first)
+        lead = self.numbers[:, axes[0]]
+        rows = np.flatnonzero((self.numbers[:, axes] == lead[:, None]).all(axis=1) & (known[lead] >= 0))
+        source = lead[rows]
+        # Splits are given up from the innermost on.
+        inner = self._counts[rows, source][:, None] - len(axes) + np.arange(len(axes))
+        split = np.array([state[0] == "S" for state in self.states])
+        innermost = (self.places[rows][:, axes] == inner).all(axis=1) | ~split[source]
+        rows, source = rows[innermost], source[innermost]
+        numbers, places = self.numbers[rows], self.places[rows]
+        numbers[:, axes] = target
+        places[:, axes] = self._counts[rows, target][:, None] + np.arange(len(axes)) if split[target] else 0
+        self._add(rows, numbers, places, known[source])
+
+    def permutes(self, one: int, two: int, *, equal: bool) -> None:
+        """Two axes exchange all that they do where their sizes are ``equal``, or their places next to each other in a nest."""
+        numbers, places = self.numbers, self.places
+        if equal:
+            rows = np.flatnonzero((numbers[:, one] != numbers[:, two]) | (places[:, one] != places[:, two]))
+            groups = [(rows, (one, two))]
+        else:
+            ahead = np.where(numbers[:, one] == numbers[:, two], places[:, two] - places[:, one], 0)
+            groups = [(np.flatnonzero(ahead == 1), (one, two)), (np.flatnonzero(ahead == -1), (two, one))]
+        for rows, axes in groups:
+            exchanged = [*range(numbers.shape[1])]
+            exchanged[one], exchanged[two] = two, one
+            kinds = np.full(len(rows), self._kind(axes, PERMUTE, False, False), dtype=np.int64)
+            self._add(rows, numbers[rows][:, exchanged], places[rows][:, exchanged], kinds)
+
+    def skeleton(self, num_sums: int, num_plain: int) -> _Skeleton:
+        nothing = np.zeros(0, dtype=np.int64)
+        source, target, kind = (
+            np.concatenate([nothing, *(step[column] for step in self._steps)]) for column in range(3)
+        )
+        met, first, kind = np.unique(kind, return_index=True, return_inverse=True)
+        kinds = tuple(self._told[at] for at in met)
+        return _Skeleton(
+            self.numbers, self.places, num_sums, num_plain, source, target, kind.astype(np.int64), kinds, first
+        )

@@ -18,12 +18,13 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan, Signature
 from autosbp.search._base import SearchProblem, SearchResult, memory_of
 from autosbp.search._build import BuiltProblem
+from autosbp.search._candidate import Candidate
 from autosbp.search._dominance import Bools, Sieve
 from autosbp.search._elimination import MinMarginals, min_marginals
 from autosbp.search._layouts import Layouts
 from autosbp.search._plan_space import plan_problems, plan_space
 from autosbp.search._pruning import Reduced, canonical
-from autosbp.search._space_solver import INFINITE, TIGHTENINGS, Candidate, Kind, SpaceSolver, Tally
+from autosbp.search._space_solver import INFINITE, TIGHTENINGS, Kind, SpaceSolver, Tally
 from autosbp.search._unfold import UnfoldedProblem
 from autosbp.search.plan_options import PlanOptions
 
@@ -71,7 +72,7 @@ class Alternatives(SpaceSolver):
     def best_of(self, held: HeldOp, signature: str) -> tuple[Candidate, float]:
         """The best strategy with the signature, and what none with it goes below; raises ``InfeasibleError``."""
         values = held.values[signature]
-        working = self._working(self.whole.space)
+        working = self._working(self.whole.space) * self._once(self.whole.space)
         bound = working * float(held.marginals.least_s[values[0]])
         quickest = held.reduced.lift(held.marginals.assignments[values[0]])
         memory = memory_of(self.whole.problem, quickest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from autosbp.graph.ir import LogicalGraph, Node, Ref
@@ -33,12 +33,25 @@ class ClusterClass:
 class Analysis:
     """``values[ref][label]`` are the external reads of a made value by boxing group; ``parameters[name]`` those of a
     parameter; ``class_of[i]`` is the index in ``classes`` of cluster i. No two clusters are alike of which one has a name
-    among ``pinned``, ops or parameters; no cluster owns a parameter among ``stored``."""
+    among ``pinned``, ops or parameters; no cluster owns a parameter among ``stored``. ``again`` are ops that are recomputed,
+    with the number of their run, and ``handed`` the values that runs read from elsewhere."""
 
     def __init__(
-        self, graph: LogicalGraph, pinned: frozenset[str] = frozenset(), stored: frozenset[str] = frozenset()
+        self,
+        graph: LogicalGraph,
+        pinned: frozenset[str] = frozenset(),
+        stored: frozenset[str] = frozenset(),
+        again: Mapping[str, int] | None = None,
     ) -> None:
-        self.graph, self.pinned, self.stored = graph, pinned, stored
+        self.graph, self.pinned, self.stored, self.again = graph, pinned, stored, again or {}
+        made = graph.computed - graph.parameter_names
+        self.handed = frozenset(
+            ref
+            for node in graph.nodes
+            if node.name in self.again
+            for ref in node.refs()
+            if ref.name in made and self.again.get(ref.name) != self.again[node.name]
+        )
         self.clusters = form_clusters(graph)
         self.home = {node.name: at for at, cluster in enumerate(self.clusters) for node in cluster.nodes}
         self.values: dict[Ref, dict[str, list[Read]]] = {}
@@ -72,7 +85,8 @@ class Analysis:
         class_of: list[int] = []
         first: list[int] = []
         for at, cluster in enumerate(self.clusters):
-            key = (cluster.key, _places(cluster, own[at], carried[at]), names_of(cluster) & self.pinned)
+            places = _places(cluster, own[at], carried[at])
+            key = (cluster.key, places, names_of(cluster) & self.pinned, self._runs(cluster))
             if key not in index:
                 index[key] = len(counts)
                 counts.append(0)
@@ -84,6 +98,18 @@ class Analysis:
             for at, count in zip(first, counts, strict=True)
         ]
         return class_of, classes
+
+    def _runs(self, cluster: OpCluster) -> Hashable:
+        """What recomputation makes of the cluster's costs."""
+        if not self.again:
+            return None
+        return tuple(
+            (
+                node.name in self.again,
+                [Ref(node.name, at) in self.handed for at in range(len(node.outputs))].count(True),
+            )
+            for node in cluster.nodes
+        )
 
 
 def _places(cluster: OpCluster, own: set[str], carried: set[Ref]) -> Hashable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autosbp.search._anytime.searcher import anytime
 from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
 from autosbp.search._elimination import plan_problem
-from autosbp.search._exact import exact
+from autosbp.search._exact import solve_exactly
 from autosbp.search._exhaustive import exhaustive
 from autosbp.search._pruning import canonical
 from autosbp.search._validate import check_options, validate
@@ -22,6 +22,7 @@ def auto(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     check_options(problem, options)
     if problem.num_assignments <= TINY:
         return exhaustive(problem, options)
-    if plan_problem(canonical(problem).problem).is_exact:
-        return exact(problem, options)
+    whole = canonical(problem)
+    if plan_problem(whole.problem).is_exact:
+        return solve_exactly(problem, options, whole)
     return anytime(problem, options)

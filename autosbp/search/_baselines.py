@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.sbp.mesh import Mesh
-from autosbp.search._build import Allowed
+from autosbp.search._assembly import Allowed
 from autosbp.search._clusters import OpCluster
 from autosbp.search._views import mesh_views, tensor_parallel_view
 
@@ -64,9 +64,19 @@ class Roles:
             for index, meta in enumerate(metas)
         }
         readers = Counter(ref.name for node in graph.nodes for ref in set(node.refs()))
+        self._splitting: dict[int, tuple[OpCluster, tuple[bool, ...]]] = {}
         self._shared = frozenset(name for name in graph.parameter_names if readers[name] > 1)
 
     def splits_batch(self, cluster: OpCluster, option: int) -> bool:
+        """Whether some op splits it."""
+        known = self._splitting.get(id(cluster))
+        if known is None:
+            # Keeps the cluster, so that no other has its id.
+            found = tuple(self._splits_batch(cluster, other) for other in range(len(cluster.options)))
+            known = self._splitting[id(cluster)] = cluster, found
+        return known[1][option]
+
+    def _splits_batch(self, cluster: OpCluster, option: int) -> bool:
         for at, node in enumerate(cluster.nodes):
             chosen = cluster.options[option][at]
             for ref, sbp in zip(node.refs(), chosen.ins, strict=True):

@@ -13,13 +13,16 @@ their optimum times m / (m + p - 1) is a bound.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from autosbp.errors import InfeasibleError
 from autosbp.search import SearchResult
+from autosbp.search._candidate import Candidate
 from autosbp.search._layouts import Layouts, Space, Structure
-from autosbp.search._space_solver import CERTAIN, INFINITE, Candidate, Kind, SpaceSolver, Tally, nearer
+from autosbp.search._recomputing import Recomputing
+from autosbp.search._space_solver import CERTAIN, INFINITE, Kind, Tally, nearer
 
 ENOUGH_EVALUATIONS = 40_000_000
 """Costed values after which no further search begins."""
@@ -52,7 +55,7 @@ class Walk:
     solved: dict[int, Solved] = field(default_factory=dict)
 
 
-class Best(SpaceSolver):
+class Best(Recomputing):
     """See the module's docstring."""
 
     def over(
@@ -74,21 +77,36 @@ class Best(SpaceSolver):
         early = [structure for structure in single if structure.view.ndim == least or not kind.proves]
         opened = [self._opened(structure, kind, tally) for structure in early]
         walks = [walk for structure in piped if (walk := self._walked(structure, kind, tally)) is not None]
-        for walk in sorted(walks, key=self._promise):
+        tight = [walk for walk in walks if self._promise(walk)[0]]
+        for walk in sorted((walk for walk in walks if walk not in tight), key=self._promise):
             tally.bounds.append(walk.bound if spent() else self._pipelined_sizes(walk, kind, tally))
         opened += [self._opened(structure, kind, tally) for structure in single if structure not in early]
         left = [entry for entry in opened if entry is not None]
+        self._pending = []
+        if len(self.recomputes) > 1 and kind.relaxes and kind.proves:
+            # Quick to look at where a search under the memory limit is not, and cuts that short.
+            open_structures = [(bound, structure) for bound, _, structure in left]
+            self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in tight)], kind, tally, spent)
+        for walk in sorted(tight, key=self._promise):
+            tally.bounds.append(walk.bound if spent() else self._pipelined_sizes(walk, kind, tally))
         for bound, first, structure in sorted(left, key=lambda entry: entry[0]):
             tally.bounds.append(bound)
-            if bound < self._cutoff and not spent():
+            if first is not None and bound < self._cutoff and not spent():
                 self._limited_sizes(structure, first, bound, kind, tally)
+        if len(self.recomputes) > 1 and kind.relaxes and self.best is None:
+            open_structures = [(bound, structure) for bound, _, structure in left]
+            self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in tight)], kind, tally, spent)
+        self.recompute_tightly(kind, tally, spent)
         if self.best is None:
             batch = self.problems.global_batch
             raise self.problem or InfeasibleError("global_batch", batch, None, "no microbatch splits evenly")
         return self.best
 
-    def _opened(self, structure: Structure, kind: Kind, tally: Tally) -> tuple[float, int, Structure] | None:
-        """Begin with one set of devices. A bound, and the largest microbatch that can fit, where it is left open."""
+    def _opened(self, structure: Structure, kind: Kind, tally: Tally) -> tuple[float, int | None, Structure] | None:
+        """Begin with one set of devices. A bound, and the largest microbatch that can fit, where it is left open; None for
+        that where none can without recomputation."""
+        if self._overdue(tally):
+            return None
         try:
             if self.best is not None and kind.relaxes and self.problems.folding is not None:
                 bound = self._largest(structure, kind, tally)
@@ -99,10 +117,21 @@ class Best(SpaceSolver):
             left = self._begin(structure, first, kind, tally)
         except InfeasibleError as error:
             self.problem = nearer(self.problem, error)
-            return None
+            if error.constraint != "memory_limit_bytes" or len(self.recomputes) == 1 or not kind.relaxes:
+                return None
+            return self._largest(structure, kind, tally), None, structure
         return None if left is None else (left, first, structure)
 
+    def _overdue(self, tally: Tally) -> bool:
+        """Whether twice the time limit is over: what there is has to do, and nothing is said of what was not looked at."""
+        if self.best is None or time.monotonic() < self.deadline + self.options.time_limit_s:
+            return False
+        tally.bounds.append(-INFINITE)
+        return True
+
     def _walked(self, structure: Structure, kind: Kind, tally: Tally) -> Walk | None:
+        if self._overdue(tally):
+            return None
         try:
             return self._walk(structure, kind, tally)
         except InfeasibleError as error:
@@ -120,7 +149,7 @@ class Best(SpaceSolver):
         sizes = self.micro_batches(structure.stages)
         for size in sizes[:-1] or sizes:
             try:
-                layouts = self.problems.build(Space(structure, size, kind.storages[0]), None)
+                layouts = self.problems.build(self._space(structure, size, kind.storages[0]), None)
             except InfeasibleError:
                 continue
             bound = self._blocks_s(layouts, kind, tally)
@@ -131,9 +160,9 @@ class Best(SpaceSolver):
 
     def _begin(self, structure: Structure, first: int, kind: Kind, tally: Tally) -> float | None:
         """A bound on what is open of a structure; None where nothing is."""
-        space = Space(structure, self.micro_batches(structure.stages)[first], kind.storages[0])
+        space = self._space(structure, self.micro_batches(structure.stages)[first], kind.storages[0])
         if not kind.relaxes:
-            self._keep(self._limited(space, kind, tally, INFINITE))
+            self._keep(self._within_limit(space, kind, tally))
             tally.bounds.append(-INFINITE)
             return None
         bound, candidate = self._relaxed(space, kind, tally)
@@ -144,20 +173,21 @@ class Best(SpaceSolver):
         return bound
 
     def _limited_sizes(self, structure: Structure, first: int, bound: float, kind: Kind, tally: Tally) -> None:
-        """One set of devices, under the memory limit: from a microbatch that leaves room to choose, to the largest."""
+        """One set of devices, under the memory limit: from a microbatch that leaves room to choose to smaller ones, then to
+        larger ones, as long as they get better."""
         sizes = self.micro_batches(1)
         try:
             roomy = self._first(structure, kind, self.limit // 2)
         except InfeasibleError:
             roomy = first
-        for size in [*reversed(sizes[first : roomy + 1]), *sizes[roomy + 1 :]]:
-            before = self._cutoff
-            if bound >= before or (self.best is not None and self._out_of_time()):
-                return
-            self._try(structure, size, kind, tally)
-            found = self.best is not None and self._cutoff < before
-            if found or (self.best is not None and bound >= self._cutoff):
-                return  # smaller steps of the same way help no more
+        for direction in (range(roomy, len(sizes)), range(roomy - 1, first - 1, -1)):
+            for at in direction:
+                before = self._cutoff
+                if bound >= before or (self.best is not None and self._out_of_time()):
+                    return
+                self._try(structure, sizes[at], kind, tally)
+                if self.best is not None and self._cutoff == before:
+                    break
 
     def _walk(self, structure: Structure, kind: Kind, tally: Tally) -> Walk:
         """Microbatches of a pipeline, solved at one with little waiting, or the next larger one that splits evenly; and,
@@ -168,6 +198,7 @@ class Best(SpaceSolver):
         start = next((at for at in range(len(sizes)) if waits * sizes[at] <= WAITING * whole), len(sizes) - 1)
         for at in range(start, -1, -1):
             try:
+                self._require_room(walk, at, kind)
                 self._solved(walk, at, kind, tally)
             except InfeasibleError as error:
                 self.problem = nearer(self.problem, error)
@@ -178,10 +209,28 @@ class Best(SpaceSolver):
             return walk
         raise self.problem or InfeasibleError("micro_batch", sizes[-1], None, "no microbatch splits evenly")
 
+    def _require_room(self, walk: Walk, at: int, kind: Kind) -> None:
+        """Refuses what fits at no microbatch: where parameters are stored in one way, least memories tell without a search.
+        Raises ``InfeasibleError``, for uneven splits, too."""
+        if kind.proves or len(kind.storages) > 1:
+            return
+        again = self.recomputes[-1]
+        least = self.problems.least_memory(Space(walk.structure, walk.sizes[at], kind.storages[0], again))
+        for size in reversed(walk.sizes[at + 1 :] if least > self.limit else ()):
+            try:
+                least = self.problems.least_memory(Space(walk.structure, size, kind.storages[0], again))
+                break  # less than at all larger ones
+            except InfeasibleError:
+                continue
+        if least > self.limit:
+            raise InfeasibleError(
+                "memory_limit_bytes", self.limit, least, "even the least memory of every op does not fit"
+            )
+
     def _solved(self, walk: Walk, at: int, kind: Kind, tally: Tally) -> Solved:
         """A space without the memory limit; raises ``InfeasibleError``."""
         if at not in walk.solved:
-            layouts = self.problems.build(Space(walk.structure, walk.sizes[at], kind.storages[0]), None)
+            layouts = self.problems.build(self._space(walk.structure, walk.sizes[at], kind.storages[0]), None)
             result = self._solve(layouts, kind, tally, INFINITE)
             bound, blocks_s = self._bound(layouts, result, kind, tally)
             walk.solved[at] = Solved(layouts, result, bound, max(result.cost_s, blocks_s))

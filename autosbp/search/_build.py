@@ -6,9 +6,8 @@ parameter that several clusters read. Tables are made once per distinct class an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +16,18 @@ from autosbp.costmodel.boxing import BoxingModel, BoxingTable
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph, Ref
-from autosbp.sbp.groups import boxing_group, sends_gradient
-from autosbp.sbp.placement import NdSbp, P, Sbp, without_invariants
-from autosbp.sbp.storage import split_storage
+from autosbp.plan import BUCKET_BYTES
+from autosbp.sbp.groups import sends_gradient
+from autosbp.sbp.placement import NdSbp, Sbp, without_invariants
 from autosbp.search._analysis import Analysis, Read
+from autosbp.search._assembly import Allowed
 from autosbp.search._base import Edge, SearchProblem
 from autosbp.search._clusters import OpCluster
 from autosbp.search._domains import Domain, UnaryCosts, make_domain
-from autosbp.search._dominance import Port, Sieve
+from autosbp.search._dominance import Sieve
+from autosbp.search._tied_parameters import TiedParameters
 from autosbp.search._weights import AS_USED, Weights
-from autosbp.search.pinned import Pins
 
-Allowed = Callable[[OpCluster, int, int], bool]
 ClassCost = tuple[Domain, NDArray[np.float64], NDArray[np.int64]]
 
 
@@ -55,6 +54,8 @@ class ProblemBuilder:
         optimizer: ``adamw`` or ``sgd``.
         weights: how much seconds and bytes count; those of a step on all devices where there are none.
         storage: where parameters are kept, see ``UnaryCosts``.
+        offload: the optimizer's state is on the host.
+        bucket_bytes: the most that gradients are reduced in together.
         message: bytes that gradients travel in; those of the graph where there are none.
         tables: keeps edge costs, for builders that differ in nothing but storage.
     """
@@ -72,13 +73,18 @@ class ProblemBuilder:
         storage: str = AS_USED,
         message: int | None = None,
         tables: dict[Hashable, NDArray[np.float64]] | None = None,
+        offload: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.graph, self.boxing = graph, boxing
         self.tables = {} if tables is None else tables
         self.analysis = analysis or Analysis(graph)
         self.weights = weights or Weights(float(num_micro))
         self.class_costs: dict[int, tuple[Allowed | None, list[ClassCost]]] = {}
-        self.unary = UnaryCosts(graph, compute, boxing, optimizer, num_micro, self.weights, storage, message)
+        self.unary = UnaryCosts(
+            graph, compute, boxing, optimizer, num_micro, self.weights, storage, message,
+            self.analysis.again, self.analysis.handed, offload=offload, bucket_bytes=bucket_bytes,
+        )  # fmt: skip
 
     def least_memory(self, allowed: Allowed | None = None, copies: Sequence[int] | None = None) -> int:
         """Bytes that no layout goes below: the sum of every op's least, each cluster as often as ``copies`` says; raises
@@ -101,18 +107,9 @@ class _SharedCopy:
     read: tuple[NDArray[np.float64], ...]
 
 
-class _Assembly:
+class _Assembly(TiedParameters):
     def __init__(self, builder: ProblemBuilder, limit: int | None, allowed: Allowed | None) -> None:
-        self.builder, self.limit, self.allowed = builder, limit, allowed
-        self.graph, self.boxing, self.analysis = builder.graph, builder.boxing, builder.analysis
-        self.names: list[str] = []
-        self.anchors: list[str] = []
-        self.unary: list[NDArray[np.float64]] = []
-        self.memory: list[NDArray[np.int64]] = []
-        self.edges: list[Edge] = []
-        self.ports: dict[int, list[Port]] = {}
-        self._costs: dict[Hashable, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
-        self._tables = builder.tables
+        super().__init__(builder, limit, allowed)
         self._alike: dict[Hashable, NDArray[np.float64]] = {}
         self._shared: dict[Hashable, _SharedCopy] = {}
 
@@ -147,15 +144,6 @@ class _Assembly:
             Domain(domain.cluster, domain.mesh, domain.rows[mask]) for domain, mask in zip(domains, masks, strict=True)
         )
         return sieve.smaller(problem, [*masks, *[None] * (problem.num_variables - len(domains))]), kept
-
-    def _port(self, variable: int, ids: NDArray[np.int64], table: BoxingTable | None, *, made: bool = False) -> None:
-        among: NDArray[np.float64] | None = None
-        if table is not None:
-            key = ("among", id(table), ids.tobytes())
-            if key not in self._tables:
-                self._tables[key] = self._between(table, ids, ids)
-            among = self._tables[key]
-        self.ports.setdefault(variable, []).append(Port(ids, among, made))
 
     def least_memory(self, copies: Sequence[int] | None) -> int:
         least = [int(memory.min()) for _, _, memory in self._class_costs()]
@@ -197,23 +185,10 @@ class _Assembly:
             raise InfeasibleError("micro_batch", size, None, detail)
         return domain
 
-    def _variable(self, name: str, seconds: NDArray[np.float64], memory: NDArray[np.int64], anchor: str) -> int:
-        self.names.append(name)
-        self.anchors.append(anchor)
-        self.unary.append(seconds)
-        self.memory.append(memory)
-        return len(self.names) - 1
-
-    def _table(self, ref: Ref, label: str = "") -> BoxingTable:
-        meta, gradient = self.graph.meta(ref), self.graph.has_gradient(ref) and sends_gradient(label)
-        return self.boxing.table(meta.sizes, meta.num_bytes, gradient)
-
-    def _states(self, read: Read) -> tuple[Sbp, ...]:
-        return self.analysis.clusters[read.cluster].input_states(read.node.name, read.position)
-
     def _connect(self, ref: Ref, label: str, users: list[Read], domains: list[Domain]) -> None:
         """Edges from the maker of ``ref`` to its readers, through one shared copy where there are several."""
-        maker, table = self.analysis.home[ref.name], self._table(ref, label)
+        maker, again = self.analysis.home[ref.name], users[0].node.name in self.analysis.again
+        table = self._table(ref, label, again=again)
         place = self.analysis.clusters[maker].position[ref.name]
         # Clusters of one class have the same options and domains: what one meets, its like in every layer does.
         alike: Hashable = (
@@ -261,7 +236,9 @@ class _Assembly:
         saved = any(self._keeps(user) for user in users)
         copy_key: Hashable = ("copy", id(table), layouts.tobytes(), saved)
         if copy_key not in self._costs:
-            memory = np.ceil(self.builder.weights.kept * split * saved).astype(np.int64)
+            weights = self.builder.weights
+            kept = weights.working if users[0].node.name in self.analysis.again else weights.kept
+            memory = np.ceil(kept * split * saved).astype(np.int64)
             self._costs[copy_key] = (np.zeros(len(layouts)), memory)
         key: Hashable = ("made", id(table), maker.rows.tobytes(), made, layouts.tobytes())
         if key not in self._tables:
@@ -279,18 +256,6 @@ class _Assembly:
 
         return user.position in saved_inputs(self.graph, user.node)
 
-    def _local_bytes(self, layout: NdSbp, num_bytes: int) -> float:
-        for axis, sbp in zip(self.boxing.mesh.axes, layout, strict=True):
-            if sbp.is_split:
-                num_bytes //= axis.size
-        return float(num_bytes)
-
-    def _between(
-        self, table: BoxingTable, sources: NDArray[np.int64], targets: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Weighted seconds from each layout to each."""
-        return np.ascontiguousarray(table.costs_of(sources)[:, targets] * self.builder.weights.micro)
-
     def _boxing_table(
         self, maker: Domain, made: tuple[Sbp, ...], reader: Domain, wanted: tuple[Sbp, ...], table: BoxingTable
     ) -> NDArray[np.float64]:
@@ -299,102 +264,3 @@ class _Assembly:
             ids = table.ids(made, maker.rows), table.ids(wanted, reader.rows)
             self._tables[key] = self._between(table, *ids)
         return self._tables[key]
-
-    def _tied_parameter(self, name: str, users: list[Read], domains: list[Domain]) -> tuple[int, tuple[NdSbp, ...]]:
-        """A variable for the stored layout of a parameter that several clusters read, or that is pinned."""
-        table = self._table(Ref(name))
-        states = [state for state in table.states if state != P]
-        count = len(states) ** self.boxing.mesh.ndim
-        rows = np.array(list(product(range(len(states)), repeat=self.boxing.mesh.ndim)), dtype=np.int64)
-        rows = rows.reshape(count, self.boxing.mesh.ndim)
-        ids = table.ids(states, rows)
-        rows, ids = rows[ids >= 0], ids[ids >= 0]
-        pinned = self.allowed.stored.get(name) if isinstance(self.allowed, Pins) else None
-        if pinned is not None:
-            kept = [tuple(states[state] for state in row) == pinned for row in rows]
-            rows, ids = rows[kept], ids[kept]
-        key: Hashable = ("tied", id(table), pinned)
-        if key not in self._costs:
-            seconds, memory = self.builder.unary.parameter(rows, states, Ref(name), storage=AS_USED)
-            self._costs[key] = (seconds, np.ceil(memory).astype(np.int64))
-        variable = self._variable(name, *self._costs[key], name)
-        found = []
-        for user in users:
-            domain, stored, there = domains[user.cluster], ids, table
-            if user.node.name not in self.graph.differentiable:
-                there = self._table(Ref(name), boxing_group(self.graph, user.node, user.position))
-                stored = there.ids(without_invariants(tuple(states)), rows)
-            wanted = there.ids(self._states(user), domain.rows)
-            self._port(user.cluster, wanted, None)
-            copy = self._copy_edges(variable, stored, user.cluster, wanted, there, name)
-            if there is table:
-                found.append(copy)
-        if len(found) == 2:  # among more, elimination would have to split tables
-            self._share_copies(found)
-        return variable, tuple(table.layouts[at] for at in ids)
-
-    def _copy_edges(
-        self,
-        variable: int,
-        stored: NDArray[np.int64],
-        reader: int,
-        wanted: NDArray[np.int64],
-        table: BoxingTable,
-        name: str,
-    ) -> tuple[int, NDArray[np.int64], NDArray[np.float64]]:
-        """Between a stored parameter and one reader stands what is read: as stored, or a copy made once a step, which is
-        kept with its gradient. Values are the layouts wanted, as stored, then as copies by the cheapest path, then, where
-        one all-gather brings it, as copies that come in a message with other parameters (ZeRO). Baselines are what other
-        tools can run, and make none. Returns its variable with, per value, the layout and the seconds of the last kind."""
-        copies = self.allowed is None or isinstance(self.allowed, Pins)
-        layouts = np.unique(wanted)
-        weights, num_bytes = self.builder.weights, self.graph.meta(Ref(name)).num_bytes
-        trains = copies and table is self._table(Ref(name))
-        flat, gathered_s, gathers = self._gathered(stored, layouts, table, name) if trains else _no_copies(stored)
-        key: Hashable = ("copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes(), copies)
-        if key not in self._costs:
-            read = np.concatenate([layouts, layouts, flat])
-            kept = weights.state * np.array([2 * self._local_bytes(table.layouts[at], num_bytes) for at in read])
-            kept[: len(layouts)] = 0
-            self._costs[key] = (np.zeros(len(read)), np.ceil(kept).astype(np.int64))
-            same = stored[:, None] == layouts[None, :]
-            boxed = np.where(same | (not copies), np.inf, weights.once * table.costs_of(stored)[:, layouts])
-            parts = [np.where(same, 0.0, np.inf), boxed, np.where(gathers, weights.once * gathered_s, np.inf)]
-            self._tables["made", key] = np.concatenate(parts, axis=1)
-            self._tables["read", key] = np.where(read[:, None] == wanted[None, :], 0.0, np.inf)
-        copy = self._variable(f"{self.names[reader]}@{name}", *self._costs[key], self.anchors[reader])
-        self.edges.append(Edge(variable, copy, self._tables["made", key]))
-        self.edges.append(Edge(copy, reader, self._tables["read", key]))
-        others = 2 * len(layouts)
-        shared = np.concatenate([np.full(others, -1), flat])
-        return copy, shared, np.concatenate([np.zeros(others), weights.once * gathered_s])
-
-    def _share_copies(self, found: list[tuple[int, NDArray[np.int64], NDArray[np.float64]]]) -> None:
-        """Readers of one copy pay for it once."""
-        first, layouts, seconds = found[0]
-        for other, others, _ in found[1:]:
-            key: Hashable = ("shared", layouts.tobytes(), others.tobytes(), seconds.tobytes())
-            if key not in self._tables:
-                both = (layouts[:, None] == others[None, :]) & (layouts[:, None] >= 0)
-                self._tables[key] = np.where(both, -seconds[:, None], 0.0)
-            if self._tables[key].any():
-                self.edges.append(Edge(first, other, self._tables[key]))
-
-    def _gathered(
-        self, stored: NDArray[np.int64], layouts: NDArray[np.int64], table: BoxingTable, name: str
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
-        """The layouts that one all-gather brings, its seconds, and from which stored layout it does."""
-        leaf = next(leaf for leaf in self.graph.parameters if leaf.name == name)
-        found: list[tuple[int, float, int]] = []
-        for at in layouts:
-            used = table.layouts[at]
-            apart = split_storage(leaf, used, self.boxing.mesh) if P not in used else used
-            if apart != used and apart in table.index:
-                found.append((int(at), self.builder.unary.stores.gathered_s(leaf.meta, used), table.index[apart]))
-        flat = np.array([at for at, _, _ in found], dtype=np.int64)
-        sources = np.array([source for _, _, source in found], dtype=np.int64)
-        return flat, np.array([seconds for _, seconds, _ in found]), stored[:, None] == sources[None, :]
-
-
-def _no_copies(stored: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
-    return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros((len(stored), 0), dtype=bool)

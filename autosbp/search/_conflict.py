@@ -13,7 +13,16 @@ from typing import Any
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.search.plan_options import PlanOptions
 
-NAMES = ("micro_batch", "memory_limit_bytes", "stages", "schedules", "storage", "data_parallel", "tensor_parallel")
+NAMES = (
+    "micro_batch",
+    "memory_limit_bytes",
+    "stages",
+    "schedules",
+    "storage",
+    "data_parallel",
+    "tensor_parallel",
+    "recompute",
+)
 """Options that take strategies away; batch and optimizer are part of the task."""
 MAPPINGS = ("pins", "stage_of")
 MAX_CONSTRAINTS = 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -76,18 +76,42 @@ class _State:
     assignment: list[int]
     used_bytes: int
     price: float  # seconds per byte over the limit
+    priced_at: tuple[float, int] = (0.0, 0)  # price and bytes over the limit of what is known
+    known: dict[tuple[int, ...], tuple[int, bool]] = field(default_factory=dict)
 
     @property
     def over_bytes(self) -> int:
         limit = self.near.memory_limit_bytes
         return 0 if limit is None else self.used_bytes - limit
 
+    def best(self, variable: int) -> tuple[int, bool]:
+        """The cheapest value, and whether it is cheaper than the one there is. Like variables of like surroundings, as in
+        repeated blocks, are looked at once as long as memory costs the same."""
+        near, assignment = self.near, self.assignment
+        if not near.kinds:
+            return self._best(variable)
+        priced_at = (self.price, self.over_bytes) if self.price > 0.0 else (0.0, 0)
+        if priced_at != self.priced_at:
+            self.priced_at = priced_at
+            self.known.clear()
+        key = (near.kinds[variable], assignment[variable], *[assignment[other] for other, _ in near.rows[variable]])
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self._best(variable)
+        return found
+
+    def _best(self, variable: int) -> tuple[int, bool]:
+        costs = self.costs(variable)
+        best = int(costs.argmin())
+        return best, bool(costs[best] < costs[self.assignment[variable]])
+
     def costs(self, variable: int) -> Costs:
         costs = self.near.costs(variable, self.assignment)
         if self.price > 0.0:
             use = self.near.memory_bytes[variable]
-            over = use + (self.over_bytes - int(use[self.assignment[variable]]))
-            costs += self.price * np.maximum(over, 0)
+            others = self.over_bytes - int(use[self.assignment[variable]])
+            if others + self.near.most_bytes[variable] > 0:
+                costs = costs + self.price * np.maximum(use + others, 0)
         return costs
 
 
@@ -105,11 +129,11 @@ def _sweep(state: _State, run: Run) -> None:
                 continue
             if run.should_stop():
                 return
-            costs = state.costs(i)
-            run.evaluations += len(costs)
-            best, now = int(costs.argmin()), assignment[i]
+            best, better = state.best(i)
+            run.evaluations += len(memory[i])
+            now = assignment[i]
             stale[i] = False
-            if costs[best] < costs[now]:
+            if better:
                 used = int(memory[i][best]) - int(memory[i][now])
                 state.used_bytes += used
                 assignment[i] = best

@@ -15,8 +15,8 @@ from math import prod
 
 from autosbp.errors import InfeasibleError
 from autosbp.sbp.mesh import Mesh
+from autosbp.search._assembly import Allowed
 from autosbp.search._baselines import Roles
-from autosbp.search._build import Allowed
 from autosbp.search._clusters import OpCluster
 from autosbp.search._views import MAX_AXES, mesh_views, tensor_parallel_view
 from autosbp.search.pinned import Pins

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -16,6 +16,7 @@ from autosbp.costmodel.memory import saved_inputs, saves_output
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.costmodel.synchronisation import shared_message_bytes
 from autosbp.graph.ir import LogicalGraph, Node, Ref
+from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import I, NdSbp, Sbp
 from autosbp.sbp.rules import sharding_of
@@ -75,17 +76,27 @@ class UnaryCosts:
         weights: Weights | None = None,
         storage: str = AS_USED,
         message: int | None = None,
+        again: Collection[str] = (),
+        handed: Collection[Ref] = (),
+        *,
+        offload: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.graph, self.compute, self.boxing = graph, compute, boxing
+        self.again, self.handed = again, handed
         self.num_micro, self.weights = num_micro, weights or Weights(float(num_micro))
         self.trained = frozenset(leaf.name for leaf in graph.trained)
         self.highs = {leaf.name: leaf.high for leaf in graph.inputs}
-        message = shared_message_bytes(graph) if message is None else message
-        self.stores = ParameterCosts(compute, boxing, optimizer, num_micro, self.weights, storage, message)
+        message = shared_message_bytes(graph, bucket_bytes) if message is None else message
+        self.stores = ParameterCosts(
+            compute, boxing, optimizer, num_micro, self.weights, storage, message,
+            offload=offload, bucket_bytes=bucket_bytes,
+        )  # fmt: skip
 
     def of(self, domain: Domain, own: frozenset[str], shared_reads: frozenset[Ref]) -> tuple[Floats, NDArray[np.int64]]:
         """(seconds per step, bytes) per value. ``own`` are parameters that only this cluster reads; ``shared_reads``
         are boxed tensors whose memory another variable carries."""
+        weights = self.weights
         seconds = np.zeros(len(domain.rows))
         kept = np.zeros(len(domain.rows))
         state_s, state = np.zeros(len(domain.rows)), np.zeros(len(domain.rows))
@@ -93,10 +104,14 @@ class UnaryCosts:
         for at, node in enumerate(domain.cluster.nodes):
             seconds += self._compute_s(domain, node, at)
             seconds += self._internal_s(domain, node, at)
+            weight = weights.working if node.name in self.again else weights.kept
             for ref, states in self._saved(domain.cluster, node, shared_reads):
                 if (ref, states) not in saved:
                     saved.add((ref, states))
-                    kept += self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
+                    kept += weight * self._local_bytes(domain, ref, states)
+            for ref in (Ref(node.name, index) for index in range(len(node.outputs) if self.handed else 0)):
+                if ref in self.handed:
+                    kept += weights.handed * self._local_bytes(domain, ref, domain.cluster.output_states(ref))
             for position, ref in enumerate(node.refs()):
                 if ref.name in own:
                     states = domain.cluster.input_states(node.name, position)
@@ -105,8 +120,11 @@ class UnaryCosts:
                     state += use
             if node.name == self.graph.loss.name:
                 seconds += self._loss_s(domain)
-        total = self.weights.micro * seconds + state_s
-        return total, np.ceil(self.weights.kept * kept + state).astype(np.int64)
+        total = weights.micro * seconds + state_s
+        return total, np.ceil(kept + state).astype(np.int64)
+
+    def _local_bytes(self, domain: Domain, ref: Ref, states: Sequence[Sbp]) -> Floats:
+        return self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
 
     def parameter(
         self, rows: Rows, states: Sequence[Sbp], ref: Ref, *, storage: str | None = None
@@ -130,12 +148,13 @@ class UnaryCosts:
             states = cluster.output_states(Ref(node.name, index))
             touched += meta.num_bytes / domain.split_product([sbp.is_split for sbp in states])
         forward, backward = self.compute.roofline_s(node.op, node.outputs[0].dtype, sharding.flops / work, touched)
-        total = forward + backward
+        count = 2 if node.name in self.again else 1
+        total = count * forward + backward
         if self.compute.measured:
             keys = self.op_keys(domain, node, at)
             times = [self.compute.measured.get(key) for key in keys]
             known = np.array([time is not None for time in times])
-            values = np.array([0.0 if time is None else time.forward_s + time.backward_s for time in times])
+            values = np.array([0.0 if time is None else count * time.forward_s + time.backward_s for time in times])
             total = np.where(known, values, total)
         return total
 
@@ -187,7 +206,8 @@ class UnaryCosts:
         for value in np.nonzero(np.array(splits)[domain.rows].any(axis=1))[0]:
             choices = [options[option] for option in domain.rows[value]]
             for call in internal_collectives(self.graph, node, choices, mesh):
-                seconds[value] += network.time_s(call.kind, call.num_bytes, mesh.group_shape(call.axes))
+                twice = 2 if call.phase == "forward" and node.name in self.again else 1
+                seconds[value] += twice * network.time_s(call.kind, call.num_bytes, mesh.group_shape(call.axes))
         return seconds
 
     def _saved(self, cluster: OpCluster, node: Node, shared: frozenset[Ref]) -> list[tuple[Ref, tuple[Sbp, ...]]]:
@@ -209,7 +229,7 @@ class UnaryCosts:
         table = self.boxing.table(meta.sizes, meta.num_bytes, True)
         states = domain.cluster.output_states(self.graph.loss)
         target = [I] * len(states)
-        return table.cost_s[table.ids(states, domain.rows), table.ids(target, domain.rows)]
+        return table.between(table.ids(states, domain.rows), table.ids(target, domain.rows))
 
 
 def _local(shape: tuple[int, ...], dims: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

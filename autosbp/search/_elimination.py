@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosbp.search._base import Costs, SearchProblem
+from autosbp.search._chain import Chain, ChainRun, plan_chain
 from autosbp.search._order import MAX_TABLE_ENTRIES, Program, plan_elimination
+from autosbp.search._repeats import find_repeats
 from autosbp.search._tables import Tables
 
 
@@ -32,15 +34,27 @@ class MinMarginals:
     is_exact: bool
 
 
-def plan_problem(problem: SearchProblem, max_entries: int = MAX_TABLE_ENTRIES, last: int | None = None) -> Program:
-    """The program for ``minimise``: slots 0..n-1 are the unary costs, the next ones the edges."""
+def plan_problem(problem: SearchProblem, max_entries: int = MAX_TABLE_ENTRIES) -> Program | Chain:
+    """The program for ``minimise``; a chain where equal blocks make up for the most of the problem."""
+    repeats = find_repeats(problem) if max_entries == MAX_TABLE_ENTRIES else None
+    chain = None if repeats is None else plan_chain(problem, repeats, lambda part, kept: _planned(part, kept=kept))
+    return chain or _planned(problem, max_entries)
+
+
+def _planned(
+    problem: SearchProblem,
+    max_entries: int = MAX_TABLE_ENTRIES,
+    last: int | None = None,
+    kept: tuple[int, ...] = (),
+) -> Program:
+    """Slots 0..n-1 are the unary costs, the next ones the edges."""
     scopes = [(i,) for i in range(problem.num_variables)] + [(edge.u, edge.v) for edge in problem.edges]
-    return plan_elimination([len(costs) for costs in problem.unary_s], scopes, max_entries, last)
+    return plan_elimination([len(costs) for costs in problem.unary_s], scopes, max_entries, last, kept)
 
 
 def minimise(
     problem: SearchProblem,
-    program: Program,
+    program: Program | Chain,
     check: Callable[[], None],
     prices_s_per_byte: Sequence[float] = (),
 ) -> Solution:
@@ -56,6 +70,12 @@ def minimise(
         An assignment that attains the optimum (the lowest value first where several do). ``bound_s`` is inf when every
         assignment is forbidden.
     """
+    if isinstance(program, Chain):
+        run = ChainRun(
+            program, prices_s_per_byte, check,
+            lambda part, own, prices: _eliminated(part, own, check, prices), _backtrack,
+        )  # fmt: skip
+        return Solution(run.bound_s, run.assignment, run.distinct_products, run.operations)
     tables, slots = _eliminated(problem, program, check, prices_s_per_byte)
     bound = sum(float(tables.arrays[slots[slot]]) for slot in program.constants)
     assignment = _backtrack(program, [tables.arrays[table] for table in slots], {})
@@ -67,7 +87,7 @@ def min_marginals(problem: SearchProblem, variable: int, check: Callable[[], Non
 
     Entries are inf where every assignment with the value is forbidden; its assignment means nothing then.
     """
-    program = plan_problem(problem, last=variable)
+    program = _planned(problem, last=variable)
     tables, slots = _eliminated(problem, program, check, ())
     own = program.steps[-1].groups
     behind = {group.output for group in own}
@@ -106,10 +126,9 @@ def _eliminated(
 
 def _backtrack(program: Program, tables: list[Costs], given: Mapping[int, int]) -> tuple[int, ...]:
     """Values in the reverse order of elimination, each the best given the values of its neighbours by then, or as given."""
-    values = [0] * len(program.steps)
+    values = [given.get(variable, 0) for variable in range(program.num_variables)]
     for step in reversed(program.steps):
         if step.variable in given:
-            values[step.variable] = given[step.variable]
             continue
         costs = np.zeros(step.groups[0].sizes[-1])
         for group in step.groups:

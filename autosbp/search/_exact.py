@@ -46,8 +46,13 @@ def exact(problem: SearchProblem, options: SearchOptions) -> SearchResult:
         InfeasibleError: no assignment is feasible (proved): ``memory_limit_bytes`` with the least memory that would
             do, or ``cost_s`` where forbidden pairs leave nothing. Or none was met before it had to stop.
     """
-    run = Run("exact", problem, options)
-    search = _Exact(run)
+    return solve_exactly(problem, options, None)
+
+
+def solve_exactly(problem: SearchProblem, options: SearchOptions, whole: Reduced | None) -> SearchResult:
+    """``exact``; ``whole`` is the problem as ``canonical`` has it, where both were checked and made already."""
+    run = Run("exact", problem, options, checked=whole is not None)
+    search = _Exact(run, whole)
     with contextlib.suppress(_Stop):
         search.solve()
     result = run.result(search.info)
@@ -59,6 +64,7 @@ class _Exact:
     """``relaxed_s`` is the best bound of a relaxation, ``price_s_per_byte`` the price that gives it."""
 
     run: Run
+    whole: Reduced | None
     info: dict[str, float] = field(default_factory=dict)
     relaxed_s: float = -math.inf
     price_s_per_byte: float = 0.0
@@ -94,7 +100,7 @@ class _Exact:
         run = self.run
         if run.problem.memory_limit_bytes is None and self._solve_small():
             return
-        whole = canonical(run.problem)
+        whole = self.whole or canonical(run.problem)
         if run.problem.memory_limit_bytes is None and self._at_once(whole):
             return
         near = Neighbourhood.of(whole.problem)

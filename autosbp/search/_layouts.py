@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,18 +20,20 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.folding import KEPT, fold
 from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.recompute import recomputable_blocks
 from autosbp.costmodel.synchronisation import shared_message_bytes
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph, Parameter
-from autosbp.plan import Strategy
+from autosbp.plan import BUCKET_BYTES, Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import NdSbp
 from autosbp.search._analysis import Analysis
+from autosbp.search._assembly import Allowed
 from autosbp.search._base import SearchProblem
-from autosbp.search._build import Allowed, BuiltProblem, ProblemBuilder
+from autosbp.search._build import BuiltProblem, ProblemBuilder
 from autosbp.search._parameters import ParameterCosts
 from autosbp.search._strategy import strategy_of
-from autosbp.search._unfold import OUTSIDE, UnfoldedProblem, ends, one_block, unfold
+from autosbp.search._unfold import OUTSIDE, Shapes, UnfoldedProblem, ends, one_block, unfold
 from autosbp.search._weights import AS_USED, USE, Weights
 from autosbp.search.pinned import Pins
 
@@ -47,11 +49,12 @@ class Structure:
 
 @dataclass(frozen=True)
 class Space:
-    """What one search problem holds."""
+    """What one search problem holds; ``again``: every repeated block is recomputed, each by itself."""
 
     structure: Structure
     micro_batch: int
     storage: str
+    again: bool = False
 
     @property
     def stages(self) -> int:
@@ -79,7 +82,7 @@ class Layouts:
 
 
 class LayoutProblems:
-    """Builds them; equal parts are built once."""
+    """Builds them; equal parts are built once. With ``offload``, the optimizer's state is on the host."""
 
     def __init__(
         self,
@@ -90,16 +93,20 @@ class LayoutProblems:
         global_batch: int,
         optimizer: str,
         pins: Pins,
+        offload: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.graph, self.network, self.compute, self.pins = graph, network, compute, pins
-        self.global_batch, self.optimizer = global_batch, optimizer
+        self.global_batch, self.optimizer, self.offload = global_batch, optimizer, offload
         self.folding = None if pins else fold(graph)
-        self.message = shared_message_bytes(graph)
+        self.bucket_bytes = bucket_bytes
+        self.message = shared_message_bytes(graph, bucket_bytes)
         self._boxing: dict[Mesh, BoxingModel] = {}
         self._bound: dict[int, LogicalGraph] = {}
-        self._small: dict[int, tuple[LogicalGraph, Analysis]] = {}
-        self._builders: dict[tuple[int, Mesh, int, str], ProblemBuilder] = {}
-        self._tables: dict[tuple[int, Mesh, int], dict[Hashable, NDArray[np.float64]]] = {}
+        self._shapes: Shapes = {}
+        self._small: dict[tuple[int, bool], tuple[LogicalGraph, Analysis]] = {}
+        self._builders: dict[tuple[int, Mesh, int, str, bool], ProblemBuilder] = {}
+        self._tables: dict[tuple[int, Mesh, int, bool], dict[Hashable, NDArray[np.float64]]] = {}
 
     @property
     def most_stages(self) -> int:
@@ -119,6 +126,13 @@ class LayoutProblems:
         after = [node.name for node in self.graph.nodes[behind:] if node.name in self.graph.computed]
         return frozenset((*(block[0] for block in blocks[1:]), *after[:1]))
 
+    @cached_property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        """The ops of each block that may be recomputed."""
+        if self.folding is not None:
+            return tuple(block[: self.folding.num_ops] for block in self.folding.blocks)
+        return recomputable_blocks(self.graph.bind(**self.graph.symbols) if self.graph.symbols else self.graph)
+
     def bound(self, micro_batch: int) -> LogicalGraph:
         """The whole graph at a microbatch."""
         if micro_batch not in self._bound:
@@ -135,11 +149,18 @@ class LayoutProblems:
 
     def weights(self, space: Space) -> Weights:
         count, stages = self.num_micro(space), space.stages
-        return Weights((count + stages - 1) / stages, 1 / stages, 1 / stages, min(count, stages) / stages)
+        held = min(count, stages)
+        weights = Weights((count + stages - 1) / stages, 1 / stages, 1 / stages, held / stages)
+        if not space.again:
+            return weights
+        # While one block is recomputed, of its microbatch those before it have handed their inputs over: half, on average.
+        own = max(1.0, len(self.blocks) / stages)
+        handed = (held - 1 + (own + 1) / (2 * own)) / stages
+        return replace(weights, handed=handed, working=1 / len(self.blocks))
 
     def least_memory(self, space: Space) -> int:
         """Bytes that no strategy of the space goes below; raises ``InfeasibleError`` without even splits."""
-        _, analysis = self._smaller(space.micro_batch)
+        _, analysis = self._smaller(space.micro_batch, space.again)
         copies = None
         if self.folding is not None:
             times = {OUTSIDE: 1, 0: 1, 1: self.folding.count - 2, 2: 0, KEPT - 1: 1}
@@ -152,9 +173,9 @@ class LayoutProblems:
         built = self._builder(space).build(memory_limit_bytes, space.structure.allowed, dominated=dominated)
         found: BuiltProblem | UnfoldedProblem | None = built
         if self.folding is not None:
-            found = unfold(built, self.folding)
+            found = unfold(built, self.folding, self._shapes)
             if found is None:  # blocks that are not alike after all
-                self.folding, self._small, self._builders = None, {}, {}
+                self.folding, self._small, self._builders, self._shapes = None, {}, {}, {}
                 return self.build(space, memory_limit_bytes, dominated=dominated)
         assert found is not None
         least = found.problem.fixed_memory_bytes + _least(found.problem)
@@ -172,12 +193,13 @@ class LayoutProblems:
         def splits(leaf: Parameter, used: NdSbp) -> bool:
             return stores.splits(leaf.meta, used)
 
-        return strategy_of(
+        found = strategy_of(
             layouts.found, assignment, self.bound(space.micro_batch), self.boxing(space.view),
             global_batch=self.global_batch, micro_batch=space.micro_batch, optimizer=self.optimizer,
             gather="use" if space.storage == USE else "step",
             splits=None if as_used or space.storage == AS_USED else splits,
         )  # fmt: skip
+        return replace(found, offload=self.offload, bucket_bytes=self.bucket_bytes)
 
     def stores(self, space: Space) -> ParameterCosts:
         """What parameters cost in a space, and which are stored apart from their use."""
@@ -204,26 +226,29 @@ class LayoutProblems:
         return seconds
 
     def _builder(self, space: Space) -> ProblemBuilder:
-        key = (space.stages, space.view, space.micro_batch, space.storage)
+        key = (space.stages, space.view, space.micro_batch, space.storage, space.again)
         if key not in self._builders:
-            graph, analysis = self._smaller(space.micro_batch)
+            graph, analysis = self._smaller(space.micro_batch, space.again)
             self._builders[key] = ProblemBuilder(
                 graph, self.boxing(space.view), self.compute, num_micro=self.num_micro(space), optimizer=self.optimizer,
                 analysis=analysis, weights=self.weights(space), storage=space.storage, message=self.message,
-                tables=self._tables.setdefault((space.stages, space.view, space.micro_batch), {}),
+                tables=self._tables.setdefault((space.stages, space.view, space.micro_batch, space.again), {}),
+                offload=self.offload, bucket_bytes=self.bucket_bytes,
             )  # fmt: skip
         return self._builders[key]
 
-    def _smaller(self, micro_batch: int) -> tuple[LogicalGraph, Analysis]:
+    def _smaller(self, micro_batch: int, again: bool) -> tuple[LogicalGraph, Analysis]:
         """The graph that problems are made from, folded where it can be."""
-        if micro_batch not in self._small:
+        if (micro_batch, again) not in self._small:
             if self.folding is None:
                 bound = self.bound(micro_batch)
             else:
                 graph = self.folding.graph
                 bound = graph.bind(**dict.fromkeys(graph.symbols, micro_batch))
-            self._small[micro_batch] = bound, Analysis(bound, self.pins.names, frozenset(self.pins.stored))
-        return self._small[micro_batch]
+            runs = {name: at for at, block in enumerate(self.blocks) for name in block} if again else None
+            analysis = Analysis(bound, self.pins.names, frozenset(self.pins.stored), runs)
+            self._small[micro_batch, again] = bound, analysis
+        return self._small[micro_batch, again]
 
 
 def fullest_stage(blocks: int, stages: int, block_s: float, before_s: float, behind_s: float) -> float:

@@ -9,13 +9,15 @@ is, not proved.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from autosbp.errors import InfeasibleError
 from autosbp.search._base import SearchResult, memory_of
+from autosbp.search._candidate import Candidate
 from autosbp.search._elimination import minimise, plan_problem
 from autosbp.search._layouts import Layouts, Space, Structure
 from autosbp.search._pruning import canonical
-from autosbp.search._space_solver import INFINITE, Candidate, Kind, SpaceSolver
+from autosbp.search._space_solver import INFINITE, Kind, SpaceSolver
 from autosbp.search._weights import CHEAPEST, FASTEST
 
 BYTE_S = 1e-3
@@ -41,7 +43,7 @@ class Leanest(SpaceSolver):
             if bound >= least or least <= enough or (found and self._out_of_time()):
                 break
             for storage in storages:
-                for each in self._of(Space(space.structure, space.micro_batch, storage)):
+                for each in self._of(replace(space, storage=storage)):
                     found.append(each)
                     least = min(least, each.costs.memory_bytes_per_device)
                     if least <= enough:
@@ -51,7 +53,7 @@ class Leanest(SpaceSolver):
     def _bounds(self, structures: Iterable[Structure], storage: str) -> Iterator[tuple[int, Space]]:
         for structure in structures:
             for size in self.micro_batches(structure.stages):
-                space = Space(structure, size, storage)
+                space = Space(structure, size, storage, self.recomputes[-1])
                 try:
                     yield self.problems.least_memory(space), space
                 except InfeasibleError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from autosbp.search._base import Bytes, Costs, SearchProblem
 from autosbp.search._run import magnitude
+
+MAX_KNOWN = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +20,8 @@ class Neighbourhood:
     Forbidden entries (inf) hold ``forbidden_s`` instead, which exceeds the spread of all finite costs together. So
     fewer forbidden pairs always cost less, and a start that holds some can be improved step by step.
 
-    ``rows[i]`` holds, for each neighbour j of variable i, ``(j, table)`` with ``table[x_j]`` the costs over x_i.
+    ``rows[i]`` holds, for each neighbour j of variable i, ``(j, table)`` with ``table[x_j]`` the costs over x_i. Variables of
+    one of the ``kinds`` have the same costs and tables: like ones of repeated blocks.
     """
 
     unary_s: tuple[Costs, ...]
@@ -26,6 +29,9 @@ class Neighbourhood:
     memory_bytes: tuple[Bytes, ...]
     memory_limit_bytes: int | None
     forbidden_s: float
+    most_bytes: tuple[int, ...]
+    kinds: tuple[int, ...] = ()
+    _known: dict[tuple[int, ...], Costs] = field(default_factory=dict)
 
     @staticmethod
     def of(problem: SearchProblem) -> Neighbourhood:
@@ -48,17 +54,37 @@ class Neighbourhood:
         for edge in problem.edges:
             rows[edge.v].append((edge.u, finite(edge.table)))
             rows[edge.u].append((edge.v, finite(edge.table, flip=True)))
+        greatest = {id(use): int(use.max()) for use in {id(use): use for use in problem.memory_bytes}.values()}
+        most = [greatest[id(use)] for use in problem.memory_bytes]
         limit = problem.memory_limit_bytes
+        kinds: dict[tuple[int, ...], int] = {}
+        kind_of = tuple(
+            kinds.setdefault((id(costs), *(id(table) for _, table in row)), len(kinds))
+            for costs, row in zip(problem.unary_s, rows, strict=True)
+        )
         return Neighbourhood(
             unary_s=tuple(finite(costs) for costs in problem.unary_s),
             rows=tuple(tuple(row) for row in rows),
             memory_bytes=problem.memory_bytes,
             memory_limit_bytes=None if limit is None else limit - problem.fixed_memory_bytes,
             forbidden_s=forbidden_s,
+            most_bytes=tuple(most),
+            kinds=kind_of if 2 * len(kinds) <= len(kind_of) else (),
         )
 
     def costs(self, variable: int, assignment: Sequence[int]) -> Costs:
-        """Seconds that each value of ``variable`` adds, given the others' values (a new array)."""
+        """Seconds that each value of ``variable`` adds, given the others' values; not to be written to."""
+        if not self.kinds:
+            return self._sum(variable, assignment)
+        key = (self.kinds[variable], *(assignment[other] for other, _ in self.rows[variable]))
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            known = self._known[key] = self._sum(variable, assignment)
+        return known
+
+    def _sum(self, variable: int, assignment: Sequence[int]) -> Costs:
         total = self.unary_s[variable].copy()
         for other, table in self.rows[variable]:
             total += table[assignment[other]]
@@ -78,5 +104,10 @@ class Neighbourhood:
 
     def second_per_byte(self) -> float:
         """A price of memory far above what any trade of memory for time is worth: all costs over all bytes."""
-        spread_bytes = sum(int(np.ptp(use)) for use in self.memory_bytes)
+        known: dict[int, int] = {}
+        spread_bytes = 0
+        for use in self.memory_bytes:
+            if id(use) not in known:
+                known[id(use)] = int(np.ptp(use))
+            spread_bytes += known[id(use)]
         return max(self.forbidden_s - 1.0, 1e-30) / max(spread_bytes, 1)

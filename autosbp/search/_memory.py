@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autosbp.search._base import Costs, Edge, SearchProblem, cost_of, memory_of
+from autosbp.search._chain import Chain
 from autosbp.search._elimination import Solution, minimise, plan_problem
 from autosbp.search._order import Program
 
@@ -52,8 +53,14 @@ def least_memory(problem: SearchProblem, check: Callable[[], None]) -> Solution:
 
 def quick_bound(problem: SearchProblem, check: Callable[[], None]) -> float:
     """A lower bound in seconds from the minima of single tables: what is known when time is up early."""
-    program = plan_problem(problem, max_entries=1)
-    return sum_below(problem.fixed_s, minimise(problem, program, check).bound_s)
+    known: dict[int, float] = {}
+    least = []
+    for array in (*problem.unary_s, *(edge.table for edge in problem.edges)):
+        if id(array) not in known:
+            check()
+            known[id(array)] = float(array.min())
+        least.append(known[id(array)])
+    return sum_below(problem.fixed_s, *least)
 
 
 def sum_below(*parts: float) -> float:
@@ -64,7 +71,7 @@ def sum_below(*parts: float) -> float:
 
 def solve_dual(
     problem: SearchProblem,
-    program: Program,
+    program: Program | Chain,
     check: Callable[[], None],
     meet: Meet,
 ) -> Dual:
@@ -118,7 +125,7 @@ def solve_dual(
 
 def mix_prices(
     problem: SearchProblem,
-    program: Program,
+    program: Program | Chain,
     check: Callable[[], None],
     price_s_per_byte: float,
     meet: Meet,

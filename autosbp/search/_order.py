@@ -34,13 +34,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``constants`` are the slots whose sum is the optimum; a lower bound unless ``is_exact`` (no table was split)."""
+    """``constants`` are the slots whose sum is the optimum; a lower bound unless ``is_exact`` (no table was split). ``left``
+    are the slots over variables that are kept, with their scopes: the optimum is a table over these."""
 
     num_slots: int
     steps: tuple[Step, ...]
     constants: tuple[int, ...]
     is_exact: bool
     rounds: int
+    left: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    num_variables: int = 0
 
 
 def plan_elimination(
@@ -48,29 +51,40 @@ def plan_elimination(
     scopes: Sequence[tuple[int, ...]],
     max_entries: int = MAX_TABLE_ENTRIES,
     last: int | None = None,
+    kept: tuple[int, ...] = (),
 ) -> Program:
     """Order the eliminations for tables ``scopes`` over variables with domains of ``sizes``.
 
     Each round takes, among the variables whose elimination is cheapest (min-weight rule: the product of the domains of
     the variable and its neighbours) or which have at most one neighbour, a greatest independent set in index order. So
     a chain of L identical blocks halves each round, every pair of blocks in the same way, and the number of distinct
-    products grows with log L. ``last`` is a variable to eliminate when all others are.
+    products grows with log L. ``last`` is a variable to eliminate when all others are; ``kept`` are not eliminated.
     """
-    return _planned(tuple(sizes), tuple(scopes), max_entries, last)
+    return _planned(tuple(sizes), tuple(scopes), max_entries, last, kept)
 
 
 @lru_cache(maxsize=64)
 def _planned(
-    sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...], max_entries: int, last: int | None
+    sizes: tuple[int, ...],
+    scopes: tuple[tuple[int, ...], ...],
+    max_entries: int,
+    last: int | None,
+    kept: tuple[int, ...],
 ) -> Program:
     planner = _Planner(sizes, scopes, max_entries, last)
+    for variable in kept:
+        del planner.waiting[variable]
     rounds = 0
     while planner.waiting:
         rounds += 1
         for variable in planner.next_round():
             planner.eliminate(variable)
     constants = tuple(slot for slot, scope in enumerate(planner.scopes) if not scope)
-    return Program(len(planner.scopes), tuple(planner.steps), constants, planner.is_exact, rounds)
+    left = sorted({slot for variable in kept for slot in planner.slots[variable]})
+    return Program(
+        len(planner.scopes), tuple(planner.steps), constants, planner.is_exact, rounds,
+        tuple((slot, planner.scopes[slot]) for slot in left), len(sizes),
+    )  # fmt: skip
 
 
 class _Planner:
@@ -82,17 +96,17 @@ class _Planner:
         self.is_exact = True
         self.waiting = dict.fromkeys(range(len(sizes)))  # ordered, so that ties go to the lowest index
         self._sizes, self._max_entries, self._last = sizes, max_entries, last
-        self._slots: list[set[int]] = [set() for _ in sizes]
+        self.slots: list[set[int]] = [set() for _ in sizes]
         for slot, scope in enumerate(scopes):
             for variable in scope:
-                self._slots[variable].add(slot)
+                self.slots[variable].add(slot)
         self._near: list[set[int]] = [set() for _ in sizes]
         self._weight = [0] * len(sizes)
         self._refresh(range(len(sizes)))
 
     def _refresh(self, variables: Iterable[int]) -> None:
         for v in variables:
-            near = {other for slot in self._slots[v] for other in self.scopes[slot]}
+            near = {other for slot in self.slots[v] for other in self.scopes[slot]}
             near.discard(v)
             self._near[v] = near
             self._weight[v] = math.prod((self._sizes[n] for n in near), start=self._sizes[v])
@@ -123,20 +137,20 @@ class _Planner:
             groups.append(Group(slots, axes, scope, tuple(self._sizes[v] for v in order), output))
             self.scopes.append(scope)
             for v in scope:
-                self._slots[v].add(output)
+                self.slots[v].add(output)
         self.is_exact &= len(groups) == 1
         self.steps.append(Step(variable, tuple(groups)))
         del self.waiting[variable]
-        used, self._slots[variable] = self._slots[variable], set()
+        used, self.slots[variable] = self.slots[variable], set()
         for slot in used:
             for v in self.scopes[slot]:
-                self._slots[v].discard(slot)
+                self.slots[v].discard(slot)
         self._refresh(sorted(self._near[variable]))
 
     def _buckets(self, variable: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """The variable's tables as (slots, scope of the result), split only where the result would be too large."""
         buckets: list[tuple[list[int], set[int]]] = []
-        for slot in sorted(self._slots[variable], key=lambda s: (-len(self.scopes[s]), s)):
+        for slot in sorted(self.slots[variable], key=lambda s: (-len(self.scopes[s]), s)):
             scope = set(self.scopes[slot]) - {variable}
             for slots, union in buckets:
                 entries = math.prod(self._sizes[v] for v in union | scope)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory import state_bytes_per_element
+from autosbp.costmodel.offload import optimizer_s
 from autosbp.graph.ir import TensorMeta
 from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
@@ -30,6 +31,8 @@ class ParameterCosts:
             parameter together (``sbp.storage``), once a step or twice a microbatch; ``fastest``: the faster of ``as_used``
             and ``step``; ``cheapest``: of all the least seconds and the least bytes, each for itself, which no strategy
             goes below.
+        offload: optimizer state is on the host.
+        bucket_bytes: the most that gradients are reduced in together.
     """
 
     def __init__(
@@ -41,9 +44,14 @@ class ParameterCosts:
         weights: Weights,
         storage: str,
         message: int,
+        *,
+        offload: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        self.compute, self.boxing, self.optimizer = compute, boxing, optimizer
+        self.bucket_bytes = bucket_bytes
+        self.compute, self.boxing, self.optimizer, self.offload = compute, boxing, optimizer, offload
         self.num_micro, self.weights, self.storage, self.message = num_micro, weights, storage, message
+        self._apart_of: dict[tuple[TensorMeta, NdSbp], bool] = {}
 
     def of(
         self, meta: TensorMeta, trained: bool, rows: Rows, states: Sequence[Sbp], storage: str | None = None
@@ -70,6 +78,11 @@ class ParameterCosts:
 
     def splits(self, meta: TensorMeta, used: NdSbp) -> bool:
         """Whether a trained parameter that is used so is stored apart."""
+        if (meta, used) not in self._apart_of:
+            self._apart_of[meta, used] = self._splits(meta, used)
+        return self._apart_of[meta, used]
+
+    def _splits(self, meta: TensorMeta, used: NdSbp) -> bool:
         if self.storage == AS_USED or split_dim(meta.sizes, used, self.boxing.mesh) is None:
             return False
         if self.storage != FASTEST:
@@ -96,16 +109,16 @@ class ParameterCosts:
     def _as_used(self, meta: TensorMeta, local: Floats, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
         """Stored as used, P whole: gradients of B axes are all-reduced."""
         reduced = np.array([sbp == B for sbp in states], dtype=bool)[rows]
-        seconds = self.compute.optimizer_s(local) + self._over_b("all_reduce", local, rows, states)
+        seconds = self._optimizer_s(local) + self._over_b("all_reduce", local, rows, states)
         stored = [I if sbp == P else sbp for sbp in states]
         copies = np.zeros(len(rows))
         if stored != list(states):
             table = self.boxing.table(meta.sizes, meta.num_bytes, True)
             ids = table.ids(stored, rows), table.ids(states, rows)
-            seconds = seconds + table.cost_s[ids]
+            seconds = seconds + table.between(*ids)
             copies = 2.0 * local * (ids[0] != ids[1])
         # Gradients of several microbatches are added up beside the buffer that they are reduced in.
-        buffers = local * (reduced.any(axis=1) & (local <= BUCKET_BYTES) & (self.num_micro > 1))
+        buffers = local * (reduced.any(axis=1) & (local <= self.bucket_bytes) & (self.num_micro > 1))
         return self.weights.once * seconds, self._state(meta, local) + copies + buffers
 
     def _apart(
@@ -114,7 +127,7 @@ class ParameterCosts:
         """Stored split in ``parts`` over B axes: gathered, and gradients reduce-scattered, with local copies."""
         gather = copied_s + self._over_b("all_gather", local, rows, states)
         scatter = self._over_b("reduce_scatter", local, rows, states)
-        own_s = self.weights.once * self.compute.optimizer_s(local / parts)
+        own_s = self.weights.once * self._optimizer_s(local / parts)
         state = self._state(meta, local / parts)
         if self.storage == USE:
             return own_s + self.weights.micro * (2.0 * gather + scatter), state
@@ -132,9 +145,12 @@ class ParameterCosts:
             seconds[chosen] = self.boxing.network.shared_times_s(kind, local[chosen], self.message, shape)
         return seconds
 
+    def _optimizer_s(self, local: Floats) -> Floats:
+        return optimizer_s(self.compute, self.boxing.network.cluster, self.optimizer, local, offload=self.offload)
+
     def _state(self, meta: TensorMeta, local: Floats) -> Floats:
         elements = local / (meta.num_bytes / prod(meta.sizes))
-        bytes_: Floats = elements * state_bytes_per_element(meta, self.optimizer)
+        bytes_: Floats = elements * state_bytes_per_element(meta, self.optimizer, offload=self.offload)
         return bytes_
 
     def _parts(self, meta: TensorMeta, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:

@@ -13,8 +13,8 @@ from autosbp.plan import Plan, Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import P
 from autosbp.sbp.storage import split_storage
+from autosbp.search._assembly import Allowed
 from autosbp.search._baselines import Roles
-from autosbp.search._build import Allowed
 from autosbp.search._clusters import OpCluster, form_clusters
 from autosbp.search._degrees import Degrees, constrained, without_copies
 from autosbp.search._layouts import LayoutProblems, Space, Structure
@@ -45,7 +45,8 @@ def plan_problems(
     return LayoutProblems(
         graph, NetworkModel(cluster, calibration), ComputeModel(cluster.device, calibration),
         global_batch=strategy.global_batch, optimizer=strategy.optimizer,
-        pins=read_pins(graph, _stage_mesh(plan), options.pins),
+        pins=read_pins(graph, _stage_mesh(plan), options.pins), offload=strategy.offload,
+        bucket_bytes=strategy.bucket_bytes,
     )  # fmt: skip
 
 
@@ -56,7 +57,8 @@ def plan_space(problems: LayoutProblems, plan: Plan, options: PlanOptions) -> Sp
     if options.storage == AS_USED and not problems.pins:
         allowed = without_copies(allowed)
     structure = Structure(strategy.num_stages, strategy.mesh, allowed)
-    return Space(structure, strategy.micro_batch, _storage(problems, strategy, options))
+    again = bool(strategy.recompute and problems.blocks)
+    return Space(structure, strategy.micro_batch, _storage(problems, strategy, options), again)
 
 
 def _stage_mesh(plan: Plan) -> Mesh:

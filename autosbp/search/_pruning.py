@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,8 +94,20 @@ def _keep(problem: SearchProblem, upper_s: float, price: float) -> list[NDArray[
             rows, columns = edge.table.min(axis=1), edge.table.min(axis=0)
             minima[id(edge.table)] = (rows, columns, float(rows.min()))
     least_edges = [minima[id(edge.table)][2] for edge in problem.edges]
-    priced = [costs + price * use for costs, use in zip(problem.unary_s, problem.memory_bytes, strict=True)]
-    least = [float(costs.min()) for costs in priced]
+    sides: list[list[tuple[int, int]]] = [[] for _ in problem.names]
+    for edge in problem.edges:
+        sides[edge.u].append((id(edge.table), 0))
+        sides[edge.v].append((id(edge.table), 1))
+    # Variables of like arrays, as in repeated blocks, are looked at once.
+    known: dict[Hashable, int] = {}
+    kinds = [
+        known.setdefault((id(costs), id(use), *own), len(known))
+        for costs, use, own in zip(problem.unary_s, problem.memory_bytes, sides, strict=True)
+    ]
+    of_kind = {kind: at for at, kind in enumerate(kinds)}
+    priced = [problem.unary_s[at] + price * problem.memory_bytes[at] for at in of_kind.values()]
+    lows = [float(costs.min()) for costs in priced]
+    least = [lows[kind] for kind in kinds]
     limit = problem.memory_limit_bytes
     base = [problem.fixed_s, *least, *least_edges]
     if limit is not None:
@@ -102,26 +115,28 @@ def _keep(problem: SearchProblem, upper_s: float, price: float) -> list[NDArray[
     bound = math.fsum(base) if all(math.isfinite(x) for x in base) else math.inf
     if not math.isfinite(bound):
         return None
-    above = [costs - low for costs, low in zip(priced, least, strict=True)]
-    for edge, low in zip(problem.edges, least_edges, strict=True):
-        rows, columns, _ = minima[id(edge.table)]
-        above[edge.u] = above[edge.u] + (rows - low)
-        above[edge.v] = above[edge.v] + (columns - low)
+    above = [costs - low for costs, low in zip(priced, lows, strict=True)]
+    for kind, at in of_kind.items():
+        for table, side in sides[at]:
+            above[kind] = above[kind] + (minima[table][side] - minima[table][2])
     room = upper_s - bound + SLACK_RELATIVE * math.fsum(abs(x) for x in (*base, upper_s) if math.isfinite(x))
-    keep = [np.isfinite(extra) & (extra <= room) for extra in above]
+    masks = [np.isfinite(extra) & (extra <= room) for extra in above]
     if limit is not None:
-        floors = [int(use.min()) for use in problem.memory_bytes]
-        spare = limit - problem.fixed_memory_bytes - sum(floors)
-        keep = [
-            mask & (use - floor <= spare) for mask, use, floor in zip(keep, problem.memory_bytes, floors, strict=True)
+        floors = [int(problem.memory_bytes[at].min()) for at in of_kind.values()]
+        spare = limit - problem.fixed_memory_bytes - sum(floors[kind] for kind in kinds)
+        masks = [
+            mask & (problem.memory_bytes[at] - floor <= spare)
+            for mask, at, floor in zip(masks, of_kind.values(), floors, strict=True)
         ]
+    keep = [masks[kind] for kind in kinds]
     return keep if all(mask.any() for mask in keep) else None
 
 
 def _select(reduced: Reduced, keep: list[NDArray[np.bool_]]) -> Reduced:
     """The kept part, one new array per distinct (array, kept values)."""
     problem = reduced.problem
-    masks = [mask.tobytes() for mask in keep]
+    tokens: dict[int, bytes] = {}
+    masks = [tokens.setdefault(id(mask), mask.tobytes()) for mask in keep]
     unary: dict[tuple[int, bytes], Costs] = {}
     memory: dict[tuple[int, bytes], Bytes] = {}
     tables: dict[tuple[int, bytes, bytes], Costs] = {}

@@ -24,6 +24,7 @@ class Run:
         searcher: the name in the result.
         problem, options: checked here, so that every searcher refuses the same mistakes with ``InputError``.
         clock: seconds, monotonic.
+        checked: the caller did that already.
     """
 
     def __init__(
@@ -32,9 +33,11 @@ class Run:
         problem: SearchProblem,
         options: SearchOptions,
         clock: Callable[[], float] = time.perf_counter,
+        checked: bool = False,
     ) -> None:
-        validate(problem)
-        check_options(problem, options)
+        if not checked:
+            validate(problem)
+            check_options(problem, options)
         self.problem, self.options = problem, options
         self.best: tuple[int, ...] | None = None
         self.cost_s = math.inf

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
 from autosbp.cluster import prime_factors
+from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.memory import state_bytes_per_element
+from autosbp.costmodel.offload import host_bytes, host_of
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.pipeline import ONE_F_ONE_B
 from autosbp.plan import Costs, Strategy
 from autosbp.sbp.boxing import split_factor
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
+from autosbp.search._candidate import Candidate
 from autosbp.search._layouts import LayoutProblems, Layouts, Space, Structure
 from autosbp.search._pipelines import pipelines
+from autosbp.search._recompute import Recomputation
 from autosbp.search._stage_pins import read_stages
 from autosbp.search._tied import tied
 from autosbp.search._weights import CHEAPEST, FASTEST, STEP, USE
@@ -38,13 +44,9 @@ CERTAIN = 1.01
 ROUNDING = 1e-12
 """Of two strategies that differ by so little the first found stays."""
 INFINITE = float("inf")
+RECOMPUTED = 4 / 3
+"""The most that recomputation makes of a step: backward takes twice what forward does."""
 _SEARCHERS = {**SEARCHERS, "tied": tied}
-
-
-@dataclass(frozen=True)
-class Candidate:
-    strategy: Strategy
-    costs: Costs
 
 
 @dataclass
@@ -93,8 +95,10 @@ class SpaceSolver:
         self.problems, self.options, self.limit, self.deadline = problems, options, limit, deadline
         self.report = report
         self.links = LinkModel(problems.network, problems.compute.copy_bytes_per_s)
+        self.recomputes = _recomputes(problems, options)
         self.best: Candidate | None = None
         self.problem: InfeasibleError | None = None
+        self._costed: deque[Candidate] = deque(maxlen=8)
 
     def micro_batches(self, stages: int) -> list[int]:
         """Microbatch sizes to try, largest first: the one asked for, or some divisors; enough of them to fill the stages."""
@@ -121,19 +125,23 @@ class SpaceSolver:
             sizes.append(size)
         return sizes
 
+    def _space(self, structure: Structure, micro_batch: int, storage: str) -> Space:
+        """With what is recomputed anyway."""
+        return Space(structure, micro_batch, storage, self.recomputes[0])
+
     def _first(self, structure: Structure, kind: Kind, limit: int | None = None) -> int:
         """Index of the largest microbatch that could fit, by bisection: memory falls and even splits get fewer with the
         microbatch. Raises ``InfeasibleError`` when none could."""
         sizes, limit = self.micro_batches(structure.stages), limit or self.limit
         storage = CHEAPEST if len(kind.storages) > 1 else kind.storages[0]
-        if self._fits_at_once(Space(structure, sizes[0], kind.storages[0]), limit):
+        if self._fits_at_once(self._space(structure, sizes[0], kind.storages[0]), limit):
             return 0
         low, high, first = 0, len(sizes) - 1, -1
         problem: InfeasibleError | None = None
         while low <= high:
             middle = (low + high) // 2
             try:
-                least = self.problems.least_memory(Space(structure, sizes[middle], storage))
+                least = self.problems.least_memory(self._space(structure, sizes[middle], storage))
             except InfeasibleError as error:
                 problem, high = nearer(problem, error), middle - 1
                 continue
@@ -153,12 +161,19 @@ class SpaceSolver:
         seen: list[SearchProblem] = []
         for storage in kind.storages:
             try:
-                layouts = self.problems.build(Space(structure, size, storage), limit or self.limit)
+                layouts = self.problems.build(self._space(structure, size, storage), limit or self.limit)
                 if not any(_same_costs(layouts.problem, other) for other in seen):
                     seen.append(layouts.problem)
                     self._keep(self._limited(layouts.space, kind, tally, self._cutoff, limit))
             except InfeasibleError as error:
                 self.problem = nearer(self.problem, error)
+
+    def _within_limit(self, space: Space, kind: Kind, tally: Tally) -> Candidate:
+        """The best strategy of a space under the limit, with recomputation where there is none without."""
+        for again in self.recomputes[:-1]:
+            with suppress(InfeasibleError):
+                return self._limited(replace(space, again=again), kind, tally, INFINITE)
+        return self._limited(replace(space, again=self.recomputes[-1]), kind, tally, INFINITE)
 
     def _blocks_s(self, layouts: Layouts, kind: Kind, tally: Tally) -> float:
         """What the blocks of the fullest stage make of the cost."""
@@ -194,6 +209,7 @@ class SpaceSolver:
         Search adds memory up by op. What the strategy takes at its fullest moment is known once it is there: where that
         exceeds the limit, search begins anew with twice as much less, so that it is seldom repeated."""
         limit, needed = first or self.limit, 0
+        cutoff_s *= self._spare(space)
         for _ in range(TIGHTENINGS):
             try:
                 layouts = self.problems.build(space, limit)
@@ -223,11 +239,30 @@ class SpaceSolver:
 
     def _fits(self, candidates: Iterable[Candidate]) -> Candidate | None:
         """The quickest of those that fit."""
-        fitting = [each for each in candidates if each.costs.memory_bytes_per_device <= self.limit]
+        fitting = [each for each in candidates if self.has_room(each)]
         return min(fitting, key=lambda each: each.costs.step_time_s, default=None)
+
+    def has_room(self, candidate: Candidate) -> bool:
+        """On the device, and on the host for what is offloaded."""
+        return candidate.costs.memory_bytes_per_device <= self.limit and self.host_has_room(candidate.strategy)
+
+    def host_has_room(self, strategy: Strategy) -> bool:
+        """For what is offloaded to it; a pipeline's stages hold about equal parts."""
+        if not strategy.offload:
+            return True
+        held = host_bytes(self.problems.graph.trained, strategy) / strategy.num_stages
+        return held <= host_of(self.problems.network.cluster).memory_bytes
 
     def _fitting(self, layouts: Layouts, result: SearchResult) -> Candidate | None:
         return self._fits(self._candidates(layouts, result))
+
+    def _spare(self, space: Space) -> float:
+        """How many times slower than the best a strategy may be that recomputes all, when fewer blocks might do."""
+        return RECOMPUTED if space.again and not self.options.recompute else 1.0
+
+    def _once(self, space: Space) -> float:
+        """What part of a problem's cost is left, at the least, where not all is recomputed that the problem recomputes."""
+        return 0.5 if space.again and not self.options.recompute else 1.0
 
     def _candidates(self, layouts: Layouts, result: SearchResult) -> Iterable[Candidate]:
         """The strategy of an assignment; of stages, with each schedule, the quickest by estimate first."""
@@ -254,18 +289,28 @@ class SpaceSolver:
             ]
             found = _shortlist(found)
         for estimate, each in found:
-            if estimate >= CERTAIN * self._cutoff:
+            if estimate >= CERTAIN * self._cutoff * self._spare(space):
                 return
-            candidate = Candidate(each, evaluate(graph, each, boxing, problems.compute))
+            if space.again:
+                each = Recomputation(problems, self.options.recompute, self.limit).of(each)
+            candidate = Candidate(each, self._costs(graph, each, boxing))
             yield candidate
             if candidate.costs.memory_bytes_per_device <= self.limit:
                 return
+
+    def _costs(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel) -> Costs:
+        """Of a strategy; baselines and search often come to the same one."""
+        for known in self._costed:
+            if known.strategy == strategy:
+                return known.costs
+        self._costed.append(Candidate(strategy, evaluate(graph, strategy, boxing, self.problems.compute)))
+        return self._costed[-1].costs
 
     def _state_bytes(self, graph: LogicalGraph, strategy: Strategy) -> float:
         """Parameters, gradients and optimizer state of all stages, per device of one."""
         return sum(
             prod(leaf.meta.sizes) / split_factor(strategy.parameters[leaf.name], strategy.mesh)
-            * state_bytes_per_element(leaf.meta, strategy.optimizer)
+            * state_bytes_per_element(leaf.meta, strategy.optimizer, offload=strategy.offload)
             for leaf in graph.trained
         )  # fmt: skip
 
@@ -304,6 +349,17 @@ class SpaceSolver:
     def _remaining_s(self) -> float:
         """What is left for one more search; a little, always, so that there is an answer."""
         return max(self.deadline - time.monotonic(), 0.1 * self.options.time_limit_s)
+
+
+def _recomputes(problems: LayoutProblems, options: PlanOptions) -> tuple[bool, ...]:
+    """Whether blocks are recomputed: what is tried, one after the other; raises ``InfeasibleError``."""
+    if options.recompute == 0:
+        return (False,)
+    if options.recompute:
+        if not problems.blocks:
+            raise InfeasibleError("recompute", options.recompute, None, "the model has no repeated blocks")
+        return (True,)
+    return (False, True) if problems.blocks else (False,)
 
 
 def _shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy]]:

@@ -12,8 +12,8 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Costs, Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.storage import store_split
+from autosbp.search._assembly import Allowed
 from autosbp.search._baselines import Recipe
-from autosbp.search._build import Allowed
 
 Solve = Callable[[Mesh, Allowed, int], tuple[LogicalGraph, Strategy, BoxingModel]]
 """The fastest strategy of a view under a rule at a microbatch, without a memory limit, with its graph and boxing model."""

@@ -126,7 +126,10 @@ def add_paths(
     layouts: dict[Ref, NdSbp] = {Ref(name): layout for name, layout in parameters.items()}
 
     def add(ref: Ref, dst: NdSbp, reader: str) -> None:
-        meta, src = graph.meta(ref), layouts[ref]
+        src = layouts[ref]
+        if src == dst and I not in src:
+            return
+        meta = graph.meta(ref)
         gradient = graph.has_gradient(ref) and reader in graph.differentiable
         if not gradient:
             src = without_invariants(src)

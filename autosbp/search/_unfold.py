@@ -6,7 +6,7 @@ are; where these two turn out to differ (a cluster of ops that begins in one kin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from autosbp.costmodel.folding import KEPT, Folding
@@ -42,9 +42,23 @@ class UnfoldedProblem:
         return name
 
 
-def unfold(built: BuiltProblem, folding: Folding) -> UnfoldedProblem | None:
-    """The whole problem; None where the blocks in the middle are not alike."""
-    return _Unfolder(built, folding).run()
+@dataclass(frozen=True)
+class Shape:
+    """Where the variables and the edges of the whole come from: ``order`` names the folded variable of each, ``ends`` the two
+    ends of each edge with its folded edge."""
+
+    order: tuple[int, ...]
+    copies: tuple[tuple[tuple[int, int], ...], ...]
+    ends: tuple[tuple[int, int, int], ...]
+
+
+Shapes = dict[Hashable, Shape]
+
+
+def unfold(built: BuiltProblem, folding: Folding, known: Shapes | None = None) -> UnfoldedProblem | None:
+    """The whole problem; None where the blocks in the middle are not alike. ``known`` keeps what problems of one folding
+    have in common."""
+    return _Unfolder(built, folding).run({} if known is None else known)
 
 
 class _Unfolder:
@@ -58,9 +72,27 @@ class _Unfolder:
                 self.place[variable] = len(self.members[block])
                 self.members[block].append(variable)
 
-    def run(self) -> UnfoldedProblem | None:
+    def run(self, known: Shapes) -> UnfoldedProblem | None:
         if not self._alike():
             return None
+        small = self.small
+        key = (self.built.anchors, tuple((edge.u, edge.v) for edge in small.edges))
+        if key not in known:
+            known[key] = self._shape()
+        shape = known[key]
+        tables = [edge.table for edge in small.edges]
+        problem = SearchProblem(
+            tuple(small.names[v] for v in shape.order),
+            tuple(small.unary_s[v] for v in shape.order),
+            tuple(small.memory_bytes[v] for v in shape.order),
+            tuple(Edge(u, v, tables[at]) for u, v, at in shape.ends),
+            small.memory_limit_bytes,
+            small.fixed_s,
+            small.fixed_memory_bytes,
+        )
+        return UnfoldedProblem(problem, self.built, self.folding, shape.copies)
+
+    def _shape(self) -> Shape:
         middle = self.folding.count - 2
         first, inner, last = (self.members[at] for at in (0, 1, LAST))
         before = [v for v, block in enumerate(self.block) if block == OUTSIDE]
@@ -81,24 +113,14 @@ class _Unfolder:
         for (variable, block), at in new.items():
             order[at] = variable
             copies[variable].append((at, block))
-        small = self.small
-        problem = SearchProblem(
-            tuple(small.names[v] for v in order),
-            tuple(small.unary_s[v] for v in order),
-            tuple(small.memory_bytes[v] for v in order),
-            tuple(self._edges(new, middle)),
-            small.memory_limit_bytes,
-            small.fixed_s,
-            small.fixed_memory_bytes,
-        )
-        return UnfoldedProblem(problem, self.built, self.folding, tuple(map(tuple, copies)))
+        return Shape(tuple(order), tuple(map(tuple, copies)), tuple(self._ends(new, middle)))
 
-    def _edges(self, new: dict[tuple[int, int], int], middle: int) -> list[Edge]:
+    def _ends(self, new: dict[tuple[int, int], int], middle: int) -> list[tuple[int, int, int]]:
         """Each edge of the folded problem where it stands for one, or for one in each block of the middle."""
-        edges: list[Edge] = []
+        edges: list[tuple[int, int, int]] = []
         end = middle + 1
         whole = {OUTSIDE: OUTSIDE, 0: 0, LAST: end}
-        for edge in self.small.edges:
+        for place, edge in enumerate(self.small.edges):
             u, v = self.block[edge.u], self.block[edge.v]
             spans: list[tuple[int, int]]
             if u in whole and v in whole:
@@ -113,7 +135,8 @@ class _Unfolder:
                 spans = [(middle, end) if v == LAST else (end, middle)]
             else:
                 continue  # within the second of the middle: as within the first
-            edges += [Edge(new[self._first(edge.u), s], new[self._first(edge.v), t], edge.table) for s, t in spans]
+            one, two = self._first(edge.u), self._first(edge.v)
+            edges += [(new[one, s], new[two, t], place) for s, t in spans]
         return edges
 
     def _first(self, variable: int) -> int:

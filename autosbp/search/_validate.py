@@ -27,19 +27,25 @@ def validate(problem: SearchProblem) -> None:
     if problem.memory_limit_bytes is not None and problem.memory_limit_bytes < 0:
         raise InputError("memory_limit_bytes", problem.memory_limit_bytes, "it must be at least 0")
     checked: set[int] = set()
+    pairs: set[tuple[int, int]] = set()
     for i, (costs, use) in enumerate(zip(problem.unary_s, problem.memory_bytes, strict=True)):
+        if (id(costs), id(use)) in pairs:
+            continue
+        pairs.add((id(costs), id(use)))
         if costs.ndim != 1 or costs.size == 0:
             raise InputError(f"unary_s[{i}]", costs.shape, "one dim with at least one value is needed")
         if use.shape != costs.shape or not np.issubdtype(use.dtype, np.integer):
             raise InputError(f"memory_bytes[{i}]", (use.shape, str(use.dtype)), f"integers of shape {costs.shape}")
         _check_costs(f"unary_s[{i}]", costs, checked)
+    sizes = [len(costs) for costs in problem.unary_s]
     for k, edge in enumerate(problem.edges):
         if not (0 <= edge.u < count and 0 <= edge.v < count) or edge.u == edge.v:
             raise InputError(f"edges[{k}]", (edge.u, edge.v), f"two different variables in 0..{count - 1} are needed")
-        shape = (len(problem.unary_s[edge.u]), len(problem.unary_s[edge.v]))
+        shape = (sizes[edge.u], sizes[edge.v])
         if edge.table.shape != shape:
             raise InputError(f"edges[{k}].table", edge.table.shape, f"shape {shape} is needed")
-        _check_costs(f"edges[{k}].table", edge.table, checked)
+        if id(edge.table) not in checked:
+            _check_costs(f"edges[{k}].table", edge.table, checked)
 
 
 def _check_costs(field: str, costs: np.ndarray[tuple[int, ...], np.dtype[np.float64]], checked: set[int]) -> None:

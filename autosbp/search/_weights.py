@@ -19,9 +19,13 @@ class Weights:
         once: of seconds that pass once a step: gradients, the optimizer, copies of parameters.
         state: of the bytes of parameters, gradients and optimizer state.
         kept: of the bytes that one microbatch keeps for backward.
+        handed: of those that recomputed blocks read from elsewhere.
+        working: of those that ops of recomputed blocks keep.
     """
 
     micro: float
     once: float = 1.0
     state: float = 1.0
     kept: float = 1.0
+    handed: float = 1.0
+    working: float = 1.0

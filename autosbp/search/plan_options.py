@@ -17,7 +17,19 @@ from autosbp.search._weights import AS_USED, STEP, USE
 
 MAX_BATCH = 2**30
 STORAGES = (AS_USED, STEP, USE)
-_SELDOM = ("pins", "baselines", "stages", "schedules", "storage", "data_parallel", "tensor_parallel", "stage_of")
+_SELDOM = (
+    "pins",
+    "baselines",
+    "stages",
+    "schedules",
+    "storage",
+    "data_parallel",
+    "tensor_parallel",
+    "stage_of",
+    "recompute",
+    "offload",
+    "bucket_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,10 @@ class PlanOptions:
         stage_of: stages, from 0, that ops are given: by their names, by parameters that they read, or by patterns of either.
         storage: how parameters are stored. ``as_used``; ``step`` (ZeRO-2): split over the ranks that would hold them
             alike, gathered once a step; ``use`` (ZeRO-3): gathered for each use.
+        recompute: 0: no block; k: every repeated block, k together. None: as many blocks as memory asks for.
+        bucket_bytes: parameters are gathered together, and gradients reduced together, in messages of up to so many bytes;
+            by default 25 MiB. More is fewer messages, less is an earlier first one.
+        offload: the optimizer's state may be on the host, where the cluster's file tells of one: all of it or none.
     """
 
     global_batch: int | None = None
@@ -53,6 +69,9 @@ class PlanOptions:
     data_parallel: int | None = None
     tensor_parallel: int | None = None
     stage_of: Mapping[str, int] = field(default_factory=dict)
+    recompute: int | None = None
+    offload: bool = False
+    bucket_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
@@ -91,6 +110,12 @@ class PlanOptions:
         for name in ("data_parallel", "tensor_parallel"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, MAX_DEVICES)
+        if self.recompute is not None:
+            check_integer("recompute", self.recompute, 0, MAX_STAGES)
+        if not isinstance(self.offload, bool):
+            raise InputError("offload", self.offload, "true or false is expected")
+        if self.bucket_bytes is not None:
+            check_integer("bucket_bytes", self.bucket_bytes, 1, 2**40)
         for name in ("global_batch", "micro_batch"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, MAX_BATCH)
@@ -113,6 +138,9 @@ class PlanOptions:
             "data_parallel": self.data_parallel,
             "tensor_parallel": self.tensor_parallel,
             "stage_of": dict(self.stage_of) or None,
+            "recompute": self.recompute,
+            "offload": self.offload or None,
+            "bucket_bytes": self.bucket_bytes,
         }
         return plain | {name: value for name, value in seldom.items() if value is not None}
 
@@ -137,10 +165,9 @@ def require_room(num_parameters: int, parameter_bytes: int, cluster: Cluster, op
         InfeasibleError: ``memory_limit_bytes``, with these bytes per device as what is needed at least.
     """
     limit = options.memory_limit_bytes or cluster.device.memory_bytes
-    state_bytes = {"adamw": 8, "sgd": 0}[options.optimizer] * num_parameters
+    state_bytes = 0 if options.offload else {"adamw": 8, "sgd": 0}[options.optimizer] * num_parameters
     least = -(-(2 * parameter_bytes + state_bytes) // cluster.num_devices)
     if least > limit:
-        detail = (
-            f"parameters, gradients and optimizer state alone, split over {cluster.num_devices} devices, do not fit"
-        )
+        held = "parameters and gradients" if options.offload else "parameters, gradients and optimizer state"
+        detail = f"{held} alone, split over {cluster.num_devices} devices, do not fit"
         raise InfeasibleError("memory_limit_bytes", limit, least, detail)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from autosbp.cluster import Cluster
@@ -15,20 +16,22 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.offload import host_of
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Baseline, Costs, Plan, Strategy
+from autosbp.plan import BUCKET_BYTES, Baseline, Costs, Plan, Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.rules import check_graph
 from autosbp.search import SEARCHERS, SearchOptions
+from autosbp.search._assembly import Allowed
 from autosbp.search._baselines import Recipe, Roles, recipe
 from autosbp.search._best import Best
-from autosbp.search._build import Allowed
+from autosbp.search._candidate import Candidate
 from autosbp.search._conflict import with_conflict
 from autosbp.search._document import plan_document
 from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._leanest import Leanest
-from autosbp.search._space_solver import Candidate, Kind, Tally
+from autosbp.search._space_solver import Kind, Tally
 from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._stored_apart import best_stored_apart
 from autosbp.search._structures import Structures
@@ -144,13 +147,24 @@ class Planner:
         self.mesh = cluster.mesh()
         self.roles = Roles(graph)
         self.asked = Structures(graph, cluster, options, self.roles)
-        self.problems = problems or LayoutProblems(
-            graph, NetworkModel(cluster, calibration), ComputeModel(cluster.device, calibration),
-            global_batch=global_batch, optimizer=options.optimizer, pins=self.asked.pins,
+        if options.offload:
+            host_of(cluster)
+        self.global_batch = global_batch
+        self.problems = problems or self._problems(offload=False)
+        self.report = None if progress is None else lambda best: progress("search", best)
+        self.search = self._best(self.problems, self.started)
+
+    def _problems(self, *, offload: bool) -> LayoutProblems:
+        return LayoutProblems(
+            self.graph, NetworkModel(self.cluster, self.calibration), ComputeModel(self.cluster.device, self.calibration),
+            global_batch=self.global_batch, optimizer=self.options.optimizer, pins=self.asked.pins, offload=offload,
+            bucket_bytes=self.options.bucket_bytes or BUCKET_BYTES,
         )  # fmt: skip
-        report = None if progress is None else lambda best: progress("search", best)
-        deadline = self.started + options.time_limit_s
-        self.search = Best(self.problems, options, self.limit, deadline, report)
+
+    def _best(self, problems: LayoutProblems, begun: float) -> Best:
+        """A search; where optimizer state may be on the host, there are two, which share the time."""
+        share = 0.5 if self.options.offload else 1.0
+        return Best(problems, self.options, self.limit, begun + share * self.options.time_limit_s, self.report)
 
     def feasible(self) -> bool:
         """Whether the leanest strategy fits."""
@@ -167,12 +181,20 @@ class Planner:
             key=lambda each: each.costs.step_time_s,
             default=None,
         )
-        winner = self._searched(tally, best)
+        winner = self._offloaded(tally, best) if self.options.offload else self._searched(tally, best)
         document = plan_document(
             self.graph, self.cluster, self.calibration, self.options, self.limit,
             (winner.strategy, winner.costs), baselines, min(tally.bounds, default=None), tally.evaluations,
         )  # fmt: skip
         return Plan(document, time.monotonic() - self.started), winner
+
+    def _offloaded(self, tally: Tally, start: Candidate | None) -> Candidate:
+        """The best strategy with the optimizer's state on devices, or on the hosts where that is quicker or alone fits."""
+        with suppress(InfeasibleError):
+            start = self.search.over(self.structures(), self.kind(), tally, start)
+        self.problems = self._problems(offload=True)
+        self.search = self._best(self.problems, time.monotonic())
+        return self._searched(tally, start)
 
     def _searched(self, tally: Tally, start: Candidate | None) -> Candidate:
         """The best strategy. Search, which adds memory up by op, may find none where the leanest one just fits."""
@@ -196,7 +218,9 @@ class Planner:
     def leanest(self, enough: int = 0, share: float = 1.0) -> list[Candidate]:
         """Strategies of little memory, see ``Leanest``, looked for as long as a share of the time limit."""
         deadline = time.monotonic() + share * self.options.time_limit_s
-        return Leanest(self.problems, self.options, 0, deadline, None).over(self.structures(), self.kind(), enough)
+        problems = self._problems(offload=True) if self.options.offload else self.problems
+        found = Leanest(problems, self.options, 0, deadline, None).over(self.structures(), self.kind(), enough)
+        return [each for each in found if self.search.host_has_room(each.strategy)]
 
     def kind(self) -> Kind:
         """Pinned parameters say themselves how they are stored."""
@@ -240,6 +264,8 @@ class Planner:
         levels = {stages: mesh.level_counts for stages, mesh in stage_meshes(self.cluster)}
         if earlier.mesh.level_counts != levels.get(earlier.num_stages):
             return None
+        size = options.bucket_bytes or BUCKET_BYTES
+        earlier = replace(earlier, offload=earlier.offload and options.offload, bucket_bytes=size)
         found = restarted(
             earlier, self.problems.bound, self.problems.boxing, self.problems.compute,
             global_batch=self.problems.global_batch, optimizer=options.optimizer,

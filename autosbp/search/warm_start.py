@@ -12,7 +12,7 @@ from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Strategy
 from autosbp.sbp.mesh import Mesh
-from autosbp.search._space_solver import Candidate
+from autosbp.search._candidate import Candidate
 from autosbp.search._strategy import add_paths
 
 

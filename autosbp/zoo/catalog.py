@@ -14,11 +14,11 @@ from autosbp.jsonio import Fields
 
 @dataclass(frozen=True, slots=True)
 class HfEntry:
-    """A model described by a Hugging Face config."""
+    """A model described by a Hugging Face config; ``seq_len`` is None of one that reads no text."""
 
     name: str
     source: str
-    seq_len: int
+    seq_len: int | None
     config: Mapping[str, Any]
 
 
@@ -44,7 +44,8 @@ def read_catalog() -> dict[str, HfEntry | ModuleEntry]:
 def _entry(name: str, data: object) -> HfEntry | ModuleEntry:
     if isinstance(data, Mapping) and "hf" in data:
         fields = Fields(data, name, ("source", "seq_len", "hf"))
-        return HfEntry(name, fields.text("source"), fields.integer("seq_len", low=2), fields.mapping("hf"))
+        seq_len = fields.integer("seq_len", low=2) if fields.has("seq_len") else None
+        return HfEntry(name, fields.text("source"), seq_len, fields.mapping("hf"))
     fields = Fields(data, name, ("source", "module", "arguments", "inputs", "high"))
     inputs = {key: tuple(sizes) for key, sizes in fields.mapping("inputs").items()}
     bounds = Fields(fields.raw("high"), fields.at("high"), tuple(inputs))

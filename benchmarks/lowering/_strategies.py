@@ -12,8 +12,9 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Strategy
 from autosbp.sbp.storage import store_split
 from autosbp.search import SEARCHERS, SearchOptions
+from autosbp.search._assembly import Allowed
 from autosbp.search._baselines import Roles
-from autosbp.search._build import Allowed, ProblemBuilder
+from autosbp.search._build import ProblemBuilder
 from autosbp.search._clusters import OpCluster
 from autosbp.search._strategy import strategy_of
 from autosbp.search._views import tensor_parallel_view

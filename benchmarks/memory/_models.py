@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from autosbp.api import LogicalGraph, PlanOptions, capture_hf_config, load_cluster, make_plan
+from autosbp.costmodel.recompute import recomputing
 from autosbp.plan import Strategy
 from autosbp.search.sampling import sample_strategies
 from autosbp.sources import load_model
@@ -75,5 +76,8 @@ def strategies_of(graph: LogicalGraph, samples: int) -> dict[str, Strategy]:
         label = f"Megatron-like, {data} x {RANKS // data}"
         found[label] = tensor_parallel(graph, "local:2x2", 3 - data, BATCH)
     found["planned"] = make_plan(graph, cluster, None, PlanOptions(global_batch=BATCH, stages=1)).strategy
+    bound = graph.bind(**dict.fromkeys(graph.symbols, BATCH))
+    for label in ("data parallel", "gathered in each use, 4 microbatches", "Megatron-like, 2 x 2"):
+        found[f"{label}, recomputed"] = recomputing(bound, found[label])
     sampled = sample_strategies(graph, cluster, samples, global_batch=2 * BATCH, micro_batch=BATCH, seed=1)
     return found | {f"sample {at}": strategy for at, strategy in enumerate(sampled)}

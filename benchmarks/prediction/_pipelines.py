@@ -15,8 +15,9 @@ from autosbp.costmodel.timeline import Timeline
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
 from autosbp.search import SEARCHERS, SearchOptions
+from autosbp.search._assembly import Allowed
 from autosbp.search._baselines import Roles
-from autosbp.search._build import Allowed, ProblemBuilder
+from autosbp.search._build import ProblemBuilder
 from autosbp.search._strategy import strategy_of
 
 MICROBATCHES = 4

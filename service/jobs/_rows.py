@@ -3,48 +3,135 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.jobs._base import FINAL, Document
-from service.models import JobRow, now
+from service.jobs._base import FINAL, Document, Interrupted
+from service.models import DEFAULT_TENANT, JobRow, now
 from service.problems import ProblemError, conflict, problem
+from service.tenancy import tenant_of
+
+_AGAIN = "queued again: "
 
 
-def add(session: Session, kind: str, payload: Document, resource: str | None, max_queued: int) -> JobRow:
-    """Queue a new job."""
-    waiting = session.scalar(select(func.count()).select_from(JobRow).where(JobRow.state == "queued")) or 0
-    if waiting >= max_queued:
-        detail = f"{waiting} jobs are waiting and the limit is {max_queued}; try again later"
-        raise ProblemError(429, "queue-full", "Too many jobs are waiting", detail, limit=max_queued)
-    row = JobRow(id=f"job-{secrets.token_hex(8)}", kind=kind, payload=payload, resource=resource)
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """How many jobs may wait: altogether, and of one tenant."""
+
+    all: int
+    tenant: int
+
+
+def add(
+    session: Session,
+    kind: str,
+    payload: Document,
+    resource: str | None,
+    job_id: str | None,
+    limits: QueueLimits,
+) -> JobRow:
+    """Queue a new job of the session's tenant, or of the default one."""
+    jobs = JobRow.__table__  # the table itself: a tenant's session would see the tenant's jobs alone
+    counted = select(jobs.c.tenant, func.count()).where(jobs.c.state == "queued").group_by(jobs.c.tenant)
+    waiting: dict[str, int] = {row[0]: row[1] for row in session.execute(counted)}
+    owner = tenant_of(session) or DEFAULT_TENANT
+    _check_room(sum(waiting.values()), limits.all)
+    _check_room(waiting.get(owner, 0), limits.tenant)
+    row = JobRow(
+        id=job_id or f"job-{secrets.token_hex(8)}", tenant=owner, kind=kind, payload=payload, resource=resource
+    )
     session.add(row)
     session.flush()
     return row
 
 
-def claim(session: Session) -> JobRow | None:
-    """Take the oldest queued job and mark it running."""
-    oldest = select(JobRow).where(JobRow.state == "queued").order_by(JobRow.created_at, JobRow.id).limit(1)
-    row = session.scalar(oldest.with_for_update(skip_locked=True))
-    if row is not None:
-        row.state, row.started_at, row.attempts = "running", now(), row.attempts + 1
-        row.progress, row.message, row.figures = None, "started", {}
-        row.revision += 1
+def _check_room(waiting: int, limit: int) -> None:
+    if waiting >= limit:
+        detail = f"{waiting} jobs are waiting and the limit is {limit}; try again later"
+        raise ProblemError(429, "queue-full", "Too many jobs are waiting", detail, limit=limit)
+
+
+def one(session: Session, job_id: str, *, lock: bool = False) -> JobRow | None:
+    """A job by its id alone, which is unique."""
+    query = select(JobRow).where(JobRow.id == job_id)
+    return session.scalar(query.with_for_update() if lock else query)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to work on a job, until somebody else takes it with a higher fence."""
+
+    job_id: str
+    tenant: str
+    kind: str
+    fence: int
+
+
+def take(session: Session, job_id: str, worker: str) -> Lease | None:
+    """Take a job for a worker, whoever had it before; None if it has ended."""
+    row = one(session, job_id, lock=True)
+    if row is None or row.state in FINAL:
+        return None
+    row.worker, row.fence = worker, row.fence + 1
+    if row.cancel_requested:
+        finish(row, "cancelled")
+        return None
+    return Lease(row.id, row.tenant, row.kind, row.fence)
+
+
+def held(session: Session, lease: Lease) -> JobRow:
+    """The locked row of a job that is still ours; ``Interrupted`` if it is not."""
+    row = one(session, lease.job_id, lock=True)
+    if row is None or row.fence != lease.fence:
+        raise Interrupted(f"job {lease.job_id} was taken by another worker")
     return row
 
 
-def report(session: Session, job_id: str, progress: float | None, message: str, figures: Document) -> None:
+def attempt(session: Session, lease: Lease, resumable: bool, max_attempts: int) -> JobRow | None:
+    """Begin an attempt at a job; None if it ended without: it was cancelled, or there were as many as may be."""
+    row = held(session, lease)
+    if row.state in FINAL:  # cancelled since it was taken
+        return None
+    if row.attempts >= (max_attempts if resumable else 1):
+        reason = row.message.removeprefix(_AGAIN) or "interrupted"
+        detail = f"{reason}; started {row.attempts} of {max_attempts} times" if resumable else reason
+        finish(row, "failed", failure=problem(500, detail, name="interrupted", title="The job was interrupted"))
+        return None
+    row.state, row.started_at, row.attempts = "running", now(), row.attempts + 1
+    row.progress, row.message, row.figures = None, "started", {}
+    row.revision += 1
+    return row
+
+
+def release(session: Session, living: Collection[str], reason: str) -> None:
+    """Take the jobs away from every worker but the ``living``: raise their fences, and queue them again."""
+    ours = JobRow.worker.in_(living)
+    taken = ((JobRow.state == "queued") & JobRow.worker.is_not(None)) | (JobRow.state == "running")
+    orphaned = select(JobRow).where(taken, JobRow.worker.is_(None) | ~ours).order_by(JobRow.id)
+    for row in session.scalars(orphaned.with_for_update()):
+        row.worker, row.fence = None, row.fence + 1
+        if row.cancel_requested:
+            finish(row, "cancelled")
+        elif row.state == "running":
+            row.state, row.started_at, row.progress, row.message = "queued", None, None, f"{_AGAIN}{reason}"
+            row.revision += 1
+
+
+def report(session: Session, lease: Lease, progress: float | None, message: str, figures: Document) -> None:
     """Record the progress of a running job."""
-    row = session.get_one(JobRow, job_id)
+    row = held(session, lease)
     row.progress, row.message, row.figures = progress, message, figures
     row.revision += 1
 
 
-def request_cancel(session: Session, job_id: str) -> JobRow | None:
-    """Cancel a queued job, or ask for the end of a running one."""
-    row = session.get(JobRow, job_id, with_for_update=True)
+def request_cancel(session: Session, job_id: str, check: Callable[[JobRow], None] | None = None) -> JobRow | None:
+    """Cancel a queued job, or ask for the end of a running one; ``check`` may refuse by raising."""
+    row = one(session, job_id, lock=True)
+    if row is not None and check is not None:
+        check(row)
     if row is None or row.state == "cancelled" or (row.state == "running" and row.cancel_requested):
         return row
     if row.state in FINAL:
@@ -64,15 +151,3 @@ def finish(row: JobRow, state: str, *, result: Document | None = None, failure: 
     if state == "succeeded":
         row.progress = 1.0
     row.revision += 1
-
-
-def interrupt(row: JobRow, resumable: bool, max_attempts: int, reason: str) -> None:
-    """Queue a cut-off job again if its kind allows it, else fail it with ``reason``."""
-    if row.cancel_requested:
-        finish(row, "cancelled")
-    elif resumable and row.attempts < max_attempts:
-        row.state, row.started_at, row.progress, row.message = "queued", None, None, f"queued again: {reason}"
-        row.revision += 1
-    else:
-        detail = f"{reason}; started {row.attempts} of {max_attempts} times" if resumable else reason
-        finish(row, "failed", failure=problem(500, detail, name="interrupted", title="The job was interrupted"))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from autosbp import api
+from autosbp.answers import what_if_document, why_document
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.lessons import experience_of
 from calibration import Progress
 from calibration import calibrate as measure
 from service.jobs._base import CancelledError, Document, TaskContext
+from service.launchers.trials import launched
+
+_MOST_POINTS = 200
 
 
 def capture(inputs: Document, context: TaskContext) -> Document:
@@ -23,19 +30,68 @@ def capture(inputs: Document, context: TaskContext) -> Document:
 
 
 def search(inputs: Document, context: TaskContext) -> Document:
-    """Search the best strategy; the plan's document."""
+    """Search the best strategy, or the front of step time against memory; the plans' documents, fastest first, and the
+    ``curve`` of the search: (seconds since its begin, best step time so far) wherever that fell."""
     cluster = Cluster.from_dict(inputs["cluster"])
     calibration = inputs["calibration"]
     context.progress(None, "building the search problem")
-    plan = api.make_plan(
+    asked = (
         api.load_graph(inputs["graph"]),
         cluster,
         Calibration.from_dict(calibration) if calibration is not None else None,
         api.PlanOptions.from_dict(inputs["options"]),
-        progress=lambda stage, best_s: context.progress(None, stage, best_step_time_s=best_s),
     )
+
+    began_s, curve = time.monotonic(), list[list[float]]()
+
+    def progress(stage: str, best_s: float) -> bool:
+        if isfinite(best_s) and len(curve) < _MOST_POINTS and (not curve or best_s < curve[-1][1]):
+            curve.append([time.monotonic() - began_s, best_s])
+        return context.progress(None, stage, best_step_time_s=best_s)
+
+    num_points = inputs.get("num_points")
+    if num_points is None:
+        plans: Sequence[api.Plan] = [api.make_plan(*asked, progress=progress)]
+    else:
+        plans = api.pareto_front(*asked, num_points=num_points, progress=progress)
     _stop_if_cancelled(context)
-    return plan.to_dict()
+    if num_points is None:
+        curve.append([time.monotonic() - began_s, plans[0].document["step_time_s"]])
+    return {"plans": [plan.to_dict() for plan in plans], "curve": curve}
+
+
+def why(inputs: Document, context: TaskContext) -> Document:
+    """What other layouts of an op would cost; ``autosbp.answers.why_document``."""
+    plan, graph, calibration = _analysed(inputs)
+    options = inputs["options"]
+    context.progress(None, f"costing other layouts of {options['op']}")
+    found = api.why(graph, plan, options["op"], calibration, most=options["most"])
+    _stop_if_cancelled(context)
+    return why_document(plan, found, _step_s(plan, graph, calibration))
+
+
+def what_if(inputs: Document, context: TaskContext) -> Document:
+    """What better hardware would buy; ``autosbp.answers.what_if_document``."""
+    plan, graph, calibration = _analysed(inputs)
+    factor = inputs["options"]["factor"]
+
+    def report(name: str) -> None:
+        _stop_if_cancelled(context)
+        context.progress(None, f"searching with {factor:g} x {name}")
+
+    found = api.what_if(graph, plan, calibration, factor=factor, report=report)
+    _stop_if_cancelled(context)
+    return what_if_document(plan, found, _step_s(plan, graph, calibration), calibrated=calibration is not None)
+
+
+def _analysed(inputs: Document) -> tuple[api.Plan, api.LogicalGraph, Calibration | None]:
+    calibration = inputs["calibration"]
+    costs = None if calibration is None else Calibration.from_dict(calibration)
+    return api.Plan.from_dict(inputs["plan"]), api.load_graph(inputs["graph"]), costs
+
+
+def _step_s(plan: api.Plan, graph: api.LogicalGraph, calibration: Calibration | None) -> float:
+    return api.predict_costs(graph, plan.strategy, plan.cluster, calibration).step_time_s
 
 
 def calibrate(inputs: Document, context: TaskContext) -> Document:
@@ -69,16 +125,13 @@ def trial(inputs: Document, context: TaskContext) -> Document:
     if inputs["baseline"] is not None:
         plan = plan.with_baseline(inputs["baseline"])
     context.progress(None, "starting ranks")
-    workdir = _folder(inputs["workdir"])
-    result = api.run_trial(
-        plan,
-        graph,
-        **inputs["options"],
-        timeout_s=inputs["timeout_s"],
-        workdir=workdir,
-        log=_appender(Path(inputs["log"]), context),
-        cancelled=context.cancelled,
-    )
+    workdir, log = _folder(inputs["workdir"]), Path(inputs["log"])
+    ways: dict[str, Any] = {"workdir": workdir, "cancelled": context.cancelled}
+    if inputs.get("launching") is not None:
+        log.unlink(missing_ok=True)  # the log of ranks that are found again is read from its beginning
+        ways |= {"cancelled": _unless_orphaned(context), **launched(inputs, plan.cluster, _teller(context))}
+    ways["log"] = _appender(log, context)
+    result = api.run_trial(plan, graph, **inputs["options"], timeout_s=inputs["timeout_s"], **ways)
     _stop_if_cancelled(context)
     calibration = inputs["calibration"]
     # What was measured of other collectives than those charged is no lesson.
@@ -94,6 +147,27 @@ def _appender(path: Path, context: TaskContext) -> Callable[[str], None]:
         context.progress(None, line.strip()[:200])
 
     return log
+
+
+def _teller(context: TaskContext) -> Callable[[str], None]:
+    def told(words: str) -> None:
+        context.progress(None, words)
+
+    return told
+
+
+def _unless_orphaned(context: TaskContext) -> Callable[[], bool]:
+    """Whether somebody cancelled the job. Raises where the task is told to stop because the service is gone: its successor
+    finds the ranks again, so that they are not ended."""
+
+    def cancelled() -> bool:
+        if not context.cancelled():
+            return False
+        if context.orphaned():
+            raise CancelledError
+        return True
+
+    return cancelled
 
 
 def _folder(path: str) -> Path:

@@ -1,6 +1,8 @@
 """The tables of the service, one file each."""
 
-from service.models._base import Base, now
+from service.models._base import DEFAULT_TENANT, Base, now
+from service.models.access import AuditRow, KeyRow, ReplayRow
+from service.models.analysis import AnalysisRow
 from service.models.calibration import CalibrationRow
 from service.models.cluster import ClusterRow
 from service.models.job import JobRow
@@ -8,15 +10,22 @@ from service.models.model import ModelRow
 from service.models.search import SearchRow
 from service.models.strategy import StrategyRow
 from service.models.trial import TrialRow
+from service.models.worker import WorkerRow
 
 __all__ = [
+    "DEFAULT_TENANT",
+    "AnalysisRow",
+    "AuditRow",
     "Base",
     "CalibrationRow",
     "ClusterRow",
     "JobRow",
+    "KeyRow",
     "ModelRow",
+    "ReplayRow",
     "SearchRow",
     "StrategyRow",
     "TrialRow",
+    "WorkerRow",
     "now",
 ]

@@ -1,13 +1,18 @@
-"""What every table shares: naming, UTC times, and the ``(created_at, id)`` order that lists are paged by."""
+"""What every table shares: naming, UTC times, tenants, and the ``(created_at, id)`` order that lists are paged by.
+
+A resource's key is ``(id, tenant)``: ids of content are hashes of it, so two tenants that store the same content have the
+same id and each a row of its own. References between resources hold the tenant too, so that none can cross.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, Double, MetaData, String
+from sqlalchemy import JSON, DateTime, Double, ForeignKeyConstraint, Index, MetaData, String
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeDecorator
 
 _NAMES = {
@@ -16,6 +21,8 @@ _NAMES = {
     "fk": "fk_%(table_name)s_%(column_0_name)s",
     "pk": "pk_%(table_name)s",
 }
+DEFAULT_TENANT = "default"
+"""Whose everything is where no keys are needed."""
 
 
 def now() -> datetime:
@@ -44,10 +51,22 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Base(DeclarativeBase):
-    """Base of every table. ``id`` is the public id."""
+    """Base of every table. A tenant's session sees and writes no row of another tenant (``service.db``)."""
 
     metadata = MetaData(naming_convention=_NAMES)
     type_annotation_map = {dict[str, Any]: JSON(none_as_null=True), datetime: UtcDateTime, float: Double}
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    created_at: Mapped[datetime] = mapped_column(default=now, index=True)
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+def refers(column: str, table: str) -> ForeignKeyConstraint:
+    """A reference to a row of the same tenant."""
+    return ForeignKeyConstraint([column, "tenant"], [f"{table}.id", f"{table}.tenant"])
+
+
+def listed(*filters: str) -> tuple[SchemaItem, ...]:
+    """Indexes of a table that is listed newest first, as a whole and by each of ``filters``."""
+    order = ("created_at", "id")
+    return (Index(None, "tenant", *order), *(Index(None, "tenant", name, *order) for name in filters))

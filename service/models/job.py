@@ -8,14 +8,15 @@ from typing import Any
 from sqlalchemy import Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.models._base import Base
+from service.models._base import Base, listed
 
 
 class JobRow(Base):
-    """One job; the contract of its states is in ``service.jobs._base``. ``revision`` grows with every change."""
+    """One job; the contract of its states is in ``service.jobs._base``. ``revision`` grows with every change. ``worker`` is
+    who works on it, with the right of ``fence``. The id alone is unique: the runner knows jobs by it."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index(None, "state", "created_at"),)
+    __table_args__ = (Index(None, "state", "created_at"), *listed())
 
     kind: Mapped[str] = mapped_column(String(32))
     state: Mapped[str] = mapped_column(String(16), default="queued")
@@ -29,5 +30,7 @@ class JobRow(Base):
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     attempts: Mapped[int] = mapped_column(default=0)
     revision: Mapped[int] = mapped_column(default=1)
+    worker: Mapped[str | None] = mapped_column(String(64))
+    fence: Mapped[int] = mapped_column(default=0, server_default="0")
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Body, Response
 
+from service.edge.conditions import tag
+from service.edge.route import slow
 from service.models import JobRow
-from service.routers._base import JsonBody, accepted, problems, queued, router, stored
-from service.schemas._base import Cursor, Limit, Page, PathId, QueryId
+from service.routers._base import IDEMPOTENT, JsonBody, accepted, paged, posted, problems, queued, router, stored
+from service.schemas._base import Page, PathId, QueryId, WindowDep
 from service.schemas.calibrations import EXAMPLES, Calibration, CalibrationDetail
 from service.schemas.jobs import Job
 from service.services import calibrations
 from service.state import StateDep
 
-routes = router("calibrations")
+routes = router("calibrations", "calibrate")
 
 
 @routes.post(
@@ -22,11 +24,8 @@ routes = router("calibrations")
     summary="Measure a cluster, or store a calibration document",
     status_code=201,
     response_model=Calibration | Job,
-    responses={
-        **accepted(),
-        200: {"model": Calibration, "description": "It was already stored."},
-        **problems(413, 429),
-    },
+    responses={**accepted(), 200: {"model": Calibration, "description": "It was already stored."}, **posted()},
+    openapi_extra=IDEMPOTENT,
 )
 def create(
     state: StateDep, response: Response, body: Annotated[JsonBody, Body(openapi_examples=EXAMPLES)]
@@ -35,24 +34,31 @@ def create(
     outcome = calibrations.create(state, body)
     if isinstance(outcome, JobRow):
         return queued(response, outcome)
-    stored(response, f"/v1/calibrations/{outcome[0].id}", outcome[1])
-    return Calibration.model_validate(outcome[0])
+    row, is_new = outcome
+    stored(response, f"/v1/calibrations/{row.id}", is_new, row.id, row.newest_id)
+    return Calibration.model_validate(row)
 
 
-@routes.get("", summary="List calibrations")
+@routes.get("", summary="List calibrations", response_model=Page[Calibration])
 def listing(
     state: StateDep,
+    window: WindowDep,
     cluster_id: QueryId = None,
     root_id: QueryId = None,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> Page[Calibration]:
-    """Newest first; of one cluster, or the versions of one family, if asked."""
-    rows, following = calibrations.listing(state, cluster_id, root_id, limit, cursor)
-    return Page(items=[Calibration.model_validate(row) for row in rows], next_cursor=following)
+    backend: Literal["gloo", "nccl"] | None = None,
+    complete: bool | None = None,
+) -> Response:
+    """Newest first; of one cluster, the versions of one family, of one backend, or those that are complete, if asked."""
+    rows, following = calibrations.listing(
+        state, window, cluster_id=cluster_id, root_id=root_id, backend=backend, complete=complete
+    )
+    return paged(Calibration, rows, following)
 
 
 @routes.get("/{calibration_id}", summary="One calibration", responses=problems(404))
-def get(state: StateDep, calibration_id: PathId) -> CalibrationDetail:
+@slow
+def get(state: StateDep, response: Response, calibration_id: PathId) -> CalibrationDetail:
     """The calibration with all its points and fits."""
-    return CalibrationDetail.model_validate(calibrations.get(state, calibration_id))
+    row = calibrations.get(state, calibration_id)
+    tag(response, row.id, row.newest_id)
+    return CalibrationDetail.model_validate(row)

@@ -1,41 +1,77 @@
-"""/healthz and /readyz"""
+"""/healthz, /readyz and /metrics"""
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable, Mapping
 
 from fastapi import APIRouter
+from fastapi.responses import Response
 from sqlalchemy.exc import SQLAlchemyError
 
 import autosbp
+from service.edge import metrics
+from service.edge.route import guarded, slow
 from service.problems import ProblemError
 from service.routers._base import problems
-from service.state import StateDep
+from service.state import SharedDep, State, StateDep
 
 routes = APIRouter(tags=["health"])
+measured = APIRouter(tags=["health"], route_class=guarded(GET=("admin",)), responses=problems(401, 403, 429, 503))
 _log = logging.getLogger(__name__)
 
 
 @routes.get("/healthz", summary="Whether the process answers")
 def health() -> dict[str, str]:
-    """Always ok when it answers."""
+    """Always ok when it answers; needs no key."""
     return {"status": "ok", "version": autosbp.__version__}
 
 
 @routes.get("/readyz", summary="Whether the service can work", responses=problems(503))
-def ready(state: StateDep) -> dict[str, str]:
-    """Ok when the database answers with the newest schema and jobs are being worked on."""
+def ready(state: SharedDep) -> dict[str, object]:
+    """Ok when the database answers with the newest schema, jobs are being worked on, and the disk has room; needs no key."""
+    checks = {name: check(state) for name, check in _CHECKS.items()}
+    wrong = {name: words for name, words in checks.items() if words != "ok"}
+    if wrong:
+        detail = "; ".join(wrong.values())
+        raise ProblemError(503, "not-ready", "The service cannot work now", detail, checks=checks)
+    return {"status": "ok", "checks": checks}
+
+
+@measured.get(
+    "/metrics",
+    summary="Numbers for Prometheus",
+    response_class=Response,
+    responses={200: {"description": "The text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+@slow
+def read_metrics(state: StateDep) -> Response:
+    """Requests, durations, jobs and streams of all tenants, none of which is named."""
+    return Response(state.metrics.text(), media_type=metrics.MEDIA_TYPE)
+
+
+def _database(state: State) -> str:
     try:
-        current = state.database.is_current()
+        return "ok" if state.database.is_current() else "the database's schema is not the newest"
     except SQLAlchemyError as error:
         _log.warning("the database does not answer: %s", error)
-        raise _unready("the database does not answer") from None
-    if not current:
-        raise _unready("the database's schema is not the newest")
-    if not state.runner.alive():
-        raise _unready("no job is being worked on")
-    return {"status": "ok"}
+        return "the database does not answer"
 
 
-def _unready(detail: str) -> ProblemError:
-    return ProblemError(503, "not-ready", "The service cannot work now", detail)
+def _runner(state: State) -> str:
+    return "ok" if state.runner.alive() else "no job is being worked on"
+
+
+def _disk(state: State) -> str:
+    try:
+        found = os.statvfs(state.settings.data_dir)
+    except OSError as error:
+        _log.warning("the data folder cannot be read: %s", error)
+        return "the data folder cannot be read"
+    if found.f_flag & os.ST_RDONLY:
+        return "the data folder is on a read-only disk"
+    return "ok" if found.f_bavail * found.f_frsize >= state.settings.min_free_bytes else "the disk is almost full"
+
+
+_CHECKS: Mapping[str, Callable[[State], str]] = {"database": _database, "runner": _runner, "disk": _disk}

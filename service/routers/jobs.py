@@ -5,46 +5,61 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
-from fastapi import Header, Query
+from fastapi import Header, Query, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from service.routers._base import Responses, problems, router
-from service.schemas._base import Cursor, Limit, Page, PathId
+from service.access.gate import too_many
+from service.edge.conditions import IfMatch, etag, expect, tag
+from service.jobs._base import FINAL
+from service.models import JobRow
+from service.routers._base import IDEMPOTENT, Responses, paged, posted, problems, router
+from service.schemas._base import Page, PathId, WindowDep
 from service.schemas.jobs import Job, JobState
 from service.services import jobs
 from service.state import State, StateDep
 
-routes = router("jobs")
-Kind = Literal["capture", "calibrate", "search", "trial"]
+routes = router("jobs", "search", "trial", "calibrate")
+Kind = Literal["capture", "calibrate", "search", "trial", "why", "what-if"]
 _EVENTS: Responses = {
-    200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    204: {"description": "The job has ended and the client has its last event: there is nothing to reconnect for."},
 }
+_RETRY_MS = 1000
 
 
-@routes.get("", summary="List jobs")
+@routes.get("", summary="List jobs", response_model=Page[Job])
 def listing(
     state: StateDep,
+    window: WindowDep,
     job_state: Annotated[JobState | None, Query(alias="state")] = None,
     kind: Kind | None = None,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> Page[Job]:
+) -> Response:
     """Newest first; of one state or kind, if asked."""
-    rows, following = jobs.listing(state, job_state, kind, limit, cursor)
-    return Page(items=[Job.model_validate(row) for row in rows], next_cursor=following)
+    rows, following = jobs.listing(state, window, state=job_state, kind=kind)
+    return paged(Job, rows, following)
 
 
 @routes.get("/{job_id}", summary="One job", responses=problems(404))
-def get(state: StateDep, job_id: PathId) -> Job:
+def get(state: StateDep, response: Response, job_id: PathId) -> Job:
     """State, progress, and in the end the result or the problem."""
-    return Job.model_validate(jobs.get(state, job_id))
+    row = jobs.get(state, job_id)
+    tag(response, row.id, row.revision)
+    return Job.model_validate(row)
 
 
-@routes.post("/{job_id}:cancel", summary="Cancel a job", responses=problems(404, 409))
-def cancel(state: StateDep, job_id: PathId) -> Job:
-    """A queued job ends at once, a running one soon. Repeating it changes nothing; 409 if the job has already ended."""
-    return Job.model_validate(jobs.cancel(state, job_id))
+@routes.post(
+    "/{job_id}:cancel",
+    summary="Cancel a job",
+    responses={**posted(404, 412)},
+    openapi_extra=IDEMPOTENT,
+)
+def cancel(state: StateDep, response: Response, job_id: PathId, if_match: IfMatch = None) -> Job:
+    """A queued job ends at once, a running one soon. Repeating it changes nothing; 409 if the job has already ended. It
+    needs the scope that such a job is made with."""
+    row = jobs.cancel(state, job_id, lambda job: expect(if_match, etag(job.id, job.revision)))
+    tag(response, row.id, row.revision)
+    return Job.model_validate(row)
 
 
 @routes.get(
@@ -53,19 +68,29 @@ def cancel(state: StateDep, job_id: PathId) -> Job:
     response_class=StreamingResponse,
     responses={**_EVENTS, **problems(404)},
 )
-async def events(state: StateDep, job_id: PathId, last_event_id: Annotated[int, Header(ge=0)] = 0) -> StreamingResponse:
+async def events(state: StateDep, job_id: PathId, last_event_id: Annotated[int, Header(ge=0)] = 0) -> Response:
     """Server-sent events: ``progress`` with the job at each change, ``end`` with the job at last. The event id is the
     job's revision, so a client that reconnects with Last-Event-ID misses nothing newer."""
-    await run_in_threadpool(jobs.get, state, job_id)
-    stream = _encode(state, job_id, last_event_id)
-    return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+    row = await run_in_threadpool(jobs.get, state, job_id)
+    if row.state in FINAL and row.revision <= last_event_id:
+        return Response(status_code=204)
+    most = state.settings.max_streams
+    if state.feed.num_followers >= most:
+        raise too_many(5, f"{most} event streams are open")
+    stream = _stream(state, job_id, last_event_id)
+    return StreamingResponse(
+        stream, media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+    )
 
 
-async def _encode(state: State, job_id: str, revision: int) -> AsyncIterator[str]:
-    async for row in jobs.changes(state, job_id, revision):
-        if row is None:
-            yield ": still here\n\n"
-            continue
-        job = Job.model_validate(row)
-        name = "end" if job.finished_at is not None else "progress"
-        yield f"id: {job.revision}\nevent: {name}\ndata: {job.model_dump_json()}\n\n"
+async def _stream(state: State, job_id: str, revision: int) -> AsyncIterator[str]:
+    yield f"retry: {_RETRY_MS}\n\n"
+    async for change in state.feed.changes(job_id, revision, state.closing):
+        yield ": still here\n\n" if change is None else change.text
+
+
+def encode(row: JobRow) -> str:
+    """A job as a server-sent event."""
+    job = Job.model_validate(row)
+    name = "end" if job.finished_at is not None else "progress"
+    return f"id: {job.revision}\nevent: {name}\ndata: {job.model_dump_json()}\n\n"

@@ -6,15 +6,17 @@ from typing import Annotated
 
 from fastapi import Body, Response
 
+from service.edge.conditions import IfMatch, etag, expect, tag
+from service.edge.route import slow
 from service.models import JobRow
-from service.routers._base import JsonBody, accepted, problems, queued, router, stored
-from service.schemas._base import Cursor, Document, Limit, Page, PathId
+from service.routers._base import IDEMPOTENT, JsonBody, accepted, paged, posted, problems, queued, router, stored
+from service.schemas._base import Document, Name, Page, PathId, WindowDep
 from service.schemas.jobs import Job
 from service.schemas.models import EXAMPLES, Model
 from service.services import models
 from service.state import StateDep
 
-routes = router("models")
+routes = router("models", "search")
 
 
 @routes.post(
@@ -22,7 +24,8 @@ routes = router("models")
     summary="Store a model: a graph, a model of the zoo, or a Hugging Face configuration",
     status_code=201,
     response_model=Model | Job,
-    responses={**accepted(), 200: {"model": Model, "description": "It was already stored."}, **problems(413, 429)},
+    responses={**accepted(), 200: {"model": Model, "description": "It was already stored."}, **posted()},
+    openapi_extra=IDEMPOTENT,
 )
 def create(
     state: StateDep, response: Response, body: Annotated[JsonBody, Body(openapi_examples=EXAMPLES)]
@@ -31,30 +34,35 @@ def create(
     outcome = models.create(state, body)
     if isinstance(outcome, JobRow):
         return queued(response, outcome)
-    stored(response, f"/v1/models/{outcome[0].id}", outcome[1])
-    return Model.model_validate(outcome[0])
+    row, is_new = outcome
+    stored(response, f"/v1/models/{row.id}", is_new, row.graph_hash)
+    return Model.model_validate(row)
 
 
-@routes.get("", summary="List models")
-def listing(state: StateDep, limit: Limit = 50, cursor: Cursor = None) -> Page[Model]:
-    """Newest first."""
-    rows, following = models.listing(state, limit, cursor)
-    return Page(items=[Model.model_validate(row) for row in rows], next_cursor=following)
+@routes.get("", summary="List models", response_model=Page[Model])
+def listing(state: StateDep, window: WindowDep, name: Name = None, source: Name = None) -> Response:
+    """Newest first; of one name or source, if asked."""
+    rows, following = models.listing(state, window, name=name, source=source)
+    return paged(Model, rows, following)
 
 
 @routes.get("/{model_id}", summary="One model", responses=problems(404))
-def get(state: StateDep, model_id: PathId) -> Model:
+def get(state: StateDep, response: Response, model_id: PathId) -> Model:
     """Name, source and summary."""
-    return Model.model_validate(models.get(state, model_id))
+    row = models.get(state, model_id)
+    tag(response, row.graph_hash)
+    return Model.model_validate(row)
 
 
 @routes.get("/{model_id}/graph", summary="A model's graph document", responses=problems(404))
-def graph(state: StateDep, model_id: PathId) -> Document:
+@slow
+def graph(state: StateDep, response: Response, model_id: PathId) -> Document:
     """The graph in the graph file format."""
+    tag(response, model_id)
     return models.graph(state, model_id)
 
 
-@routes.delete("/{model_id}", summary="Delete a model", status_code=204, responses=problems(404, 409))
-def delete(state: StateDep, model_id: PathId) -> None:
+@routes.delete("/{model_id}", summary="Delete a model", status_code=204, responses=problems(404, 409, 412))
+def delete(state: StateDep, model_id: PathId, if_match: IfMatch = None) -> None:
     """409 while a search or a strategy refers to it."""
-    models.delete(state, model_id)
+    models.delete(state, model_id, lambda row: expect(if_match, etag(row.graph_hash)))

@@ -2,43 +2,69 @@
 
 from __future__ import annotations
 
-from fastapi import Response
+from typing import Annotated
 
-from service.routers._base import accepted, problems, queued, router
-from service.schemas._base import Cursor, Limit, Page, PathId, QueryId
-from service.schemas.jobs import Job
+from fastapi import Header, Query, Response
+
+from service.edge.conditions import tag
+from service.routers._base import IDEMPOTENT, accepted, answered, paged, posted, problems, queued, reused, router
+from service.schemas._base import Page, PathId, QueryId, WindowDep
+from service.schemas.jobs import Job, JobState
 from service.schemas.searches import Search, SearchRequest
 from service.services import searches
 from service.state import StateDep
 
-routes = router("searches")
+routes = router("searches", "search")
+CacheControl = Annotated[
+    str | None, Header(max_length=200, description="``no-cache`` searches again where an equal search is stored.")
+]
 
 
 @routes.post(
     "",
     summary="Search the best strategy of a model on a cluster",
     status_code=202,
-    responses={**accepted(), **problems(413, 429)},
+    responses={**accepted(), **reused(), **posted()},
+    openapi_extra=IDEMPOTENT,
 )
-def create(state: StateDep, response: Response, request: SearchRequest) -> Job:
-    """202 with the job; its ``resource`` is the search, and its result names the strategy."""
-    return queued(response, searches.create(state, request))
+def create(state: StateDep, response: Response, request: SearchRequest, cache_control: CacheControl = None) -> Job:
+    """202 with the job; its ``resource`` is the search, and its result names the strategy. A search of the same model,
+    cluster, calibration and options, by the same release, is answered at once with 200 and the job that found the stored
+    strategy; one that is under way is joined."""
+    fresh = "no-cache" in (cache_control or "").lower()
+    job, is_new = searches.create(state, request, fresh=fresh)
+    if is_new:
+        return queued(response, job)
+    state.metrics.reused.labels("equal-search").inc()
+    return answered(response, job)
 
 
-@routes.get("", summary="List searches")
+@routes.get("", summary="List searches", response_model=Page[Search])
 def listing(
     state: StateDep,
+    window: WindowDep,
     model_id: QueryId = None,
     cluster_id: QueryId = None,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> Page[Search]:
-    """Newest first; of one model or cluster, if asked."""
-    rows, following = searches.listing(state, model_id, cluster_id, limit, cursor)
-    return Page(items=[Search.model_validate(row) for row in rows], next_cursor=following)
+    calibration_id: QueryId = None,
+    strategy_id: QueryId = None,
+    job_state: Annotated[JobState | None, Query(alias="state")] = None,
+) -> Response:
+    """Newest first; of one model, cluster, calibration, strategy, or state of their job, if asked."""
+    rows, following = searches.listing(
+        state,
+        window,
+        job_state,
+        model_id=model_id,
+        cluster_id=cluster_id,
+        calibration_id=calibration_id,
+        strategy_id=strategy_id,
+    )
+    return paged(Search, rows, following)
 
 
 @routes.get("/{search_id}", summary="One search", responses=problems(404))
-def get(state: StateDep, search_id: PathId) -> Search:
+def get(state: StateDep, response: Response, search_id: PathId) -> Search:
     """What was asked, the job, and the strategy once it is there."""
-    return Search.model_validate(searches.get(state, search_id))
+    row = searches.get(state, search_id)
+    tag(response, row.id, row.job.revision)
+    return Search.model_validate(row)

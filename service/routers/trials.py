@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from fastapi import Response
+from typing import Annotated
+
+from fastapi import Query, Response
 from fastapi.responses import FileResponse, PlainTextResponse
 
-from service.routers._base import accepted, problems, queued, router
-from service.schemas._base import Cursor, Limit, Page, PathId, QueryId
-from service.schemas.jobs import Job
+from service.edge.conditions import tag
+from service.routers._base import IDEMPOTENT, accepted, paged, posted, problems, queued, router
+from service.schemas._base import Page, PathId, QueryId, WindowDep
+from service.schemas.jobs import Job, JobState
 from service.schemas.trials import Trial, TrialBrief, TrialRequest
 from service.services import trials
 from service.state import StateDep
 
-routes = router("trials")
+routes = router("trials", "trial")
 _TEXT = "text/plain; charset=utf-8"
 
 
 @routes.post(
-    "", summary="Run a strategy and measure it", status_code=202, responses={**accepted(), **problems(413, 429)}
+    "",
+    summary="Run a strategy and measure it",
+    status_code=202,
+    responses={**accepted(), **posted()},
+    openapi_extra=IDEMPOTENT,
 )
 def create(state: StateDep, response: Response, request: TrialRequest) -> Job:
     """202 with the job; its ``resource`` is the trial. A trial of a strategy that was searched with a calibration teaches a
@@ -25,17 +32,25 @@ def create(state: StateDep, response: Response, request: TrialRequest) -> Job:
     return queued(response, trials.create(state, request))
 
 
-@routes.get("", summary="List trials")
-def listing(state: StateDep, strategy_id: QueryId = None, limit: Limit = 50, cursor: Cursor = None) -> Page[TrialBrief]:
-    """Newest first; of one strategy, if asked."""
-    rows, following = trials.listing(state, strategy_id, limit, cursor)
-    return Page(items=[TrialBrief.model_validate(row) for row in rows], next_cursor=following)
+@routes.get("", summary="List trials", response_model=Page[TrialBrief])
+def listing(
+    state: StateDep,
+    window: WindowDep,
+    strategy_id: QueryId = None,
+    baseline: QueryId = None,
+    job_state: Annotated[JobState | None, Query(alias="state")] = None,
+) -> Response:
+    """Newest first; of one strategy, baseline, or state of their job, if asked."""
+    rows, following = trials.listing(state, window, job_state, strategy_id=strategy_id, baseline=baseline)
+    return paged(TrialBrief, rows, following)
 
 
 @routes.get("/{trial_id}", summary="One trial: predicted against measured", responses=problems(404))
-def get(state: StateDep, trial_id: PathId) -> Trial:
+def get(state: StateDep, response: Response, trial_id: PathId) -> Trial:
     """The trial with everything that was measured."""
-    return Trial.model_validate(trials.get(state, trial_id))
+    row = trials.get(state, trial_id)
+    tag(response, row.id, row.job.revision)
+    return Trial.model_validate(row)
 
 
 @routes.get(

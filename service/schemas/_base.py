@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, Self, TypeVar
 
-from fastapi import Path, Query
+from fastapi import Depends, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from autosbp.errors import InputError
+from service.services._window import Window
 
 Item = TypeVar("Item")
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 PathId = Annotated[str, Path(pattern=ID_PATTERN, description="Id of the resource.")]
 BodyId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 QueryId = Annotated[str | None, Query(pattern=ID_PATTERN)]
-Limit = Annotated[int, Query(ge=1, le=200, description="Items per page.")]
-Cursor = Annotated[
-    str | None, Query(max_length=200, description="``next_cursor`` of the page before; newest items come first.")
-]
+Name = Annotated[str | None, Query(max_length=4096)]
 
 
 def input_error(error: Mapping[str, Any]) -> InputError:
@@ -83,3 +82,22 @@ class Problem(BaseModel):
 
 
 Document = dict[str, Any]
+
+
+async def window(
+    limit: Annotated[int, Query(ge=1, le=200, description="Items per page.")] = 50,
+    cursor: Annotated[
+        str | None, Query(max_length=200, description="``next_cursor`` of the page before; newest items come first.")
+    ] = None,
+    created_after: Annotated[datetime | None, Query(description="This moment or later.")] = None,
+    created_before: Annotated[datetime | None, Query(description="Before this moment.")] = None,
+) -> Window:
+    """The part of a list that a request asks for; a moment without a zone is in UTC."""
+    return Window(limit, cursor, _zoned(created_after), _zoned(created_before))
+
+
+def _zoned(moment: datetime | None) -> datetime | None:
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+
+
+WindowDep = Annotated[Window, Depends(window)]

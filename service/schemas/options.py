@@ -40,6 +40,16 @@ class PlanOptions(Request):
     storage: str | None = Field(
         default=None, max_length=64, description="Of parameters: as_used, step (ZeRO-2), use (ZeRO-3). By default any."
     )
+    recompute: int | None = Field(
+        default=None,
+        description="0: no block; k: every repeated block, k together. By default as many as memory asks for.",
+    )
+    offload: bool | None = Field(
+        default=None, description="Whether optimizer state may be on the hosts, where the cluster tells of them."
+    )
+    bucket_bytes: int | None = Field(
+        default=None, description="The most that gradients are reduced in together; 25 MiB by default."
+    )
     stage_of: dict[Annotated[str, Field(max_length=512)], int] = Field(
         default={},
         max_length=1024,

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from pydantic import Field
 
+from autosbp.search.pareto import MAX_POINTS
 from service.schemas._base import BodyId, Document, Request, Response
 from service.schemas.jobs import Job
 from service.schemas.options import PlanOptions
@@ -18,6 +19,12 @@ class SearchRequest(Request):
     cluster_id: BodyId
     calibration_id: BodyId | None = None
     options: PlanOptions = PlanOptions()
+    num_points: int | None = Field(
+        default=None,
+        ge=2,
+        le=MAX_POINTS,
+        description="Ask for the Pareto front of step time against memory: so many strategies at most, fastest first.",
+    )
 
 
 class Search(Response):
@@ -28,6 +35,8 @@ class Search(Response):
     cluster_id: str
     calibration_id: str | None
     options: Document
-    strategy_id: str | None
+    num_points: int | None
+    strategy_id: str | None = Field(description="The fastest strategy, once it is found.")
+    front: list[str] | None = Field(description="Strategies of the front, fastest first, where one was asked for.")
     job: Job
     created_at: datetime

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from sqlalchemy import select
 from sqlalchemy.orm import Session, undefer
 
 from autosbp.costmodel.calibration import Calibration
 from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow
 from service.schemas._base import Document
 from service.schemas.calibrations import CalibrationRequest
-from service.services import clusters
+from service.services import clusters, jobs
 from service.services._documents import read
-from service.services._store import insert_once, page, referred, require
+from service.services._store import Paged, existing, insert_once, page, referred, require
+from service.services._window import Window
 from service.settings import Settings
 from service.state import State
 
@@ -34,7 +32,7 @@ def create(state: State, body: Document) -> tuple[CalibrationRow, bool] | JobRow
         for index, model_id in enumerate(request.model_ids):
             referred(session, ModelRow, model_id, f"model_ids[{index}]", "model")
         payload = {**request.model_dump(), "options": options}
-        return state.runner.submit(session, "calibrate", payload)
+        return jobs.again(state, session) or jobs.submit(state, session, "calibrate", payload)
 
 
 def store(
@@ -62,9 +60,9 @@ def store(
 
 def prepare_calibrate(settings: Settings, session: Session, job: JobRow) -> Document:
     """Inputs of a measurement: the cluster, the models' graphs, and where to work."""
-    graphs = [session.get_one(ModelRow, model_id).document for model_id in job.payload["model_ids"]]
+    graphs = [existing(session, ModelRow, model_id).document for model_id in job.payload["model_ids"]]
     return {
-        "cluster": session.get_one(ClusterRow, job.payload["cluster_id"]).document,
+        "cluster": existing(session, ClusterRow, job.payload["cluster_id"]).document,
         "graphs": graphs,
         "options": job.payload["options"],
         "effort": {name: job.payload[name] for name in _EFFORT if name in job.payload},
@@ -86,14 +84,7 @@ def get(state: State, calibration_id: str) -> CalibrationRow:
         return require(session, CalibrationRow, calibration_id, "calibration", undefer(CalibrationRow.document))
 
 
-def listing(
-    state: State, cluster_id: str | None, root_id: str | None, limit: int, cursor: str | None
-) -> tuple[Sequence[CalibrationRow], str | None]:
+def listing(state: State, window: Window, /, **equal: object) -> Paged[CalibrationRow]:
     """A page of calibrations."""
-    query = select(CalibrationRow)
-    if root_id is not None:
-        query = query.where(CalibrationRow.root_id == root_id)
-    if cluster_id is not None:
-        query = query.where(CalibrationRow.cluster_id == cluster_id)
     with state.database.read() as session:
-        return page(session, query, CalibrationRow, limit, cursor)
+        return page(session, CalibrationRow, window, **equal)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from autosbp.cluster import Cluster, load_cluster
@@ -12,7 +9,8 @@ from service.models import ClusterRow
 from service.schemas._base import Document
 from service.schemas.clusters import PresetCluster
 from service.services._documents import read
-from service.services._store import insert_once, page, require
+from service.services._store import Paged, insert_once, page, require
+from service.services._window import Window
 from service.state import State
 
 
@@ -44,7 +42,7 @@ def get(state: State, cluster_id: str) -> ClusterRow:
         return require(session, ClusterRow, cluster_id, "cluster")
 
 
-def listing(state: State, limit: int, cursor: str | None) -> tuple[Sequence[ClusterRow], str | None]:
+def listing(state: State, window: Window, /, **equal: object) -> Paged[ClusterRow]:
     """A page of clusters."""
     with state.database.read() as session:
-        return page(session, select(ClusterRow), ClusterRow, limit, cursor)
+        return page(session, ClusterRow, window, **equal)

@@ -1,63 +1,65 @@
-"""Jobs: look-ups, cancelling, and the stream of a job's changes."""
+"""Jobs: submitting under a call's idempotency key, look-ups, cancelling."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Mapping
 
-from sqlalchemy import select
-from starlette.concurrency import run_in_threadpool
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
-from service.jobs._base import FINAL
+from service.access.gate import check_scope
+from service.db import Database
 from service.models import JobRow
 from service.problems import not_found
-from service.services._store import page
+from service.schemas._base import Document
+from service.services._store import Paged, find, page, require
+from service.services._window import Window
 from service.state import State
 
-_POLL_S = 0.2
-_POLLS_PER_HEARTBEAT = 75
+SCOPE_OF: Mapping[str, str] = {
+    "capture": "search",
+    "search": "search",
+    "why": "search",
+    "what-if": "search",
+    "calibrate": "calibrate",
+    "trial": "trial",
+}
+"""What a caller needs to make a job of a kind, and so to cancel one."""
+
+
+def again(state: State, session: Session) -> JobRow | None:
+    """The job that this very call has made already: the call has an idempotency key and its answer was lost."""
+    return None if state.call.key is None else find(session, JobRow, state.new_id("job"))
+
+
+def submit(state: State, session: Session, kind: str, payload: Document, resource: str | None = None) -> JobRow:
+    """Queue a job of the call; ask ``again`` first."""
+    return state.runner.submit(session, kind, payload, resource, state.new_id("job"))
 
 
 def get(state: State, job_id: str) -> JobRow:
     """One job, or 404."""
-    row = state.runner.get(job_id)
-    if row is None:
-        raise not_found("job", job_id)
-    return row
-
-
-def cancel(state: State, job_id: str) -> JobRow:
-    """Request the end of a job."""
-    row = state.runner.cancel(job_id)
-    if row is None:
-        raise not_found("job", job_id)
-    return row
-
-
-def listing(
-    state: State, job_state: str | None, kind: str | None, limit: int, cursor: str | None
-) -> tuple[Sequence[JobRow], str | None]:
-    """A page of jobs."""
-    query = select(JobRow)
-    if job_state is not None:
-        query = query.where(JobRow.state == job_state)
-    if kind is not None:
-        query = query.where(JobRow.kind == kind)
     with state.database.read() as session:
-        return page(session, query, JobRow, limit, cursor)
+        return require(session, JobRow, job_id, "job")
 
 
-async def changes(state: State, job_id: str, revision: int) -> AsyncIterator[JobRow | None]:
-    """Every observed change after ``revision`` until the job or the service ends; None now and then, as a heartbeat."""
-    polls = 0
-    while not state.closing.is_set():
-        row = await run_in_threadpool(state.runner.newer, job_id, revision)
-        if row is not None:
-            yield row
-            revision = row.revision
-            if row.state in FINAL:
-                return
-        elif polls % _POLLS_PER_HEARTBEAT == 0:
-            yield None
-        polls += 1
-        await asyncio.sleep(_POLL_S)
+def cancel(state: State, job_id: str, check: Callable[[JobRow], None]) -> JobRow:
+    """Request the end of a job; ``check`` may refuse by raising."""
+    check_scope(state.call.caller, (SCOPE_OF.get(get(state, job_id).kind, "admin"),))
+    row = state.runner.cancel(job_id, check)
+    if row is None:
+        raise not_found("job", job_id)
+    return row
+
+
+def listing(state: State, window: Window, /, **equal: object) -> Paged[JobRow]:
+    """A page of jobs."""
+    with state.database.read() as session:
+        return page(session, JobRow, window, **equal)
+
+
+def counts(database: Database) -> dict[tuple[str, str], int]:
+    """How many jobs of each kind and state there are, of all tenants."""
+    with database.read() as session:
+        found = session.execute(select(JobRow.kind, JobRow.state, func.count()).group_by(JobRow.kind, JobRow.state))
+        return {(kind, state): count for kind, state, count in found}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.learning import Experience, learn
 from service.models import CalibrationRow, StrategyRow, TrialRow
 from service.services import calibrations
+from service.services._store import existing
 
 MAX_TRIALS = 64
 """A version learns from so many of its family's newest trials: clusters change."""
@@ -22,8 +23,8 @@ def teach(session: Session, calibration_id: str | None) -> CalibrationRow | None
     """
     if calibration_id is None:
         return None
-    root_id = session.get_one(CalibrationRow, calibration_id).root_id
-    root = session.get_one(CalibrationRow, root_id, with_for_update=True)
+    root_id = existing(session, CalibrationRow, calibration_id).root_id
+    root = existing(session, CalibrationRow, root_id, lock=True)
     experiences = _experiences(session, root_id)
     if not experiences:
         return None
@@ -36,8 +37,11 @@ def _experiences(session: Session, root_id: str) -> list[Experience]:
     document = TrialRow.result["experience"]
     query = (
         select(document)
-        .join(StrategyRow, StrategyRow.id == TrialRow.strategy_id)
-        .join(CalibrationRow, CalibrationRow.id == StrategyRow.calibration_id)
+        .join(StrategyRow, and_(StrategyRow.id == TrialRow.strategy_id, StrategyRow.tenant == TrialRow.tenant))
+        .join(
+            CalibrationRow,
+            and_(CalibrationRow.id == StrategyRow.calibration_id, CalibrationRow.tenant == StrategyRow.tenant),
+        )
         .where(CalibrationRow.root_id == root_id, document.as_string().is_not(None))
         .order_by(TrialRow.created_at.desc(), TrialRow.id.desc())
         .limit(MAX_TRIALS)

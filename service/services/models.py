@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, undefer
 
 from autosbp import api
+from autosbp.errors import InputError
 from service.models import JobRow, ModelRow, SearchRow, StrategyRow
 from service.problems import conflict
 from service.schemas._base import Document
 from service.schemas.models import HfModel, ZooModel
+from service.services import jobs
 from service.services._documents import read
-from service.services._store import insert_once, page, require
+from service.services._store import Paged, insert_once, page, require
+from service.services._window import Window
+from service.settings import Settings
 from service.state import State
 
 
@@ -22,14 +26,21 @@ def create(state: State, body: Document) -> tuple[ModelRow, bool] | JobRow:
     if "hf_config" in body:
         payload = HfModel.read(body).model_dump()
         with state.database.write() as session:
-            return state.runner.submit(session, "capture", payload)
+            return jobs.again(state, session) or jobs.submit(state, session, "capture", payload)
     if "zoo" in body:
         source = f"zoo:{ZooModel.read(body).zoo}"
         model = api.capture(source)
     else:
+        nodes = body.get("nodes")
+        _check_size(state.settings, len(nodes) if isinstance(nodes, list) else 0)
         source, model = "graph", read("graph", api.load_graph, body)
     with state.database.write() as session:
         return store(session, model, source)
+
+
+def _check_size(settings: Settings, num_ops: int) -> None:
+    if num_ops > settings.max_ops:
+        raise InputError("nodes", f"{num_ops} ops", f"at most {settings.max_ops} ops are expected")
 
 
 def store(session: Session, model: api.LogicalGraph, source: str) -> tuple[ModelRow, bool]:
@@ -50,8 +61,9 @@ def prepare_capture(_session: Session, job: JobRow) -> Document:
     return job.payload
 
 
-def store_capture(session: Session, job: JobRow, found: Document) -> Document:
+def store_capture(settings: Settings, session: Session, job: JobRow, found: Document) -> Document:
     """Store the captured graph."""
+    _check_size(settings, len(found["nodes"]))
     row, _ = store(session, api.load_graph(found), "hf_config")
     job.resource = f"/v1/models/{row.id}"
     return {"model_id": row.id}
@@ -69,18 +81,19 @@ def graph(state: State, model_id: str) -> Document:
         return require(session, ModelRow, model_id, "model", undefer(ModelRow.document)).document
 
 
-def listing(state: State, limit: int, cursor: str | None) -> tuple[Sequence[ModelRow], str | None]:
+def listing(state: State, window: Window, /, **equal: object) -> Paged[ModelRow]:
     """A page of models."""
     with state.database.read() as session:
-        return page(session, select(ModelRow), ModelRow, limit, cursor)
+        return page(session, ModelRow, window, **equal)
 
 
-def delete(state: State, model_id: str) -> None:
-    """Remove a model that no search and no strategy refers to; 409 otherwise."""
+def delete(state: State, model_id: str, check: Callable[[ModelRow], None]) -> None:
+    """Remove a model that no search and no strategy refers to; 409 otherwise. ``check`` may refuse by raising."""
     with state.database.write() as session:
         row = require(session, ModelRow, model_id, "model")
-        searches = session.scalar(select(func.count()).where(SearchRow.model_id == row.id))
-        strategies = session.scalar(select(func.count()).where(StrategyRow.model_id == row.id))
+        check(row)
+        searches = session.scalar(select(func.count(SearchRow.id)).where(SearchRow.model_id == row.id))
+        strategies = session.scalar(select(func.count(StrategyRow.id)).where(StrategyRow.model_id == row.id))
         if searches or strategies:
             raise conflict(f"{searches} searches and {strategies} strategies refer to model {model_id!r}")
         session.delete(row)

@@ -1,29 +1,38 @@
-"""Searches: checked at the door, run as jobs, answered by a stored strategy."""
+"""Searches: checked at the door, run as jobs, answered by stored strategies; an equal one is answered from the store."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+import autosbp
 from autosbp import api
 from autosbp.errors import InputError
+from autosbp.jsonio import digest
 from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, SearchRow
 from service.schemas._base import Document
 from service.schemas.searches import SearchRequest
-from service.services import strategies
-from service.services._store import new_id, page, referred, require
+from service.services import jobs, strategies
+from service.services._store import Paged, existing, page, referred, require
+from service.services._window import Window
 from service.state import State
 
+_HASH_DIGITS = 64
 
-def create(state: State, request: SearchRequest) -> JobRow:
-    """Store a search and queue its job."""
+
+def create(state: State, request: SearchRequest, *, fresh: bool = False) -> tuple[JobRow, bool]:
+    """Store a search and queue its job, or find an equal one that has succeeded or is under way; the job, and whether it is
+    a new one. ``fresh`` searches again all the same."""
     options = request.options.checked()
     longest_s = state.settings.max_time_limit_s
     if options.time_limit_s > longest_s:
         raise InputError("options.time_limit_s", options.time_limit_s, f"at most {longest_s:g} s is allowed here")
+    asked = _hash(request, options)
     with state.database.write() as session:
+        if (job := jobs.again(state, session)) is not None:
+            return job, True
+        if not fresh and (earlier := _earlier(session, asked)) is not None:
+            return earlier.job, False
         model = referred(session, ModelRow, request.model_id, "model_id", "model")
         cluster = referred(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
         summary = model.summary
@@ -31,8 +40,8 @@ def create(state: State, request: SearchRequest) -> JobRow:
         api.require_room(summary["num_parameters"], summary["parameter_bytes"], there, options)
         if request.calibration_id is not None:
             _check_calibration(session, request.calibration_id, request.cluster_id)
-        search_id = new_id("sea")
-        job = state.runner.submit(session, "search", {"search_id": search_id}, f"/v1/searches/{search_id}")
+        search_id = state.new_id("sea")
+        job = jobs.submit(state, session, "search", {"search_id": search_id}, f"/v1/searches/{search_id}")
         row = SearchRow(
             id=search_id,
             model_id=request.model_id,
@@ -40,9 +49,32 @@ def create(state: State, request: SearchRequest) -> JobRow:
             calibration_id=request.calibration_id,
             job_id=job.id,
             options=options.to_dict(),
+            num_points=request.num_points,
+            request_hash=asked,
         )
         session.add(row)
-        return job
+        return job, True
+
+
+def _hash(request: SearchRequest, options: api.PlanOptions) -> str:
+    """Of everything that the answer depends on."""
+    everything = {
+        "model": request.model_id,
+        "cluster": request.cluster_id,
+        "calibration": request.calibration_id,
+        "options": options.to_dict(),
+        "num_points": request.num_points,
+        "release": autosbp.__version__,
+    }
+    return digest(everything, _HASH_DIGITS)
+
+
+def _earlier(session: Session, asked: str) -> SearchRow | None:
+    """The newest equal search that has an answer or will have one."""
+    under_way = JobRow.state.in_(("queued", "running")) & JobRow.cancel_requested.is_(False)
+    answered = (JobRow.state == "succeeded") & SearchRow.strategy_id.is_not(None)
+    query = select(SearchRow).where(SearchRow.request_hash == asked, SearchRow.job.has(answered | under_way))
+    return session.scalar(query.order_by(SearchRow.created_at.desc()).limit(1))
 
 
 def _check_calibration(session: Session, calibration_id: str, cluster_id: str) -> None:
@@ -54,22 +86,26 @@ def _check_calibration(session: Session, calibration_id: str, cluster_id: str) -
 
 def prepare(session: Session, job: JobRow) -> Document:
     """Inputs of a search: graph, cluster, calibration and options."""
-    search = session.get_one(SearchRow, job.payload["search_id"])
-    calibration = session.get(CalibrationRow, search.calibration_id) if search.calibration_id else None
+    search = existing(session, SearchRow, job.payload["search_id"])
+    known = search.calibration_id
     return {
-        "graph": session.get_one(ModelRow, search.model_id).document,
-        "cluster": session.get_one(ClusterRow, search.cluster_id).document,
-        "calibration": calibration.document if calibration else None,
+        "graph": existing(session, ModelRow, search.model_id).document,
+        "cluster": existing(session, ClusterRow, search.cluster_id).document,
+        "calibration": None if known is None else existing(session, CalibrationRow, known).document,
         "options": search.options,
+        "num_points": search.num_points,
     }
 
 
 def store(session: Session, job: JobRow, found: Document) -> Document:
-    """Store the strategy that the search found and link the search to it."""
-    search = session.get_one(SearchRow, job.payload["search_id"])
-    strategy = strategies.store(session, found, search)
-    search.strategy_id = strategy.id
-    return {"search_id": search.id, "strategy_id": strategy.id}
+    """Store the strategies that the search found, fastest first, and link the search to them."""
+    search = existing(session, SearchRow, job.payload["search_id"])
+    ids = [strategies.store(session, plan, search).id for plan in found["plans"]]
+    search.strategy_id = ids[0]
+    if search.num_points is not None:
+        search.front = ids
+    # Plans hold no times of the clock, so that equal searches find equal plans: how this one went is the job's to keep.
+    return {"search_id": search.id, "strategy_id": ids[0], "curve": found.get("curve", [])}
 
 
 def get(state: State, search_id: str) -> SearchRow:
@@ -78,14 +114,8 @@ def get(state: State, search_id: str) -> SearchRow:
         return require(session, SearchRow, search_id, "search")
 
 
-def listing(
-    state: State, model_id: str | None, cluster_id: str | None, limit: int, cursor: str | None
-) -> tuple[Sequence[SearchRow], str | None]:
+def listing(state: State, window: Window, job_state: str | None, /, **equal: object) -> Paged[SearchRow]:
     """A page of searches."""
-    query = select(SearchRow)
-    if model_id is not None:
-        query = query.where(SearchRow.model_id == model_id)
-    if cluster_id is not None:
-        query = query.where(SearchRow.cluster_id == cluster_id)
+    where = () if job_state is None else (SearchRow.job.has(JobRow.state == job_state),)
     with state.database.read() as session:
-        return page(session, query, SearchRow, limit, cursor)
+        return page(session, SearchRow, window, where, **equal)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session, undefer
 
-from service.models import SearchRow, StrategyRow
+from autosbp import api
+from autosbp.comparison import difference
+from autosbp.errors import InputError
+from autosbp.export import EXPORTERS, export_plan
+from service.models import CalibrationRow, ModelRow, SearchRow, StrategyRow
+from service.problems import not_found
 from service.schemas._base import Document
-from service.services._store import insert_once, page, require
+from service.services._store import Paged, existing, insert_once, page, require
+from service.services._window import Window
 from service.state import State
 
 
@@ -35,14 +41,58 @@ def get(state: State, strategy_id: str) -> StrategyRow:
         return require(session, StrategyRow, strategy_id, "strategy", undefer(StrategyRow.plan))
 
 
-def listing(
-    state: State, model_id: str | None, cluster_id: str | None, limit: int, cursor: str | None
-) -> tuple[Sequence[StrategyRow], str | None]:
-    """A page of strategies."""
-    query = select(StrategyRow)
-    if model_id is not None:
-        query = query.where(StrategyRow.model_id == model_id)
-    if cluster_id is not None:
-        query = query.where(StrategyRow.cluster_id == cluster_id)
+def text(state: State, strategy_id: str) -> str:
+    """One strategy's plan as it is stored, or 404: JSON that nobody reads on the way is not parsed."""
     with state.database.read() as session:
-        return page(session, query, StrategyRow, limit, cursor)
+        found = session.scalar(select(cast(StrategyRow.plan, Text)).where(StrategyRow.id == strategy_id))
+    if found is None:
+        raise not_found("strategy", strategy_id)
+    return str(found)
+
+
+def require_stored(state: State, strategy_id: str) -> None:
+    """404 unless the strategy is there."""
+    with state.database.read() as session:
+        if session.scalar(select(StrategyRow.id).where(StrategyRow.id == strategy_id)) is None:
+            raise not_found("strategy", strategy_id)
+
+
+def listing(state: State, window: Window, /, **equal: object) -> Paged[StrategyRow]:
+    """A page of strategies."""
+    with state.database.read() as session:
+        return page(session, StrategyRow, window, **equal)
+
+
+def compare(state: State, strategy_id: str, other_id: str) -> Document:
+    """What two strategies do otherwise; 404 where one is not there."""
+    return difference(get(state, strategy_id).plan, get(state, other_id).plan)
+
+
+def export(state: State, strategy_id: str, target: str, baseline: str | None) -> dict[str, str]:
+    """A strategy, or one of its baselines, as the files of another tool; ``InputError`` or ``UnsupportedError`` where the
+    tool cannot say it."""
+    if target not in EXPORTERS:
+        raise InputError("target", target, f"one of {', '.join(EXPORTERS)} is expected")
+    found = subject(state, strategy_id)
+    plan = found.plan if baseline is None else found.plan.with_baseline(baseline)
+    return export_plan(target, plan, found.graph, found.calibration)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A strategy with all that its costs are worked out of."""
+
+    plan: api.Plan
+    graph: api.LogicalGraph
+    calibration: api.Calibration | None
+
+
+def subject(state: State, strategy_id: str) -> Subject:
+    """A strategy with its graph and its calibration, or 404."""
+    with state.database.read() as session:
+        row = require(session, StrategyRow, strategy_id, "strategy", undefer(StrategyRow.plan))
+        graph = existing(session, ModelRow, row.model_id).document
+        known = row.calibration_id
+        calibration = None if known is None else existing(session, CalibrationRow, known).document
+    costs = None if calibration is None else api.Calibration.from_dict(calibration)
+    return Subject(api.Plan.from_dict(row.plan), api.load_graph(graph), costs)

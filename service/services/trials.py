@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session, undefer
 
 from autosbp.errors import InputError
@@ -13,8 +11,9 @@ from autosbp.plan import simulated_s
 from service.models import CalibrationRow, JobRow, ModelRow, StrategyRow, TrialRow
 from service.schemas._base import Document
 from service.schemas.trials import TrialRequest
-from service.services import lessons
-from service.services._store import new_id, page, referred, require
+from service.services import jobs, lessons
+from service.services._store import Paged, existing, page, referred, require
+from service.services._window import Window
 from service.settings import Settings
 from service.state import State
 
@@ -25,10 +24,12 @@ _LOG_NAME = "log.txt"
 def create(state: State, request: TrialRequest) -> JobRow:
     """Store a trial and queue its job."""
     with state.database.write() as session:
+        if (job := jobs.again(state, session)) is not None:
+            return job
         strategy = referred(session, StrategyRow, request.strategy_id, "strategy_id", "strategy")
         subject = strategy.plan if request.baseline is None else _baseline(strategy.plan, request.baseline)
-        trial_id = new_id("tri")
-        job = state.runner.submit(session, "trial", {"trial_id": trial_id}, f"/v1/trials/{trial_id}")
+        trial_id = state.new_id("tri")
+        job = jobs.submit(state, session, "trial", {"trial_id": trial_id}, f"/v1/trials/{trial_id}")
         row = TrialRow(
             id=trial_id,
             strategy_id=strategy.id,
@@ -51,29 +52,35 @@ def _baseline(plan: Document, name: str) -> Document:
 
 
 def prepare(settings: Settings, session: Session, job: JobRow) -> Document:
-    """Inputs of a trial: plan, graph, and where to work."""
-    trial = session.get_one(TrialRow, job.payload["trial_id"])
-    strategy = session.get_one(StrategyRow, trial.strategy_id)
-    calibration = session.get(CalibrationRow, strategy.calibration_id) if strategy.calibration_id else None
+    """Inputs of a trial: plan, graph, and where to work. ``key`` is the attempt's own, for launchers that find what they have
+    submitted."""
+    trial = existing(session, TrialRow, job.payload["trial_id"])
+    strategy = existing(session, StrategyRow, trial.strategy_id)
+    calibration = existing(session, CalibrationRow, strategy.calibration_id) if strategy.calibration_id else None
+    # Ranks that a launcher started outlive an interruption and are found by their key: it is still the first attempt.
+    attempt = job.attempts if settings.launching is None else 1
     return {
         "plan": strategy.plan,
         "baseline": trial.baseline,
-        "graph": session.get_one(ModelRow, strategy.model_id).document,
+        "graph": existing(session, ModelRow, strategy.model_id).document,
         "calibration": calibration.document if calibration else None,
         "options": trial.options,
         "workdir": str(folder(settings, trial.id)),
         "log": str(folder(settings, trial.id) / _LOG_NAME),
         "timeout_s": settings.trial_timeout_s,
+        "launching": settings.launching,
+        "key": f"{job.id}-{attempt}",
+        "attempt": attempt,
     }
 
 
 def store(session: Session, job: JobRow, found: Document) -> Document:
     """Store what the trial measured, and the version of its calibration that it teaches."""
-    trial = session.get_one(TrialRow, job.payload["trial_id"])
+    trial = existing(session, TrialRow, job.payload["trial_id"])
     measured_s = float(found["step_time_s"]["median"])
     trial.result, trial.measured_step_time_s = found, measured_s
     trial.relative_error = (measured_s - simulated_s(trial.predicted)) / measured_s
-    taught = lessons.teach(session, session.get_one(StrategyRow, trial.strategy_id).calibration_id)
+    taught = lessons.teach(session, existing(session, StrategyRow, trial.strategy_id).calibration_id)
     return {"trial_id": trial.id, **({"calibration_id": taught.id} if taught else {})}
 
 
@@ -94,12 +101,8 @@ def get(state: State, trial_id: str) -> TrialRow:
         return require(session, TrialRow, trial_id, "trial", undefer(TrialRow.result))
 
 
-def listing(
-    state: State, strategy_id: str | None, limit: int, cursor: str | None
-) -> tuple[Sequence[TrialRow], str | None]:
+def listing(state: State, window: Window, job_state: str | None, /, **equal: object) -> Paged[TrialRow]:
     """A page of trials."""
-    query = select(TrialRow)
-    if strategy_id is not None:
-        query = query.where(TrialRow.strategy_id == strategy_id)
+    where = () if job_state is None else (TrialRow.job.has(JobRow.state == job_state),)
     with state.database.read() as session:
-        return page(session, query, TrialRow, limit, cursor)
+        return page(session, TrialRow, window, where, **equal)

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "why without the graph": (("explain", "{plan}", "--why", "linear_1"), 2, "--graph FILE or --model MODEL"),
     "why and program": (("explain", "{plan}", "--why", "linear_1", "--program"), 2, "not several"),
     "front of one plan": ((*PLAN, "--pareto", "1"), 2, "num_points: 1"),
-    "front by a service": ((*PLAN, "--pareto", "3", "--server", "http://127.0.0.1:9"), 2, "leave out --server"),
+    "front by no service": ((*PLAN, "--pareto", "3", "--server", "http://127.0.0.1:9"), 5, "cannot be reached"),
     "what-if of no factor": (("explain", "{plan}", "--graph", "{graph}", "--what-if", "--factor", "1"), 2, "factor: 1"),
     "graph of another plan": (("explain", "{plan}", "--model", "zoo:mlp-small"), 2, "the plan's graph"),
     "graph and model": (("explain", "{plan}", "--model", "zoo:mlp", "--graph", "{graph}"), 2, "not both"),

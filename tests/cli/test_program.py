@@ -26,6 +26,7 @@ COMMANDS = (
     "trial",
     "export",
     "serve",
+    "work",
     "demo",
 )
 CHECK = """

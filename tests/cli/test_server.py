@@ -8,13 +8,15 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from xml.etree import ElementTree
 
 import pytest
 
+from autosbp.client import Job
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import Calibration
 from tests.cli.conftest import Run
-from tests.cli.processes import Started
+from tests.cli.processes import Started, autosbp
 from tests.cli.test_trial import RESULT
 
 _READY = re.compile(r"ready at (http://\S+)")
@@ -32,6 +34,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         code, out = service.end(signal.SIGINT)
     assert (code in (0, 130), out) == (True, "")
     assert (folder / "data" / "autosbp.db").exists()
+
+
+def test_workers_end_at_a_signal_and_only_one_works_on_sqlite(tmp_path: Path) -> None:
+    options = ("--data-dir", tmp_path / "data")
+    with Started("work", *options, cwd=tmp_path) as worker:
+        worker.wait_for(lambda line: "works on jobs" in line)
+        other = autosbp("work", *options)
+        assert (other.returncode, "another service is using" in other.stderr) == (5, True), other.stderr
+        assert worker.end(signal.SIGTERM) == (0, "")
+    served = autosbp("serve", "--no-worker", "--port", 0, *options)
+    assert (served.returncode, "SQLite is for one process" in served.stderr) == (2, True), served.stderr
+
+
+def test_a_service_that_is_asked_to_end_says_nothing_of_a_failure(tmp_path: Path) -> None:
+    with Started("serve", "--port", 0, "--data-dir", tmp_path / "data", cwd=tmp_path) as service:
+        service.wait_for(lambda line: _READY.search(line) is not None)
+        assert service.end(signal.SIGTERM) == (143, "")
+    assert not [line for line in service.lines if line.startswith("error")]
 
 
 def test_a_plan_of_the_service_is_the_local_one(run: Run, folder: Path, server: str, tmp_path: Path) -> None:
@@ -92,6 +112,9 @@ class Service:
             "post_cluster": "clu-1",
             "post_model": "mod-1",
             "get_calibration": Calibration(load_cluster("local:2"), "gloo", "relative", ()).to_dict(),
+            "get_strategy": {"plan_id": "plan-1", "model": "tiny", "cluster": {"name": "local:2"}},
+            "trial": Job("job-1", "trial", "queued", "/v1/trials/tri-1", None, "", {}, None, {}),
+            "trial_log": "lowered",
             "get_trial": {"result": RESULT},
             "wait": type("Job", (), {"result": {"calibration_id": "cal-1", "trial_id": "tri-1"}}),
         }
@@ -144,3 +167,51 @@ def test_a_trial_by_the_service_is_of_the_plans_id_and_gated(
         {"baseline": "megatron", "steps": 5, "warmup": 3, "seed": 0},
     )
     assert json.loads(done.stdout)["gates"]["max_step_time_s"]["passed"] == (code == 0)
+    assert "lowered" in done.stderr
+
+
+def test_a_trial_that_is_not_waited_for_says_which_it_is(run: Run, service: type[Service]) -> None:
+    done = run("trial", "plan-0123456789abcdef", "--server", "http://there", "--no-wait", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout) == {"job_id": "job-1", "trial_id": "tri-1", "state": "queued"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--no-wait",), ("--no-wait", "--server", "http://there", "--max-regression", "5%")],
+)
+def test_gates_need_the_end_of_a_trial(run: Run, service: type[Service], arguments: tuple[str, ...]) -> None:
+    done = run("trial", "plan-0123456789abcdef", *arguments)
+    assert (done.exit_code, "error: wait: " in done.stderr) == (2, True)
+
+
+def test_the_service_remembers_what_a_regression_is_measured_against(
+    run: Run, folder: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that the service has not made is searched again there; real ranks run it, twice."""
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    asked = (
+        "trial",
+        folder / "plan.json",
+        "--server",
+        server,
+        "--steps",
+        2,
+        "--warmup",
+        1,
+        "--max-regression",
+        "1000%",
+    )
+    done = run(*asked, "--graph", folder / "graph.json", "--report", tmp_path / "first.json", "--json")
+    assert done.exit_code == 0, done.stderr
+    first = json.loads(done.stdout)
+    assert first == json.loads((tmp_path / "first.json").read_text())
+    assert (first["compared_with"], first["gates"]["max_regression"]["value"]) == (None, None)
+    assert "lowered: " in done.stderr
+    again = run(*asked, "--max-step-time", 1e-9, "--github", "--junit", tmp_path / "out.xml")
+    assert again.exit_code == 1, again.stderr
+    assert f"of the last trial of this strategy ({first['trial_id']})" in again.stdout
+    assert "::error title=autosbp%3A max_step_time_s failed::" in again.stderr
+    assert "| `max_step_time_s` | **FAILED** |" in (tmp_path / "summary.md").read_text()
+    suite = ElementTree.parse(tmp_path / "out.xml").getroot()  # noqa: S314  # our own file
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "1")

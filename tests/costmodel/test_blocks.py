@@ -7,10 +7,11 @@ from functools import cache
 import pytest
 
 from autosbp.costmodel.blocks import find_blocks, sections
-from autosbp.costmodel.recompute import recomputed_ops
+from autosbp.costmodel.recompute import recomputable_blocks, recomputed_ops
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.zoo import zoo_graph
+from tests.models.conftest import graph_of
 
 
 @cache
@@ -56,3 +57,11 @@ def test_selective_recomputation_repeats_attention_alone_and_full_all_of_the_blo
 def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InputError, match="none, selective, full"):
         recomputed_ops(bound("gpt2-demo"), "some")
+
+
+@pytest.mark.parametrize(("name", "count"), [("mixtral", 2), ("whisper", 2), ("t5", 0), ("resnet", 0)])
+def test_layers_that_share_more_than_one_value_can_be_recomputed(name: str, count: int) -> None:
+    graph = graph_of(name)
+    blocks = recomputable_blocks(graph.bind(**dict.fromkeys(graph.symbols, 4)))
+    assert len(blocks) == count
+    assert len({len(block) for block in blocks}) <= 1

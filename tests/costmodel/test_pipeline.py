@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from autosbp.costmodel.pipeline import Chunk, pipeline_time
-from autosbp.costmodel.pipeline_passes import stage_order
+from autosbp.costmodel.pipeline import Chunk, pass_spans, pipeline_time
+from autosbp.costmodel.pipeline_passes import stage_order, stage_passes
 from autosbp.errors import InputError
-from autosbp.pipeline import GPIPE
+from autosbp.pipeline import GPIPE, Pipeline
 
 
 @pytest.mark.parametrize(("stages", "virtual", "micro"), [(1, 1, 4), (4, 1, 8), (8, 3, 64), (4, 2, 4), (35, 3, 280)])
@@ -80,3 +82,26 @@ def test_chunks_that_do_not_fill_the_stages_are_refused() -> None:
 def test_interleaved_microbatches_that_do_not_fill_the_stages_are_refused() -> None:
     with pytest.raises(InputError, match="num_micro"):
         pipeline_time([Chunk(1.0, 1.0)] * 4, 2, 3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual"), [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("zero_bubble", 2)]
+)
+def test_spans_hold_every_pass_once_do_not_overlap_on_a_stage_and_end_with_the_step(
+    schedule: str, virtual: int
+) -> None:
+    stages, micro = 4, 8
+    chunks = [Chunk(1.0, 2.0, 1.0 if schedule == "zero_bubble" else 0.0, 0.1, 0.1)] * (stages * virtual)
+    pipeline = Pipeline(stages, tuple(map(str, range(1, len(chunks)))), schedule)
+    spans = pass_spans(chunks, pipeline, micro)
+    assert sorted({(span.stage, span.what) for span in spans}, key=str) == sorted(
+        {(stage, one) for stage in range(stages) for one in stage_passes(pipeline, stage, micro)}, key=str
+    )
+    for stage in range(stages):
+        own = sorted((span for span in spans if span.stage == stage), key=lambda span: span.start_s)
+        assert all(one.end_s <= then.start_s + 1e-9 for one, then in pairwise(own))
+        assert sum(span.end_s - span.start_s for span in own) == pytest.approx(
+            sum(chunk.busy_s for chunk in chunks[stage::stages]) * micro
+        )
+    step_s = pipeline_time(chunks, stages, micro, 0.0, schedule).step_s
+    assert max(span.end_s for span in spans) == pytest.approx(step_s, abs=0.11)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from autosbp.api import LogicalGraph, PlanOptions, capture, capture_hf_config, load_cluster, make_plan
+from autosbp.costmodel.recompute import recomputing
 from autosbp.plan import GATHERS, Strategy
 from autosbp.sbp.storage import store_split
 from autosbp.search._baselines import BASELINES
@@ -44,9 +46,9 @@ def graph_of(name: str) -> LogicalGraph:
     return made[name]() if name in made else capture("zoo:mlp-small")
 
 
-def labelled_strategies(name: str, count: int) -> dict[str, Strategy]:
-    """The plan, its baselines, ``count`` sampled strategies, and two with gradient accumulation, also with parameters
-    that are stored split."""
+def labelled_strategies(name: str, count: int, *, recomputed: bool) -> dict[str, Strategy]:
+    """The plan, its baselines, ``count`` sampled strategies, two with gradient accumulation, also with parameters that are
+    stored split, and, ``recomputed``, some of these with every block run again."""
     graph, cluster = graph_of(name), load_cluster("local:2x2")
     # At one microbatch, zero2 is zero1; without convolutions, one weird trick is Megatron's grid.
     names = tuple(name for name in BASELINES if name not in ("zero2", "one_weird_trick"))
@@ -59,6 +61,11 @@ def labelled_strategies(name: str, count: int) -> dict[str, Strategy]:
     for at, strategy in enumerate(sample_strategies(graph, cluster, 2, global_batch=16, micro_batch=8, seed=7)):
         found[f"accumulated {at}"] = strategy
         found[f"stored apart {at}"] = store_split(graph, strategy, GATHERS[at])
+    for label in ("plan", "accumulated 0", "stored apart 0", "stored apart 1") if recomputed else ():
+        bound = graph.bind(**dict.fromkeys(graph.symbols, found[label].micro_batch))
+        found[f"recomputed {label}"] = replace(recomputing(bound, found[label]), bucket_bytes=20_000)
+    if recomputed:
+        found["offloaded"] = replace(found["stored apart 1"], offload=True)
     return found
 
 
@@ -71,7 +78,7 @@ def run_cases(folder: Path, dtype: str, counts: dict[str, int]) -> dict[tuple[st
         elif name == "rescaled":
             strategies = {f"partial extrema {at}": each for at, each in enumerate(partial_extrema(rescaled(), count))}
         else:
-            strategies = labelled_strategies(name, count)
+            strategies = labelled_strategies(name, count, recomputed=dtype == "float64")
         if name == "gpt2":
             strategies["2-D"] = two_dimensional(graph_of(name))
         cases.append({

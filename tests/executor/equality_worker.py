@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from autosbp.executor.parameters import as_dtensors, combine, device_mesh, full_parameters
+from autosbp.executor.parameters import as_dtensors, combine, full_parameters
+from autosbp.executor.process_groups import device_mesh
 from autosbp.executor.reference import Reference
 from autosbp.executor.training import Trainer, random_batch
 from autosbp.graph.cast import cast_floats

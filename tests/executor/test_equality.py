@@ -42,6 +42,12 @@ def test_at_least_twelve_strategies_of_gpt2_and_of_the_mlp_ran(float64_reports: 
         assert sum(1 for name, _ in float64_reports if name == model) >= 12
 
 
+def test_recomputed_blocks_ran_with_their_collectives_twice(float64_reports: Reports) -> None:
+    for model in ("gpt2", "mlp", "llama"):
+        again, once = (float64_reports[model, f"{label}stored apart 1"][0] for label in ("recomputed ", ""))
+        assert again["num_collectives"] > once["num_collectives"], model
+
+
 def test_every_kind_of_collective_was_exercised(float64_reports: Reports) -> None:
     kinds = {kind for ranks in float64_reports.values() for rank in ranks for kind in rank["kinds"]}
     assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"} <= kinds

@@ -29,6 +29,7 @@ def rows() -> list[dict[str, Any]]:
             {
                 "data parallel, 4 microbatches": replace(parallel, global_batch=4 * BATCH),
                 "gathered once a step": stored_split(graph, 4, BATCH, "step", MESSAGE_BYTES),
+                "data parallel, the optimizer on the host": replace(parallel, offload=True),
                 "Megatron-like": tensor_parallel(graph, "local:2x2", 1, BATCH),
                 "gathered in each use, 4 microbatches": replace(used, global_batch=4 * BATCH),
                 **{f"sample {at}": strategy for at, strategy in enumerate(samples)},

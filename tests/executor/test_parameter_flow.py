@@ -12,7 +12,8 @@ from autosbp.costmodel.collectives import Collective, collectives
 from autosbp.costmodel.memory import memory_bytes
 from autosbp.graph.cast import cast_floats
 from autosbp.plan import Strategy
-from autosbp.sbp.parameters import AT_END, parameter_flow
+from autosbp.sbp.buckets import AT_END
+from autosbp.sbp.parameters import parameter_flow
 from autosbp.sbp.placement import parse_nd_sbp
 from autosbp.sbp.program import Op
 from autosbp.sbp.storage import store_split

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autosbp.costmodel.recompute import block_runs, recomputable_blocks
 from autosbp.errors import InputError, UnsupportedError
 from autosbp.export import EXPORTERS, export_plan
 from autosbp.graph.ir import LogicalGraph
@@ -122,3 +123,23 @@ def test_the_same_plan_gives_the_same_bytes(plan: Plan, graph: LogicalGraph, tar
 def test_an_unknown_target_lists_the_known_ones(plan: Plan) -> None:
     with pytest.raises(InputError, match="deepspeed, dtensor, megatron, perfetto, torchtitan"):
         export_plan("horovod", plan)
+
+
+def test_recomputed_layers_are_written_as_each_tool_says_it(plan: Plan, graph: LogicalGraph) -> None:
+    bound = graph.bind(**dict.fromkeys(graph.symbols, 8))
+    blocks = recomputable_blocks(bound)
+
+    def exported(target: str, interval: int, kept: int) -> str:
+        runs = [list(run) for run in block_runs(blocks, interval, (), kept)]
+        return "".join(export_plan(target, changed(plan.with_baseline("megatron"), recompute=runs), graph).values())
+
+    assert "--recompute-method uniform\n    --recompute-num-layers 2" in exported("megatron", 2, 0)
+    assert "--recompute-method block\n    --recompute-num-layers 3" in exported("megatron", 1, 1)
+    assert tomllib.loads(exported("torchtitan", 1, 0))["activation_checkpoint"]["mode"] == "full"
+    assert json.loads(exported("deepspeed", 2, 0))["activation_checkpointing"] == {"number_checkpoints": 2}
+    with pytest.raises(UnsupportedError, match="the first 3 of 4"):
+        exported("torchtitan", 1, 1)
+    inside = changed(plan.with_baseline("megatron"), recompute=[[blocks[0][1], blocks[0][2]]])
+    for target in GRIDS:
+        with pytest.raises(UnsupportedError, match="whole layers"):
+            export_plan(target, inside, graph)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, capture_hf_config, load_cluster, make_plan
+from autosbp.costmodel.recompute import recomputing
 from autosbp.plan import Strategy
 from autosbp.search.sampling import sample_strategies
 from autosbp.torchrun import run_ranks
@@ -37,7 +38,9 @@ def strategies_of(name: str) -> dict[str, Strategy]:
     for baseline in plan.document["baseline_strategies"]:
         found[baseline] = plan.baseline_strategy(baseline)
     samples = sample_strategies(graph_of(name), cluster, 2, global_batch=GLOBAL_BATCH, micro_batch=GLOBAL_BATCH)
-    return found | {f"sample {at}": strategy for at, strategy in enumerate(samples)}
+    bound = graph_of(name).bind(**dict.fromkeys(graph_of(name).symbols, GLOBAL_BATCH))
+    again = recomputing(bound, samples[1])
+    return found | {"sample": samples[0], "recomputed sample" if again.recompute else "another sample": again}
 
 
 @pytest.fixture(scope="session")

@@ -32,3 +32,7 @@ def test_plan_is_proved_and_no_op_is_left_without_layouts(model: str) -> None:
     assert plan.document["gap"] <= 2e-3
     assert set(plan.strategy.signatures) == {node.name for node in graph.nodes if node.name in graph.computed}
     assert not plan.document.get("warnings")
+
+
+def test_recomputed_layers_trained_in_eight_kinds_of_models(reports: Reports) -> None:
+    assert sum("recomputed sample" in ran for ran in reports.values()) >= 8

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.jobs._base import Kinds
+from service.jobs._runner import DurableRunner
 from service.settings import Settings
+from service.state import State
 from tests.service import documents
+from tests.service.postgres import Postgres, programs
 
 Start = Callable[..., AbstractContextManager[TestClient]]
 
@@ -23,11 +27,46 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(data_dir=tmp_path / "data", cancel_grace_s=1.0)
 
 
+_working: list[DurableRunner] = []
+
+
+@contextmanager
+def alone(runner: DurableRunner) -> Iterator[None]:
+    """A process has one runner at work: an earlier one rests for the block, in which ``runner`` starts."""
+    earlier = _working[-1] if _working else None
+    if earlier is not None:
+        earlier.stop()
+    _working.append(runner)
+    try:
+        yield
+    finally:
+        _working.remove(runner)
+        if earlier is not None:
+            earlier.start()
+
+
+def state_of(client: TestClient) -> State:
+    """What the client's service shares."""
+    app = client.app
+    assert isinstance(app, FastAPI)
+    found: State = app.state.service
+    return found
+
+
 @contextmanager
 def running(settings: Settings, kinds: Kinds | None = None) -> Iterator[TestClient]:
-    app = create_app(settings, kinds)
-    with TestClient(app, raise_server_exceptions=False) as client:
+    client = TestClient(create_app(settings, kinds), "http://localhost", raise_server_exceptions=False)
+    runner = state_of(client).runner
+    assert isinstance(runner, DurableRunner)
+    with alone(runner), client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server of the tests' own; the development extra brings its programs."""
+    with Postgres(programs()) as server:
+        yield server
 
 
 @pytest.fixture

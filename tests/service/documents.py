@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,11 @@ def wait(client: Any, job_id: str, states: tuple[str, ...] = ("succeeded", "fail
             return job
         time.sleep(0.05)
     raise AssertionError(f"job {job_id} is still {job}")
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Poll until something holds."""
+    deadline_s = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)

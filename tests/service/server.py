@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Self
 
 ROOT = Path(__file__).parents[2]
-_READY = re.compile(r"autosbp is ready at (http://127\.0\.0\.1:\d+)")
+START_S = 300.0
+_READY = re.compile(r"autosbp is ready at (http://[\d.]+:\d+)")
 
 
 class Server:
@@ -45,8 +46,8 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The address, once the service is ready."""
-        deadline_s = time.monotonic() + 30
+        """The address, once the service is ready; as long as its process lives, it may still become so."""
+        deadline_s = time.monotonic() + START_S
         while time.monotonic() < deadline_s:
             if found := _READY.search("".join(self.log)):
                 return found[1]
@@ -58,8 +59,8 @@ class Server:
         """Send a signal (none for 0) and wait for the end; the exit status and what was on standard output."""
         if number and self._process.poll() is None:
             self._process.send_signal(number)
-        status = self._process.wait(30)
-        self._reader.join(30)
+        status = self._process.wait(START_S)
+        self._reader.join(START_S)
         assert self._process.stdout is not None and self._process.stderr is not None
         out = "" if self._process.stdout.closed else self._process.stdout.read()
         self._process.stdout.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from unittest.mock import patch
 
 from autosbp.errors import InfeasibleError
 from autosbp.plan import Plan
-from service.jobs._base import JobKind, TaskContext
+from service.jobs._base import CancelledError, JobKind, TaskContext
 
 
 def echo(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def hold(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
     context.progress(None, "holding")
     while not Path(inputs["gate"]).exists():
         if context.cancelled():
-            return {"stopped": True}
+            raise CancelledError
         time.sleep(0.02)
     return inputs
 
@@ -36,6 +37,25 @@ def stubborn(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
     Path(inputs["pid"]).write_text(str(child.pid))
     while True:
         time.sleep(1)
+
+
+def deaf(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    """Write the pid, and hear nothing: no thread of this process runs again."""
+    Path(inputs["pid"]).write_text(str(os.getpid()))
+    libc = ctypes.PyDLL(None)  # keeps Python's lock while it waits
+    libc.sleep(600)
+    return {}
+
+
+def greedy(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    """Take 8 GiB."""
+    return {"size": len(bytearray(8 * 2**30))}
+
+
+def busy(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    """Use the processor until the end."""
+    while True:
+        pass
 
 
 def die(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:

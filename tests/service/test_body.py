@@ -58,7 +58,8 @@ def test_every_route_answers_another_kind_of_document_with_422(shared: TestClien
 
 def test_a_body_that_does_not_say_it_is_json_is_refused(shared: TestClient) -> None:
     answer = shared.post("/v1/clusters", content=b'{"preset": "local:2"}', headers={"content-type": "text/plain"})
-    assert answer.status_code == 422
+    assert (answer.status_code, answer.headers["accept"]) == (415, "application/json")
+    assert answer.headers["content-type"] == "application/problem+json"
 
 
 def chunks() -> list[bytes]:

@@ -36,7 +36,7 @@ def events(text: str) -> list[tuple[int, str, dict[str, Any]]]:
     found = []
     for block in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
-        if fields:
+        if "id" in fields:
             found.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
     return found
 
@@ -90,6 +90,8 @@ def test_a_job_is_followed_to_its_end(held: TestClient, tmp_path: Path) -> None:
 
     resumed = held.get(f"/v1/jobs/{job_id}/events", headers={"last-event-id": str(numbers[-1] - 1)})
     assert events(resumed.text) == [found[-1]]
+    known = held.get(f"/v1/jobs/{job_id}/events", headers={"last-event-id": str(numbers[-1])})
+    assert (known.status_code, known.content) == (204, b"")
 
 
 def test_a_bad_last_event_id_is_422(held: TestClient, tmp_path: Path) -> None:

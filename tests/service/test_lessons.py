@@ -13,12 +13,13 @@ from starlette.testclient import TestClient
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.learning import Experience, learn
 from service.db import Database
-from service.models import CalibrationRow, JobRow, TrialRow
+from service.models import DEFAULT_TENANT, CalibrationRow, JobRow, TrialRow
 from service.services import lessons, trials
+from service.services._store import existing, find
 from service.services.kinds import kinds
 from service.settings import Settings
 from tests.service import documents
-from tests.service.conftest import running
+from tests.service.conftest import running, state_of
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +68,8 @@ def versions(client: TestClient, root: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def database(client: TestClient) -> Database:
-    found: Database = client.app.state.service.database  # type: ignore[attr-defined]
-    return found
+    state = state_of(client)
+    return state.database.of(DEFAULT_TENANT)
 
 
 def test_every_trial_of_a_family_teaches_one_more_version(
@@ -104,8 +105,8 @@ def test_a_trial_that_is_stored_twice_teaches_once(
     job = tried(taught, plan, steps=9)
     before = versions(taught, root)
     with database(taught).write() as session:
-        row = session.get_one(JobRow, job["id"])
-        trial = session.get_one(TrialRow, row.payload["trial_id"])
+        row = existing(session, JobRow, job["id"])
+        trial = existing(session, TrialRow, row.payload["trial_id"])
         assert trial.result is not None
         assert trials.store(session, row, dict(trial.result)) == job["result"]
     assert versions(taught, root) == before
@@ -115,7 +116,7 @@ def test_concurrent_stores_teach_one_version(taught: TestClient, root: dict[str,
     tried(taught, plan, steps=10)
     before = versions(taught, root)
     with database(taught).write() as session:
-        session.delete(session.get_one(CalibrationRow, before[-1]["id"]))
+        session.delete(existing(session, CalibrationRow, before[-1]["id"]))
 
     def teach(_: int) -> str:
         with database(taught).write() as session:
@@ -148,10 +149,10 @@ def test_only_the_newest_trials_teach(
     with database(taught).write() as session:
         version = lessons.teach(session, root["id"])
         assert version is not None and version.num_trials == 1
-        wanted = session.get_one(TrialRow, last["result"]["trial_id"]).result
+        wanted = existing(session, TrialRow, last["result"]["trial_id"]).result
         assert wanted is not None
         only = learn(Calibration.from_dict(documents.calibration()), [Experience.from_dict(wanted["experience"])])
         assert version.id == only.calibration_id
         session.rollback()
     with database(taught).read() as session:
-        assert session.get(CalibrationRow, version.id) is None
+        assert find(session, CalibrationRow, version.id) is None

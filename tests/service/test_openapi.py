@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 import autosbp
-from service.state import State
+from tests.service.conftest import state_of
+from tests.service.server import ROOT
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
 
 def test_every_route_has_one_tag_a_summary_and_a_description(document: dict[str, Any]) -> None:
     known = {tag["name"] for tag in document["tags"]}
-    assert len(operations(document)) >= 22
+    assert len(operations(document)) >= 36
     for path, method, operation in operations(document):
         assert len(operation["tags"]) == 1 and set(operation["tags"]) <= known, (path, method)
         assert operation["summary"] and operation["description"], (path, method)
@@ -34,11 +36,21 @@ def test_every_error_of_a_route_is_documented_as_a_problem(document: dict[str, A
     for path, method, operation in operations(document):
         errors = {status: answer for status, answer in operation["responses"].items() if int(status) >= 400}
         if path.startswith("/v1/"):
-            assert {"422", "500"} <= errors.keys(), (path, method)
+            assert {"401", "403", "422", "429", "500", "503"} <= errors.keys(), (path, method)
+        if method == "post":
+            assert {"409", "413", "415", "507"} <= errors.keys(), (path, method)
+            assert "Idempotency-Key" in {one["name"] for one in operation["parameters"]}, (path, method)
         if "{" in path:
             assert "404" in errors, (path, method)
         for answer in errors.values():
             assert answer["content"] == {"application/problem+json": problem}, (path, method)
+
+
+def test_the_document_is_the_one_that_is_checked_in(document: dict[str, Any]) -> None:
+    stored = json.loads((ROOT / "docs" / "openapi.json").read_text())
+    assert stored == document, (
+        "the interface has changed: look at the difference, count API_VERSION up, run scripts/openapi"
+    )
 
 
 def test_every_reference_resolves(document: dict[str, Any]) -> None:
@@ -59,8 +71,8 @@ def test_health_tells_the_version(shared: TestClient) -> None:
 
 
 def test_the_service_is_ready_until_its_runner_has_stopped(client: TestClient) -> None:
-    assert client.get("/readyz").json() == {"status": "ok"}
-    state: State = client.app.state.service  # type: ignore[attr-defined]
+    assert client.get("/readyz").json() == {"status": "ok", "checks": {"database": "ok", "runner": "ok", "disk": "ok"}}
+    state = state_of(client)
     state.runner.stop()
     answer = client.get("/readyz")
     assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")

@@ -18,8 +18,7 @@ from autosbp.errors import (
 )
 from service.problems import problem_of, shown
 from service.settings import Settings
-from service.state import State
-from tests.service.conftest import running
+from tests.service.conftest import running, state_of
 
 MEMBERS = {"type", "title", "status", "detail", "instance"}
 
@@ -126,7 +125,7 @@ def test_a_refused_request_is_answered_with_a_problem(shared: TestClient, method
 def test_an_internal_error_is_an_opaque_500(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a secret of the inside")
 
     monkeypatch.setattr("service.services.clusters.listing", fail)
@@ -134,13 +133,15 @@ def test_an_internal_error_is_an_opaque_500(
         answer = client.get("/v1/clusters")
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
     assert answer.json()["type"] == "urn:autosbp:problem:internal"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert f"[{answer.headers['x-request-id']}]" not in answer.text
     assert "secret" not in answer.text
     assert "a secret of the inside" in caplog.text
 
 
 def test_a_full_queue_is_429_with_retry_after(settings: Settings) -> None:
     with running(settings.model_copy(update={"max_queued_jobs": 1})) as client:
-        state: State = client.app.state.service  # type: ignore[attr-defined]
+        state = state_of(client)
         state.runner.stop()
         assert client.post("/v1/models", json={"hf_config": {"model_type": "gpt2"}}).status_code == 202
         answer = client.post("/v1/models", json={"hf_config": {"model_type": "gpt2"}})

@@ -1,4 +1,4 @@
-"""The local runner keeps the promises of ``service.jobs._base``."""
+"""The runner keeps the promises of ``service.jobs._base``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from sqlalchemy import event, select
 from autosbp.errors import ServiceError
 from service.db import Database
 from service.jobs._base import JobKind
-from service.jobs._local import LocalRunner
+from service.jobs._processes import descendants
+from service.jobs._rows import QueueLimits
+from service.jobs._runner import DurableRunner, RunnerOptions
 from service.models import JobRow
 from service.problems import ProblemError
+from tests.service.conftest import alone
 from tests.service.tasks import kind
 
 NAMES = ("echo", "hold", "stubborn", "die", "infeasible", "surprise", "no_json")
@@ -32,6 +36,7 @@ KINDS = {
     **{name: kind(name) for name in NAMES},
     "once": kind("hold", resumable=False),
     "unstorable": JobKind("tests.service.tasks:echo", lambda _, job: job.payload, fail_to_store, True),
+    "measured": replace(kind("echo"), lane="measure"),
     "unknown_task": kind("nothing_of_that_name"),
 }
 
@@ -45,8 +50,9 @@ class Bench:
         self.database.upgrade()
         self.runner = self.make()
 
-    def make(self) -> LocalRunner:
-        return LocalRunner(self.database, KINDS, self.folder, max_queued=4, max_attempts=2, cancel_grace_s=0.5)
+    def make(self) -> DurableRunner:
+        options = RunnerOptions(QueueLimits(4, 4), max_attempts=2, cancel_grace_s=0.5)
+        return DurableRunner(self.database, KINDS, self.folder, options)
 
     def submit(self, kind: str, **payload: Any) -> str:
         with self.database.write() as session:
@@ -94,9 +100,10 @@ class Bench:
 @contextmanager
 def started(folder: Path) -> Iterator[Bench]:
     bench = Bench(folder)
-    bench.runner.start()
-    yield bench
-    bench.runner.stop()
+    with alone(bench.runner):
+        bench.runner.start()
+        yield bench
+        bench.runner.stop()
     bench.database.close()
 
 
@@ -181,6 +188,22 @@ def test_cancelling_a_queued_job_ends_it_at_once_and_it_never_runs(bench: Bench)
     assert bench.job(job_id).started_at is None
 
 
+def test_a_measurement_that_waits_for_its_turn_is_cancelled_at_once_or_runs_when_nothing_else_does(
+    bench: Bench,
+) -> None:
+    bench.hold()
+    cancelled, measured = bench.submit("measured"), bench.submit("measured", a=1)
+    deadline_s = time.monotonic() + 30
+    while bench.job(cancelled).worker is None:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    bench.runner.cancel(cancelled)
+    assert [bench.job(job).state for job in (cancelled, measured)] == ["cancelled", "queued"]
+    bench.open()
+    assert bench.wait(measured, "succeeded").result == {"a": 1}
+    assert bench.job(cancelled).attempts == 0
+
+
 def test_cancelling_a_running_job_stops_it_and_drops_what_it_found(bench: Bench) -> None:
     job_id = bench.hold()
     requested = bench.runner.cancel(job_id)
@@ -256,18 +279,24 @@ def test_a_stop_queues_a_resumable_job_again_and_the_next_start_finishes_it(fres
     fresh.runner.stop()
     stopped = fresh.job(job_id)
     assert (stopped.state, stopped.message) == ("queued", "queued again: interrupted by a shutdown")
+    assert (stopped.worker, stopped.started_at) == (None, None)
     fresh.open()
     fresh.runner = fresh.make()
     fresh.runner.start()
     assert fresh.wait(job_id, "succeeded").attempts == 2
 
 
-def test_a_stop_fails_a_job_that_must_not_be_repeated(fresh: Bench) -> None:
+def test_an_interrupted_job_that_must_not_be_repeated_fails_at_the_next_start(fresh: Bench) -> None:
     job_id = fresh.hold("once")
     fresh.runner.stop()
-    job = fresh.job(job_id)
+    fresh.runner = fresh.make()
+    fresh.runner.start()
+    job = fresh.wait(job_id, "failed", "succeeded")
     assert job.problem is not None
-    assert (job.state, job.problem["detail"]) == ("failed", "interrupted by a shutdown")
+    assert (job.problem["type"], job.problem["detail"]) == (
+        "urn:autosbp:problem:interrupted",
+        "interrupted by a shutdown",
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,7 +313,15 @@ def test_a_start_recovers_the_job_that_was_running(
 ) -> None:
     fresh.runner.stop()
     with fresh.database.write() as session:
-        row = JobRow(id="job-cut", kind=kind, payload={}, state="running", attempts=attempts, cancel_requested=cancel)
+        row = JobRow(
+            id="job-cut",
+            tenant="default",
+            kind=kind,
+            payload={},
+            state="running",
+            attempts=attempts,
+            cancel_requested=cancel,
+        )
         session.add(row)
     fresh.runner = fresh.make()
     fresh.runner.start()
@@ -306,8 +343,8 @@ def test_an_observer_gets_only_what_is_newer(bench: Bench) -> None:
 
 def test_the_worker_ends_when_its_runner_stops(fresh: Bench) -> None:
     fresh.wait(fresh.submit("echo"), "succeeded")
-    assert fresh.runner._worker is not None
-    pid = fresh.runner._worker.pid
-    assert is_running(pid) and pid != os.getpid()
+    (reaper,) = fresh.runner.idle_pids
+    pids = [reaper, *descendants(reaper)]
+    assert len(pids) == 2 and all(map(is_running, pids)) and os.getpid() not in pids
     fresh.runner.stop()
-    assert not is_running(pid)
+    assert not any(map(is_running, pids))

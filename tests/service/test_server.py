@@ -16,7 +16,7 @@ import pytest
 from autosbp.client import Client, Job
 from service.jobs._processes import descendants
 from tests.service import documents
-from tests.service.server import ROOT, Server
+from tests.service.server import ROOT, START_S, Server
 from tests.service.test_runner import is_running
 
 
@@ -31,7 +31,7 @@ def start_search(client: Client) -> Job:
     """A search that is running behind the gate."""
     model, cluster = client.post_model(documents.graph()), client.post_cluster("local:2x2")
     job = client.search(model, cluster, options=documents.OPTIONS)
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + START_S
     while client.get_job(job.id).message != "holding":
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
@@ -46,7 +46,7 @@ def test_the_service_survives_kill_9_in_the_middle_of_a_job(tmp_path: Path, gate
         workers = descendants(first.pid)
         assert workers
         first.end(signal.SIGKILL)
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + START_S
         while any(is_running(pid) for pid in workers):
             assert time.monotonic() < deadline_s, "the worker outlived its service"
             time.sleep(0.05)
@@ -58,7 +58,7 @@ def test_the_service_survives_kill_9_in_the_middle_of_a_job(tmp_path: Path, gate
         port = first.url.rpartition(":")[2]
         with Server(tmp_path / "data", "tests.service.gated", port=port) as second:
             assert second.url == first.url
-            waiting.join(60)
+            waiting.join(START_S)
             assert done and done[0].state == "succeeded"
             assert client.get_strategy(done[0].result["strategy_id"])["plan_id"] == done[0].result["strategy_id"]
             assert httpx.get(f"{second.url}/v1/jobs/{job.id}").json()["attempts"] == 2
@@ -96,7 +96,7 @@ def test_the_service_refuses_a_data_folder_and_a_port_that_are_in_use(tmp_path: 
         other = Server(tmp_path / "elsewhere", port=port)
         assert other.end()[0] == 5
         assert f"port {port}" in "".join(other.log)
-        assert httpx.get(f"{server.url}/readyz").json() == {"status": "ok"}
+        assert httpx.get(f"{server.url}/readyz").json()["status"] == "ok"
 
 
 def test_a_large_body_is_answered_with_413_over_a_socket(tmp_path: Path) -> None:
@@ -108,6 +108,31 @@ def test_a_large_body_is_answered_with_413_over_a_socket(tmp_path: Path) -> None
             )
             assert answer.status_code == 413
             assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_a_bind_that_others_can_reach_needs_a_key(tmp_path: Path) -> None:
+    open_to_all = Server(tmp_path / "data", host="0.0.0.0")  # noqa: S104
+    assert open_to_all.end()[0] == 5
+    assert "autosbp keys create" in "".join(open_to_all.log)
+    made = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from autosbp.cli import main; main()",
+            "keys",
+            "create",
+            "--data-dir",
+            tmp_path / "data",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    with Server(tmp_path / "data", host="0.0.0.0") as server:  # noqa: S104
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        with Client(server.url, key=made.stdout.strip()) as client:
+            assert list(client.models()) == []
 
 
 def test_the_service_imports_no_torch() -> None:

@@ -22,13 +22,16 @@ PARAMETERS = {
     "gpt2-1.5b": 1_557_611_200,  # https://huggingface.co/openai-community/gpt2-xl
     "llama-7b": 6_738_415_616,  # https://huggingface.co/meta-llama/Llama-2-7b-hf
     "llama-70b": 68_976_648_192,  # https://huggingface.co/meta-llama/Llama-2-70b-hf
+    "t5-large": 737_668_096,  # https://huggingface.co/google-t5/t5-large
+    "vit-large": 304_326_632,  # https://docs.pytorch.org/vision/stable/models/generated/torchvision.models.vit_l_16.html
     "vgg13": 133_047_848,  # arXiv 1409.1556 table 2: 133 million
     "vgg16": 138_357_544,  # arXiv 1409.1556 table 2: 138 million
     "resnet50": 25_557_032,  # https://docs.pytorch.org/vision/stable/models/generated/torchvision.models.resnet50.html
 }
 BLOCKS = {
     "gpt2": [12], "gpt2-1.5b": [48], "gpt2-demo": [4], "gpt3-175b": [96], "llama-demo": [3], "llama-7b": [31],
-    "llama-70b": [79], "moe": [5], "resnet50": [2, 3, 5, 2], "wide-deep": [8, 26],
+    "llama-70b": [79], "moe": [5], "resnet50": [2, 3, 5, 2], "wide-deep": [8, 26], "bert-large": [24], "t5-large": [23],
+    "vit-large": [24], "gpt-1t": [128],
 }  # fmt: skip
 MAX_SHIPPED_BYTES = 32 * 1024
 VERSIONS = {"torch": "2.13", "transformers": "5.23"}
@@ -58,9 +61,9 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
     assert zoo_graph(name).summary()["num_parameters"] == PARAMETERS[name]
 
 
-def test_gpt3_has_175_billion_parameters() -> None:
-    count = zoo_graph("gpt3-175b").summary()["num_parameters"]
-    assert count == pytest.approx(175e9, rel=0.02)
+@pytest.mark.parametrize(("name", "count"), [("gpt3-175b", 175e9), ("gpt-1t", 1008e9), ("bert-large", 340e6)])
+def test_parameter_counts_are_about_those_of_the_papers(name: str, count: float) -> None:
+    assert zoo_graph(name).summary()["num_parameters"] == pytest.approx(count, rel=0.02)
 
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))

@@ -54,6 +54,7 @@ class Machine:
     def __init__(self, meter: Meter, *, sums_in_place: bool = True, device: str = "cpu") -> None:
         self.meter, self.sums_in_place, self.device = meter, sums_in_place, device
         self.nodes: list[Node] = []
+        self.records = True
 
     def new(self, shape: Shape, width: int, strides: Shape | None = None, purpose: str = TEMPORARY) -> Tensor:
         """A new tensor."""
@@ -69,7 +70,9 @@ class Machine:
     def record(
         self, outs: Sequence[Tensor], inputs: Sequence[Tensor | None], kept: Sequence[Tensor], run: Backward
     ) -> None:
-        """What made ``outs``; nothing where no input has a gradient."""
+        """What made ``outs``; nothing where no input has a gradient, or ``records`` is off."""
+        if not self.records:
+            return
         edges = [None if each is None or each.node is None else (each.node, each.index) for each in inputs]
         if not any(edges):
             return
@@ -80,11 +83,20 @@ class Machine:
 
     def backward(self, root: Tensor, gradient: Tensor) -> None:
         """Run the backward of ``root`` and forget all that was recorded."""
-        nodes, self.nodes = self.nodes, []
-        _mark(root, nodes)
-        assert isinstance(root.node, Node)
-        self._give(root.node, root.index, gradient)
+        gradients: list[Tensor | None] = [gradient]
         del gradient
+        self.backward_of([root], gradients)
+
+    def backward_of(self, roots: Sequence[Tensor], gradients: list[Tensor | None]) -> None:
+        """As ``backward``, of several at once, where they have a gradient; the gradients are taken out of the list."""
+        nodes, self.nodes = self.nodes, []
+        given = [one is not None for one in gradients]  # no zip: it would hold the last gradient
+        _mark([root.node for root, has in zip(roots, given, strict=True) if has and isinstance(root.node, Node)], nodes)
+        for at, root in enumerate(roots):
+            one, gradients[at] = gradients[at], None
+            if one is not None and isinstance(root.node, Node):
+                self._give(root.node, root.index, one)
+        one = None
         while nodes:
             node = nodes.pop()
             if node.needed and any(node.pending):
@@ -161,10 +173,10 @@ def _spent(_: list[Any], __: Sequence[Any]) -> Gradients:
     raise AssertionError("a backward runs once")
 
 
-def _mark(root: Tensor, nodes: Sequence[Node]) -> None:
-    """Which nodes the gradient of ``root`` reaches, and how many of them each leaf waits for."""
-    assert isinstance(root.node, Node)
-    root.node.needed = True
+def _mark(roots: Sequence[Node], nodes: Sequence[Node]) -> None:
+    """Which nodes the gradients of ``roots`` reach, and how many of them each leaf waits for."""
+    for root in roots:
+        root.needed = True
     for node in reversed(nodes):
         if node.needed:
             for edge in node.inputs:

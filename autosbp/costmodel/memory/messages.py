@@ -10,8 +10,10 @@ from autosbp.costmodel.memory import boxes
 from autosbp.costmodel.memory.autograd import Leaf, Machine
 from autosbp.costmodel.memory.tensors import GATHERED, GRADIENTS, Tensor, contiguous
 from autosbp.costmodel.memory.views import plain_reshape
+from autosbp.sbp.buckets import AT_END, Bucket
+from autosbp.sbp.gathers import Gather
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.parameters import AT_END, Bucket, Gather, ParameterFlow
+from autosbp.sbp.parameters import ParameterFlow
 
 IN_FLIGHT = 2
 """As ``executor.gathering.IN_FLIGHT``."""
@@ -150,24 +152,26 @@ class Gathers:
         self._returns = self._last = False
         self.again: dict[int, list[int]] = {}
         for at, gather in enumerate(flow.gathers):
-            if gather.again >= 0 and not gather.kept:
+            if gather.again >= 0 and not gather.kept and not gather.recomputed:
                 self.again.setdefault(gather.again, []).append(at)
 
     def begin(self, last: bool) -> None:
         self._last, self._returns = last, self.each_use or last
 
-    def fetch(self, key: Any) -> Tensor:
-        """The copy that a box of the program stands for."""
+    def fetch(self, key: Any, again: int | None) -> Tensor:
+        """The copy that a box of the program stands for; ``again`` is the box's item where it is recomputed."""
         place, at = self.flow.place[key]
         message, gather = self.messages[place], self.flow.gathers[place]
-        if at == 0 and message.copies is None:
+        if again is not None:
+            self._send(self.flow.recompute_sends.get(again, ()))
+        elif at == 0 and message.copies is None:
             self._send(self.flow.forward_sends.get(gather.first, ()))
         copies = message.present()
         lent = self.each_use and not gather.kept
         copy = copies[at].view(copies[at].shape, copies[at].strides)
         copy.storage.lent = lent
         self.m.record([copy], [self._anchor], [], lambda grads, _: self._returned(message, grads))
-        if self.each_use and at == len(copies) - 1:
+        if self.each_use and at == len(copies) - 1 and again is None:
             message.copies = None
         return copy
 

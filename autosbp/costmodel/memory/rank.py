@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 from autosbp.costmodel.memory import boxes
+from autosbp.costmodel.memory.again import Recomputation
 from autosbp.costmodel.memory.autograd import Leaf, Machine
 from autosbp.costmodel.memory.messages import Buckets, Gathers, Gradients
 from autosbp.costmodel.memory.ops import Call, run_op, widths_of
 from autosbp.costmodel.memory.splits import run_split
-from autosbp.costmodel.memory.state import optimizer_bytes_per_element
+from autosbp.costmodel.memory.state import optimizer_bytes
 from autosbp.costmodel.memory.tensors import DATA, PARAMETERS, Meter, Shape, Tensor, contiguous
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Ref
 from autosbp.plan import Strategy
-from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.choices import axis_choices, implemented_axes
-from autosbp.sbp.parameters import ParameterFlow, ReadKey, parameter_flow
+from autosbp.sbp.parameters import ParameterFlow, parameter_flow
 from autosbp.sbp.placement import NdSbp, local_shape
 from autosbp.sbp.program import Box, Op
+from autosbp.sbp.recompute import ReadKey
 
 Prepared = tuple[list[Shape], list[int], Mapping[str, tuple[int, ...]]]
 PASSES = 3
@@ -72,11 +72,7 @@ def rank_memory(
     machine = Machine(meter, sums_in_place=sums_in_place, device=device)
     run = StepRun(graph, strategy, flow or parameter_flow(graph, strategy), machine)
     run.step()
-    states = sum(
-        prod(leaf.meta.sizes) // split_factor(strategy.parameters[leaf.name], strategy.mesh)
-        * optimizer_bytes_per_element(leaf.meta, strategy.optimizer)
-        for leaf in graph.trained
-    )  # fmt: skip
+    states = optimizer_bytes(graph.trained, strategy)
     order = ("parameters", "gradients", "optimizer", "activations", "gathered", "temporaries", "data")
     parts = {**meter.at_peak, "optimizer": states}
     shown = ("parameters", "gradients", "optimizer", "activations", "temporaries", "data")
@@ -107,6 +103,7 @@ class StepRun:
         }
         self.last_reader = self._last_readers()
         self.prepared: dict[int, Prepared] = {}
+        self.again = Recomputation(m, graph, self.run_items, self.last_reader)
 
     def _stored(self, name: str) -> Tensor:
         meta = self.graph.meta(Ref(name))
@@ -163,10 +160,25 @@ class StepRun:
         values.update({Ref(name): tensor for name, tensor in self.constants.items()})
         for leaf, whole in zip(self.graph.inputs, self.data, strict=True):
             values[Ref(leaf.name)] = whole.view(leaf.meta.sizes, contiguous(leaf.meta.sizes))
-        for at, item in enumerate(self.flow.items):
+        begins = {segment.first: segment for segment in self.flow.segments}
+        at = 0
+        while at < len(self.flow.items):
+            if at in begins:
+                self.again.run(begins[at], values)
+                at = begins[at].last + 1
+            else:
+                self.run_items(at, at, values, again=False)
+                at += 1
+        return [values[key] for key in self.outputs]
+
+    def run_items(self, first: int, last: int, values: dict[ReadKey, Tensor], *, again: bool) -> None:
+        """Items ``first`` to ``last`` of the program: what they read is in ``values``, then what they make; what has no
+        reader left is taken out."""
+        for at in range(first, last + 1):
+            item = self.flow.items[at]
             done = self.last_reader.get(at, ())
             if isinstance(item, Box):
-                values[item.key] = self._box(item, values, last=item.ref in done)
+                values[item.key] = self._box(item, values, at if again else None, last=item.ref in done)
             else:
                 outs = self._op(at, item, [values[read] for read in item.reads])
                 values.update({Ref(item.node.name, index): out for index, out in enumerate(outs)})
@@ -177,11 +189,10 @@ class StepRun:
                     node.before = before  # type: ignore[attr-defined]
             for key in done:
                 values.pop(key, None)
-        return [values[key] for key in self.outputs]
 
-    def _box(self, box: Box, values: dict[ReadKey, Tensor], *, last: bool) -> Tensor:
+    def _box(self, box: Box, values: dict[ReadKey, Tensor], again: int | None, *, last: bool) -> Tensor:
         if box.key in self.flow.place:
-            return self.gathers.fetch(box.key)
+            return self.gathers.fetch(box.key, again)
         if box.data:
             return self._cut(values[box.ref], box.dst)
         # The last reader's first step is the last that holds the value, so this frame must not.

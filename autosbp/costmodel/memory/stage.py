@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from autosbp.costmodel.alike import chunk_key
 from autosbp.costmodel.memory.autograd import Leaf, Machine, Node
 from autosbp.costmodel.memory.rank import StepRun
-from autosbp.costmodel.memory.state import optimizer_bytes_per_element
+from autosbp.costmodel.memory.state import optimizer_bytes
 from autosbp.costmodel.memory.tensors import Meter, Tensor
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, stage_passes
 from autosbp.costmodel.stages import Chunk, Stages, sent_bytes
@@ -59,13 +58,7 @@ def stage_memory(
         needs[chunk.index] = known[key]
     total = _fullest(stage_passes(stages.pipeline, stage, strategy.num_micro), needs, strategy.num_micro - 1)
     stored = set(stages.parameters_of(stage))
-    total["optimizer"] = sum(
-        prod(leaf.meta.sizes)
-        // split_factor(strategy.parameters[leaf.name], strategy.mesh)
-        * optimizer_bytes_per_element(leaf.meta, strategy.optimizer)
-        for leaf in stages.graph.trained
-        if leaf.name in stored
-    )
+    total["optimizer"] = optimizer_bytes((leaf for leaf in stages.graph.trained if leaf.name in stored), strategy)
     return {name: total[name] for name in PURPOSES if total[name] or name != "gathered"}
 
 
@@ -136,15 +129,19 @@ def _fullest(passes: Sequence[Pass], needs: Mapping[int, Needs], last: int) -> C
 
 
 def _deferred(chunk: Chunk, strategy: Strategy) -> tuple[int, int]:
-    """Of linear ops whose weights wait: the inputs, each once, with the gradients of the outputs; and these alone."""
+    """Of linear ops whose weights wait: the inputs, each once, with the gradients of the outputs; and what of it backward
+    makes: these, and inputs that are recomputed."""
     inputs: dict[object, int] = {}
-    gradients = 0
-    for item in chunk.flow.items:
+    gradients = made = 0
+    again = {at for segment in chunk.flow.segments for at in range(segment.first, segment.last + 1)}
+    for at, item in enumerate(chunk.flow.items):
         if isinstance(item, Op) and item.signature is not None and defers_weights(chunk.graph, item):
             ref, layout = next(item.node.refs()), item.signature.ins[0]
-            inputs[item.reads[0]] = chunk.graph.meta(ref).num_bytes // split_factor(layout, strategy.mesh)
+            size = chunk.graph.meta(ref).num_bytes // split_factor(layout, strategy.mesh)
+            made += size if at in again and item.reads[0] not in inputs else 0
+            inputs[item.reads[0]] = size
             gradients += sent_bytes(chunk.graph, strategy, Ref(item.node.name))
-    return sum(inputs.values()) + gradients, gradients
+    return sum(inputs.values()) + gradients, made + gradients
 
 
 _MOMENTS = ((LAST,), (FRESH, LAST), (FRESH, LATER, LAST))

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from autosbp.executor.process_groups import process_group
 from autosbp.executor.runtime import Runtime
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.stage_mesh import stage_mesh
@@ -37,7 +37,7 @@ class StageGroups:
                 mesh = stage_mesh(self.mesh, stage)
                 for ranks in mesh.all_groups(axes):
                     devices = [mesh.device(rank) for rank in ranks]
-                    group = dist.new_group(devices)
+                    group = process_group(devices)
                     if self.here in devices:
                         self._inside[axes] = group, devices
         return Runtime(stage_mesh(self.mesh, self.stage), self.rank, device, seed=seed, _groups=dict(self._inside))
@@ -48,7 +48,7 @@ class StageGroups:
             self._across[stages] = None
             for rank in range(self.mesh.size):
                 devices = [stage * self.mesh.size + rank for stage in stages]
-                group = dist.new_group(devices)
+                group = process_group(devices)
                 if self.here in devices:
                     self._across[stages] = group, devices
         return self._across[stages]

@@ -67,7 +67,9 @@ class PipelineTrainer(TrainingLoop):
             for each in self.stages.shared
             if self.stage in each.stages
         ]
-        self.optimizer = make_optimizer(strategy.optimizer, self.locals.values(), learning_rate)
+        self.optimizer = make_optimizer(
+            strategy.optimizer, self.locals.values(), learning_rate, offload=strategy.offload
+        )
         self._all = self._across(tuple(range(pipeline.num_stages)))
         self.pipeline_runtime = pipeline_runtime or TorchPipelining()
         self.pipeline_runtime.build(self.chunks, pipeline, self.runtime, self._all[0])

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,21 +12,36 @@ from autosbp.search._anytime.compiled import compiled
 from autosbp.search._anytime.network import Links, Network, Rows
 from autosbp.search._anytime.problem import FORBIDDEN, Floats, Ints
 
+AT_ONCE = 1e8
+"""Differences of costs between two looks at the clock."""
 
-def needed_values(network: Network) -> list[Ints]:
-    """Of each node, those that remain; one at least."""
+
+def needed_values(network: Network, should_stop: Callable[[], bool] = lambda: False) -> list[Ints]:
+    """Of each node, those that remain, one at least; more than need be where it had to stop."""
     alive = np.ones(len(network.costs), dtype=bool)
-    while _remove(alive, network.costs, network.links, network.rows, FORBIDDEN):
-        pass
-    first = network.links.first
+    first, links = network.links.first, network.links
+    sizes = np.diff(first)
+    around = np.add.reduceat(np.append(sizes[links.other], 0), links.begin[:-1]) * (np.diff(links.begin) > 0)
+    parts = np.cumsum(sizes.astype(np.float64) ** 2 * (1 + around)) // AT_ONCE
+    ends = [*np.flatnonzero(np.diff(parts)) + 1, len(sizes)]
+    removed = 1
+    while removed and not should_stop():
+        removed, begin = 0, 0
+        for end in ends:
+            if should_stop():
+                break
+            removed += _remove(alive, network.costs, links, network.rows, FORBIDDEN, begin, end)
+            begin = end
     return [np.flatnonzero(alive[first[i] : first[i + 1]]) for i in range(network.num_nodes)]
 
 
 @compiled
-def _remove(alive: NDArray[np.bool_], costs: Floats, links: Links, rows: Rows, hopeless: float) -> int:
-    """One turn over all nodes. Returns how many values it removed."""
+def _remove(
+    alive: NDArray[np.bool_], costs: Floats, links: Links, rows: Rows, hopeless: float, begin: int, end: int
+) -> int:
+    """One turn over some nodes. Returns how many values it removed."""
     removed = 0
-    for i in range(len(links.first) - 1):
+    for i in range(begin, end):
         low, size = links.first[i], links.first[i + 1] - links.first[i]
         for value in range(size):
             if not alive[low + value]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from autosbp.errors import InfeasibleError
@@ -11,8 +13,8 @@ from autosbp.search._anytime.network import lay_out
 from autosbp.search._anytime.problem import IntervalProblem
 
 
-def reduced(problem: IntervalProblem) -> Core:
-    """What is left after contraction and without dead ends.
+def reduced(problem: IntervalProblem, should_stop: Callable[[], bool] = lambda: False) -> Core:
+    """What is left after contraction and without dead ends; with some, where these took too long to find.
 
     Raises:
         InfeasibleError: a node has no value that is not forbidden, or that fits beside the least of all others.
@@ -20,7 +22,7 @@ def reduced(problem: IntervalProblem) -> Core:
     core = contract(problem)
     _require_values(core, problem.limit)
     network = lay_out(folded(core.problem))
-    return core.keep(needed_values(network))
+    return core.keep(needed_values(network, should_stop))
 
 
 def _require_values(core: Core, limit: float) -> None:

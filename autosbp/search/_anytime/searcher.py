@@ -10,6 +10,8 @@ from autosbp.errors import InfeasibleError
 from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
 from autosbp.search._run import Run, forbidden
 
+FOR_SEARCH = 0.5
+"""Of the time limit, what is left when dead ends are looked for no more."""
 ROUNDING = 16.0
 """Of scaled costs, of which at most 2**44 are added up."""
 
@@ -37,7 +39,7 @@ def anytime(problem: SearchProblem, options: SearchOptions) -> SearchResult:
         return run.result()
     given, scale = interval_problem(problem)
     try:
-        core = reduced(given)
+        core = reduced(given, lambda: run.remaining_s < FOR_SEARCH * options.time_limit_s)
     except InfeasibleError as error:
         if run.best is None:
             raise forbidden() if error.constraint == "cost_s" else error from None

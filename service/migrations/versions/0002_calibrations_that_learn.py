@@ -32,5 +32,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Forget the families; versions stay as calibrations of their own."""
     op.drop_index("ix_calibrations_root_id", "calibrations")
-    for column in ("num_trials", "root_id"):
-        op.drop_column("calibrations", column)
+    with op.batch_alter_table("calibrations", naming_convention={"fk": "fk_%(table_name)s_%(column_0_name)s"}) as batch:
+        if op.get_bind().dialect.name == "sqlite":  # others drop the reference with its column
+            batch.drop_constraint(_KEY, type_="foreignkey")
+        for column in ("num_trials", "root_id"):
+            batch.drop_column(column)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from autosbp.api import LogicalGraph, capture_hf_config
+from autosbp.costmodel.recompute import recomputing
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.torchrun import run_ranks
 from tests.executor.conftest import GPT2, graph_of
@@ -32,7 +33,12 @@ CASES: dict[str, Sequence[tuple[int, str, str, int]]] = {
         (4, "whole", INTERLEAVED, 2),
     ),
 }  # fmt: skip
-DROPOUT = {**GPT2, "n_layer": 1, "embd_pdrop": 0.1, "resid_pdrop": 0.2}
+RECOMPUTED = {
+    ("gpt2", "ZeRO-3", ONE_F_ONE_B), ("gpt2", "tensor parallel", INTERLEAVED), ("gpt2", "data parallel", ZERO_BUBBLE),
+    ("gpt2", "whole", GPIPE), ("mlp", "ZeRO-3", INTERLEAVED), ("mlp", "tensor parallel", ZERO_BUBBLE),
+}  # fmt: skip
+"""Run once more, with every block recomputed."""
+DROPOUT = {**GPT2, "n_layer": 2, "embd_pdrop": 0.1, "resid_pdrop": 0.2}
 Reports = dict[str, list[dict[str, Any]]]
 
 
@@ -49,6 +55,12 @@ def case(name: str, optimizer: str) -> dict[str, Any]:
         strategy = replace(strategy, optimizer=optimizer)
         label = f"{name} {stages} stages {layout} {schedule} {virtual}"
         strategies.append({"label": label, "strategy": strategy.to_dict()})
+        if (name, layout, schedule) in RECOMPUTED:
+            bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+            again = recomputing(bound, strategy)
+            assert again.recompute
+            offloaded = replace(again, offload=True)
+            strategies.append({"label": f"{label} recomputed, offloaded", "strategy": offloaded.to_dict()})
     return {"model": name, "graph": graph.to_dict(), "strategies": strategies}
 
 
@@ -56,7 +68,11 @@ def dropout() -> dict[str, Any]:
     """Against the same strategy without its pipeline."""
     graph = capture_hf_config(DROPOUT, seq_len=32)
     strategy = pipelined(graph, LAYOUTS["whole"](graph, 1), 4, ONE_F_ONE_B)
-    labelled = [{"label": "dropout", "strategy": strategy.to_dict()}]
+    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    again = recomputing(bound, strategy)
+    assert again.recompute
+    pairs = {"dropout": strategy, "dropout recomputed": again}
+    labelled = [{"label": label, "strategy": each.to_dict()} for label, each in pairs.items()]
     return {"model": "dropout", "graph": graph.to_dict(), "strategies": labelled, "random": True}
 
 

@@ -14,8 +14,9 @@ from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipel
 from autosbp.plan import Strategy
 from autosbp.sbp.storage import store_split
 from autosbp.search import SEARCHERS, SearchOptions
+from autosbp.search._assembly import Allowed
 from autosbp.search._baselines import Roles
-from autosbp.search._build import Allowed, ProblemBuilder
+from autosbp.search._build import ProblemBuilder
 from autosbp.search._clusters import OpCluster
 from autosbp.search._strategy import strategy_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autosbp.api import PlanOptions, load_cluster, make_plan, run_trial
-from autosbp.cli._diff import difference
 from autosbp.cli._explain import _program, explanation
+from autosbp.comparison import difference
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.evaluate import evaluate

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autosbp.cli._format import num_bytes, percent, seconds
-from autosbp.cli._run import note
-
-if TYPE_CHECKING:
-    from autosbp.plan import Plan
+from autosbp.units import num_bytes, percent, seconds
 
 _TIGHT = 0.9
-_SAME = 1e-6
+SAME = 1e-6
+"""Relative: steps that differ by less are equal."""
 _ADVICE = {
     "compute_s": ("Computation", "more devices or a lower precision shorten it"),
     "exposed_comm_s": ("Communication", "a larger global batch or a faster slowest link shortens it"),
@@ -40,13 +37,6 @@ def findings(document: Mapping[str, Any]) -> list[str]:
         *_baselines(document),
         *_next(document),
     ]
-
-
-def note_other_release(plan: Plan, step_s: float) -> None:
-    """Say so where the plan's costs are not those that its strategy has now."""
-    then = plan.document["step_time_s"]
-    if abs(step_s - then) > _SAME * then:
-        note(f"warning: another release costed this plan: {seconds(then)} then, {seconds(step_s)} now; plan again")
 
 
 def of_links(links: Mapping[str, float], step_s: float) -> list[str]:
@@ -89,7 +79,7 @@ def _baselines(document: Mapping[str, Any]) -> list[str]:
     if feasible:
         best = min(feasible, key=lambda name: feasible[name]["step_time_s"])
         ratio = feasible[best]["step_time_s"] / step
-        if ratio <= 1 + _SAME:
+        if ratio <= 1 + SAME:
             said.append(f"It is no faster than {best}, the best baseline.")
         else:
             said.append(f"It is {ratio:.3g} x faster than {best}, the best baseline.")
@@ -102,7 +92,7 @@ def _baselines(document: Mapping[str, Any]) -> list[str]:
 def _next(document: Mapping[str, Any]) -> list[str]:
     advice = []
     if document["provenance"].get("calibration_id") is None:
-        advice.append("Costs come from the cluster's data sheet: autosbp calibrate measures it.")
+        advice.append("Costs come from the cluster's data sheet: a calibration measures it.")
     if document.get("gap") not in (0, None):
-        advice.append("A longer --time-limit may close the gap.")
+        advice.append("A longer time limit may close the gap.")
     return advice

@@ -1,0 +1,140 @@
+"""``autosbp keys``: API keys of the service on this machine, made without a running service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autosbp.cli._format import table
+from autosbp.cli._options import AsJson
+from autosbp.cli._run import console, guarded, note, print_json
+from autosbp.cli._serve import Database, DataDir, settings_of
+from autosbp.errors import InputError
+
+if TYPE_CHECKING:
+    from service.db import Database as Db
+    from service.models import KeyRow
+
+Tenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose everything is that the key reaches.")]
+Name = Annotated[str, typer.Option("--name", help="For people: whose key it is, or what for.")]
+Scopes = Annotated[
+    str, typer.Option("--scopes", metavar="SCOPE,...", help="Some of read, search, trial, calibrate, admin.")
+]
+Days = Annotated[float, typer.Option("--days", min=0, help="Until it expires; 0: never.")]
+KeyId = Annotated[str, typer.Argument(metavar="KEY", help="A key's id, as autosbp keys list shows it.")]
+Grace = Annotated[float, typer.Option("--grace-s", min=0, help="Seconds for which the old key works on.")]
+_NAME = 64
+
+
+def create(
+    tenant: Tenant = "default",
+    name: Name = "command line",
+    scopes: Scopes = "read,search,trial,calibrate",
+    days: Days = 90.0,
+    database: Database = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it: it is shown this once. From then on the service asks for keys."""
+    from service.services import keys
+
+    if not tenant.replace("-", "").replace("_", "").isalnum() or not tenant.isascii() or len(tenant) > _NAME:
+        raise InputError("tenant", tenant, f"at most {_NAME} letters, digits, - and _ are expected")
+    if not 1 <= len(name) <= 128:
+        raise InputError("name", name, "1 to 128 characters are expected")
+    lifetime = timedelta(days=days) if days else None
+    with _opened(database, data_dir) as db:
+        made = keys.create(db.of(tenant), name, [scope.strip() for scope in scopes.split(",")], lifetime)
+        _print(made.row, made.text, as_json)
+
+
+def rotate(
+    key: KeyId, grace_s: Grace = 3600.0, database: Database = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Print a new key with the same name, scopes and lifetime; the old one works on for a while."""
+    from service.services import keys
+
+    with _opened(database, data_dir) as db:
+        row = _stored(db, key)
+        if keys.state_of(row) != "valid":
+            raise InputError("key", key, f"a valid key is expected; this one is {keys.state_of(row)}")
+        made = keys.rotate(db.of(row.tenant), key, timedelta(seconds=grace_s))
+        _print(made.row, made.text, as_json)
+
+
+def revoke(key: KeyId, database: Database = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """End a key at once."""
+    from service.services import keys
+
+    with _opened(database, data_dir) as db:
+        row = keys.revoke(db.of(_stored(db, key).tenant), key)
+        if as_json:
+            print_json(_document(row))
+        else:
+            note(f"revoked {row.id} ({row.name}) of tenant {row.tenant}")
+
+
+def listing(database: Database = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Every key of every tenant, without its text, which is not stored."""
+    from service.services import keys
+
+    with _opened(database, data_dir) as db:
+        found = [_document(row) for row in keys.every(db)]
+    if as_json:
+        print_json({"keys": found})
+        return
+    columns = ("key", "tenant", "name", "prefix", "scopes", "state", "expires")
+    rows = [tuple(str(one[column] or "never") for column in columns) for one in found]
+    console().print(table("", columns, rows, left=len(columns)))
+
+
+@contextmanager
+def _opened(database: str | None, data_dir: Any) -> Iterator[Db]:
+    from service.db import Database as Db
+
+    db = Db(settings_of(database_url=database, data_dir=data_dir).url)
+    try:
+        db.upgrade()
+        yield db
+    finally:
+        db.close()
+
+
+def _stored(db: Db, key_id: str) -> KeyRow:
+    from service.services import keys
+
+    for row in keys.every(db):
+        if row.id == key_id:
+            return row
+    raise InputError("key", key_id, "the id of a stored key is expected")
+
+
+def _document(row: KeyRow) -> dict[str, Any]:
+    from service.services import keys
+
+    return {
+        "key": row.id,
+        "tenant": row.tenant,
+        "name": row.name,
+        "prefix": row.prefix,
+        "scopes": row.scopes,
+        "state": keys.state_of(row),
+        "expires": None if row.expires_at is None else row.expires_at.isoformat(timespec="seconds"),
+    }
+
+
+def _print(row: KeyRow, text: str, as_json: bool) -> None:
+    if as_json:
+        print_json({**_document(row), "secret": text})
+        return
+    note(f"{row.id} of tenant {row.tenant}, for {row.scopes}; keep it, it is not stored:")
+    typer.echo(text)
+
+
+app = typer.Typer(name="keys", help="Make, list, rotate and revoke API keys of the service.", no_args_is_help=True)
+for _name, _command in (("create", create), ("list", listing), ("rotate", rotate), ("revoke", revoke)):
+    app.command(_name)(guarded(_command))

@@ -1,0 +1,64 @@
+"""Two plans side by side, op by op, as one plain document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autosbp.cluster import prime_factors
+
+COSTS = ("step_time_s", "comm_bytes_per_device", "memory_bytes_per_device")
+_CHOICES = ("global_batch", "micro_batch", "optimizer", "gather", "pipeline", "recompute", "offload", "bucket_bytes")
+
+
+def difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
+    """What the second of two plan documents does otherwise. Layouts are compared on the finest mesh, where both strategies'
+    devices have the same; as they are written elsewhere."""
+    left, right = one["strategy"], two["strategy"]
+    comparable = left["mesh"]["axes"] == right["mesh"]["axes"]
+    if not comparable and left["mesh"]["level_counts"] == right["mesh"]["level_counts"]:
+        left, right, comparable = _on_finest(left), _on_finest(right), True
+    costs = {name: _pair(one[name], two[name]) for name in COSTS}
+    costs |= {name: _pair(one["breakdown"].get(name), two["breakdown"].get(name)) for name in one["breakdown"]}
+    return {
+        "a": one["plan_id"],
+        "b": two["plan_id"],
+        "same": one["plan_id"] == two["plan_id"],
+        "same_graph": one["provenance"].get("graph_hash") == two["provenance"].get("graph_hash"),
+        "costs": costs,
+        "mesh": _pair(_mesh(one["strategy"]), _mesh(two["strategy"])),
+        "same_mesh": comparable,
+        "choices": {
+            name: _pair(left.get(name), right.get(name)) for name in _CHOICES if left.get(name) != right.get(name)
+        },
+        "parameters": _changes(left["parameters"], right["parameters"]),
+        "ops": _changes(left["signatures"], right["signatures"]),
+    }
+
+
+def _on_finest(strategy: Mapping[str, Any]) -> dict[str, Any]:
+    """The strategy's layouts with an entry for each prime part of its axes."""
+    parts = [len(prime_factors(size)) for _, size, _ in strategy["mesh"]["axes"]]
+
+    def finer(text: str) -> str:
+        return " ".join(word if word == "->" else _repeated(word.split(","), parts) for word in text.split())
+
+    named = ("parameters", "signatures")
+    return {**strategy, **{key: {name: finer(text) for name, text in strategy[key].items()} for key in named}}
+
+
+def _repeated(entries: list[str], parts: list[int]) -> str:
+    return ",".join(entry for entry, count in zip(entries, parts, strict=True) for _ in range(count))
+
+
+def _pair(one: Any, two: Any) -> dict[str, Any]:
+    return {"a": one, "b": two}
+
+
+def _mesh(strategy: Mapping[str, Any]) -> str:
+    return " x ".join(f"{name}:{size}" for name, size, _ in strategy["mesh"]["axes"])
+
+
+def _changes(one: Mapping[str, str], two: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
+    names = [*one, *(name for name in two if name not in one)]
+    return {name: _pair(one.get(name), two.get(name)) for name in names if one.get(name) != two.get(name)}

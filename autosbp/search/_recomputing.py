@@ -1,0 +1,111 @@
+"""Structures once more, with blocks that are recomputed: what memory kept from being quick without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from autosbp.errors import InfeasibleError
+from autosbp.search._base import SearchResult
+from autosbp.search._layouts import Layouts, Space, Structure
+from autosbp.search._space_solver import CERTAIN, INFINITE, Kind, SpaceSolver, Tally, nearer
+
+SHARE = 0.5
+"""Of the time left, what may have passed while this still begins something."""
+FAR = 1.1
+"""Times the bound with all blocks recomputed: what is no slower is left as it is."""
+WORSE = 1.01
+"""A microbatch that takes so many times what the larger one before it does ends the walk."""
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """About what the best strategy of a space takes, whose layouts are those of ``result``."""
+
+    estimate_s: float
+    layouts: Layouts
+    result: SearchResult
+
+
+class Recomputing(SpaceSolver):
+    """Recomputation makes a step slower, and room. So only structures whose bounds, which are without the memory limit, are
+    below the best strategy so far are looked at; these bounds hold with recomputation, too."""
+
+    _pending: list[tuple[float, Space]]
+    _began: float
+
+    def recompute(
+        self, structures: Iterable[tuple[float, Structure]], kind: Kind, tally: Tally, spent: Callable[[], bool]
+    ) -> None:
+        """Keep the best strategy of these structures, given with their bounds, in which blocks are recomputed; without
+        searches under the memory limit."""
+        self._pending, self._began = [], time.monotonic()
+        found: list[Estimated] = []
+        for bound, structure in sorted(structures, key=lambda entry: entry[0]):
+            if found and self._late(spent):
+                break
+            found += self._estimates(bound, structure, kind, tally, spent)
+        for each in sorted(found, key=lambda each: each.estimate_s):
+            if each.estimate_s >= CERTAIN * self._cutoff or (self.best is not None and self._late(spent)):
+                break
+            self._keep(self._fitting(each.layouts, each.result))
+
+    def recompute_tightly(self, kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
+        """Where even all blocks were not enough, or what was found is far above the bounds: under the memory limit."""
+        for bound, space in sorted(self._pending, key=lambda entry: entry[0]):
+            if self.best is not None and (spent() or FAR * bound >= self._cutoff):
+                continue
+            try:
+                self._keep(self._limited(space, kind, tally, self._cutoff))
+            except InfeasibleError as error:
+                self.problem = nearer(self.problem, error)
+
+    def _late(self, spent: Callable[[], bool]) -> bool:
+        return spent() or time.monotonic() > self._began + SHARE * (self.deadline - self._began)
+
+    def _estimates(
+        self, bound: float, structure: Structure, kind: Kind, tally: Tally, spent: Callable[[], bool]
+    ) -> Iterable[Estimated]:
+        """Of a structure, from large microbatches to small ones: as long as they get better, and memory binds."""
+        least = INFINITE
+        for size in self.micro_batches(structure.stages):
+            if bound >= self._cutoff or (self.best is not None and self._late(spent)):
+                return
+            if bound * (1 + (structure.stages - 1) * size / self.problems.global_batch) >= self._cutoff:
+                continue  # stages wait too long for each other
+            try:
+                found = self._quickest(structure, size, kind, tally)
+            except InfeasibleError as error:
+                self.problem = nearer(self.problem, error)
+                continue
+            if found is None:
+                return
+            for each in found:
+                if each.estimate_s > WORSE * least:
+                    return
+                least = min(least, each.estimate_s)
+                yield each
+
+    def _quickest(self, structure: Structure, size: int, kind: Kind, tally: Tally) -> list[Estimated] | None:
+        """With parameters stored in the quickest way in which all fits once every block is recomputed; the others are
+        leaner, and slower. None where memory does not bind."""
+        for storage in kind.storages:
+            space = Space(structure, size, storage, True)
+            if self.problems.least_memory(space) > self.limit:
+                continue
+            free = self._solve(self.problems.build(replace(space, again=False), None), kind, tally, INFINITE)
+            if free.memory_bytes <= self.limit:
+                return None
+            if free.cost_s >= CERTAIN * self._cutoff:
+                return []
+            layouts = self.problems.build(space, None)
+            result = self._solve(layouts, kind, tally, INFINITE)
+            if result.memory_bytes > self.limit:
+                self._pending.append((result.lower_bound_s, space))
+                continue
+            # Between no block and all of them, as many are recomputed as do not fit.
+            saved = free.memory_bytes - result.memory_bytes
+            part = min((free.memory_bytes - self.limit) / max(saved, 1), 1.0)
+            return [Estimated(free.cost_s + part * max(result.cost_s - free.cost_s, 0.0), layouts, result)]
+        return []

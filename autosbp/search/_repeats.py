@@ -1,0 +1,88 @@
+"""Runs of equal blocks in a problem, found by what its variables share: a model's layers.
+
+Variables of a run come block after block. Each has the arrays, and edges to the same places with the same tables, that its
+like in the next block has; and what goes from one block to the next goes through one variable, the *joint*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from autosbp.search._base import SearchProblem
+
+MIN_VARIABLES = 48
+"""Of a run: shorter ones take less than looking at their blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """``count`` blocks of ``period`` variables from ``start`` on; ``joint`` is the place of the joint in a block."""
+
+    start: int
+    period: int
+    count: int
+    joint: int
+
+    def variable(self, block: int, place: int) -> int:
+        return self.start + block * self.period + place
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count * self.period
+
+
+def find_repeats(problem: SearchProblem) -> Repeats | None:
+    """The run around the middle of the problem; None where there is none, or blocks are joined by several variables. Arrays
+    are told apart by identity."""
+    count = problem.num_variables
+    if count < MIN_VARIABLES:
+        return None
+    edges: list[list[tuple[int, int, bool]]] = [[] for _ in range(count)]
+    for edge in problem.edges:
+        edges[edge.u].append((edge.v - edge.u, id(edge.table), True))
+        edges[edge.v].append((edge.u - edge.v, id(edge.table), False))
+    known: dict[Hashable, int] = {}
+    kinds = [
+        known.setdefault((id(costs), id(use), tuple(sorted(own))), len(known))
+        for costs, use, own in zip(problem.unary_s, problem.memory_bytes, edges, strict=True)
+    ]
+    found = _run(kinds)
+    if found is None:
+        return None
+    first, last, period = found
+    if any(abs(offset) > period for own in edges[first : first + period] for offset, _, _ in own):
+        return None
+    ahead = [[offset for offset, _, _ in own if offset > 0] for own in edges[first : first + period]]
+    best: tuple[int, Repeats] | None = None
+    for phase in range(period):
+        blocks = (last - first - phase) // period
+        joints = _joints([ahead[(phase + place) % period] for place in range(period)])
+        if len(joints) == 1 and blocks * period >= MIN_VARIABLES:
+            repeats = Repeats(first + phase, period, blocks, joints[0])
+            size = len(problem.unary_s[repeats.variable(0, repeats.joint)])
+            if best is None or size < best[0]:
+                best = size, repeats
+    return None if best is None else best[1]
+
+
+def _run(kinds: Sequence[int]) -> tuple[int, int, int] | None:
+    """(first, behind the last, period) of the run of the least period around the middle."""
+    middle, count = len(kinds) // 2, len(kinds)
+    for period in range(1, count // 4):
+        if kinds[middle] != kinds[middle + period]:
+            continue
+        if kinds[middle : middle + period] != kinds[middle + period : middle + 2 * period]:
+            continue
+        first, last = middle, middle + period
+        while first > 0 and kinds[first - 1] == kinds[first - 1 + period]:
+            first -= 1
+        while last < count and kinds[last] == kinds[last - period]:
+            last += 1
+        return first, last, period
+    return None
+
+
+def _joints(ahead: Sequence[Sequence[int]]) -> list[int]:
+    """Places with edges to the next block, given how far ahead the edges of each place go."""
+    return [place for place, own in enumerate(ahead) if any(place + offset >= len(ahead) for offset in own)]

@@ -1,0 +1,1 @@
+"""The service under load: latencies of reads, posts and event streams, with many stored strategies."""

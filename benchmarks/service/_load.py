@@ -1,0 +1,142 @@
+"""The load: requests at fixed moments, whatever the answers take, and clients that follow a job.
+
+A latency counts from the moment at which a request was due, so that a service that stalls is charged for what waited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.service._http import Answer, Client
+from benchmarks.service._store import Stored, step
+from service.db import Database
+
+_STEP_S = 1.0
+_LATEST_S = 10.0
+Request = Callable[[int], Coroutine[Any, Any, Answer]]
+
+
+@dataclass(slots=True)
+class Series:
+    """Latencies and errors of one kind of request."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def to_dict(self, bound_ms: float) -> dict[str, Any]:
+        """Percentiles in ms, against a bound on the 99th."""
+        found = {f"p{share}_ms": round(1e3 * percentile(self.latencies_s, share), 2) for share in (50, 90, 99)}
+        return {
+            "requests": len(self.latencies_s),
+            **found,
+            "max_ms": round(1e3 * max(self.latencies_s, default=math.nan), 2),
+            "bound_p99_ms": bound_ms,
+            "errors": len(self.errors),
+            "first_errors": self.errors[:3],
+        }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that ``share`` per cent are not above."""
+    if not values:
+        return math.nan
+    return sorted(values)[max(0, math.ceil(share / 100 * len(values)) - 1)]
+
+
+def requests_of(client: Client, stored: Stored) -> tuple[tuple[Request, ...], tuple[Request, ...]]:
+    """The reads, and the posts: the nth request of a kind is asked for in turn, with n."""
+
+    def get(path: str, **headers: str) -> Request:
+        return lambda _: client.send(
+            "GET", path, headers={name.replace("_", "-"): text for name, text in headers.items()}
+        )
+
+    async def cluster(number: int) -> Answer:
+        key = {"idempotency-key": f"load-{time.time_ns()}"}
+        return await client.send("POST", "/v1/clusters", {"preset": f"local:{2 + number % 4000}"}, key)
+
+    strategy = f"/v1/strategies/{stored.strategy_id}"
+    reads = (
+        get("/v1/strategies"),
+        get(f"/v1/strategies?model_id={stored.model_id}&limit=20"),
+        get(strategy),
+        get(strategy, if_none_match=f'"{stored.strategy_id}"'),
+        get("/v1/jobs?limit=20"),
+        get(f"/v1/models/{stored.model_id}"),
+    )
+    return reads, (cluster, lambda _: client.send("POST", "/v1/searches", stored.search))
+
+
+async def paced(requests: Sequence[Request], per_s: float, seconds: float) -> Series:
+    """Ask in turn, ``per_s`` times a second."""
+    series, running = Series(), set[asyncio.Task[None]]()
+    begun_s = time.perf_counter()
+    for number in range(round(per_s * seconds)):
+        due_s = begun_s + number / per_s
+        if (wait_s := due_s - time.perf_counter()) > 0:
+            await asyncio.sleep(wait_s)
+        task = asyncio.create_task(_timed(requests[number % len(requests)], number, due_s, series))
+        running.add(task)
+        task.add_done_callback(running.discard)
+    await asyncio.gather(*running)
+    return series
+
+
+async def one_by_one(request: Request, count: int) -> Series:
+    """Ask so many times, each after the answer to the one before."""
+    series = Series()
+    for number in range(count):
+        await _timed(request, number, time.perf_counter(), series)
+    return series
+
+
+async def _timed(request: Request, number: int, due_s: float, series: Series) -> None:
+    try:
+        answer = await request(number)
+    except (OSError, asyncio.IncompleteReadError) as error:
+        series.errors.append(f"{type(error).__name__}: {error}")
+        return
+    series.latencies_s.append(time.perf_counter() - due_s)
+    if answer.status >= 400:
+        series.errors.append(f"{answer.status}: {answer.body[:200].decode(errors='replace')}")
+
+
+async def followed(client: Client, stored: Stored, database: Database, num_clients: int, seconds: float) -> Series:
+    """So many clients follow a job that makes progress every second; the delay of each event at each client. A client that
+    misses the last progress is an error."""
+    series, seen, last = Series(), [""] * num_clients, ""
+
+    async def follow(at: int) -> None:
+        async with aclosing(client.events(f"/v1/jobs/{stored.job_id}/events")) as events:
+            async for text in events:
+                seen[at] = json.loads(text)["message"]
+                if seen[at] != "0":
+                    series.latencies_s.append(time.time() - float(seen[at]))
+
+    async def move() -> None:
+        nonlocal last
+        for _ in range(max(1, round(seconds / _STEP_S) - 2)):
+            await asyncio.sleep(_STEP_S)
+            last = repr(time.time())
+            await asyncio.to_thread(step, database, last)
+
+    clients = [asyncio.create_task(follow(at)) for at in range(num_clients)]
+    await move()
+    deadline_s = time.monotonic() + _LATEST_S
+    while any(each != last for each in seen) and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.05)
+    for at, task in enumerate(clients):
+        if task.done():
+            series.errors.append(f"a stream ended: {task.exception()}")
+        elif seen[at] != last:
+            series.errors.append(f"client {at} saw {seen[at]}, not {last}")
+        task.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+    return series

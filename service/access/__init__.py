@@ -1,0 +1,1 @@
+"""Who may call: API keys, their scopes and tenants, and how often."""

@@ -1,0 +1,1 @@
+"""The HTTP edge: what happens to every request before its route and after it."""

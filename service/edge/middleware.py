@@ -1,0 +1,100 @@
+"""The outermost layer, as ASGI middleware: request ids, security headers, the access log, metrics, and the last handler.
+
+It is around everything, so that refusals of other middleware and internal errors have all of these too.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from contextvars import ContextVar
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.edge.metrics import Metrics
+from service.handlers import answer_to
+
+_log = logging.getLogger("service.edge")
+_access = logging.getLogger("service.access")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+
+request_id: ContextVar[str] = ContextVar("request_id", default="-")
+"""Of the request that is being served; log lines carry it."""
+
+SECURITY_HEADERS = {
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+"""Of every answer; a route may set others of its own."""
+_CACHING = {"cache-control": "private, no-cache", "vary": "authorization"}
+_HEADERS = [(name.encode(), value.encode()) for name, value in {**SECURITY_HEADERS, **_CACHING}.items()]
+
+
+class Edge:
+    """Around the whole application."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: bool) -> None:
+        self._app, self._metrics, self._access_log = app, metrics, access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun_s = time.perf_counter()
+        asked = Headers(scope=scope).get("x-request-id", "")
+        own = asked if _REQUEST_ID.fullmatch(asked) else f"req-{secrets.token_hex(8)}"
+        token = request_id.set(own)
+        scope["request_id"] = own
+        status, taken_s = 0, 0.0
+
+        async def sending(message: Message) -> None:
+            nonlocal status, taken_s
+            if message["type"] == "http.response.start":
+                status, taken_s = message["status"], time.perf_counter() - begun_s
+                given = {name for name, _ in message["headers"]}
+                more = [pair for pair in _HEADERS if pair[0] not in given]
+                message["headers"] = [*message["headers"], *more, (b"x-request-id", own.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception as error:
+            _log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            if status:
+                raise  # too late for another answer: the server closes the connection
+            await answer_to(error, scope["path"])(scope, receive, sending)
+        finally:
+            self._note(scope, status or 499, taken_s or time.perf_counter() - begun_s)
+            request_id.reset(token)
+
+    def _note(self, scope: Scope, status: int, taken_s: float) -> None:
+        """Count and log; 499 is a client that left before the answer."""
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.observe(method, template(scope), status, taken_s)
+        if self._access_log:
+            _access.info("%s %s %d %.1f ms", scope["method"], scope["path"], status, 1e3 * taken_s)
+
+
+def template(scope: Scope) -> str:
+    """The path of the route that served a request, with its parameters' names; ``none`` where there is no such route."""
+    route = scope.get("route")
+    return getattr(route, "path", None) or "none"
+
+
+class RequestIds(logging.Filter):
+    """Gives log records the ``request_id`` of the request that they are about."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Every record passes."""
+        record.request_id = request_id.get()
+        return True

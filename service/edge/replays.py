@@ -1,0 +1,111 @@
+"""``Idempotency-Key``: a POST that is sent again is answered with what it was answered at first.
+
+A key is the caller's tenant's, for 24 hours by default. The first request takes the key, and what it answered with a status
+of 2xx is kept with it; a request that was refused stored nothing and gives the key back. While the first one runs, another
+is refused with 409. Should the service die between the work and the answer, the key is taken over after a minute; the work is
+not done twice, because under a key the ids of what it makes are functions of the key (``State.new_id``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from fastapi import Response
+from sqlalchemy.orm import Session
+
+from autosbp.errors import InputError
+from service.db import Database
+from service.models import ReplayRow, now
+from service.problems import ProblemError
+from service.services._store import find, insert_once
+
+_LONGEST = 255
+_TAKEN_FOR = timedelta(seconds=60)
+_KEPT_HEADERS = ("content-type", "location", "etag")
+SECRET_MEMBERS = ("secret",)
+"""Members of answers that are never stored: a replay has null there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request's hold on its key until it is answered."""
+
+    id: str
+    owner: str
+
+
+def check_key(key: str) -> str:
+    """The header's value; ``InputError`` unless it is 1 to 255 visible ASCII characters."""
+    if not 1 <= len(key) <= _LONGEST or not all("!" <= letter <= "~" for letter in key):
+        raise InputError("idempotency-key", key, f"1 to {_LONGEST} visible ASCII characters are expected")
+    return key
+
+
+def fingerprint(method: str, path: str, query: str, body: bytes) -> str:
+    """What must be equal for a request to be the same one."""
+    return hashlib.sha256(b"\0".join((method.encode(), path.encode(), query.encode(), body))).hexdigest()
+
+
+def take(database: Database, key: str, print_: str, kept_s: float) -> Claim | Response:
+    """Hold the key for this request, or answer it with what is stored; ``ProblemError`` 409 or 422."""
+    claim = Claim(hashlib.sha256(key.encode()).hexdigest(), secrets.token_hex(8))
+    moment = now()
+    expires_at = moment + timedelta(seconds=kept_s)
+    row = ReplayRow(
+        id=claim.id, created_at=moment, fingerprint=print_, owner=claim.owner, expires_at=expires_at, status=None
+    )
+    with database.write() as session:
+        stored, is_new = insert_once(session, row)
+        if is_new:
+            return claim
+        session.refresh(stored, with_for_update=True)
+        free = stored.expires_at <= moment or (stored.status is None and stored.created_at + _TAKEN_FOR <= moment)
+        if not free and stored.fingerprint != print_:
+            detail = "this Idempotency-Key was used with another method, path or body"
+            raise ProblemError(422, "idempotency-key-reused", "The key belongs to another request", detail)
+        if not free and stored.status is None:
+            detail = "the first request with this Idempotency-Key is still being answered"
+            raise ProblemError(
+                409, "idempotency-in-progress", "The request is being answered", detail, headers={"retry-after": "1"}
+            )
+        if not free:
+            return _replayed(stored)
+        _renew(stored, claim, print_, moment, expires_at)
+        return claim
+
+
+def settle(session: Session, claim: Claim, answer: Response | None) -> None:
+    """Keep the answer with the key, or give the key back where there is none."""
+    row = find(session, ReplayRow, claim.id)
+    if row is None or row.owner != claim.owner:
+        return  # it took so long that another request has taken the key
+    if answer is None or not 200 <= answer.status_code < 300:
+        session.delete(row)
+        return
+    row.status = answer.status_code
+    row.headers = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
+    row.body = _without_secrets(bytes(answer.body))
+
+
+def _replayed(row: ReplayRow) -> Response:
+    headers: Mapping[str, Any] = row.headers or {}
+    return Response(row.body, row.status or 200, {**headers, "idempotency-replayed": "true"})
+
+
+def _renew(row: ReplayRow, claim: Claim, print_: str, moment: datetime, expires_at: datetime) -> None:
+    row.created_at, row.expires_at, row.fingerprint, row.owner = moment, expires_at, print_, claim.owner
+    row.status = row.headers = row.body = None
+
+
+def _without_secrets(body: bytes) -> str:
+    text = body.decode()
+    document = json.loads(text) if text else None
+    if isinstance(document, dict) and any(document.get(name) is not None for name in SECRET_MEMBERS):
+        return json.dumps({key: None if key in SECRET_MEMBERS else value for key, value in document.items()})
+    return text

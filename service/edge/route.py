@@ -1,0 +1,256 @@
+"""The class of every route: lets the caller in, reads bodies strictly, honours conditions and idempotency keys, and writes the
+audit log.
+
+    401, 403, 429 -> 415 -> Idempotency-Key -> the route itself -> If-None-Match -> audit log
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import iscoroutinefunction, signature
+from typing import Any, ClassVar, TypeVar
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as PlainRequest
+
+from autosbp.errors import InputError
+from service.access.caller import Caller
+from service.access.gate import check_scope
+from service.body import BadBodyError, parse
+from service.edge import replays
+from service.edge.conditions import is_known
+from service.edge.replays import Claim
+from service.handlers import answer_to
+from service.models import AuditRow
+from service.problems import ProblemError
+from service.services._store import new_id
+from service.state import CALL, Call, State
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+_log = logging.getLogger("service.edge")
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+_SAFE = ("GET", "HEAD")
+_SLOW: set[Callable[..., Any]] = set()
+_UNKNOWN_TENANT = ""
+SCHEME = "key"
+"""Name of the security scheme in the OpenAPI document."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """One request on its way."""
+
+    request: Request
+    state: State
+    call: Call
+    claim: Claim | None = None
+
+
+class GuardedRoute(APIRoute):
+    """``needed``: scopes of which a caller must have one, by method; GET needs ``read`` unless it says otherwise. Routes of
+    another kind know their callers by something else, or take other bodies."""
+
+    needed: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        (method,) = options.get("methods") or ("GET",)
+        if method in _SAFE and not iscoroutinefunction(endpoint) and endpoint not in _SLOW:
+            endpoint = _quick(endpoint)
+        security = [{SCHEME: [scope]} for scope in self._scopes(method)]
+        options["openapi_extra"] = {**(options.get("openapi_extra") or {}), "security": security}
+        super().__init__(path, endpoint, **options)
+
+    @classmethod
+    def _scopes(cls, method: str) -> tuple[str, ...]:
+        return cls.needed.get(method) or (("read",) if method in _SAFE else cls.needed["POST"])
+
+    def get_route_handler(self) -> Handler:
+        """The framework's handler with everything around it."""
+        handler = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            return await _serve(self, request, self._scopes(request.method), handler)
+
+        return guarded
+
+    def asks_database(self, request: PlainRequest, state: State) -> bool:
+        """Whether ``admit`` would read the database."""
+        return state.gate.asks_database(request.headers)
+
+    def admit(self, request: PlainRequest, state: State, address: str) -> Caller:
+        """Who calls; ``ProblemError`` 401, 403 or 429."""
+        return state.gate.admit(request.headers, address)
+
+    def check_post(self, request: PlainRequest) -> None:
+        """415 for a body that is not JSON; a browser's form cannot send JSON without asking first."""
+        length = request.headers.get("content-length", "0" if "transfer-encoding" not in request.headers else "")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if length != "0" and kind != "application/json" and not kind.endswith("+json"):
+            detail = f"the body's Content-Type is {kind or 'missing'}; application/json is expected"
+            raise ProblemError(
+                415, "media-type", "The body is not JSON", detail, headers={"accept": "application/json"}
+            )
+
+
+def slow(endpoint: Endpoint) -> Endpoint:
+    """Mark a route that reads and takes long: it gets a thread on every database."""
+    _SLOW.add(endpoint)
+    return endpoint
+
+
+def _quick(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """A route that reads a few rows. SQLite answers in less time than a thread takes to get Python's lock from others, and
+    its readers wait for nobody; another database is waited for in a thread."""
+
+    @wraps(endpoint)
+    async def quick(**arguments: Any) -> Any:
+        state: State = arguments["state"]
+        if state.database.is_embedded:
+            return endpoint(**arguments)
+        return await run_in_threadpool(endpoint, **arguments)
+
+    quick.__signature__ = signature(endpoint, eval_str=True)  # type: ignore[attr-defined]
+    return quick
+
+
+def guarded(**needed: tuple[str, ...]) -> type[GuardedRoute]:
+    """The class of routes that need these scopes, by method."""
+    return type("Route", (GuardedRoute,), {"needed": needed})
+
+
+class StrictRequest(Request):
+    """A request whose JSON is read by ``service.body.parse``."""
+
+    async def json(self) -> Any:
+        """The document, or ``BadBodyError``."""
+        try:
+            return parse(await self.body(), self.app.state.service.settings.max_depth)
+        except InputError as error:
+            raise BadBodyError(error) from None
+
+
+async def _serve(route: GuardedRoute, plain: Request, needed: tuple[str, ...], handler: Handler) -> Response:
+    state: State = plain.app.state.service
+    try:
+        visit = await _admitted(route, plain, state, needed)
+    except _RefusedError as refused:
+        await run_in_threadpool(_write, state, None, None, refused.entry)
+        raise refused.refusal from None
+    request = visit.request
+    try:
+        if request.method in _SAFE:
+            return _unless_known(request, await handler(request))
+        route.check_post(request)
+        answer = await _once(visit, handler)
+    except Exception as error:
+        if request.method not in _SAFE:
+            await run_in_threadpool(_conclude, visit, answer_to(error, request.url.path))
+        raise
+    return answer
+
+
+class _RefusedError(Exception):
+    """A caller was not let in, which the audit log says."""
+
+    def __init__(self, refusal: ProblemError, entry: AuditRow) -> None:
+        self.refusal, self.entry = refusal, entry
+        super().__init__()
+
+
+async def _admitted(route: GuardedRoute, plain: Request, state: State, needed: tuple[str, ...]) -> _Visit:
+    """Let the caller in, or refuse it."""
+    address = plain.client.host if plain.client else ""
+    identity = plain.scope.get("request_id", "-")
+    caller = None
+    try:
+        if route.asks_database(plain, state):
+            caller = await run_in_threadpool(route.admit, plain, state, address)
+        else:
+            caller = route.admit(plain, state, address)
+        check_scope(caller, needed)
+    except ProblemError as refusal:
+        if refusal.status in (401, 403):
+            tenant, key = (caller.tenant, caller.key_id) if caller else (_UNKNOWN_TENANT, None)
+            entry = _entry(plain, tenant, key, address, identity, refusal.status)
+            raise _RefusedError(refusal, entry) from None
+        raise
+    key = plain.headers.get("idempotency-key") if plain.method == "POST" else None
+    call = Call(caller, identity, plain.url.path, None if key is None else replays.check_key(key))
+    plain.scope[CALL] = call
+    return _Visit(StrictRequest(plain.scope, plain.receive), state.of(call), call)
+
+
+async def _once(visit: _Visit, handler: Handler) -> Response:
+    """The route's answer, or the one that is stored under the request's key."""
+    key, request = visit.call.key, visit.request
+    if key is None:
+        answer = await handler(request)
+        await run_in_threadpool(_conclude, visit, answer)
+        return answer
+    body = await request.body()
+    print_ = replays.fingerprint(request.method, request.url.path, request.url.query, body)
+    settings, database = visit.state.settings, visit.state.database
+    taken = await run_in_threadpool(replays.take, database, key, print_, settings.idempotency_ttl_s)
+    if isinstance(taken, Response):
+        visit.state.metrics.reused.labels("idempotency-key").inc()
+        await run_in_threadpool(_conclude, visit, taken)
+        return taken
+    held = replace(visit, claim=taken)
+    try:
+        answer = await handler(request)
+    except Exception:
+        await run_in_threadpool(_write, visit.state, taken, None, None)
+        raise
+    await run_in_threadpool(_conclude, held, answer)
+    return answer
+
+
+def _unless_known(request: Request, response: Response) -> Response:
+    """304 where the client has what the response shows."""
+    tag = response.headers.get("etag")
+    if response.status_code != 200 or tag is None or not is_known(request.headers.get("if-none-match"), tag):
+        return response
+    return Response(status_code=304, headers={"etag": tag})
+
+
+def _conclude(visit: _Visit, answer: Response) -> None:
+    """Note in the audit log what was answered, and keep the answer where the request had a key."""
+    caller, call = visit.call.caller, visit.call
+    entry = _entry(visit.request, caller.tenant, caller.key_id, caller.address, call.request_id, answer.status_code)
+    entry.location = answer.headers.get("location")
+    _write(visit.state, visit.claim, answer, entry)
+
+
+def _entry(
+    request: PlainRequest, tenant: str, key_id: str | None, address: str, identity: str, status: int
+) -> AuditRow:
+    path = request.url.path.encode("ascii", "backslashreplace").decode()[:512]
+    return AuditRow(
+        id=new_id("aud"),
+        tenant=tenant,
+        caller=key_id,
+        address=address[:64],
+        method=request.method[:16],
+        path=path,
+        status=status,
+        request_id=identity,
+    )
+
+
+def _write(state: State, claim: Claim | None, answer: Response | None, entry: AuditRow | None) -> None:
+    """The work is done or refused by now: that the log cannot be written does not change the answer."""
+    database = state.database if entry is None else state.database.of(entry.tenant)
+    try:
+        with database.write() as session:
+            if claim is not None:
+                replays.settle(session, claim, answer)
+            if entry is not None:
+                session.add(entry)
+    except SQLAlchemyError as error:
+        _log.error("an answer was not written to the audit log: %s", error)

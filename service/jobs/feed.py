@@ -1,0 +1,125 @@
+"""Changes of jobs for those who follow them: one query for all, however many there are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+
+from service.db import Database
+from service.jobs._base import FINAL
+from service.models import JobRow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from threading import Event
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.2
+_HEARTBEAT_S = 15.0
+_CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A job as it is now: ``text`` is what its followers are sent."""
+
+    revision: int
+    is_final: bool
+    text: str
+
+
+class _Follower:
+    """Knows a job up to ``revision``; ``change`` is newer, where there is one."""
+
+    change: Change | None = None
+
+    def __init__(self, revision: int) -> None:
+        self.revision = revision
+        self.wake = asyncio.Event()
+
+
+class Feed:
+    """Belongs to one event loop. The database is asked while somebody follows a job, five times a second, in one query; so
+    jobs that another process works on are followed too. ``encode`` writes a job for its followers, once for all."""
+
+    def __init__(self, database: Database, encode: Callable[[JobRow], str]) -> None:
+        self._database, self._encode = database, encode
+        self._followers: dict[str, set[_Follower]] = defaultdict(set)
+        self._polling: asyncio.Task[None] | None = None
+
+    @property
+    def num_followers(self) -> int:
+        """How many follow jobs now."""
+        return sum(map(len, self._followers.values()))
+
+    async def changes(self, job_id: str, revision: int, closing: Event) -> AsyncIterator[Change | None]:
+        """The job whenever it is newer than ``revision``, until it or the service ends; None now and then, as a heartbeat.
+        Changes that come faster than they are asked for are one."""
+        follower = _Follower(revision)
+        with self._following(job_id, follower):
+            while not closing.is_set():
+                try:
+                    await asyncio.wait_for(follower.wake.wait(), _HEARTBEAT_S)
+                except TimeoutError:
+                    yield None
+                    continue
+                follower.wake.clear()
+                change, follower.change = follower.change, None
+                if change is not None:
+                    yield change
+                    if change.is_final:
+                        return
+
+    def close(self) -> None:
+        """Wake everybody, who then sees that the service is closing."""
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.wake.set()
+
+    @contextmanager
+    def _following(self, job_id: str, follower: _Follower) -> Iterator[None]:
+        self._followers[job_id].add(follower)
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
+        try:
+            yield
+        finally:
+            self._followers[job_id].discard(follower)
+            if not self._followers[job_id]:
+                del self._followers[job_id]
+
+    async def _poll(self) -> None:
+        while self._followers:
+            known = {job: min(each.revision for each in found) for job, found in self._followers.items()}
+            try:
+                changes = await run_in_threadpool(self._newer, known)
+            except SQLAlchemyError as error:
+                _log.warning("jobs cannot be followed now: %s", error)
+                changes = {}
+            for job, change in changes.items():
+                for follower in self._followers.get(job, ()):
+                    if change.revision > follower.revision:
+                        follower.revision, follower.change = change.revision, change
+                        follower.wake.set()
+            await asyncio.sleep(_POLL_S)
+
+    def _newer(self, known: dict[str, int]) -> dict[str, Change]:
+        """Jobs that are newer than they are known."""
+        ids, found = sorted(known), list[JobRow]()
+        with self._database.read() as session:
+            for at in range(0, len(ids), _CHUNK):
+                part = ids[at : at + _CHUNK]
+                seen = session.execute(select(JobRow.id, JobRow.revision).where(JobRow.id.in_(part))).all()
+                newer = [job for job, revision in seen if revision > known[job]]
+                if newer:
+                    found += session.scalars(select(JobRow).where(JobRow.id.in_(newer))).all()
+        return {row.id: Change(row.revision, row.state in FINAL, self._encode(row)) for row in found}

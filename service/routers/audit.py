@@ -1,0 +1,29 @@
+"""/v1/audit"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Response
+
+from service.routers._base import paged, router
+from service.schemas._base import Page, QueryId, WindowDep
+from service.schemas.access import AuditEntry
+from service.services import audit
+from service.state import StateDep
+
+routes = router("audit", "admin", read="admin")
+
+
+@routes.get("", summary="Read the audit log", response_model=Page[AuditEntry])
+def listing(
+    state: StateDep,
+    window: WindowDep,
+    caller: QueryId = None,
+    method: Annotated[str | None, Query(max_length=16)] = None,
+    status: Annotated[int | None, Query(ge=100, le=599)] = None,
+) -> Response:
+    """Newest first: every call of the tenant that was meant to change something, and every one that its keys' scopes did
+    not allow; of one key, method or status, if asked."""
+    rows, following = audit.listing(state, window, caller=caller, method=method, status=status)
+    return paged(AuditEntry, rows, following)

@@ -1,0 +1,195 @@
+"""One calibration: measured points against the fits, and what the fits say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
+from service.models import CalibrationRow
+from service.web.presenters.parts import Chart, Fact, Figure, Table
+from service.web.text import number, rate, seconds, share, short, time_unit
+
+_LINE_POINTS = 48
+_LOW, _HIGH = 2, 4
+"""Places of the quartiles among ``QUANTILES``."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitView:
+    """One collective over one group shape."""
+
+    key: str
+    name: str
+    chart: Chart
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationView:
+    """Everything of the page but what the row itself says."""
+
+    figures: tuple[Figure, ...]
+    fits: tuple[FitView, ...]
+    table: Table
+    ops: Table
+    num_ops: int
+    corrections: Table | None
+    notes: tuple[str, ...]
+    facts: tuple[Fact, ...]
+
+
+def calibration_view(row: CalibrationRow, most_ops: int) -> CalibrationView:
+    """Of a stored calibration with its document; the ``most_ops`` slowest ops."""
+    found = Calibration.from_dict(row.document)
+    return CalibrationView(
+        _figures(row, found),
+        tuple(FitView(f"fit-{at}", name_of(fit), _chart(fit, at)) for at, fit in enumerate(found.collectives)),
+        _fits(found.collectives),
+        _ops(found, most_ops),
+        len(found.ops),
+        _corrections(found),
+        found.notes,
+        _facts(row, found),
+    )
+
+
+def name_of(fit: CollectiveFit) -> str:
+    """``all-reduce over 2 × 2``."""
+    shape = " × ".join(map(str, fit.group_shape))
+    alone = None if fit.num_groups is None else f"{fit.num_groups} at once"
+    more = ", ".join(filter(None, [fit.placement, alone]))
+    return f"{fit.kind.replace('_', '-')} over {shape}" + (f" ({more})" if more else "")
+
+
+def _figures(row: CalibrationRow, found: Calibration) -> tuple[Figure, ...]:
+    errors = sorted(fit.median_relative_error for fit in found.collectives)
+    worst = max((fit.max_relative_error for fit in found.collectives), default=0.0)
+    middle = errors[len(errors) // 2] if errors else None
+    complete = Figure("Run", "complete", f"over {found.backend}", tone="good")
+    return (
+        Figure("Collectives", number(row.num_collectives), f"fitted by {found.method}"),
+        Figure("Ops", number(row.num_ops), "timed"),
+        Figure("Median error", share(middle), "of the fits against medians"),
+        Figure("Largest error", share(worst), "of any point"),
+        complete if row.complete else Figure("Run", "ended early", f"over {found.backend}", tone="warn"),
+        Figure("Trials", number(row.num_trials), "taught this version"),
+    )
+
+
+def _chart(fit: CollectiveFit, at: int) -> Chart:
+    unit = time_unit([point.median_s for point in fit.points])
+    data = {
+        "points": [
+            {
+                "bytes": point.num_bytes,
+                "median": point.median_s,
+                "low": _quartiles(point)[0],
+                "high": _quartiles(point)[1],
+                "outlier": point.num_bytes in fit.outliers,
+            }
+            for point in fit.points
+        ],
+        "line": _line(fit),
+    }
+    rows = tuple(
+        (
+            number(point.num_bytes),
+            unit.of(point.median_s),
+            unit.of(point.iqr_s),
+            unit.of(predicted := predict(fit, point.num_bytes)),
+            share((predicted - point.median_s) / point.median_s),
+            number(point.num_repeats),
+        )
+        for point in fit.points
+    )
+    columns = ("Bytes", f"Median ({unit.name})", f"Spread ({unit.name})", f"Fit ({unit.name})", "Error", "Repeats")
+    spoken = f"alpha {seconds(fit.alpha_s)}, {_bandwidth(fit)}, R² {fit.r2:.4f}, median error "
+    spoken += share(fit.median_relative_error)
+    return Chart(f"fit-{at}", "fit", name_of(fit), spoken, data, Table(columns, rows, 0))
+
+
+def predict(fit: CollectiveFit, num_bytes: float) -> float:
+    """Seconds of a message under the fit: from each knot on, further bytes cost its own beta."""
+    total, begin, beta = fit.alpha_s, 0.0, fit.beta_s_per_byte
+    for knot, steeper in fit.knots:
+        if num_bytes <= knot:
+            break
+        total += beta * (knot - begin)
+        begin, beta = float(knot), steeper
+    return total + beta * (num_bytes - begin)
+
+
+def _quartiles(point: Point) -> tuple[float, float]:
+    if point.spread is not None:
+        return point.spread.quantiles_s[_LOW], point.spread.quantiles_s[_HIGH]
+    half = point.iqr_s / 2
+    return max(point.median_s - half, point.median_s * 1e-3), point.median_s + half
+
+
+def _line(fit: CollectiveFit) -> list[list[float]]:
+    sizes = [point.num_bytes for point in fit.points]
+    if not sizes:
+        return []
+    low, high = min(sizes), max(sizes)
+    ratio = (high / low) ** (1 / _LINE_POINTS) if high > low else 1.0
+    drawn = ([size, predict(fit, size)] for size in (low * ratio**at for at in range(_LINE_POINTS + 1)))
+    return [point for point in drawn if point[1] > 0]
+
+
+def _bandwidth(fit: CollectiveFit) -> str:
+    return rate(1 / fit.beta_s_per_byte) if fit.beta_s_per_byte > 0 else "no bandwidth"
+
+
+def _fits(fits: tuple[CollectiveFit, ...]) -> Table:
+    unit = time_unit([fit.alpha_s for fit in fits])
+    rows = tuple(
+        (
+            name_of(fit),
+            unit.of(fit.alpha_s),
+            _bandwidth(fit),
+            f"{fit.r2:.4f}",
+            share(fit.median_relative_error),
+            share(fit.max_relative_error),
+            number(len(fit.points)),
+            number(len(fit.outliers)),
+        )
+        for fit in fits
+    )
+    columns = (
+        "Collective",
+        f"alpha ({unit.name})",
+        "1 / beta",
+        "R²",
+        "Median error",
+        "Largest error",
+        "Points",
+        "Outliers",
+    )
+    return Table(columns, rows)
+
+
+def _ops(found: Calibration, most: int) -> Table:
+    largest = sorted(found.ops.items(), key=lambda item: -(item[1].forward_s + item[1].backward_s))[:most]
+    unit = time_unit([time.forward_s for _, time in largest])
+    rows = tuple((key, unit.of(time.forward_s), unit.of(time.backward_s)) for key, time in largest)
+    return Table(("Op", f"Forward ({unit.name})", f"Backward ({unit.name})"), rows)
+
+
+def _corrections(found: Calibration) -> Table | None:
+    if not found.corrections:
+        return None
+    rows = tuple(
+        (number(one.num_trials), f"{one.compute:.3f}", f"{one.network:.3f}", seconds(one.waiting_s))
+        for one in found.corrections
+    )
+    return Table(("After trials", "Times of ops ×", "Times of collectives ×", "Waits on top"), rows, 0)
+
+
+def _facts(row: CalibrationRow, found: Calibration) -> tuple[Fact, ...]:
+    facts = [Fact("Cluster", found.cluster.name, f"/clusters/{row.cluster_id}")]
+    if row.root_id != row.id:
+        facts.append(Fact("Taught version of", short(row.root_id), f"/calibrations/{row.root_id}"))
+    if row.newest_id != row.id:
+        facts.append(Fact("Newest version", short(row.newest_id), f"/calibrations/{row.newest_id}"))
+    if row.job_id:
+        facts.append(Fact("Measured by", short(row.job_id), f"/jobs/{row.job_id}"))
+    return tuple(facts)

@@ -1,0 +1,195 @@
+"""One strategy: what it costs, where time and memory go, how it compares, and how it lies on the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autosbp.findings import findings
+from autosbp.plan import simulated_s
+from autosbp.units import count, num_bytes
+from service.models import StrategyRow
+from service.web.presenters.baselines import baselines
+from service.web.presenters.mesh import AxisUse, axis_uses
+from service.web.presenters.parts import Chart, Fact, Figure, Stack, stack
+from service.web.text import number, ratio, seconds, share, size_unit, time_unit, title
+
+_STORAGE = {
+    "step": "parameters gathered once a step where they are split (ZeRO-2)",
+    "use": "parameters gathered for every use (ZeRO-3)",
+}
+_TIME_TONES = {"compute_s": "a", "exposed_comm_s": "b", "bubble_s": "c", "optimizer_s": "d"}
+_TIME_NAMES = {
+    "compute_s": "Computation",
+    "exposed_comm_s": "Communication",
+    "bubble_s": "Waiting of stages",
+    "optimizer_s": "Optimizer",
+}
+_MEMORY_TONES = ("a", "b", "d", "e", "f", "g", "h")
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "interleaved 1F1B",
+    "zero_bubble": "zero bubble",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyView:
+    """Everything that the page shows at once; what needs the graph comes behind."""
+
+    id: str
+    heading: str
+    model: str
+    cluster: str
+    figures: tuple[Figure, ...]
+    findings: tuple[str, ...]
+    warnings: tuple[str, ...]
+    time: Stack
+    simulated_note: str
+    memory: Stack
+    layout: tuple[Fact, ...]
+    axes: tuple[AxisUse, ...]
+    baselines: Chart | None
+    infeasible: tuple[tuple[str, str], ...]
+    provenance: tuple[Fact, ...]
+    runnable: tuple[str, ...]
+    has_stages: bool
+    parameters: tuple[str, ...]
+
+
+def strategy_view(row: StrategyRow, model: str, cluster: str) -> StrategyView:
+    """Of a stored strategy with its plan, and the names of what it is of."""
+    plan = row.plan
+    compared, infeasible = baselines(plan)
+    return StrategyView(
+        id=row.id,
+        heading=f"{model} on {cluster}",
+        model=model,
+        cluster=cluster,
+        figures=_figures(plan),
+        findings=tuple(findings(plan)),
+        warnings=tuple(plan.get("warnings", ())),
+        time=_time(plan),
+        simulated_note=_simulated_note(plan),
+        memory=_memory(plan),
+        layout=_layout(plan),
+        axes=axis_uses(plan),
+        baselines=compared,
+        infeasible=infeasible,
+        provenance=_provenance(row),
+        runnable=tuple(plan["baseline_strategies"]),
+        has_stages="pipeline" in plan["strategy"],
+        parameters=tuple(plan["strategy"]["parameters"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """A plan in a few numbers, for the page that it appears on."""
+
+    id: str
+    heading: str
+    figures: tuple[Figure, ...]
+    findings: tuple[str, ...]
+    time: Stack
+    layout: tuple[Fact, ...]
+
+
+def brief(row: StrategyRow, model: str, cluster: str) -> Brief:
+    """Of a stored strategy with its plan."""
+    plan = row.plan
+    return Brief(row.id, f"{model} on {cluster}", _figures(plan), tuple(findings(plan)[:3]), _time(plan), _layout(plan))
+
+
+def optimality(plan: Mapping[str, Any]) -> Figure:
+    """What is proved of the step time."""
+    gap, bound = plan.get("gap"), plan.get("lower_bound_s")
+    if gap is None or bound is None:
+        return Figure("Optimality", "no bound", f"searcher {plan.get('searcher')} proves none")
+    if gap == 0:
+        return Figure("Optimality", "proved", "no strategy of the space is faster", tone="good")
+    return Figure("Optimality", f"≤ {share(gap)} off", f"no strategy takes less than {seconds(bound)}")
+
+
+def _figures(plan: Mapping[str, Any]) -> tuple[Figure, ...]:
+    step_s, strategy = simulated_s(plan), plan["strategy"]
+    used, limit = plan["memory_bytes_per_device"], plan["memory_limit_bytes"]
+    feasible = [each for each in plan["baselines"].values() if each["feasible"]]
+    best_s = min((simulated_s(each) for each in feasible), default=None)
+    return (
+        Figure("Step", seconds(step_s), f"predicted, {number(strategy['global_batch'])} samples"),
+        Figure("Throughput", f"{count(strategy['global_batch'] / step_s).strip()}/s", "samples"),
+        Figure("Memory", num_bytes(used), f"{share(used / limit)} of {num_bytes(limit)} a device", part=used / limit),
+        Figure("Traffic", num_bytes(plan["comm_bytes_per_device"]), "sent by a device in a step"),
+        Figure("Against baselines", ratio(best_s / step_s) if best_s else "–", "as fast as the best of them"),
+        optimality(plan),
+    )
+
+
+def _time(plan: Mapping[str, Any]) -> Stack:
+    parts = plan["breakdown"]
+    unit = time_unit(parts.values())
+    return stack(
+        "Time of a step",
+        [(words, parts.get(name, 0.0), _TIME_TONES[name]) for name, words in _TIME_NAMES.items()],
+        unit,
+    )
+
+
+def _simulated_note(plan: Mapping[str, Any]) -> str:
+    total, simulated = plan["step_time_s"], simulated_s(plan)
+    if simulated >= total * (1 - 1e-9):
+        return f"Nothing overlaps: the parts add up to the step’s {seconds(total)}."
+    saved = 1 - simulated / total
+    return (
+        f"The parts add up to {seconds(total)}; {seconds(simulated)} are left where collectives run beside "
+        f"computation ({share(saved)} less)."
+    )
+
+
+def _memory(plan: Mapping[str, Any]) -> Stack:
+    parts, limit = plan.get("memory_breakdown", {}), plan["memory_limit_bytes"]
+    named = [
+        (title(name), size, _MEMORY_TONES[at % len(_MEMORY_TONES)])
+        for at, (name, size) in enumerate(sorted(parts.items(), key=lambda part: -part[1]))
+    ]
+    return stack("Memory of a device at its fullest moment", named, size_unit([limit]), limit, "Free")
+
+
+def _layout(plan: Mapping[str, Any]) -> tuple[Fact, ...]:
+    strategy = plan["strategy"]
+    global_batch, micro = strategy["global_batch"], strategy["micro_batch"]
+    facts = [
+        Fact("Batch", f"{number(global_batch)} samples in {number(global_batch // micro)} × {number(micro)}"),
+        Fact("Storage of parameters", _STORAGE.get(strategy.get("gather", "step"), strategy.get("gather", ""))),
+    ]
+    pipeline = strategy.get("pipeline")
+    if pipeline:
+        chunks = (len(pipeline["cuts"]) + 1) // pipeline["num_stages"]
+        more = f", {chunks} chunks a stage" if chunks > 1 else ""
+        schedule = _SCHEDULES.get(pipeline["schedule"], pipeline["schedule"])
+        facts.append(Fact("Pipeline", f"{pipeline['num_stages']} stages, {schedule}{more}"))
+    else:
+        facts.append(Fact("Pipeline", "none"))
+    runs = strategy.get("recompute", [])
+    facts.append(Fact("Recomputation", f"{number(len(runs))} runs of ops, made again in backward" if runs else "none"))
+    fewer = plan.get("fewer_devices")
+    if fewer:
+        facts.append(Fact("Fewer devices", f"{fewer['num_devices']} would take {seconds(fewer['step_time_s'])}"))
+    return tuple(facts)
+
+
+def _provenance(row: StrategyRow) -> tuple[Fact, ...]:
+    source, options = row.plan["provenance"], row.plan["options"]
+    known = row.calibration_id
+    asked = [f"{title(name).lower()} {value}" for name, value in options.items() if value not in (None, {}, [], "")]
+    return (
+        Fact("Model", source.get("graph_hash", ""), f"/models/{row.model_id}"),
+        Fact("Cluster", source.get("cluster_hash", ""), f"/clusters/{row.cluster_id}"),
+        Fact("Costs", known or "the cluster’s data sheet", f"/calibrations/{known}" if known else ""),
+        Fact("Searcher", f"{row.searcher}, seed {source.get('seed')}, {number(row.plan['evaluations'])} evaluations"),
+        Fact("Asked for", ", ".join(asked)),
+        Fact("Release", str(source.get("version"))),
+    )

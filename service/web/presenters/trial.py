@@ -1,0 +1,122 @@
+"""One trial: what was measured beside what was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autosbp.plan import simulated_s
+from autosbp.units import num_bytes
+from service.models import TrialRow
+from service.web.presenters.parts import Chart, Fact, Figure, Table
+from service.web.text import number, seconds, share, signed_share, size_unit, time_unit
+
+_GOOD, _FAIR = 0.1, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class TrialView:
+    """What is shown besides the job; charts once there is a result."""
+
+    figures: tuple[Figure, ...]
+    pairs: Table | None
+    times: Chart | None
+    losses: Chart | None
+    facts: tuple[Fact, ...]
+
+
+def trial_view(row: TrialRow) -> TrialView:
+    """Of a stored trial with its result, if it has one."""
+    result = row.result
+    options = row.options
+    facts = (
+        Fact("What", f"baseline {row.baseline}" if row.baseline else "the strategy itself"),
+        Fact("Steps", f"{number(options['steps'])} after {number(options['warmup'])} to warm up"),
+        Fact("Seed", str(options["seed"])),
+        *(() if result is None else (Fact("Ranks", number(result.get("num_ranks", 0))),)),
+    )
+    if result is None:
+        return TrialView(_predicted(row), None, None, None, facts)
+    return TrialView(_measured(row, result), _pairs(row, result), _times(row, result), _losses(result), facts)
+
+
+def _predicted(row: TrialRow) -> tuple[Figure, ...]:
+    return (
+        Figure("Predicted step", seconds(simulated_s(row.predicted)), "where collectives run beside ops"),
+        Figure("Predicted memory", num_bytes(row.predicted["memory_bytes_per_device"]), "of a device"),
+        Figure("Predicted traffic", num_bytes(row.predicted["comm_bytes_per_device"]), "of a device in a step"),
+    )
+
+
+def _measured(row: TrialRow, result: Mapping[str, Any]) -> tuple[Figure, ...]:
+    error = row.relative_error or 0.0
+    tone = "good" if abs(error) <= _GOOD else "warn" if abs(error) <= _FAIR else "bad"
+    times = result["step_time_s"]
+    match = bool(result.get("collectives_match"))
+    difference = result.get("loss_difference")
+    return (
+        Figure("Measured step", seconds(times["median"]), f"median, spread {seconds(times['iqr'])}"),
+        Figure("Predicted step", seconds(simulated_s(row.predicted))),
+        Figure("Error", signed_share(row.relative_error), "(measured − predicted) / measured", tone),
+        Figure("Collectives", "as charged" if match else "not as charged", "on every rank", "good" if match else "bad"),
+        Figure("Loss", "–" if difference is None else f"{difference:.1e}", "off that of one device"),
+    )
+
+
+def _pairs(row: TrialRow, result: Mapping[str, Any]) -> Table:
+    measured_s, predicted_s = result["step_time_s"]["median"], simulated_s(row.predicted)
+    times = time_unit([measured_s, predicted_s])
+    memory, expected = result.get("memory_bytes"), row.predicted["memory_bytes_per_device"]
+    sent, charged = result.get("comm_bytes_per_device"), row.predicted["comm_bytes_per_device"]
+    sizes, traffic = size_unit([memory, expected]), size_unit([sent, charged])
+    return Table(
+        ("Quantity", "Predicted", "Measured", "Error", "Unit"),
+        (
+            ("Step", times.of(predicted_s), times.of(measured_s), signed_share(row.relative_error), times.name),
+            ("Memory of a device", sizes.of(expected), sizes.of(memory), _off(expected, memory), sizes.name),
+            ("Traffic of a device", traffic.of(charged), traffic.of(sent), _off(charged, sent), traffic.name),
+        ),
+    )
+
+
+def _off(predicted: float, measured: float | None) -> str:
+    return signed_share((measured - predicted) / measured) if measured else "–"
+
+
+def _times(row: TrialRow, result: Mapping[str, Any]) -> Chart:
+    times = result["step_time_s"]
+    shown = (
+        ("Predicted", simulated_s(row.predicted)),
+        ("Median", times["median"]),
+        ("Fastest", times["min"]),
+        ("Slowest", times["max"]),
+    )
+    unit = time_unit([value for _, value in shown])
+    data = {
+        "unit": unit.name,
+        "names": [name for name, _ in shown],
+        "series": [{"name": "Step", "values": [value / unit.scale for _, value in shown]}],
+    }
+    rows = tuple((name, unit.of(value)) for name, value in shown)
+    spoken = f"{number(times['steps'])} steps, within {share(times['iqr'] / times['median'])} of each other for half."
+    return Chart("times", "bars", "Predicted against measured", spoken, data, Table(("Step", unit.name), rows), "tiny")
+
+
+def _losses(result: Mapping[str, Any]) -> Chart | None:
+    losses, alone = result.get("losses") or [], result.get("reference_losses") or []
+    if not losses:
+        return None
+    series = [{"name": "Under the strategy", "points": [[at + 1, loss] for at, loss in enumerate(losses)]}]
+    if alone:
+        series.append({"name": "On one device", "points": [[at + 1, loss] for at, loss in enumerate(alone)]})
+    columns = ("Step", *(str(one["name"]) for one in series))
+    length = max(len(losses), len(alone))
+    rows = tuple(
+        (str(at + 1), *(f"{values[at]:.6f}" if at < len(values) else "–" for values in (losses, alone) if values))
+        for at in range(length)
+    )
+    difference = result.get("loss_difference")
+    spoken = "" if difference is None else f"They differ by {difference:.1e} at most."
+    data = {"x": "step", "y": "loss", "series": series}
+    return Chart("losses", "lines", "Loss, beside that of one device", spoken, data, Table(columns, rows, 0), "small")

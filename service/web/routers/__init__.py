@@ -1,0 +1,1 @@
+"""One router for the pages of each resource."""

@@ -1,0 +1,90 @@
+"""/sign-in and /sign-out: an API key becomes a session."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.concurrency import run_in_threadpool
+
+from service.problems import ProblemError, problem
+from service.state import State
+from service.web.forms import Form
+from service.web.rendering import render
+from service.web.route import HEADERS, check_origin, failed
+from service.web.sessions import COOKIE, LIFETIME_S, Sessions
+
+routes = APIRouter(include_in_schema=False)
+_MOST_BYTES = 4096
+
+
+@routes.get("/sign-in")
+def form(request: Request, following: Annotated[str, Query(max_length=2000)] = "/") -> Response:
+    """The form; where no keys are needed there is nothing to sign in to."""
+    state: State = request.app.state.service
+    if not state.gate.needs_keys():
+        return _to("/")
+    return _headed(render(request, "sign_in.html", problem=None, following=local(following)))
+
+
+@routes.post("/sign-in")
+async def sign_in(request: Request) -> Response:
+    """A session for whoever shows a valid key, which is not kept."""
+    state: State = request.app.state.service
+    sessions: Sessions = request.app.state.sessions
+    address = request.client.host if request.client else ""
+    try:
+        check_origin(request)
+        body = await request.body()
+        if len(body) > _MOST_BYTES:
+            raise ProblemError(413, "too-large", "The form is too large", f"at most {_MOST_BYTES} bytes are expected")
+        given = Form.parse(body)
+        key = await run_in_threadpool(state.gate.sign_in, given.text("key") or "", address)
+        session = await run_in_threadpool(sessions.begin, key)
+    except Exception as error:  # the page must say something whatever happened
+        if isinstance(error, ProblemError) and error.status == 401:
+            following = local(given.text("following") or "/")
+            shown = problem(401, str(error), title="This key opens nothing")
+            return _headed(render(request, "sign_in.html", 401, problem=shown, following=following, wrong=True))
+        return _headed(failed(request, error))
+    response = _to(local(given.text("following") or "/"))
+    response.set_cookie(
+        COOKIE,
+        str(session),
+        max_age=LIFETIME_S,
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return response
+
+
+@routes.post("/sign-out")
+async def sign_out(request: Request) -> Response:
+    """End the session of this browser."""
+    try:
+        check_origin(request)
+    except ProblemError as error:
+        return _headed(failed(request, error))
+    response = _to("/sign-in")
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+    return response
+
+
+def local(following: str) -> str:
+    """Where to go on, if that is here; a link from elsewhere must not lead there by way of us."""
+    parts = urlsplit(following)
+    is_path = following.startswith("/") and not following.startswith(("//", "/\\")) and following.isprintable()
+    return following if is_path and not parts.netloc and not parts.scheme else "/"
+
+
+def _to(path: str) -> RedirectResponse:
+    return RedirectResponse(path, 303, headers=HEADERS)
+
+
+def _headed(response: Response) -> Response:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response

@@ -1,0 +1,156 @@
+// From a chart's data to what ECharts is told: one function a kind. Tooltips are drawn on the canvas, because a page's policy allows no inline styles.
+
+const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
+const TIMES = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
+
+function bytes(value) {
+  let at = 0;
+  while (value >= 1024 && at < SIZES.length - 1) [value, at] = [value / 1024, at + 1];
+  return `${+value.toPrecision(3)} ${SIZES[at]}`;
+}
+
+function seconds(value) {
+  const [scale, unit] = TIMES.find(([least]) => Math.abs(value) >= least) || TIMES[3];
+  return value ? `${+(value / scale).toPrecision(3)} ${unit}` : "0";
+}
+
+const digits = (value) => (value === 0 ? "0" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : `${+value.toPrecision(4)}`);
+
+function base(paint, more) {
+  return {
+    animation: false,
+    textStyle: { fontFamily: paint.font, color: paint.text, fontSize: 12 },
+    color: paint.tones,
+    grid: { left: 8, right: 20, top: 36, bottom: 8, containLabel: true },
+    legend: { top: 0, left: 0, itemWidth: 11, itemHeight: 11, itemGap: 18, icon: "roundRect", textStyle: { color: paint.soft, fontFamily: paint.font }, inactiveColor: paint.line },
+    tooltip: { renderMode: "richText", confine: true, backgroundColor: paint.surface, borderColor: paint.line, textStyle: { color: paint.text, fontFamily: paint.font, fontSize: 12 } },
+    ...more,
+  };
+}
+
+function axis(paint, more) {
+  return {
+    nameTextStyle: { color: paint.soft, fontFamily: paint.font },
+    nameLocation: "middle",
+    axisLine: { lineStyle: { color: paint.line } },
+    axisTick: { show: false },
+    axisLabel: { color: paint.soft, fontFamily: paint.font, hideOverlap: true },
+    splitLine: { lineStyle: { color: paint.line } },
+    minorSplitLine: { show: false },
+    ...more,
+  };
+}
+
+// Horizontal bars of parts, with a marker at what is left of their sum.
+function stacked(data, paint) {
+  const tones = ["a", "b", "c", "d"].map(paint.colour);
+  const bars = data.parts.map((part, at) => ({
+    name: part.name, type: "bar", stack: "all", barWidth: 16, data: part.values, itemStyle: { color: tones[at % tones.length] },
+  })).filter((series) => series.data.some((value) => value > 0));
+  const markers = { name: data.marker, type: "scatter", symbol: "rect", symbolSize: [3, 24], itemStyle: { color: paint.text }, data: data.markers.map((value, at) => [value, at]), z: 5 };
+  return base(paint, {
+    tooltip: { ...base(paint).tooltip, trigger: "axis", axisPointer: { type: "none" }, valueFormatter: (value) => `${digits(Array.isArray(value) ? value[0] : value)} ${data.unit}` },
+    grid: { left: 8, right: 24, top: 40, bottom: 28, containLabel: true },
+    xAxis: axis(paint, { type: "value", name: data.unit, nameGap: 26 }),
+    yAxis: axis(paint, { type: "category", data: data.names, inverse: true, axisLabel: { color: paint.text, fontFamily: paint.font, width: 150, overflow: "truncate" }, splitLine: { show: false } }),
+    series: [...bars, markers],
+  });
+}
+
+// What was best over time, and what nothing can beat.
+function curve(data, paint) {
+  const bound = data.bound === null ? {} : {
+    markLine: { symbol: "none", silent: true, lineStyle: { color: paint.colour("good"), type: "dashed" }, label: { formatter: "proved bound", position: "insideEndTop", color: paint.colour("good"), fontFamily: paint.font }, data: [{ yAxis: data.bound }] },
+  };
+  const least = Math.min(...data.points.map((point) => point[1]), data.bound ?? Infinity);
+  return base(paint, {
+    legend: undefined,
+    grid: { left: 24, right: 24, top: 16, bottom: 30, containLabel: true },
+    tooltip: { ...base(paint).tooltip, trigger: "axis", valueFormatter: digits },
+    xAxis: axis(paint, { type: "value", name: data.x, nameGap: 26, min: 0, splitLine: { show: false } }),
+    yAxis: axis(paint, { type: "value", name: data.y, nameGap: 44, scale: true, min: (range) => Math.min(range.min, least) - 0.08 * (range.max - Math.min(range.min, least) || range.max) }),
+    series: [{ name: data.y, type: "line", step: "end", symbol: "circle", symbolSize: 6, data: data.points, lineStyle: { width: 2 }, ...bound }],
+  });
+}
+
+// Spans on lanes: [lane, begin, end, tone, label, text].
+function gantt(data, paint) {
+  const tones = data.tones.map(({ name, tone }) => ({ name, colour: paint.colour(tone) }));
+  const shape = (params, api) => {
+    const [x, y] = api.coord([api.value(1), api.value(0)]);
+    const [end] = api.coord([api.value(2), api.value(0)]);
+    const height = api.size([0, 1])[1] * 0.78;
+    const whole = { x: params.coordSys.x, y: params.coordSys.y, width: params.coordSys.width, height: params.coordSys.height };
+    const rect = window.echarts.graphic.clipRectByRect({ x, y: y - height / 2, width: Math.max(end - x - 0.6, 0.5), height }, whole);
+    if (!rect) return null;
+    const text = rect.width > 16 && height > 12 && api.value(4) !== "" ? String(api.value(4)) : "";
+    return {
+      type: "rect", shape: { ...rect, r: rect.width > 6 ? 2 : 0 }, style: { fill: api.visual("color") },
+      textContent: { style: { text, fill: paint.surface, font: `600 10px ${paint.font}` } }, textConfig: { position: "inside" },
+    };
+  };
+  const series = tones.map(({ name, colour }, tone) => ({
+    name, type: "custom", renderItem: shape, itemStyle: { color: colour }, encode: { x: [1, 2], y: 0 }, progressive: 0,
+    data: data.spans.filter((span) => span[3] === tone),
+  }));
+  return base(paint, {
+    tooltip: { ...base(paint).tooltip, formatter: ({ value }) => `${value[5]}\n${digits(value[1])} to ${digits(value[2])} ${data.unit}  (${digits(value[2] - value[1])} ${data.unit})` },
+    grid: { left: 8, right: 20, top: 36, bottom: 62, containLabel: true },
+    dataZoom: [{ type: "slider", filterMode: "weakFilter", bottom: 4, height: 20, borderColor: paint.line, fillerColor: "rgba(120,140,170,.18)", handleStyle: { color: paint.soft }, textStyle: { color: paint.soft }, labelFormatter: (value) => digits(value), showDataShadow: false, brushSelect: false }, { type: "inside", filterMode: "weakFilter", zoomOnMouseWheel: "ctrl" }],
+    xAxis: axis(paint, { type: "value", name: data.unit, nameGap: 24, min: 0, max: data.end, axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: digits } }),
+    yAxis: axis(paint, { type: "category", data: data.lanes, inverse: true, axisLabel: { color: paint.text, fontFamily: paint.font }, splitLine: { show: false } }),
+    series,
+  });
+}
+
+// Measured points with their spread, and the fitted line, both axes logarithmic.
+function fit(data, paint) {
+  const plain = data.points.filter((point) => !point.outlier);
+  const outliers = data.points.filter((point) => point.outlier);
+  const dots = (points) => points.map((point) => [point.bytes, point.median, point.low, point.high]);
+  const bars = (params, api) => {
+    const [x, low] = api.coord([api.value(0), api.value(2)]);
+    const [, high] = api.coord([api.value(0), api.value(3)]);
+    return { type: "line", shape: { x1: x, y1: low, x2: x, y2: high }, style: { stroke: paint.tones[0], lineWidth: 1.5, opacity: 0.5 } };
+  };
+  const sizes = data.points.map((point) => point.bytes);
+  const tip = ({ value }) => `${bytes(value[0])}: ${seconds(value[1])}`;
+  return base(paint, {
+    tooltip: { ...base(paint).tooltip, formatter: tip },
+    grid: { left: 20, right: 24, top: 40, bottom: 30, containLabel: true },
+    xAxis: axis(paint, { type: "log", logBase: 4, min: Math.min(...sizes), max: Math.max(...sizes), name: "message", nameGap: 26, axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: bytes, hideOverlap: true } }),
+    yAxis: axis(paint, { type: "log", name: "time", nameGap: 52, axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: seconds } }),
+    series: [
+      { name: "Fit", type: "line", data: data.line, symbol: "none", lineStyle: { width: 2, color: paint.tones[1] }, itemStyle: { color: paint.tones[1] } },
+      { name: "Spread", type: "custom", renderItem: bars, data: dots(data.points), silent: true, encode: { x: 0, y: [2, 3] }, itemStyle: { color: paint.tones[0], opacity: 0.5 } },
+      { name: "Measured", type: "scatter", data: dots(plain), symbolSize: 8, itemStyle: { color: paint.tones[0] } },
+      ...(outliers.length ? [{ name: "Outliers", type: "scatter", data: dots(outliers), symbolSize: 9, itemStyle: { color: paint.surface, borderColor: paint.colour("bad"), borderWidth: 2 } }] : []),
+    ],
+  });
+}
+
+// Groups of bars beside each other.
+function bars(data, paint) {
+  return base(paint, {
+    tooltip: { ...base(paint).tooltip, trigger: "axis", axisPointer: { type: "none" }, valueFormatter: (value) => (value === null ? "–" : `${digits(value)} ${data.unit}`) },
+    legend: data.series.length > 1 ? base(paint).legend : undefined,
+    grid: { left: 8, right: 24, top: data.series.length > 1 ? 40 : 12, bottom: 30, containLabel: true },
+    xAxis: axis(paint, { type: "value", name: data.unit, nameGap: 26 }),
+    yAxis: axis(paint, { type: "category", data: data.names, inverse: true, axisLabel: { color: paint.text, fontFamily: paint.font, width: 190, overflow: "truncate" }, splitLine: { show: false } }),
+    series: data.series.map((series, at) => ({ name: series.name, type: "bar", barMaxWidth: 18, barGap: "15%", data: series.values, itemStyle: { color: paint.tones[at], borderRadius: [0, 3, 3, 0] } })),
+  });
+}
+
+// Lines over steps.
+function lines(data, paint) {
+  return base(paint, {
+    tooltip: { ...base(paint).tooltip, trigger: "axis", valueFormatter: digits },
+    legend: data.series.length > 1 ? base(paint).legend : undefined,
+    grid: { left: 24, right: 24, top: data.series.length > 1 ? 40 : 14, bottom: 30, containLabel: true },
+    xAxis: axis(paint, { type: "value", name: data.x, nameGap: 26, minInterval: 1, min: "dataMin", max: "dataMax", splitLine: { show: false } }),
+    yAxis: axis(paint, { type: "value", name: data.y, nameGap: 44, scale: true }),
+    series: data.series.map((series, at) => ({ name: series.name, type: "line", data: series.points, symbol: "circle", symbolSize: 5, lineStyle: { width: at ? 2 : 3, type: at ? "dashed" : "solid" }, itemStyle: { color: paint.tones[at] } })),
+  });
+}
+
+export const options = { stacked, curve, gantt, fit, bars, lines };

@@ -1,0 +1,59 @@
+// Draws every [data-chart] from the JSON that stands beside it. Colours are those of the style sheet, so that charts follow the theme.
+import { options } from "./chart-options.js";
+
+const drawn = new Map();
+const resized = new ResizeObserver((entries) => {
+  for (const entry of entries) drawn.get(entry.target)?.resize();
+});
+
+function palette() {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(`--${name}`).trim();
+  return {
+    tones: ["a", "b", "d", "e", "f", "g", "h"].map(colour),
+    colour,
+    text: colour("text"),
+    soft: colour("soft"),
+    line: colour("line"),
+    surface: colour("surface"),
+    font: getComputedStyle(document.body).fontFamily,
+  };
+}
+
+function draw(place) {
+  const source = document.getElementById(place.dataset.source);
+  const kind = options[place.dataset.chart];
+  if (!source || !kind) return;
+  let chart = drawn.get(place);
+  if (!chart) {
+    chart = window.echarts.init(place, null, { renderer: "canvas" });
+    drawn.set(place, chart);
+    resized.observe(place);
+  }
+  chart.setOption(kind(JSON.parse(source.textContent), palette()), true);
+  place.dataset.drawn = "true";
+}
+
+function drawAll() {
+  for (const [place, chart] of drawn) {
+    if (place.isConnected) continue;
+    resized.unobserve(place);
+    chart.dispose();
+    drawn.delete(place);
+  }
+  for (const place of document.querySelectorAll("[data-chart]:not([data-drawn])")) draw(place);
+}
+
+document.addEventListener("themechange", () => {
+  for (const place of drawn.keys()) draw(place);
+});
+document.addEventListener("htmx:afterSettle", drawAll);
+// What a closed <details> holds has no size yet.
+document.addEventListener("toggle", () => drawn.forEach((chart) => chart.resize()), true);
+document.addEventListener("change", (event) => {
+  if (!event.target.matches("[data-picks]")) return;
+  for (const part of document.querySelectorAll(`[data-pick="${event.target.dataset.picks}"]`)) part.hidden = part.dataset.value !== event.target.value;
+  drawn.forEach((chart) => chart.resize());
+});
+// Canvas text needs the font to be there.
+document.fonts.ready.then(drawAll);

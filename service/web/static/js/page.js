@@ -1,0 +1,135 @@
+// What every page does besides showing itself. Everything works without it, but for the theme and what htmx fetches.
+const root = document.documentElement;
+
+function showTheme() {
+  const dark = root.dataset.theme === "dark";
+  for (const button of document.querySelectorAll("[data-theme-toggle]")) button.setAttribute("aria-pressed", String(dark));
+}
+
+function toggleTheme() {
+  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+  localStorage.setItem("theme", root.dataset.theme);
+  showTheme();
+  document.dispatchEvent(new CustomEvent("themechange"));
+}
+
+function announce(text) {
+  const place = document.getElementById("announcer");
+  if (place) place.textContent = text;
+}
+
+async function copy(button) {
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    announce(`${button.dataset.copy} is copied`);
+    button.classList.add("done");
+    setTimeout(() => button.classList.remove("done"), 1200);
+  } catch {
+    announce("The browser did not allow copying");
+  }
+}
+
+const OWN_ZONE = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" });
+
+function showMoments(within) {
+  for (const moment of within.querySelectorAll("time[datetime]:not([title])")) {
+    moment.title = moment.textContent;
+    moment.textContent = OWN_ZONE.format(new Date(moment.dateTime));
+  }
+}
+
+// The button that compares wants two ticks; further ones are not accepted.
+function countTicks() {
+  for (const button of document.querySelectorAll("[data-needs-two]")) {
+    const boxes = [...document.querySelectorAll(`input[type=checkbox][form="${button.form.getAttribute("id")}"]`)];
+    const ticked = boxes.filter((box) => box.checked).length;
+    button.disabled = ticked !== 2;
+    for (const box of boxes) box.disabled = ticked >= 2 && !box.checked;
+  }
+}
+
+// Parts of a form that belong to one of several answers.
+function showChosen(form) {
+  for (const part of form.querySelectorAll("[data-when]")) {
+    const [name, value] = part.dataset.when.split("=");
+    const on = form.elements[name].value === value;
+    part.hidden = !on;
+    for (const field of part.querySelectorAll("input, select, textarea")) field.disabled = !on;
+  }
+}
+
+async function readFile(input) {
+  const target = document.getElementById(input.dataset.readInto);
+  const file = input.files[0];
+  if (file && target) target.value = await file.text();
+}
+
+function followLogs(within) {
+  for (const log of within.querySelectorAll("[data-follow]")) log.scrollTop = log.scrollHeight;
+}
+
+// What the form waited for is there: it goes on as if its button was pressed.
+function goOn(within) {
+  const button = within.querySelector("[data-go-on]");
+  if (button) button.form.requestSubmit(button);
+}
+
+function prepare(within) {
+  showMoments(within);
+  countTicks();
+  followLogs(within);
+  for (const form of within.querySelectorAll("form[data-choices]")) showChosen(form);
+}
+
+document.addEventListener("click", (event) => {
+  if (event.target.closest("[data-theme-toggle]")) toggleTheme();
+  const copied = event.target.closest("[data-copy]");
+  if (copied) copy(copied);
+  for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  for (const menu of document.querySelectorAll("details.menu[open]")) {
+    menu.open = false;
+    menu.querySelector("summary").focus();
+  }
+});
+
+document.addEventListener("change", (event) => {
+  const form = event.target.closest("form[data-choices]");
+  if (form) showChosen(form);
+  if (event.target.matches("[data-read-into]")) readFile(event.target);
+  countTicks();
+});
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
+  if (localStorage.getItem("theme")) return;
+  root.dataset.theme = event.matches ? "dark" : "light";
+  showTheme();
+  document.dispatchEvent(new CustomEvent("themechange"));
+});
+
+document.addEventListener("htmx:afterSettle", (event) => {
+  prepare(event.target);
+  goOn(event.target);
+});
+
+document.addEventListener("htmx:responseError", (event) => {
+  const status = event.detail.xhr.status;
+  if (status === 401) {
+    location.href = `/sign-in?following=${encodeURIComponent(location.pathname)}`;
+    return;
+  }
+  const place = event.detail.target;
+  if (!place || !place.classList.contains("later")) return;
+  place.removeAttribute("aria-busy");
+  const note = document.createElement("p");
+  note.className = "note";
+  const answer = new DOMParser().parseFromString(event.detail.xhr.responseText, "text/html");
+  note.textContent = answer.querySelector("main p:not(.status)")?.textContent || "This could not be shown.";
+  place.replaceChildren(note);
+});
+
+showTheme();
+prepare(document);

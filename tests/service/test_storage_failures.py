@@ -1,0 +1,93 @@
+"""A database that is locked, read-only, full or away is answered with 503 or 507, and nothing needs a restart."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from starlette.testclient import TestClient
+
+from service.settings import Settings
+from tests.service.conftest import running, state_of
+from tests.service.postgres import Postgres
+
+
+def post(client: TestClient, count: int) -> Any:
+    return client.post("/v1/clusters", json={"preset": f"local:{count}"})
+
+
+def on_connect(client: TestClient, pragma: str) -> Callable[[], None]:
+    """Run a pragma on every new connection; the returned function ends that."""
+    engine = state_of(client).database.engine
+
+    def run(connection: Any, _record: object) -> None:
+        connection.execute(pragma)
+
+    def stop() -> None:
+        event.remove(engine, "connect", run)
+        engine.dispose()
+
+    event.listen(engine, "connect", run)
+    engine.dispose()
+    return stop
+
+
+def test_a_locked_database_is_503_until_the_lock_is_gone(settings: Settings) -> None:
+    with running(settings.model_copy(update={"lock_timeout_s": 0.2})) as client:
+        other = sqlite3.connect(settings.data_dir / "autosbp.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        answer = post(client, 2)
+        assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+        assert answer.json()["type"] == "urn:autosbp:problem:storage-unavailable"
+        assert answer.headers["retry-after"]
+        assert client.get("/v1/clusters").status_code == 200, "reading goes on"
+        other.execute("ROLLBACK")
+        other.close()
+        assert post(client, 2).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("pragma", "status", "name"),
+    [("PRAGMA query_only=ON", 503, "storage-unavailable"), ("PRAGMA max_page_count=1", 507, "storage-full")],
+)
+def test_a_read_only_or_full_database_recovers(settings: Settings, pragma: str, status: int, name: str) -> None:
+    with running(settings) as client:
+        assert post(client, 2).status_code == 201
+        stop = on_connect(client, pragma)
+        answers = [post(client, count) for count in range(3, 60)]
+        refused = [answer for answer in answers if answer.status_code != 201]
+        assert refused and {answer.status_code for answer in refused} == {status}
+        assert {answer.json()["type"] for answer in refused} == {f"urn:autosbp:problem:{name}"}
+        assert client.get("/v1/clusters").status_code == 200
+        stop()
+        assert post(client, 60).status_code == 201
+
+
+def test_a_postgresql_that_stops_is_503_and_not_ready_until_it_is_back(settings: Settings, postgres: Postgres) -> None:
+    server = postgres
+    with running(settings.model_copy(update={"database_url": server.database()})) as client:
+        assert post(client, 2).status_code == 201
+        server.stop()
+        for answer in (post(client, 3), client.get("/v1/clusters"), client.get("/readyz")):
+            assert answer.status_code == 503, answer.text
+            assert "retry-after" in answer.headers
+        assert client.get("/healthz").status_code == 200
+        server.start()
+        assert post(client, 3).status_code == 201
+        assert client.get("/readyz").status_code == 200
+
+
+def test_a_data_folder_that_is_gone_or_a_disk_without_room_is_not_ready(settings: Settings, tmp_path: Path) -> None:
+    with running(settings.model_copy(update={"min_free_bytes": 2**62})) as client:
+        answer = client.get("/readyz")
+        assert (answer.status_code, answer.json()["checks"]["disk"]) == (503, "the disk is almost full")
+    with running(settings) as client:
+        os.rename(settings.data_dir, tmp_path / "elsewhere")
+        assert client.get("/readyz").json()["checks"]["disk"] == "the data folder cannot be read"
+        os.rename(tmp_path / "elsewhere", settings.data_dir)
+        assert client.get("/readyz").status_code == 200

@@ -1,0 +1,311 @@
+"""The stores on SQLite and on PostgreSQL: migrations, upgrades, tenants, locks, pages; and the service on PostgreSQL."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from fastapi import Response
+from sqlalchemy import delete, func, inspect, select, text, update
+from sqlalchemy.exc import IntegrityError
+
+from autosbp.cluster import load_cluster
+from autosbp.plan import Plan
+from service.db import Database
+from service.edge import replays
+from service.edge.replays import Claim
+from service.jobs import _rows
+from service.jobs._base import Interrupted
+from service.jobs._rows import Lease, QueueLimits
+from service.models import AuditRow, Base, ClusterRow, JobRow, ModelRow, ReplayRow, SearchRow, StrategyRow, now
+from service.problems import ProblemError
+from service.services import clusters
+from service.services._store import find, page
+from service.services._window import Window
+from service.services.audit import forget
+from service.settings import Settings
+from tests.service import documents
+from tests.service.conftest import running
+from tests.service.postgres import Postgres
+from tests.service.test_jobs import events
+
+DATA = Path(__file__).parent / "data"
+NewUrl = Callable[[], str]
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def new_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NewUrl:
+    """Makes URLs of empty databases."""
+    if request.param == "sqlite":
+        return lambda: f"sqlite:///{tmp_path_factory.mktemp('store') / 'test.db'}"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.database
+
+
+@pytest.fixture(scope="module")
+def shared_database(new_url: NewUrl) -> Iterator[Database]:
+    database = Database(new_url())
+    database.upgrade()
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def database(shared_database: Database) -> Iterator[Database]:
+    """Of the newest schema, and empty."""
+    with shared_database.write() as session:
+        for table in reversed(Base.metadata.sorted_tables):
+            session.execute(table.delete())
+    yield shared_database
+
+
+def cluster(name: str = "local:2") -> ClusterRow:
+    with_name = load_cluster(name)
+    return ClusterRow(
+        id=f"clu-{with_name.cluster_hash}",
+        name=name,
+        cluster_hash=with_name.cluster_hash,
+        num_devices=with_name.num_devices,
+        document=with_name.to_dict(),
+    )
+
+
+def test_the_migrations_build_what_the_models_describe_and_can_be_undone(new_url: NewUrl) -> None:
+    database = Database(new_url())
+    assert not database.is_current()
+    with ThreadPoolExecutor(2) as pool:  # as two processes that start together
+        list(pool.map(lambda _: database.upgrade(), range(2 if "postgres" in str(database.engine.url) else 1)))
+    assert database.is_current()
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, Base.metadata) == []
+    database.downgrade("base")
+    with database.engine.connect() as connection:
+        assert inspect(connection).get_table_names() == ["alembic_version"]
+    database.close()
+
+
+def load_first_schema(url: str) -> None:
+    """A database as the first release left it, with one of everything."""
+    if url.startswith("sqlite"):
+        path = url.removeprefix("sqlite:///")
+        connection = sqlite3.connect(path)
+        connection.executescript((DATA / "first_schema.sqlite.sql").read_text())
+        connection.close()
+        return
+    with psycopg.connect(url, autocommit=True) as raw:
+        raw.execute((DATA / "first_schema.postgresql.sql").read_bytes())
+
+
+def test_a_database_of_the_first_schema_upgrades_and_reads_back(new_url: NewUrl, tmp_path: Path) -> None:
+    url = new_url()
+    load_first_schema(url)
+    with running(Settings(data_dir=tmp_path, database_url=url)) as client:
+        kinds = ("models", "clusters", "calibrations", "searches", "strategies", "trials", "jobs", "analyses")
+        lists = {kind: client.get(f"/v1/{kind}").json()["items"] for kind in kinds}
+        assert [len(lists[kind]) for kind in kinds] == [1, 1, 1, 1, 1, 1, 3, 0]
+        for kind, items in lists.items():
+            for item in items:
+                answer = client.get(f"/v1/{kind}/{item['id']}")
+                assert answer.status_code == 200 and answer.headers["etag"], (kind, answer.text)
+        (strategy,), (search,), (trial,) = lists["strategies"], lists["searches"], lists["trials"]
+        plan = Plan.from_dict(client.get(f"/v1/strategies/{strategy['id']}").json())
+        assert plan.plan_id == strategy["id"] == search["strategy_id"] == trial["strategy_id"]
+        assert (trial["measured_step_time_s"], trial["job"]["state"]) == (0.0125, "succeeded")
+        assert [job["state"] for job in lists["jobs"]] == ["failed", "succeeded", "succeeded"]
+        assert lists["calibrations"][0]["newest_id"] == lists["calibrations"][0]["id"]
+        assert client.post("/v1/models", json=documents.graph()).status_code == 200, "what is stored is known"
+        exported = client.get(f"/v1/strategies/{strategy['id']}/exports/dtensor")
+        assert exported.status_code == 200
+    database = Database(url)
+    with database.of("another").write() as session:
+        session.add(cluster())
+    with pytest.raises(RuntimeError, match="other tenants"):
+        database.downgrade("0001")
+    assert database.is_current(), "a refused downgrade changes nothing"
+    with database.write() as session:
+        session.execute(delete(ClusterRow).where(ClusterRow.tenant == "another"))
+    database.downgrade("0001")
+    with database.engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM strategies")).scalar() == 1
+    database.close()
+
+
+def test_a_tenants_session_sees_and_writes_its_own_rows_alone(database: Database) -> None:
+    one, two = database.of("one"), database.of("two")
+    for view in (one, two):
+        with view.write() as session:
+            session.add(cluster())
+    with one.write() as session:
+        session.add(cluster("local:3"))
+    everything = select(ClusterRow)
+    with one.read() as mine, two.read() as theirs, database.read() as system:
+        assert [len(each.scalars(everything).all()) for each in (mine, theirs, system)] == [2, 1, 3]
+        assert theirs.scalar(select(func.count(ClusterRow.id))) == 1
+        assert theirs.scalar(select(func.count()).select_from(ClusterRow)) == 1
+        assert find(theirs, ClusterRow, cluster("local:3").id) is None
+        assert theirs.get(ClusterRow, (cluster("local:3").id, "one")) is None
+    with two.write() as session:
+        session.execute(update(ClusterRow).values(name="renamed"))
+        session.execute(delete(ClusterRow).where(ClusterRow.num_devices == 3))
+    with one.read() as session:
+        assert sorted(session.scalars(select(ClusterRow.name))) == ["local:2", "local:3"]
+    with pytest.raises(RuntimeError, match="'two' would write a row of tenant 'one'"), two.write() as session:
+        row = cluster("local:4")
+        row.tenant = "one"
+        session.add(row)
+
+
+def test_a_reference_to_another_tenants_row_is_refused(database: Database) -> None:
+    with database.of("one").write() as session:
+        session.add(cluster())
+        model = ModelRow(id="mod-1", name="m", source="graph", graph_hash="1", summary={}, document={})
+        session.add(model)
+        job = _rows.add(session, "search", {}, None, None, QueueLimits(9, 9))
+    asked = {"model_id": "mod-1", "cluster_id": cluster().id, "job_id": job.id, "options": {}}
+    with database.of("one").write() as session:
+        session.add(SearchRow(id="sea-1", **asked))
+    with pytest.raises(IntegrityError), database.of("two").write() as session:
+        session.add(SearchRow(id="sea-2", **asked))
+
+
+def test_equal_inserts_at_once_make_one_row(database: Database) -> None:
+    def insert(_: int) -> bool:
+        with database.of("one").write() as session:
+            return clusters.store(session, load_cluster("local:2x2"))[1]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(insert, range(24))) == 1
+
+
+def test_a_page_has_neither_gaps_nor_repeats_when_moments_are_equal(database: Database) -> None:
+    moment = now()
+    with database.of("one").write() as session:
+        for number in range(7):
+            row = AuditRow(id=f"aud-{number}", created_at=moment, address="", method="POST", path="/")
+            row.status, row.request_id = 200, ""
+            session.add(row)
+    seen: list[str] = []
+    cursor = None
+    with database.of("one").read() as session:
+        while True:
+            rows, cursor = page(session, AuditRow, Window(limit=3, cursor=cursor))
+            seen += [row.id for row in rows]
+            if cursor is None:
+                break
+    assert seen == [f"aud-{number}" for number in reversed(range(7))]
+
+
+def test_queues_are_full_for_each_tenant(database: Database) -> None:
+    limits = QueueLimits(12, 8)
+    for tenant in ("one", "one", "two") * 4:
+        with database.of(tenant).write() as session:
+            _rows.add(session, "echo", {}, None, None, limits)
+    for tenant, limit in (("one", 12), ("three", 12)):
+        with pytest.raises(ProblemError) as refused, database.of(tenant).write() as session:
+            _rows.add(session, "echo", {}, None, None, limits)
+        assert refused.value.problem["limit"] == limit
+    with pytest.raises(ProblemError) as refused, database.of("one").write() as session:
+        _rows.add(session, "echo", {}, None, None, QueueLimits(99, 8))
+    assert refused.value.problem["limit"] == 8
+
+
+def test_of_workers_that_take_a_job_at_once_the_last_one_holds_it(database: Database) -> None:
+    with database.of("one").write() as session:
+        job_id = _rows.add(session, "echo", {}, None, None, QueueLimits(9, 9)).id
+
+    def take(number: int) -> Lease:
+        with database.write() as session:
+            lease = _rows.take(session, job_id, f"wrk-{number}")
+        assert lease is not None
+        return lease
+
+    with ThreadPoolExecutor(4) as pool:
+        leases = list(pool.map(take, range(8)))
+    assert sorted(lease.fence for lease in leases) == list(range(1, 9))
+    *lost, last = sorted(leases, key=lambda lease: lease.fence)
+    with database.write() as session:
+        assert _rows.attempt(session, last, True, 3) is not None
+    for lease in lost:
+        with pytest.raises(Interrupted), database.write() as session:
+            _rows.report(session, lease, 0.5, "half", {})
+    with database.write() as session:
+        _rows.release(session, [], "its worker died")
+    with pytest.raises(Interrupted), database.write() as session:
+        _rows.held(session, last)
+    with database.read() as session:
+        row = session.scalars(select(JobRow)).one()
+    assert (row.state, row.worker, row.attempts, row.message) == ("queued", None, 1, "queued again: its worker died")
+
+
+def test_one_of_many_requests_at_once_takes_an_idempotency_key(database: Database) -> None:
+    start = threading.Barrier(6)
+
+    def take(_: int) -> Claim | Response | int:
+        start.wait()
+        try:
+            return replays.take(database.of("one"), "key", "print", 60.0)
+        except ProblemError as refusal:
+            return refusal.status
+
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(take, range(6)))
+    (claim,) = [each for each in found if isinstance(each, Claim)]
+    assert found.count(409) == 5
+    with database.of("one").write() as session:
+        replays.settle(session, claim, Response('{"a": 1}', 201, {"location": "/x"}, "application/json"))
+    stored = replays.take(database.of("one"), "key", "print", 60.0)
+    assert isinstance(stored, Response)
+    assert (stored.status_code, stored.body, stored.headers["location"]) == (201, b'{"a": 1}', "/x")
+    assert isinstance(replays.take(database.of("two"), "key", "print", 60.0), Claim), "a key is its tenant's"
+    with pytest.raises(ProblemError, match="another method, path or body"):
+        replays.take(database.of("one"), "key", "other", 60.0)
+    with database.write() as session:
+        session.execute(update(ReplayRow).values(expires_at=now() - timedelta(seconds=1)))
+    forget(database, Settings())
+    assert isinstance(replays.take(database.of("one"), "key", "other", 60.0), Claim)
+
+
+def test_the_service_searches_and_is_followed_on_postgresql(postgres: Postgres, tmp_path: Path) -> None:
+    with running(Settings(data_dir=tmp_path, database_url=postgres.database())) as client:
+        assert client.get("/readyz").status_code == 200
+        calibration = client.post("/v1/calibrations", json=documents.calibration()).json()
+        asked: dict[str, Any] = {
+            "model_id": client.post("/v1/models", json=documents.graph()).json()["id"],
+            "cluster_id": calibration["cluster_id"],
+            "calibration_id": calibration["id"],
+            "options": documents.OPTIONS,
+        }
+        job = client.post("/v1/searches", json=asked, headers={"idempotency-key": "k"}).json()
+        *_, (_, name, last) = events(client.get(f"/v1/jobs/{job['id']}/events").text)
+        assert (name, last["state"]) == ("end", "succeeded"), last
+        again = client.post("/v1/searches", json=asked)
+        assert (again.status_code, again.json()["id"]) == (200, job["id"])
+        listed = client.get("/v1/searches", params={"state": "succeeded"}).json()["items"]
+        assert [item["strategy_id"] for item in listed] == [last["result"]["strategy_id"]]
+        assert client.get("/v1/searches", params={"state": "failed"}).json()["items"] == []
+        assert 'autosbp_jobs{kind="search",state="succeeded"} 1.0' in client.get("/metrics").text
+
+
+def test_the_newest_strategies_of_a_tenant_are_read_from_an_index(database: Database) -> None:
+    if database.engine.dialect.name == "sqlite":
+        query = (
+            "EXPLAIN QUERY PLAN SELECT id FROM strategies WHERE tenant = 'a' AND (created_at, id) < ('2026', 'b') "
+            "ORDER BY created_at DESC, id DESC LIMIT 51"
+        )
+        with database.read() as session:
+            (step,) = session.execute(text(query)).all()
+        assert "ix_strategies_tenant_created_at_id (tenant=? AND (created_at,id)<(?,?))" in step[3]
+    names = {index["name"] for index in inspect(database.engine).get_indexes(StrategyRow.__tablename__)}
+    for filters in ("", "_model_id", "_cluster_id", "_calibration_id"):
+        assert f"ix_strategies_tenant{filters}_created_at_id" in names
+    assert JobRow.__tablename__ in inspect(database.engine).get_table_names()

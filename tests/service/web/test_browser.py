@@ -1,0 +1,185 @@
+"""The pages in a real browser: with the keyboard alone from the first page to a plan, and every page as it is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from autosbp.client import Client
+from tests.service import documents
+from tests.service.server import Server
+from tests.service.web.browser import browser, complaints
+
+NARROW, WIDE = 400, 1280
+PATIENCE_MS = 60_000
+RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
+
+
+@dataclass
+class Seen:
+    """A browser at a running service, where a plan was asked for through the form."""
+
+    browser: Browser
+    url: str
+    strategy: str
+    others: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    with browser() as opened, Server(tmp_path_factory.mktemp("seen")) as server:
+        page = opened.new_page()
+        said = complaints(page)
+        search = plan_by_keyboard(page, server.url)
+        strategy = page.get_by_role("link", name="Open the whole plan").get_attribute("href") or ""
+        assert said == []
+        page.close()
+        with Client(server.url) as client:
+            calibration = client.post_calibration(documents.calibration("local:2"))
+            model = client.get_strategy(strategy.rsplit("/", 1)[1])["provenance"]["graph_hash"]
+        others = (search, f"/models/mod-{model}", f"/calibrations/{calibration}")
+        yield Seen(opened, server.url, strategy, others)
+
+
+def press_until(page: Page, key: str, words: str) -> None:
+    """Press a key until what is focused says these words."""
+    for _ in range(60):
+        page.keyboard.press(key)
+        if words in (page.evaluate("document.activeElement.name || document.activeElement.innerText || ''") or ""):
+            return
+    raise AssertionError(f"{key} does not lead to {words!r}")
+
+
+def plan_by_keyboard(page: Page, url: str) -> str:
+    """From the first page to a plan without a mouse; the path of the search's page."""
+    page.goto(url)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    press_until(page, "Tab", "Plan a model")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/plan")
+    press_until(page, "Tab", "zoo")
+    page.keyboard.type("mlp-small")
+    press_until(page, "Tab", "preset")
+    page.keyboard.type("local")
+    press_until(page, "Tab", "nodes")
+    page.keyboard.type("2")
+    press_until(page, "Tab", "global_batch")
+    page.keyboard.type("8")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/searches/*")
+    expect(page.get_by_role("heading", name="The plan is here")).to_be_visible(timeout=PATIENCE_MS)
+    return page.url.removeprefix(url)
+
+
+def opened(page: Page, seen: Seen, path: str) -> None:
+    """Go to a page and wait until all of it is there."""
+    page.goto(seen.url + path)
+    expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=PATIENCE_MS)
+    page.wait_for_function("[...document.querySelectorAll('[data-chart]')].every((one) => one.dataset.drawn)")
+
+
+def paths(seen: Seen) -> tuple[str, ...]:
+    return (
+        "/",
+        "/plan",
+        "/strategies",
+        "/models",
+        "/clusters",
+        "/trials",
+        "/jobs",
+        "/nothing",
+        seen.strategy,
+        *seen.others,
+    )
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", NARROW), ("dark", WIDE)])
+def test_no_page_complains_overflows_or_breaks_a_rule_of_accessibility(seen: Seen, theme: Any, width: int) -> None:
+    context = seen.browser.new_context(color_scheme=theme, viewport={"width": width, "height": 800})
+    page = context.new_page()
+    said = complaints(page)
+    lists = ("/models", "/clusters", "/trials", "/jobs")  # made of what /strategies is made of
+    for path in paths(seen) if width == NARROW else ("/plan", seen.strategy):
+        opened(page, seen, path)
+        assert page.evaluate("document.documentElement.dataset.theme") == theme
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        if path in lists:
+            continue
+        found = Axe().run(page, options=RULES)
+        assert found.violations_count == 0, (path, found.generate_report())
+    assert [text for text in said if "404" not in text] == []
+    context.close()
+
+
+def test_charts_are_drawn_and_the_timeline_is_not_empty(seen: Seen) -> None:
+    page = seen.browser.new_page()
+    opened(page, seen, seen.strategy)
+    painted = """(canvas) => {
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      return new Set(new Uint32Array(data.buffer)).size;
+    }"""
+    kinds = set()
+    for chart in page.locator("[data-chart]").all():
+        kinds.add(chart.get_attribute("data-chart"))
+        chart.scroll_into_view_if_needed()
+        assert chart.locator("canvas").first.evaluate(painted) > 20
+    assert {"gantt", "stacked"} <= kinds
+    page.close()
+
+
+def test_dark_mode_is_a_button_that_is_remembered(seen: Seen) -> None:
+    page = seen.browser.new_context(color_scheme="light").new_page()
+    opened(page, seen, "/")
+    button = page.get_by_role("button", name="Dark mode")
+    expect(button).to_have_attribute("aria-pressed", "false")
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    page.context.close()
+
+
+def test_rows_of_folded_layers_are_fetched_when_they_are_opened_and_names_are_found(seen: Seen) -> None:
+    page = seen.browser.new_page()
+    said = complaints(page)
+    opened(page, seen, seen.strategy)
+    page.get_by_label("Find an op or a parameter").fill("bias")
+    found = page.get_by_role("region", name="Ops and parameters that were found")
+    expect(found).to_be_visible()
+    assert all("bias" in row for row in found.get_by_role("rowheader").all_inner_texts())
+    page.get_by_text("Download").click()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Plan (JSON)").click()
+    assert download.value.suggested_filename == f"{seen.strategy.rsplit('/', 1)[1]}.json"
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("link", name="Plan (JSON)")).to_be_hidden()
+    assert said == []
+    page.close()
+
+
+def test_two_ticked_strategies_can_be_compared(seen: Seen) -> None:
+    with Client(seen.url) as client:
+        first = client.get_strategy(seen.strategy.rsplit("/", 1)[1])
+        model, cluster = f"mod-{first['provenance']['graph_hash']}", f"clu-{first['provenance']['cluster_hash']}"
+        client.wait(
+            client.search(model, cluster, options={"global_batch": 16, "tensor_parallel": 2, "time_limit_s": 5.0})
+        )
+    page = seen.browser.new_page()
+    said = complaints(page)
+    opened(page, seen, "/strategies")
+    button = page.get_by_role("button", name="Compare the two")
+    expect(button).to_be_disabled()
+    for box in page.get_by_role("checkbox").all()[:2]:
+        box.check()
+    button.click()
+    expect(page.get_by_role("heading", name="Two strategies side by side")).to_be_visible()
+    assert said == []
+    page.close()
