@@ -44,15 +44,15 @@ def kill_tree(pid: int, include_self: bool = True) -> None:
 
 def kill_tagged(worker: str) -> int:
     """Kill every process on this machine that works for a worker, whoever its parent is now; how many there were."""
-    wanted, spared, count = _marks({TAG: worker}), _marks(OUTLIVES), 0
+    wanted, spared, killed = _marks({TAG: worker}), _marks(OUTLIVES), set[int]()
     for _ in range(_ROUNDS):
         found = ((pid, _environment(pid)) for pid in _of_everybody())
         doomed = [pid for pid, marks in found if wanted <= marks and not spared <= marks]
         if not doomed:
             break
-        count += len(doomed)
+        killed.update(doomed)  # one that still dies is found again: it is one all the same
         _kill(doomed)
-    return count
+    return len(killed)
 
 
 @cache
