@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from autosbp.errors import ServiceError
 from service import handlers
 from service.access.gate import Gate
+from service.chores import Chores, chores_of
 from service.db import Database
 from service.edge import telemetry
 from service.edge.metrics import Metrics
@@ -23,8 +22,6 @@ from service.edge.middleware import Edge
 from service.edge.route import SCHEME
 from service.jobs._base import Kinds
 from service.jobs.feed import Feed
-from service.launchers._base import Launcher, LauncherError
-from service.launchers._choice import launcher_of
 from service.limits import BodyLimit
 from service.routers import (
     analyses,
@@ -40,21 +37,16 @@ from service.routers import (
     trials,
 )
 from service.schemas._base import Problem
-from service.services.audit import forget
 from service.services.jobs import counts
-from service.services.orphans import sweep
 from service.settings import Settings
 from service.state import State
 from service.web.install import install as install_pages
 from service.work import runner_of
 
-_log = logging.getLogger("service")
 _ROUTES = (  # tried in this order: those that are asked for most come first
     *(jobs.routes, strategies.routes, searches.routes, models.routes, clusters.routes, calibrations.routes),
     *(analyses.routes, trials.routes, health.routes, health.measured, keys.routes, audit.routes),
 )
-_FORGET_EVERY_S = 600.0
-_SWEEP_EVERY_S = 60.0
 API_VERSION = "1.3"
 """Of the HTTP interface: the first number grows with what breaks clients, the second with what is new."""
 _TAGS = [
@@ -93,20 +85,19 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
             "logs": False,
         },  # the framework's own; see service.edge.telemetry
     )
-    launcher = None if settings.launching is None else launcher_of(settings.launching)
     database = Database(settings.url, settings.lock_timeout_s)
     runner = runner_of(settings, database, kinds)
     feed, metrics = Feed(database, jobs.encode), Metrics()
     metrics.watch(lambda: counts(database), lambda: feed.num_followers)
     gate = Gate(settings, database)
     app.state.service, app.state.failure = State(settings, database, runner, gate, feed, metrics), None
-    app.state.launcher = launcher
+    app.state.chores = Chores(database, chores_of(settings, database))
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Edge, metrics=metrics, access_log=settings.access_log)
     handlers.install(app)
     for routes in _ROUTES:
         app.include_router(routes)
-    install_pages(app, settings)
+    install_pages(app, settings, database)
     _complete_document(app)
     if settings.otel:
         telemetry.install(app)
@@ -121,37 +112,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(state.database.upgrade)
         await run_in_threadpool(state.gate.check_start)
         await run_in_threadpool(state.runner.start)
-        chores = [asyncio.create_task(_forget(state))]
-        if app.state.launcher is not None:
-            chores.append(asyncio.create_task(_sweep(state, app.state.launcher)))
+        app.state.chores.start()
         yield
-        for chore in chores:
-            chore.cancel()
     except (ServiceError, SQLAlchemyError) as error:
         app.state.failure = error
         raise
     finally:
+        await run_in_threadpool(app.state.chores.stop)
         await run_in_threadpool(state.runner.stop)
         await run_in_threadpool(state.database.close)
-
-
-async def _forget(state: State) -> None:
-    while True:
-        try:
-            await run_in_threadpool(forget, state.database, state.settings)
-        except SQLAlchemyError as error:
-            _log.warning("old answers and audit entries were not dropped: %s", error)
-        await asyncio.sleep(_FORGET_EVERY_S)
-
-
-async def _sweep(state: State, launcher: Launcher) -> None:
-    while True:
-        try:
-            for key in await run_in_threadpool(sweep, state.database, launcher):
-                _log.warning("%s is ended on %s: nobody waits for it", key, launcher.name)
-        except (LauncherError, SQLAlchemyError) as error:
-            _log.warning("orphans on %s were not looked for: %s", launcher.name, error)
-        await asyncio.sleep(_SWEEP_EVERY_S)
 
 
 def _complete_document(app: FastAPI) -> None:

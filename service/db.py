@@ -97,6 +97,16 @@ class Database:
         with self.writing(info=tenancy.info(self.tenant)) as session, session.begin():
             yield session
 
+    @contextmanager
+    def alone(self, number: int) -> Iterator[bool]:
+        """Whether no other process is in a block of the same ``number`` until the end of this one. The lock is PostgreSQL's,
+        so that it ends with the process; on SQLite there is one process."""
+        if self.is_embedded:
+            yield True
+            return
+        with self.write() as session:
+            yield bool(session.scalar(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": number}))
+
     def upgrade(self, revision: str = "head") -> None:
         """Run the migrations up to the newest revision; processes that start together do so one after the other."""
         self._migrate(lambda config: command.upgrade(config, revision))

@@ -42,6 +42,12 @@ class Settings(BaseSettings):
         default=86_400.0, gt=0, description="Seconds for which an answer under an Idempotency-Key is kept."
     )
     audit_days: float = Field(default=365.0, gt=0, description="Days for which the audit log is kept.")
+    files_days: float = Field(
+        default=90.0, gt=0, description="Days for which the files of ended trials and calibrations are kept."
+    )
+    files_bytes: int = Field(
+        default=20 * 2**30, ge=0, description="Bytes that they may take together; past that the oldest are removed."
+    )
     min_free_bytes: int = Field(
         default=100 * 2**20, ge=0, description="With less room in data_dir the service says that it is not ready."
     )

@@ -9,14 +9,17 @@ from collections.abc import Callable
 from types import FrameType
 
 from autosbp.errors import InputError
+from service.chores import Chores, chores_of
 from service.db import Database
 from service.jobs._base import Kinds
 from service.jobs._rows import QueueLimits
 from service.jobs._runner import DurableRunner, RunnerOptions
+from service.jobs.heartbeat import Heartbeat
 from service.services.kinds import kinds as all_kinds
 from service.settings import Settings
 
 _log = logging.getLogger("service")
+_BEATS = 5  # in a lease
 
 
 def runner_of(settings: Settings, database: Database, kinds: Kinds | None = None) -> DurableRunner:
@@ -37,25 +40,41 @@ def runner_of(settings: Settings, database: Database, kinds: Kinds | None = None
 
 
 def work(settings: Settings, on_ready: Callable[[], None] | None = None, kinds: Kinds | None = None) -> None:
-    """Work on jobs until SIGINT or SIGTERM; ``on_ready`` is called when that has begun."""
+    """Work on jobs until SIGINT or SIGTERM; ``on_ready`` is called when that has begun. Whether it goes well is told by
+    ``service.jobs.heartbeat``."""
     ended, earlier = threading.Event(), {}
 
     def end(_number: int, _frame: FrameType | None) -> None:
         ended.set()
 
     database = Database(settings.url, settings.lock_timeout_s)
-    runner = runner_of(settings, database, kinds)
+    runner, chores = runner_of(settings, database, kinds), Chores(database, chores_of(settings, database))
+    heartbeat = Heartbeat(settings.data_dir, settings.worker_lease_s)
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             earlier[number] = signal.signal(number, end)
         database.upgrade()
         runner.start()
+        chores.start()
+        heartbeat.begin()
+        _beat(heartbeat, runner)
         _log.info("autosbp works on jobs")
         if on_ready is not None:
             on_ready()
-        ended.wait()
+        while not ended.wait(settings.worker_lease_s / _BEATS):
+            _beat(heartbeat, runner)
     finally:
+        heartbeat.end()
+        chores.stop()
         runner.stop()
         database.close()
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+def _beat(heartbeat: Heartbeat, runner: DurableRunner) -> None:
+    try:
+        if runner.is_well():
+            heartbeat.beat()
+    except OSError as error:
+        _log.warning("that this worker works cannot be written down: %s", error)

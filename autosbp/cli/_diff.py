@@ -10,25 +10,41 @@ import typer
 from autosbp.cli._files import read_plan
 from autosbp.cli._format import table
 from autosbp.cli._layers import family
-from autosbp.cli._options import AsJson
+from autosbp.cli._options import AsJson, Server
 from autosbp.cli._run import console, print_json
 from autosbp.units import num_bytes, seconds
 
-First = Annotated[str, typer.Argument(metavar="A", help="A plan .json.", show_default=False)]
-Second = Annotated[str, typer.Argument(metavar="B", help="Another plan .json.", show_default=False)]
+First = Annotated[
+    str, typer.Argument(metavar="A", help="A plan .json; with --server also the id of a strategy.", show_default=False)
+]
+Second = Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)]
 _COSTS = {"step_time_s": seconds, "comm_bytes_per_device": num_bytes, "memory_bytes_per_device": num_bytes}
 
 
-def diff(first: First, second: Second, as_json: AsJson = False) -> None:
-    """Compare two plans: costs, batches, mesh, and every layout that differs."""
+def diff(first: First, second: Second, server: Server = None, as_json: AsJson = False) -> None:
+    """Compare two plans: costs, batches, mesh, and every layout that differs. With --server, strategies that the service
+    has, with each other or with plans in files."""
     from autosbp.comparison import difference
 
-    one, two = read_plan(first).document, read_plan(second).document
-    found = difference(one, two)
+    if server is not None:
+        found = _difference_there(server, first, second)
+    else:
+        found = difference(read_plan(first).document, read_plan(second).document)
     if as_json:
         print_json(found)
     else:
         _show(found)
+
+
+def _difference_there(server: str, first: str, second: str) -> dict[str, Any]:
+    from autosbp.cli._server import connected, is_id
+    from autosbp.comparison import difference
+
+    with connected(server) as client:
+        if is_id(first) and is_id(second):
+            return client.diff(first, second)
+        one, two = (client.get_strategy(each) if is_id(each) else read_plan(each).document for each in (first, second))
+        return difference(one, two)
 
 
 def _show(found: Mapping[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,11 +20,20 @@ from autosbp.cli._files import (
 )
 from autosbp.cli._format import table
 from autosbp.cli._layers import axis_titles, groups, words
-from autosbp.cli._options import AsJson, Calibration, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
+from autosbp.cli._options import (
+    AsJson,
+    Calibration,
+    GraphFile,
+    ImageSize,
+    ModelOption,
+    PlanOrId,
+    SeqLen,
+    Server,
+)
 from autosbp.cli._plan import show
 from autosbp.cli._run import console, print_json
-from autosbp.cli._what_if import explain_what_if
-from autosbp.cli._why import explain_why
+from autosbp.cli._what_if import explain_what_if, show_what_if
+from autosbp.cli._why import explain_why, show_why
 from autosbp.errors import InputError
 from autosbp.findings import certificate, findings, of_links
 from autosbp.traffic import issues, link_seconds
@@ -50,8 +60,27 @@ Factor = Annotated[float, typer.Option("--factor", metavar="X", help="How many t
 Most = Annotated[int, typer.Option("--most", metavar="N", help="Layouts that --why shows of an op.")]
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked of a plan; at most one of ``program``, ``why`` and ``what_if``."""
+
+    program: bool
+    rank: int
+    why: str | None
+    most: int
+    what_if: bool
+    factor: float
+
+    def __post_init__(self) -> None:
+        asked = [
+            name for name, given in (("program", self.program), ("why", self.why), ("what-if", self.what_if)) if given
+        ]
+        if len(asked) > 1:
+            raise InputError(asked[1], self.why or True, f"one of --{' and --'.join(asked)} is expected, not several")
+
+
 def explain(
-    plan: PlanFile,
+    plan: PlanOrId,
     graph: GraphFile = None,
     model: ModelOption = None,
     seq_len: SeqLen = None,
@@ -64,46 +93,92 @@ def explain(
     factor: Factor = 2.0,
     calibration: Calibration = None,
     report: Report = None,
+    server: Server = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain a plan: what splits what, where the time and memory go, what binds. Or a calibration: its fits.
 
     With the graph, also every collective of a step; with --program, what one rank runs; with --why OP, what other layouts
     of an op would cost with all else chosen anew; with --what-if, what better hardware would buy. With --report, a page with
-    a calibration's points against its fits.
+    a calibration's points against its fits. With --server, of a strategy or calibration that the service has: its graph and
+    its calibration come from there, and it works out the answers to --why and --what-if.
     """
-    if is_calibration(plan):
-        check_output(report)
-        measured = read_calibration(plan)
-        assert measured is not None
+    check_output(report)
+    measured = _measured(plan, server)
+    if measured is not None:
         show_calibration(measured, report, as_json)
         return
     if report is not None:
         raise InputError("report", str(report), "a report is made of a calibration, not of a plan")
-    found, sizes = read_plan(plan), ModelSizes(seq_len, image_size)
-    asked = [name for name, given in (("program", program), ("why", why), ("what-if", what_if)) if given]
-    if len(asked) > 1:
-        raise InputError(asked[1], why or True, f"one of --{' and --'.join(asked)} is expected, not several")
+    question, sizes = _Question(program, rank, why, most, what_if, factor), ModelSizes(seq_len, image_size)
+    if server is not None:
+        if calibration is not None:
+            raise InputError("calibration", calibration, "a service uses the strategy's own: leave out --server")
+        _explain_there(server, plan, graph or model, sizes, question, as_json)
+        return
+    found, costs = read_plan(plan), read_calibration(calibration)
     if why is not None:
         logical = read_plan_graph(found, graph, model, sizes, "--why")
-        explain_why(found, logical, why, read_calibration(calibration), most=most, as_json=as_json)
-        return
-    if what_if:
+        explain_why(found, logical, why, costs, most=most, as_json=as_json)
+    elif what_if:
         logical = read_plan_graph(found, graph, model, sizes, "--what-if")
-        explain_what_if(found, logical, read_calibration(calibration), factor=factor, as_json=as_json)
-        return
-    if program:
-        text = _program(found, read_plan_graph(found, graph, model, sizes, "--program"), rank)
-        if as_json:
-            print_json({"plan_id": found.plan_id, "rank": rank, "program": text})
+        explain_what_if(found, logical, costs, factor=factor, as_json=as_json)
+    elif program:
+        _show_program(found, read_plan_graph(found, graph, model, sizes, "--program"), rank, as_json)
+    else:
+        _show_explanation(found, find_plan_graph(found, graph, model, sizes), costs, as_json)
+
+
+def _measured(source: str, server: str | None) -> CostsFrom | None:
+    """The calibration that a file is, or that a service has under an id; None for a plan."""
+    if server is not None:
+        from autosbp.cli._server import connected, is_id
+        from autosbp.costmodel.calibration import Calibration
+
+        if is_id(source):
+            if not source.startswith("cal-"):
+                return None
+            with connected(server) as client:
+                return Calibration.from_dict(client.get_calibration(source))
+    return read_calibration(source) if is_calibration(source) else None
+
+
+def _explain_there(
+    server: str, plan: str, model: str | None, sizes: ModelSizes, question: _Question, as_json: bool
+) -> None:
+    """Of a strategy that a service has."""
+    from autosbp.cli._server import answered, connected, fetched, stored_strategy
+
+    with connected(server) as client:
+        strategy_id, document = stored_strategy(client, plan, model, sizes)
+        if question.why is not None:
+            found = answered(client, client.why(strategy_id, question.why, most=question.most))
+            show_why(found, as_json)
+        elif question.what_if:
+            found = answered(client, client.what_if(strategy_id, factor=question.factor))
+            show_what_if(found, question.factor, as_json)
         else:
-            console().out(text, highlight=False)
-        return
-    document = explanation(found, find_plan_graph(found, graph, model, sizes), read_calibration(calibration))
+            stored, logical, costs = fetched(client, document)
+            if question.program:
+                _show_program(stored, logical, question.rank, as_json)
+            else:
+                _show_explanation(stored, logical, costs, as_json)
+
+
+def _show_program(plan: Plan, graph: LogicalGraph, rank: int, as_json: bool) -> None:
+    text = _program(plan, graph, rank)
+    if as_json:
+        print_json({"plan_id": plan.plan_id, "rank": rank, "program": text})
+    else:
+        console().out(text, highlight=False)
+
+
+def _show_explanation(plan: Plan, graph: LogicalGraph | None, costs: CostsFrom | None, as_json: bool) -> None:
+    document = explanation(plan, graph, costs)
     if as_json:
         print_json(document)
     else:
-        _show(found.document, document)
+        _show(plan.document, document)
 
 
 def _program(plan: Plan, graph: LogicalGraph, rank: int) -> str:
@@ -132,6 +207,10 @@ def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom |
 
     document = plan.document
     strategy = document["strategy"]
+    stored, signatures = strategy["parameters"], strategy["signatures"]
+    if graph is not None:  # a plan that was stored has lost its order
+        stored = _in_order(stored, [each.name for each in graph.parameters])
+        signatures = _in_order(signatures, [each.name for each in graph.nodes])
     names = ("plan_id", "model", "step_time_s", "breakdown", "comm_bytes_per_device", "memory_bytes_per_device")
     found: dict[str, Any] = {
         **{name: document[name] for name in names},
@@ -145,8 +224,8 @@ def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom |
         **({"pipeline": strategy["pipeline"]} if "pipeline" in strategy else {}),
         **({"recompute": strategy["recompute"]} if "recompute" in strategy else {}),
         **({"offload": True} if strategy.get("offload") else {}),
-        "parameters": [_group(group) for group in groups(strategy["parameters"])],
-        "ops": [_group(group) for group in groups(strategy["signatures"])],
+        "parameters": [_group(group) for group in groups(stored)],
+        "ops": [_group(group) for group in groups(signatures)],
         "baselines": document["baselines"],
         "certificate": certificate(document),
         "findings": findings(document),
@@ -160,6 +239,11 @@ def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom |
     if links is not None:
         found |= {"links": links, "findings": [*found["findings"], *of_links(links, document["step_time_s"])]}
     return found
+
+
+def _in_order(layouts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    places = {name: at for at, name in enumerate(names)}
+    return dict(sorted(layouts.items(), key=lambda pair: places.get(pair[0], len(places))))
 
 
 def _group(group: Any) -> dict[str, Any]:

@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from autosbp.cli._files import ModelSizes, find_plan_graph, read_calibration, read_plan, write_text
-from autosbp.cli._options import AsJson, Baseline, Calibration, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
+from autosbp.cli._options import (
+    AsJson,
+    Baseline,
+    Calibration,
+    GraphFile,
+    ImageSize,
+    ModelOption,
+    PlanOrId,
+    SeqLen,
+    Server,
+)
 from autosbp.cli._run import note, print_json
 from autosbp.errors import InputError
 
@@ -25,7 +35,7 @@ Folder = Annotated[
 
 
 def export(
-    plan: PlanFile,
+    plan: PlanOrId,
     to: Target,
     output: Folder = None,
     graph: GraphFile = None,
@@ -34,26 +44,45 @@ def export(
     image_size: ImageSize = None,
     calibration: Calibration = None,
     baseline: Baseline = None,
+    server: Server = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a plan for another tool, or its predicted step as a trace.
 
-    What the tool cannot express is refused by name, never approximated. All but dtensor need the graph.
+    What the tool cannot express is refused by name, never approximated. All but dtensor need the graph. With --server, of a
+    strategy that the service has, whose graph and calibration it knows.
     """
     from autosbp.export import EXPORTERS, export_plan
 
     if to not in EXPORTERS:
         raise InputError("to", to, f"one of {', '.join(EXPORTERS)} is expected")
-    found = read_plan(plan, baseline)
-    logical = find_plan_graph(found, graph, model, ModelSizes(seq_len, image_size))
-    files = export_plan(to, found, logical, read_calibration(calibration))
+    sizes = ModelSizes(seq_len, image_size)
+    if server is None:
+        found = read_plan(plan, baseline)
+        logical = find_plan_graph(found, graph, model, sizes)
+        plan_id, files = found.plan_id, export_plan(to, found, logical, read_calibration(calibration))
+    elif calibration is not None:
+        raise InputError("calibration", calibration, "a service uses the strategy's own: leave out --server")
+    else:
+        plan_id, files = _export_there(server, plan, graph or model, sizes, to, baseline)
     if output is not None:
         _write(files, output)
     if as_json:
-        print_json({"plan_id": found.plan_id, "to": to, "files": files})
+        print_json({"plan_id": plan_id, "to": to, "files": files})
     elif output is None:
         for text in files.values():
             typer.echo(text, nl=False)
+
+
+def _export_there(
+    server: str, plan: str, model: str | None, sizes: ModelSizes, to: str, baseline: str | None
+) -> tuple[str, dict[str, str]]:
+    """The strategy's id, and the files."""
+    from autosbp.cli._server import connected, stored_strategy
+
+    with connected(server) as client:
+        strategy_id, _ = stored_strategy(client, plan, model, sizes)
+        return strategy_id, client.export(strategy_id, to, baseline=baseline)
 
 
 def _write(files: dict[str, str], output: Path) -> None:

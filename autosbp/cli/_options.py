@@ -16,6 +16,10 @@ Model = Annotated[
     ),
 ]
 PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan .json.", show_default=False)]
+PlanOrId = Annotated[
+    str,
+    typer.Argument(metavar="PLAN", help="A plan .json; with --server also the id of a strategy.", show_default=False),
+]
 GraphFile = Annotated[
     str | None, typer.Option("--graph", metavar="FILE", help="The plan's graph, as autosbp capture wrote it.")
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autosbp.cli._run import GATE_FAILED, note
 from autosbp.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,13 +38,30 @@ def serve(
     run(settings_of(host=host, port=port, database_url=database, data_dir=data_dir, **given))
 
 
-def work(database: Database = None, data_dir: DataDir = None) -> None:
+Check = Annotated[
+    bool, typer.Option("--check", help="Only say whether the workers on this machine work, and exit with 1 if not.")
+]
+
+
+def work(database: Database = None, data_dir: DataDir = None, check: Check = False) -> int:
     """Work on the jobs of a service's database until interrupted, without serving requests. Logs go to standard error."""
+    if check:
+        return _check(settings_of(data_dir=data_dir).data_dir)
     from service.server import log_to_standard_error
     from service.work import work as run
 
     log_to_standard_error()
     run(settings_of(database_url=database, data_dir=data_dir, worker=True))
+    return 0
+
+
+def _check(data_dir: Path) -> int:
+    from service.jobs.heartbeat import ailments
+
+    found = ailments(data_dir)
+    for ailment in found:
+        note(ailment)
+    return GATE_FAILED if found else 0
 
 
 def settings_of(**given: Any) -> Settings:

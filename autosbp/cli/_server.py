@@ -1,4 +1,4 @@
-"""The same work by a service: what ``--server URL`` does for capture, plan, calibrate and trial."""
+"""The same work by a service: what ``--server URL`` does for commands."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from autosbp.jsonio import read_file
 
 if TYPE_CHECKING:
     from autosbp.client import Client, Document, Job
+    from autosbp.costmodel.calibration import Calibration
+    from autosbp.graph.ir import LogicalGraph
+    from autosbp.plan import Plan
 
 _ID = re.compile(r"(mod|clu|cal|plan)-[0-9a-f]+")
 
@@ -87,6 +90,25 @@ def stored_strategy(client: Client, plan: str, model: str | None, sizes: ModelSi
             "plan", plan_id, f"the service answers its question with {there}; try that, or plan with --server"
         )
     return plan_id, client.get_strategy(plan_id)
+
+
+def fetched(client: Client, document: Document) -> tuple[Plan, LogicalGraph, Calibration | None]:
+    """A stored strategy's plan, with the graph and the calibration that it was found with."""
+    from autosbp import api
+    from autosbp.costmodel.calibration import Calibration
+    from autosbp.plan import Plan
+
+    provenance = document["provenance"]
+    graph = api.load_graph(client.get_graph(f"mod-{provenance['graph_hash']}"))
+    known = provenance.get("calibration_id")
+    costs = None if known is None else Calibration.from_dict(client.get_calibration(known))
+    return Plan.from_dict(document), graph, costs
+
+
+def answered(client: Client, job: Job) -> Document:
+    """What a question about a strategy was answered with, once it is."""
+    found: Document = client.get_analysis(wait(client, job)["analysis_id"])["result"]
+    return found
 
 
 def wait(client: Client, job: Job) -> dict[str, Any]:

@@ -30,7 +30,11 @@ def explain_what_if(
     )
     step = predict_costs(graph, plan.strategy, plan.cluster, calibration).step_time_s
     note_other_release(plan, step)
-    document = what_if_document(plan, found, step, calibrated=calibration is not None)
+    show_what_if(what_if_document(plan, found, step, calibrated=calibration is not None), factor, as_json)
+
+
+def show_what_if(document: Mapping[str, Any], factor: float, as_json: bool) -> None:
+    """Print what ``what_if_document`` made, here or in a service."""
     if as_json:
         print_json(document)
     else:

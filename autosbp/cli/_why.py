@@ -31,7 +31,11 @@ def explain_why(
     found = why(graph, plan, name, calibration, most=most)
     step = predict_costs(graph, plan.strategy, plan.cluster, calibration).step_time_s
     note_other_release(plan, step)
-    document = why_document(plan, found, step)
+    show_why(why_document(plan, found, step), as_json)
+
+
+def show_why(document: Mapping[str, Any], as_json: bool) -> None:
+    """Print what ``why_document`` made, here or in a service."""
     if as_json:
         print_json(document)
     else:

@@ -114,7 +114,7 @@ class Gate:
         if prefix is None:
             raise unauthorized("sign in with an API key to see this page", _REALM)
         self._check_failures(address)
-        key = self._stored(prefix)
+        key = self.named(prefix)
         if key is None or not proves(key):
             self._failures.take(address)
             raise unauthorized("the session has ended: sign in again", _REALM)
@@ -144,13 +144,13 @@ class Gate:
         return Caller(key.tenant, key.id, frozenset(key.scopes.split()), address)
 
     def _find(self, token: Token) -> KeyRow | None:
-        key = self._stored(token.prefix)
+        key = self.named(token.prefix)
         salt, stored = ("", "") if key is None else (key.salt, key.secret_hash)
         right = token.matches(salt, stored)
         return key if key is not None and right and _is_valid(key, now()) else None
 
-    def _stored(self, prefix: str) -> KeyRow | None:
-        """The key of this name, as it is or was a moment ago."""
+    def named(self, prefix: str) -> KeyRow | None:
+        """The key of this name, valid or not, as it is or was a moment ago."""
         seen = self._fresh(prefix)
         if seen is not None:
             return seen.key

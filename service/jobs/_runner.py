@@ -127,6 +127,10 @@ class DurableRunner:
         """Whether this process does its part: works on jobs, if it should."""
         return not self._options.works or (self._work is not None and self._work.is_alive)
 
+    def is_well(self) -> bool:
+        """Whether this process works on jobs and has lately done all that this takes, in the database too."""
+        return self._work is not None and self._work.is_well
+
     @property
     def idle_pids(self) -> list[int]:
         """Of worker processes that wait for a job."""
@@ -170,11 +174,18 @@ class _Work:
             every_s=options.lease_s / _SWEEPS,
         )
         self._threads: list[threading.Thread] = []
+        self._done_s: dict[str, float] = {}
 
     @property
     def is_alive(self) -> bool:
         """Whether all threads are."""
         return bool(self._threads) and all(each.is_alive() for each in self._threads)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether they are, and have done their work within a lease."""
+        last_s = time.monotonic() - self._options.lease_s
+        return self.is_alive and all(done_s > last_s for done_s in self._done_s.values())
 
     def start(self, wake: threading.Event) -> None:
         """Enter this process among the workers and start the threads."""
@@ -185,8 +196,9 @@ class _Work:
             ("look", self._sweeper.look, wake, look_s),
         )
         for name, work, early, every_s in loops:
+            self._done_s[name] = time.monotonic()
             thread = threading.Thread(
-                target=self._repeat, args=(work, early, every_s), name=f"jobs-{name}", daemon=True
+                target=self._repeat, args=(name, work, early, every_s), name=f"jobs-{name}", daemon=True
             )
             self._threads.append(thread)
             thread.start()
@@ -208,12 +220,13 @@ class _Work:
         except SQLAlchemyError as error:
             _log.warning("interrupted jobs are queued again when others find this worker dead: %s", error)
 
-    def _repeat(self, work: Callable[[], None], early: threading.Event, every_s: float) -> None:
+    def _repeat(self, name: str, work: Callable[[], None], early: threading.Event, every_s: float) -> None:
         while not self._stopping.is_set():
             early.clear()
             pause_s = every_s
             try:
                 work()
+                self._done_s[name] = time.monotonic()
             except UNAVAILABLE as error:
                 _log.warning("the job runner tries again: %s", error)
                 pause_s = min(every_s, _RETRY_S)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sqlalchemy import select, text
+from sqlalchemy import select
 
 from service.db import Database
 from service.jobs import _processes, _rows
@@ -57,7 +56,7 @@ class Sweeper:
     def look(self) -> None:
         """Sweep when it is time to, and queue a workflow for each accepted job."""
         if time.monotonic() >= self._due_s:
-            with self._alone() as mine:
+            with self.database.alone(_SWEEPING) as mine:
                 if mine:
                     self._sweep()
             self._due_s = time.monotonic() + self.every_s
@@ -122,12 +121,3 @@ class Sweeper:
 
     def _lane(self, kind: str) -> str:
         return self.kinds[kind].lane if kind in self.kinds else "plan"
-
-    @contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Whether no other worker sweeps until the end of the block."""
-        if self.database.is_embedded:
-            yield True
-            return
-        with self.database.write() as session:
-            yield bool(session.scalar(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": _SWEEPING}))

@@ -1,7 +1,7 @@
 """The tables of the service, one file each."""
 
 from service.models._base import DEFAULT_TENANT, Base, now
-from service.models.access import AuditRow, KeyRow, ReplayRow
+from service.models.access import AuditRow, EndedSessionRow, KeyRow, ReplayRow
 from service.models.analysis import AnalysisRow
 from service.models.calibration import CalibrationRow
 from service.models.cluster import ClusterRow
@@ -19,6 +19,7 @@ __all__ = [
     "Base",
     "CalibrationRow",
     "ClusterRow",
+    "EndedSessionRow",
     "JobRow",
     "KeyRow",
     "ModelRow",

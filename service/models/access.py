@@ -56,3 +56,12 @@ class ReplayRow(Base):
     headers: Mapped[dict[str, Any] | None]
     body: Mapped[str | None] = mapped_column(Text)
     expires_at: Mapped[datetime]
+
+
+class EndedSessionRow(Base):
+    """A session of a browser that was signed out of before its time; the id is the hash of what names it."""
+
+    __tablename__ = "ended_sessions"
+    __table_args__ = (Index(None, "expires_at"),)
+
+    expires_at: Mapped[datetime]

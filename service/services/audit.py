@@ -7,7 +7,7 @@ from datetime import timedelta
 from sqlalchemy import delete
 
 from service.db import Database
-from service.models import AuditRow, ReplayRow, now
+from service.models import AuditRow, EndedSessionRow, ReplayRow, now
 from service.services._store import Paged, page
 from service.services._window import Window
 from service.settings import Settings
@@ -21,7 +21,9 @@ def listing(state: State, window: Window, /, **equal: object) -> Paged[AuditRow]
 
 
 def forget(database: Database, settings: Settings) -> None:
-    """Drop answers whose Idempotency-Key has expired, and audit entries that are older than settings say."""
+    """Drop answers whose Idempotency-Key has expired, sessions that were ended and would have by now, and audit entries that
+    are older than settings say."""
     with database.write() as session:
         session.execute(delete(ReplayRow).where(ReplayRow.expires_at <= now()))
+        session.execute(delete(EndedSessionRow).where(EndedSessionRow.expires_at <= now()))
         session.execute(delete(AuditRow).where(AuditRow.created_at <= now() - timedelta(days=settings.audit_days)))

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
+from service.db import Database
 from service.settings import Settings
 from service.web import assets
 from service.web.route import HEADERS, failed
@@ -36,9 +37,9 @@ _OF_PROGRAMS = ("/v1", "/healthz", "/readyz", "/metrics", "/openapi.json")
 _Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
-def install(app: FastAPI, settings: Settings) -> None:
+def install(app: FastAPI, settings: Settings, database: Database) -> None:
     """Add the pages' routes behind those of the interface, and a page about paths that nobody serves."""
-    app.state.sessions = Sessions(settings.data_dir.resolve() / _SECRET)
+    app.state.sessions = Sessions(settings.data_dir.resolve() / _SECRET, database)
     for routes in _ROUTES:
         app.include_router(routes)
     usual: _Handler = app.exception_handlers[HTTPException]  # type: ignore[assignment]

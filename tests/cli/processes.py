@@ -27,16 +27,16 @@ def autosbp(*arguments: object, cwd: Path | None = None) -> subprocess.Completed
 
 
 class Started:
-    """A command that runs beside the test; always ended, by its process id."""
+    """A command that runs beside the test, with more variables in its environment; always ended, by its process id."""
 
-    def __init__(self, *arguments: object, cwd: Path) -> None:
+    def __init__(self, *arguments: object, cwd: Path, **changes: str) -> None:
         self._process = subprocess.Popen(
             [*COMMAND, *(str(argument) for argument in arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=cwd,
-            env=environment(),
+            env=environment(**changes),
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -36,13 +36,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert (folder / "data" / "autosbp.db").exists()
 
 
-def test_workers_end_at_a_signal_and_only_one_works_on_sqlite(tmp_path: Path) -> None:
+def test_workers_end_at_a_signal_and_only_one_works_on_sqlite(run: Run, tmp_path: Path) -> None:
     options = ("--data-dir", tmp_path / "data")
+
+    def health() -> tuple[int, str]:
+        done = run("work", "--check", *options)
+        return done.exit_code, done.stderr
+
+    none = (1, f"no worker of {tmp_path / 'data'} runs on this machine\n")
+    assert health() == none
     with Started("work", *options, cwd=tmp_path) as worker:
         worker.wait_for(lambda line: "works on jobs" in line)
+        assert health() == (0, "")
         other = autosbp("work", *options)
         assert (other.returncode, "another service is using" in other.stderr) == (5, True), other.stderr
         assert worker.end(signal.SIGTERM) == (0, "")
+    assert health() == none
     served = autosbp("serve", "--no-worker", "--port", 0, *options)
     assert (served.returncode, "SQLite is for one process" in served.stderr) == (2, True), served.stderr
 
@@ -215,3 +224,74 @@ def test_the_service_remembers_what_a_regression_is_measured_against(
     assert "| `max_step_time_s` | **FAILED** |" in (tmp_path / "summary.md").read_text()
     suite = ElementTree.parse(tmp_path / "out.xml").getroot()  # noqa: S314  # our own file
     assert (suite.get("tests"), suite.get("failures")) == ("3", "1")
+
+
+@pytest.fixture(scope="module")
+def strategy(run: Run, folder: Path, server: str) -> str:
+    """The id of the strategy that the service finds for the question of ``plan.json``."""
+    done = run(
+        *("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64, "--server", server, "--json")
+    )
+    return str(json.loads(done.stdout)["plan_id"])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("explain", "{plan}"),
+        ("explain", "{plan}", "--why", "linear_0", "--most", 3),
+        ("explain", "{plan}", "--what-if", "--factor", 3),
+        ("explain", "{plan}", "--program", "--rank", 1),
+        ("export", "{plan}", "--to", "deepspeed", "--baseline", "data_parallel"),
+        ("export", "{plan}", "--to", "perfetto"),
+    ],
+)
+def test_a_stored_strategy_is_explained_and_exported_as_its_file_is(
+    run: Run, folder: Path, server: str, strategy: str, asked: tuple[object, ...]
+) -> None:
+    def ask(plan: object, *where: object) -> dict[str, Any]:
+        filled = [str(argument).format(plan=plan) for argument in asked]
+        done = run(*filled, *where, "--json")
+        assert done.exit_code == 0, done.stderr
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    here = ask(folder / "plan.json", "--graph", folder / "graph.json")
+    there = ask(strategy, "--server", server)
+    if "--baseline" in asked:
+        assert there["plan_id"] == strategy
+        here["plan_id"] = there["plan_id"]  # a service names the strategy whose baseline it is
+    assert there == here
+    assert run(*(str(each).format(plan=strategy) for each in asked), "--server", server).exit_code == 0
+
+
+def test_stored_strategies_are_compared_with_each_other_and_with_files(
+    run: Run, folder: Path, server: str, strategy: str
+) -> None:
+    here = json.loads(run("diff", folder / "plan.json", folder / "plan4.json", "--json").stdout)
+    asked = ("plan", folder / "graph.json", "--cluster", "local:4", "--global-batch", 64, "--server", server, "--json")
+    other = json.loads(run(*asked).stdout)["plan_id"]
+    for pair in ((strategy, other), (strategy, folder / "plan4.json"), (folder / "plan.json", other)):
+        done = run("diff", *pair, "--server", server, "--json")
+        assert (done.exit_code, json.loads(done.stdout)) == (0, here), pair
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (("explain", "{id}", "--why", "nope"), "why"),
+        (("explain", "{id}", "--why", "linear_0", "--what-if"), "what-if"),
+        (("explain", "{id}", "--calibration", "c.json"), "calibration"),
+        (("explain", "{id}", "--report", "r.html"), "report"),
+        (("explain", "plan-0123456789abcdef"), "plan"),
+        (("export", "{id}", "--to", "deepspeed", "--baseline", "nope"), "baseline"),
+        (("export", "{id}", "--to", "deepspeed", "--calibration", "c.json"), "calibration"),
+        (("export", "plan-0123456789abcdef", "--to", "dtensor"), "plan"),
+        (("diff", "{id}", "no-such-file.json"), "file"),
+    ],
+)
+def test_what_a_service_cannot_answer_is_refused_by_name(
+    run: Run, server: str, strategy: str, asked: tuple[str, ...], field: str
+) -> None:
+    done = run(*(each.format(id=strategy) for each in asked), "--server", server)
+    assert (done.exit_code, f"error: {field}: " in done.stderr) == (2, True), done.stderr

@@ -1,11 +1,11 @@
 """The image and the composition: commands and settings that exist, nobody is root, and the health check tells the truth.
 
-No image is built here: that needs an engine, and a network that serves the base images.
+No image is built here: that needs an engine, and a network that serves the base images. ``scripts/image``, which CI runs, takes
+the image's steps without one.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -18,6 +18,7 @@ import yaml
 
 from service.settings import Settings
 from tests.cli.test_ci_documents import parse
+from tests.docker.dockerfile import Stage, stages
 from tests.service.server import Server
 
 FOLDER = Path(__file__).parents[2] / "docker"
@@ -25,13 +26,9 @@ NOT_SETTINGS = {"HOME", "NUMBA_CACHE_DIR", "PYTHONDONTWRITEBYTECODE", "NCCL_TEST
 
 
 @pytest.fixture(scope="module")
-def steps() -> list[tuple[str, str]]:
-    """(instruction, arguments) of the image that is kept."""
-    text = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    found = [(line.split()[0], line.split(maxsplit=1)[1]) for line in lines]
-    last = max(at for at, (instruction, _) in enumerate(found) if instruction == "FROM")
-    return found[last:]
+def image() -> Stage:
+    """The stage of the image that is kept."""
+    return stages()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +37,17 @@ def services() -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_the_image_runs_as_a_user_who_owns_what_is_written(steps: list[tuple[str, str]]) -> None:
-    (user,) = [arguments for instruction, arguments in steps if instruction == "USER"]
-    made = " ".join(arguments for instruction, arguments in steps if instruction == "RUN")
+def test_the_image_runs_as_a_user_who_owns_what_is_written(image: Stage) -> None:
+    user = image.only("USER").text
+    made = " ".join(step.text for step in image.all("RUN"))
     assert user.isdigit() and int(user) > 0
     assert f"--uid {user}" in made and "chown autosbp /data" in made
-    order = [instruction for instruction, _ in steps]
+    order = [step.name for step in image.steps]
     assert order.index("USER") < order.index("CMD")
 
 
-def test_every_variable_is_a_setting(steps: list[tuple[str, str]], services: dict[str, dict[str, Any]]) -> None:
-    given = [shlex.split(arguments) for instruction, arguments in steps if instruction == "ENV"]
-    names = {pair.split("=")[0] for pairs in given for pair in pairs}
+def test_every_variable_is_a_setting(image: Stage, services: dict[str, dict[str, Any]]) -> None:
+    names = {name for step in image.all("ENV") for name in step.pairs}
     names |= {name for service in ("api", "worker") for name in services[service]["environment"]}
     known = {f"AUTOSBP_{name.upper()}" for name in Settings.model_fields}
     assert names - NOT_SETTINGS <= known
@@ -62,6 +58,9 @@ def test_the_program_knows_every_command(services: dict[str, dict[str, Any]], tm
         program, *arguments = services[name]["command"]
         assert program == ".venv/bin/autosbp"
         parse(arguments)
+    program, *arguments = services["worker"]["healthcheck"]["test"][1:]
+    assert (program, arguments) == (".venv/bin/autosbp", ["work", "--check"])  # what it says: tests/cli/test_server.py
+    parse(arguments)
     shown = re.findall(r"\.venv/bin/autosbp (.*)", (FOLDER / "compose.yaml").read_text())
     (keys,) = [line for line in shown if line.startswith("keys")]
     program = str(Path(sys.executable).with_name("autosbp"))
@@ -82,9 +81,15 @@ def test_containers_are_hardened(services: dict[str, dict[str, Any]]) -> None:
     assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service.get("ports", ()))
 
 
-def test_the_health_check_tells_a_service_that_answers(steps: list[tuple[str, str]], tmp_path: Path) -> None:
-    (arguments,) = [arguments for instruction, arguments in steps if instruction == "HEALTHCHECK"]
-    _, _, code = json.loads(arguments[arguments.index("["):])  # fmt: skip
+def test_every_run_step_is_one_that_a_shell_reads() -> None:
+    for stage in stages():
+        for step in stage.all("RUN"):
+            done = subprocess.run(["sh", "-n", "-c", step.text], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+
+
+def test_the_health_check_tells_a_service_that_answers(image: Stage, tmp_path: Path) -> None:
+    _, _, code = image.only("HEALTHCHECK").command
     with Server(tmp_path / "data") as server:
         port = server.url.rpartition(":")[2]
         checks = [code.replace(":8000/", f":{port}/"), code.replace(":8000/", ":1/")]

@@ -14,7 +14,7 @@ from service.state import State
 from service.web.forms import Form
 from service.web.rendering import render
 from service.web.route import HEADERS, check_origin, failed
-from service.web.sessions import COOKIE, LIFETIME_S, Sessions
+from service.web.sessions import COOKIE, LIFETIME_S, Session, Sessions
 
 routes = APIRouter(include_in_schema=False)
 _MOST_BYTES = 4096
@@ -63,14 +63,24 @@ async def sign_in(request: Request) -> Response:
 
 @routes.post("/sign-out")
 async def sign_out(request: Request) -> Response:
-    """End the session of this browser."""
+    """End the session of this browser, also for whoever has copied its cookie."""
+    state: State = request.app.state.service
+    sessions: Sessions = request.app.state.sessions
     try:
         check_origin(request)
-    except ProblemError as error:
+        if (session := Session.parse(request.cookies.get(COOKIE, ""))) is not None:
+            await run_in_threadpool(_end, state, sessions, session)
+    except Exception as error:  # the page must say something whatever happened
         return _headed(failed(request, error))
     response = _to("/sign-in")
     response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.url.scheme == "https")
     return response
+
+
+def _end(state: State, sessions: Sessions, session: Session) -> None:
+    key = state.gate.named(session.prefix)
+    if key is not None:
+        sessions.end(session, key)
 
 
 def local(following: str) -> str:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
 
 from autosbp.errors import InputError
-from service import app
 from service.app import create_app
 from service.launchers._base import JobSpec
 from service.launchers._local import LocalLauncher
 from service.services.orphans import orphans
 from service.settings import Settings
 from service.testing.launchers import wait_for
+from tests.cli.processes import Started
 from tests.service import documents
 from tests.service.conftest import running
 
@@ -35,7 +34,7 @@ def test_orphans_are_of_jobs_that_ended_and_of_earlier_attempts(keys: list[str],
     assert orphans(keys, FINAL.get) == found
 
 
-def test_the_service_ends_what_nobody_waits_for(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_services_and_workers_end_what_nobody_waits_for(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data", launcher="local")
     launcher = LocalLauncher(settings.data_dir / "launches")
     with running(settings) as client:
@@ -43,13 +42,20 @@ def test_the_service_ends_what_nobody_waits_for(tmp_path: Path, monkeypatch: Mon
         cluster = client.post("/v1/clusters", json=documents.cluster()).json()["id"]
         asked = {"model_id": calibrated, "cluster_id": cluster, "options": documents.OPTIONS}
         job = documents.wait(client, client.post("/v1/searches", json=asked).json()["id"])
-    ended, others = f"{job['id']}-1", "job-of-another-1"
-    for key in (ended, others):
+    ended, again, others = f"{job['id']}-1", f"{job['id']}-2", "job-of-another-1"
+
+    def submit(key: str) -> None:
         launcher.submit(JobSpec("service.launchers.probe", ("sleep=60",), tmp_path / f"{key}.log", 100.0), key)
-    monkeypatch.setattr(app, "_SWEEP_EVERY_S", 0.1)
+
+    submit(others)
+    submit(ended)
     with running(settings):
         wait_for(launcher, ended, "cancelled")
-        assert launcher.status(others).state == "running"
+    submit(again)
+    worker = {"AUTOSBP_LAUNCHER": "local", "AUTOSBP_DATA_DIR": str(settings.data_dir)}
+    with Started("work", cwd=tmp_path, **worker):
+        wait_for(launcher, again, "cancelled")
+    assert launcher.status(others).state == "running"
     launcher.cancel(others)
     wait_for(launcher, others, "cancelled")
 

@@ -7,10 +7,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from service.access.caller import SCOPES
-from service.models import KeyRow
+from service.db import Database
+from service.models import EndedSessionRow, KeyRow
 from service.services import keys
 from service.settings import Settings
 from service.web.routers.sign_in import local
@@ -74,6 +76,45 @@ def test_a_key_opens_the_pages_of_its_tenant_and_signing_out_closes_them(locked:
     assert locked.get("/").status_code == 401
 
 
+def test_who_has_copied_a_cookie_is_out_when_its_owner_signs_out(locked: TestClient) -> None:
+    tenant = "copied"
+    key = made(locked, tenant).text
+    assert sign_in(locked, key) == 303
+    copied = {"cookie": f"{COOKIE}={locked.cookies[COOKIE]}"}
+    assert sign_in(locked, key) == 303  # another browser of the same person
+    other = {"cookie": f"{COOKIE}={locked.cookies[COOKIE]}"}
+    locked.cookies.clear()
+    assert [locked.get("/", headers=each).status_code for each in (copied, other)] == [200, 200]
+    for _ in range(2):
+        assert locked.post("/sign-out", headers=FORM | copied, follow_redirects=False).status_code == 303
+    answer = locked.get("/", headers=copied)
+    assert answer.status_code == 401 and "the session has ended" in answer.text
+    assert locked.get("/", headers=other).status_code == 200
+    for made_up in ("x", "abcdefgh.1.aaaaaaaaaaaaaaaaaaaaaa." + "0" * 64):
+        headers = FORM | {"cookie": f"{COOKIE}={made_up}"}
+        assert locked.post("/sign-out", headers=headers, follow_redirects=False).status_code == 303
+    with state_of(locked).database.read() as session:
+        noted = session.scalars(select(EndedSessionRow.id).where(EndedSessionRow.tenant == tenant)).all()
+    assert len(noted) == 1
+
+
+def test_another_process_knows_within_a_second_that_a_session_was_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, database = [1000.0], Database(f"sqlite:///{tmp_path / 'test.db'}")
+    database.upgrade()
+    monkeypatch.setattr("service.web.sessions.time.monotonic", lambda: now[0])
+    one, two = (Sessions(tmp_path / "secret", database, lambda: now[0]) for _ in range(2))
+    key = KeyRow(prefix="abcdefgh", salt="s", secret_hash="h", tenant="lab")
+    session = one.begin(key)
+    assert two.is_of(session, key)
+    one.end(session, key)
+    assert not one.is_of(session, key)
+    now[0] += 1
+    assert not two.is_of(session, key)
+    database.close()
+
+
 def test_a_session_is_no_key_for_programs(locked: TestClient) -> None:
     assert sign_in(locked, made(locked).text) == 303
     assert locked.get("/v1/models", headers={"accept": "application/json"}).status_code == 401
@@ -98,19 +139,21 @@ def test_a_session_ends_with_its_key(locked: TestClient) -> None:
 
 
 def test_a_session_ends_with_its_time_and_is_of_one_key_and_one_installation(tmp_path: Path) -> None:
-    now = [1000.0]
-    sessions = Sessions(tmp_path / "secret", lambda: now[0])
-    key = KeyRow(prefix="abcdefgh", salt="s", secret_hash="h")
+    now, database = [1000.0], Database(f"sqlite:///{tmp_path / 'test.db'}")
+    database.upgrade()
+    sessions = Sessions(tmp_path / "secret", database, lambda: now[0])
+    key = KeyRow(prefix="abcdefgh", salt="s", secret_hash="h", tenant="lab")
     session = sessions.begin(key)
     assert Session.parse(str(session)) == session
     assert sessions.is_of(session, key)
-    assert Sessions(tmp_path / "secret", lambda: now[0]).is_of(session, key)
-    assert not Sessions(tmp_path / "other", lambda: now[0]).is_of(session, key)
+    assert Sessions(tmp_path / "secret", database, lambda: now[0]).is_of(session, key)
+    assert not Sessions(tmp_path / "other", database, lambda: now[0]).is_of(session, key)
     assert not sessions.is_of(session, KeyRow(prefix="abcdefgh", salt="s", secret_hash="changed"))
     later = Session(session.prefix, session.end_s + 1, session.nonce, session.proof)
     assert not sessions.is_of(later, key)
     now[0] += LIFETIME_S
     assert not sessions.is_of(session, key)
+    database.close()
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 

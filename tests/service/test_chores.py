@@ -1,0 +1,68 @@
+"""Chores: done again and again, by one process at a time, whatever one of them raises."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from service.chores import Chore, Chores, chores_of
+from service.db import Database
+from service.launchers._base import UnavailableError
+from service.settings import Settings
+from tests.service.documents import wait_until
+from tests.service.postgres import Postgres
+
+
+def test_of_several_processes_one_at_a_time_does_a_chore(postgres: Postgres) -> None:
+    url = postgres.database()
+    counted, busy, crossed = [0, 0], threading.Lock(), list[int]()
+
+    def work(at: int) -> None:
+        if not busy.acquire(blocking=False):
+            crossed.append(at)
+            return
+        counted[at] += 1
+        time.sleep(0.05)
+        busy.release()
+
+    processes = [Database(url) for _ in counted]  # each has connections of its own, as a process has
+    both = [Chores(each, [Chore("x", lambda at=at: work(at), 0.01)]) for at, each in enumerate(processes)]  # type: ignore[misc]
+    for chores in both:
+        chores.start()
+    wait_until(lambda: min(counted) >= 5)
+    for chores in both:
+        chores.stop()
+    assert crossed == []
+    with processes[0].alone(1) as mine, processes[1].alone(1) as theirs, processes[1].alone(2) as another:
+        assert (mine, theirs, another) == (True, False, True)
+    for process in processes:
+        process.close()
+
+
+def test_a_chore_that_fails_is_tried_again_and_keeps_no_other_from_its_turn(tmp_path: Path) -> None:
+    database, counted = Database(f"sqlite:///{tmp_path / 'test.db'}"), [0, 0, 0]
+
+    def work(at: int, error: Exception | None) -> None:
+        counted[at] += 1
+        if error is not None:
+            raise error
+
+    errors = (UnavailableError("away"), RuntimeError("unforeseen"), None)
+    chores = Chores(
+        database,
+        [Chore(str(at), lambda at=at, error=error: work(at, error), 0.01) for at, error in enumerate(errors)],  # type: ignore[misc]
+    )
+    chores.start()
+    wait_until(lambda: min(counted) >= 3)
+    chores.stop()
+    database.close()
+
+
+def test_orphans_are_looked_for_where_there_is_a_launcher(tmp_path: Path) -> None:
+    def names(**settings: object) -> list[str]:
+        given = Settings(data_dir=tmp_path, **settings)  # type: ignore[arg-type]
+        return [chore.name for chore in chores_of(given, Database(given.url))]
+
+    assert names() == ["expired answers and audit entries", "old files"]
+    assert names(launcher="local")[2:] == ["orphans on local"]
