@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autosbp.errors import InputError
+from autosbp.errors import InputError, UnsupportedError
 from autosbp.jsonio import Fields
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"
+MESSAGE_DRIVEN = "message_driven"
+LEAN = (ONE_F_ONE_B, MESSAGE_DRIVEN)
+"""Schedules that keep no more microbatches in flight than there are stages."""
 MAX_STAGES = 2**16
 
 
@@ -24,6 +27,7 @@ class Pipeline:
         schedule: ``gpipe``: all forward, then all backward (Huang et al. 2019). ``1f1b`` and ``interleaved_1f1b``:
             Narayanan et al. 2021, section 2.2. ``zero_bubble``: the gradients of weights apart from those of inputs, and
             later, where a stage would wait (ZB-H1; Qi et al. 2023, section 2.1), with any number of chunks a stage.
+            ``message_driven``: no fixed order (``costmodel.message_driven``).
     """
 
     num_stages: int
@@ -82,12 +86,13 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What a schedule takes: chunks a stage, and microbatches for so many stages."""
+    """What a schedule takes: chunks a stage, and microbatches for so many stages; and whether a runtime here runs it."""
 
     chunks: Callable[[int], bool]
     chunks_text: str
     micro: Callable[[int, int], bool]
     micro_text: str
+    runs: bool = True
 
 
 _ONE = (lambda chunks: chunks == 1, "one chunk a stage is expected")
@@ -97,4 +102,15 @@ SCHEDULES: Mapping[str, _Limits] = {
     ONE_F_ONE_B: _Limits(*_ONE, lambda micro, stages: micro >= stages, "at least the {stages} stages are expected"),
     INTERLEAVED: _Limits(lambda chunks: chunks > 1, "at least two chunks a stage are expected", *_MULTIPLE),
     ZERO_BUBBLE: _Limits(lambda chunks: chunks >= 1, "at least one chunk a stage is expected", *_MULTIPLE),
+    MESSAGE_DRIVEN: _Limits(*_ONE, lambda micro, _: micro >= 1, "at least one is expected", runs=False),
 }
+RUNNABLE = tuple(name for name, limits in SCHEDULES.items() if limits.runs)
+"""Schedules that are searched unless others are asked for."""
+
+
+def require_runtime(schedule: str) -> None:
+    """``UnsupportedError`` where nothing here runs a schedule."""
+    if schedule not in RUNNABLE:
+        raise UnsupportedError(
+            f"no runtime here runs the schedule {schedule} yet; those that run: {', '.join(RUNNABLE)}"
+        )

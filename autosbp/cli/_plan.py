@@ -66,7 +66,11 @@ Stages = Annotated[
 ]
 Schedule = Annotated[
     list[str] | None,
-    typer.Option("--schedule", help="gpipe, 1f1b, interleaved_1f1b or zero_bubble. May be repeated; by default any."),
+    typer.Option(
+        "--schedule",
+        help="gpipe, 1f1b, interleaved_1f1b, zero_bubble; by default any of these. Also message_driven, which no trial runs "
+        "yet. May be repeated.",
+    ),
 ]
 Storage = Annotated[
     str | None,
@@ -154,7 +158,7 @@ def plan(
 
     With --pareto, also plans that take less memory and more time; with -o plan.json they go to plan.2.json and so on.
     """
-    from autosbp.pipeline import SCHEDULES
+    from autosbp.pipeline import RUNNABLE
     from autosbp.search.plan_options import DEFAULT_BASELINES, PlanOptions
 
     check_output(output)
@@ -170,7 +174,7 @@ def plan(
         data_parallel=data_parallel,
         tensor_parallel=tensor_parallel,
         stage_of=_stages(stage or []),
-        schedules=tuple(schedule) if schedule else tuple(SCHEDULES),
+        schedules=tuple(schedule) if schedule else RUNNABLE,
     )
     sizes = ModelSizes(seq_len, image_size)
     if server is None:

@@ -4,7 +4,8 @@ Every stage runs its passes in the fixed order of the schedule (``costmodel.pipe
 is free and its input has arrived. Sends are waited for by the sender too, as in Megatron-LM; but ``gpipe`` and ``1f1b`` are
 those of ``torch.distributed.pipelining``, which goes on at once where a pass of the same direction follows, one message
 behind the other. Equal stages under 1F1B give the known bubble, (p - 1) / (v m) of the busy time; unequal ones, such as
-those with the embedding and the loss, what they really cost.
+those with the embedding and the loss, what they really cost. ``message_driven`` has no fixed order and waits for no sends:
+``costmodel.message_driven``.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
+from autosbp.costmodel.message_driven import StageSeconds, Timed, message_driven
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, stage_passes
 from autosbp.errors import InputError
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline
+from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, Pipeline
 
 KINDS = (FORWARD, BACKWARD, WEIGHTS)
 _BESIDE = (GPIPE, ONE_F_ONE_B)
@@ -96,16 +98,23 @@ def pipeline_time(
     kind = schedule or (INTERLEAVED if num_virtual > 1 else ONE_F_ONE_B)
     pipeline = Pipeline(num_stages, tuple(map(str, range(1, len(chunks)))), kind)
     times = _chunk_times(chunks, num_stages, send_s)
-    ends = _run(pipeline, times, num_micro, beside=schedule in _BESIDE).ready
+    driven = kind == MESSAGE_DRIVEN
+    if driven:
+        ends = [passes[-1].end_s for passes in _driven(times, num_micro)]
+    else:
+        ends = _run(pipeline, times, num_micro, beside=schedule in _BESIDE).ready
     busy = [num_micro * sum(chunk.busy_s for chunk in chunks[stage::num_stages]) for stage in range(num_stages)]
     stage = max(range(num_stages), key=busy.__getitem__)
-    sent = num_micro * sum(times[chunk].sent_s for chunk in range(stage, len(chunks), num_stages))
+    sent = 0.0 if driven else num_micro * sum(times[at].sent_s for at in range(stage, len(chunks), num_stages))
     return PipelineTime(max(ends), busy[stage], sent, stage, tuple(ends))
 
 
 def pass_spans(chunks: Sequence[Chunk], pipeline: Pipeline, num_micro: int) -> list[Span]:
     """When every pass of a step runs, by its stage and in its order; ``chunks`` have times of their own for all messages."""
     times = _chunk_times(chunks, pipeline.num_stages, 0.0)
+    if pipeline.schedule == MESSAGE_DRIVEN:
+        stages = enumerate(_driven(times, num_micro))
+        return [Span(stage, one.what, one.start_s, one.end_s) for stage, passes in stages for one in passes]
     begun = _run(pipeline, times, num_micro, beside=pipeline.schedule in _BESIDE).starts
     found = []
     for stage in range(pipeline.num_stages):
@@ -113,6 +122,14 @@ def pass_spans(chunks: Sequence[Chunk], pipeline: Pipeline, num_micro: int) -> l
             at = (KINDS.index(one.kind) * len(chunks) + one.chunk) * num_micro + one.micro
             found.append(Span(stage, one, begun[at], begun[at] + times[one.chunk].own_s[one.kind]))
     return found
+
+
+def _driven(times: Sequence[_Times], num_micro: int) -> list[list[Timed]]:
+    seconds = [
+        StageSeconds(time.own_s[FORWARD], time.own_s[BACKWARD], time.sends_s[FORWARD], time.sends_s[BACKWARD])
+        for time in times
+    ]
+    return message_driven(seconds, num_micro)
 
 
 def _chunk_times(chunks: Sequence[Chunk], num_stages: int, send_s: float) -> list[_Times]:

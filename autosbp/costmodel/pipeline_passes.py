@@ -4,6 +4,7 @@
 section 2.2; Megatron-LM's ``forward_backward_pipelining_with_interleaving``.
 ``zero_bubble``: a backward pass leaves the gradients of weights to a pass of their own; stage s starts these when it has
 done s backward passes, so that it keeps as many activations as 1F1B does (Qi et al. 2023, section 2.1, ZB-H1).
+``message_driven`` has no order; that of ``1f1b`` stands for all that its registers let happen: it fills all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
 
@@ -96,4 +97,5 @@ _ORDERS: Mapping[str, Callable[[Pipeline, int, int], list[Pass]]] = {
     ONE_F_ONE_B: _one_f_one_b,
     INTERLEAVED: _one_f_one_b,
     ZERO_BUBBLE: _zero_bubble,
+    MESSAGE_DRIVEN: _one_f_one_b,
 }

@@ -29,7 +29,7 @@ from autosbp.costmodel.stages import Chunk, StageCall, Stages
 from autosbp.costmodel.timeline import Event, Timeline
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import ZERO_BUBBLE
+from autosbp.pipeline import MESSAGE_DRIVEN, ZERO_BUBBLE
 from autosbp.plan import Costs, Strategy
 from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.deferral import defers_weights
@@ -141,10 +141,11 @@ class _Pipelined:
         return pipeline_time(passes, pipeline.num_stages, self.strategy.num_micro, 0.0, pipeline.schedule).ends
 
     def _busy_s(self, stage: int) -> Seconds:
-        """All passes of a stage, its messages counted as communication."""
+        """All passes of a stage; its messages are communication, where it waits for them."""
         own, count = self.stages.pipeline.chunks_of(stage), self.strategy.num_micro
         pairs = [self.chunks[at].passes_s for at in own]
-        sends = sum(self.ahead_s[at] + self.back_s[at] for at in own)
+        waits = self.stages.pipeline.schedule != MESSAGE_DRIVEN
+        sends = sum(self.ahead_s[at] + self.back_s[at] for at in own) if waits else 0.0
         return count * sum(pair[0] for pair in pairs), count * (sum(pair[1] for pair in pairs) + sends)
 
     def _chunk(self, chunk: Chunk) -> _ChunkCost:

@@ -11,6 +11,7 @@ from autosbp.costmodel.stages import Stages
 from autosbp.errors import InputError, TrialError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import canonical, check_integer, loads
+from autosbp.pipeline import require_runtime
 from autosbp.plan import Plan
 from autosbp.sbp.program import program_items
 from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, run_ranks
@@ -56,6 +57,7 @@ def run_trial(
 
     Raises:
         InputError: the plan is of another graph, or needs more ranks than can start.
+        UnsupportedError: no runtime runs the plan's schedule.
         TrialError: a rank failed, the time ran out, or the run was cancelled; with the end of the log.
     """
     check_integer("steps", steps, 1, 100_000)
@@ -74,6 +76,7 @@ def run_trial(
     if strategy.pipeline is None:
         list(program_items(bound, strategy))
     else:
+        require_runtime(strategy.pipeline.schedule)
         Stages(bound, strategy)
     workdir.mkdir(parents=True, exist_ok=True)
     result_path = workdir / "result.json"

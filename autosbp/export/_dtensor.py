@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autosbp.costmodel.calibration import Calibration
-from autosbp.export._base import checked_graph, headline
-from autosbp.graph.ir import LogicalGraph
+from autosbp.costmodel.stages import Stages
+from autosbp.export._base import checked_graph, headline, needed_graph
+from autosbp.graph.ir import LogicalGraph, Node, Parameter
 from autosbp.plan import Plan, Strategy
 from autosbp.sbp.placement import NdSbp, Sbp
 
@@ -35,13 +38,28 @@ def parameter(state_dict: Mapping[str, torch.Tensor], name: str) -> torch.Tensor
         else:
             tensor = tensor.t()
     return tensor
+'''
 
+_DISTRIBUTE = '''
 
 def distribute(state_dict: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> dict[str, DTensor]:
     """Every parameter of the plan as a DTensor in its stored layout."""
     return {
         name: distribute_tensor(parameter(state_dict, name).contiguous(), mesh, placements)
         for name, (_, _, placements) in PARAMETERS.items()
+    }
+'''
+
+_DISTRIBUTE_STAGE = '''
+
+def distribute(state_dict: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> dict[str, DTensor]:
+    """The parameters of this rank's stage, each as a DTensor on the stage's mesh in its stored layout."""
+    stage, inside = mesh.get_local_rank("stage"), mesh[MESH_AXES[1:]]
+    names = {name for chunk in range(stage, len(CHUNKS), MESH_SHAPE[0]) for name in CHUNKS[chunk][1]}
+    return {
+        name: distribute_tensor(parameter(state_dict, name).contiguous(), inside, PARAMETERS[name][2])
+        for name in PARAMETERS
+        if name in names
     }
 '''
 
@@ -54,10 +72,13 @@ def export_dtensor(
     """``parallelize.py``: mesh, stored placements of parameters, placements at op boundaries, and ``distribute``.
 
     With the graph, parameters that are parts of a model's tensors (a fused QKV) are cut out of them; without it, they
-    are looked up by their own names.
+    are looked up by their own names. A plan with stages needs it: ``CHUNKS`` has the ops and parameters of each, the mesh
+    an axis of stages more, and ``distribute`` gives a rank its stage's.
     """
     strategy = plan.strategy
     axes = [(axis.name, axis.size) for axis in strategy.mesh.axes] or [("device", 1)]
+    if strategy.pipeline is not None:
+        axes.insert(0, ("stage", strategy.num_stages))
     lines = [
         *(f"# {line}" for line in headline(plan)),
         '"""Placements of every parameter and op on a named device mesh."""',
@@ -87,9 +108,33 @@ def export_dtensor(
         "# whether the optimizer's state is on the host",
         f"OFFLOAD = {strategy.offload!r}",
         "",
-        _FUNCTIONS,
+        *_pipeline(plan, graph),
+        _FUNCTIONS + (_DISTRIBUTE if strategy.pipeline is None else _DISTRIBUTE_STAGE),
     ]
     return {"parallelize.py": "\n".join(lines)}
+
+
+def _pipeline(plan: Plan, graph: LogicalGraph | None) -> list[str]:
+    strategy = plan.strategy
+    if strategy.pipeline is None:
+        return []
+    graph = needed_graph(plan, graph, "dtensor with stages")
+    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    chunks = Stages(bound, strategy).chunks
+    return [
+        f"SCHEDULE = {strategy.pipeline.schedule!r}",
+        f"NUM_MICROBATCHES = {strategy.num_micro}",
+        "",
+        "# (ops, parameters) of each model chunk, in order; chunk c lies on stage c % MESH_SHAPE[0]",
+        "CHUNKS = [",
+        *(f"    ({_names(chunk.graph.nodes)!r}, {_names(chunk.graph.parameters)!r})," for chunk in chunks),
+        "]",
+        "",
+    ]
+
+
+def _names(named: Sequence[Node] | Sequence[Parameter]) -> tuple[str, ...]:
+    return tuple(each.name for each in named)
 
 
 def _parameters(plan: Plan, strategy: Strategy, graph: LogicalGraph | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Perfetto: the predicted step of rank 0 in Chrome's trace event format, for https://ui.perfetto.dev."""
+"""Perfetto: the predicted step of rank 0, or of every stage, in Chrome's trace event format, for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.pipeline import Span as PassSpan
+from autosbp.costmodel.pipelined import pipeline_spans
 from autosbp.costmodel.simulate import Simulation, Span
 from autosbp.costmodel.timeline import Timeline
 from autosbp.errors import InputError
@@ -24,7 +26,8 @@ _NAMES = {1: "compute", 2: "network, waited for", _BESIDE: "network, beside comp
 def export_perfetto(
     plan: Plan, graph: LogicalGraph | None = None, calibration: Calibration | None = None
 ) -> dict[str, str]:
-    """``trace.json``: an event per op, boxing step, collective and optimizer update, at its predicted time.
+    """``trace.json``: an event per op, boxing step, collective and optimizer update, at its predicted time. Of stages, an
+    event per pass of a microbatch through a chunk; what comes once a step, behind the last pass, is left out.
 
     Raises:
         InputError: without the graph, or the calibration that the plan was made with.
@@ -35,10 +38,7 @@ def export_perfetto(
     if wanted != given:
         limit = f"the plan's calibration {wanted} is expected" if wanted else "the plan was made without a calibration"
         raise InputError("calibration", given, limit)
-    events: list[dict[str, Any]] = [_meta("process_name", 0, f"rank 0 of {plan.strategy.mesh.size}, predicted")]
-    events += [_meta("thread_name", thread, name) for thread, name in _NAMES.items()]
-    simulation = _simulated(plan, graph, calibration)
-    events += [_complete(span) for span in sorted(simulation.spans, key=lambda span: span.start_s)]
+    events = (_events if plan.strategy.pipeline is None else _passes)(plan, graph, calibration)
     document = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -47,19 +47,56 @@ def export_perfetto(
     return {"trace.json": json.dumps(document, separators=(",", ":")) + "\n"}
 
 
+def _events(plan: Plan, graph: LogicalGraph, calibration: Calibration | None) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = [_meta("process_name", 0, f"rank 0 of {plan.strategy.mesh.size}, predicted")]
+    events += [_meta("thread_name", thread, name) for thread, name in _NAMES.items()]
+    simulation = _simulated(plan, graph, calibration)
+    return events + [_complete(span) for span in sorted(simulation.spans, key=lambda span: span.start_s)]
+
+
+def _passes(plan: Plan, graph: LogicalGraph, calibration: Calibration | None) -> list[dict[str, Any]]:
+    """A thread for each stage."""
+    strategy = plan.strategy
+    events: list[dict[str, Any]] = [_meta("process_name", 0, f"{strategy.num_stages} stages, predicted")]
+    events += [_meta("thread_name", stage, f"stage {stage}") for stage in range(strategy.num_stages)]
+    spans = pipeline_spans(_bound(plan, graph), strategy, *_models(plan, calibration))
+    return events + [_pass(span) for span in sorted(spans, key=lambda span: (span.start_s, span.stage))]
+
+
 def _meta(kind: str, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": 0, "tid": thread, "name": kind, "args": {"name": name}}
 
 
 def _simulated(plan: Plan, graph: LogicalGraph, calibration: Calibration | None) -> Simulation:
-    strategy, device = plan.strategy, plan.cluster.device
-    compute = ComputeModel(device, calibration)
-    boxing = BoxingModel(NetworkModel(plan.cluster, calibration), strategy.mesh, compute.copy_bytes_per_s)
-    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    boxing, compute = _models(plan, calibration)
     simulation = Simulation(compute.overlap)
-    simulation.run(Timeline(bound, strategy, boxing, compute).events())
+    simulation.run(Timeline(_bound(plan, graph), plan.strategy, boxing, compute).events())
     simulation.drain()
     return simulation
+
+
+def _models(plan: Plan, calibration: Calibration | None) -> tuple[BoxingModel, ComputeModel]:
+    compute = ComputeModel(plan.cluster.device, calibration)
+    network = NetworkModel(plan.cluster, calibration)
+    return BoxingModel(network, plan.strategy.mesh, compute.copy_bytes_per_s), compute
+
+
+def _bound(plan: Plan, graph: LogicalGraph) -> LogicalGraph:
+    return graph.bind(**dict.fromkeys(graph.symbols, plan.strategy.micro_batch))
+
+
+def _pass(span: PassSpan) -> dict[str, Any]:
+    """Times are microseconds."""
+    return {
+        "ph": "X",
+        "pid": 0,
+        "tid": span.stage,
+        "name": f"{span.what.kind} {span.what.micro}",
+        "cat": span.what.kind,
+        "ts": span.start_s * 1e6,
+        "dur": (span.end_s - span.start_s) * 1e6,
+        "args": {"chunk": span.what.chunk, "microbatch": span.what.micro},
+    }
 
 
 def _complete(span: Span) -> dict[str, Any]:

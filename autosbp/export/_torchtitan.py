@@ -7,11 +7,20 @@ from autosbp.errors import UnsupportedError
 from autosbp.export._base import headline, needed_graph
 from autosbp.export._grid import grid_of
 from autosbp.export._recompute import recomputed_layers
+from autosbp.export._stages import Staged, refuse_schedule, staged_layers
 from autosbp.graph.ir import LogicalGraph
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Plan
 
 _OPTIMIZERS = {"adamw": "AdamW"}
 _DTYPES = ("float32", "bfloat16")
+_SCHEDULES = {
+    GPIPE: "GPipe",
+    ONE_F_ONE_B: "1F1B",
+    INTERLEAVED: "Interleaved1F1B",
+    ZERO_BUBBLE: "InterleavedZeroBubble",
+}
+"""Of ``torch.distributed.pipelining``."""
 _TENSOR_NOTE = (
     "# torchtitan keeps the norms of tensor parallel ranks split over the sequence: an all-gather and a reduce-scatter",
     "# move the bytes of the plan's all-reduce.",
@@ -24,16 +33,22 @@ def export_torchtitan(
     calibration: Calibration | None = None,  # noqa: ARG001
 ) -> dict[str, str]:
     """``torchtitan.toml``; replicas are whole (no FSDP), as the plan stores parameters."""
-    grid = grid_of(plan, needed_graph(plan, graph, "torchtitan"), "torchtitan")
+    graph = needed_graph(plan, graph, "torchtitan")
+    grid, staged = grid_of(plan, graph, "torchtitan"), staged_layers(plan, graph, "torchtitan")
+    refuse_schedule(staged, tuple(_SCHEDULES), "torchtitan")
+    if staged.shared:
+        raise UnsupportedError(
+            f"torchtitan's stages share no parameters; several of the plan's read {staged.shared[0]}"
+        )
     if grid.optimizer not in _OPTIMIZERS or grid.dtype not in _DTYPES:
         raise UnsupportedError(f"torchtitan cannot train {grid.dtype} parameters with {grid.optimizer}")
-    again = recomputed_layers(plan, needed_graph(plan, graph, "torchtitan"), "torchtitan")
+    again = recomputed_layers(plan, graph, "torchtitan")
     if again.layers and (again.layers, again.interval) != (again.count, 1):
         shown = f"the first {again.layers} of {again.count}, {again.interval} together"
         raise UnsupportedError(f"torchtitan recomputes every layer, each by itself; the plan has {shown}")
     lines = [
         *(f"# {line}" for line in headline(plan)),
-        f"# Merge into a job configuration and start {grid.data * grid.tensor} ranks.",
+        f"# Merge into a job configuration and start {grid.data * grid.tensor * staged.num_stages} ranks.",
         *(_TENSOR_NOTE if grid.tensor > 1 else ()),
         "",
         "[optimizer]",
@@ -42,17 +57,32 @@ def export_torchtitan(
         "[training]",
         f'dtype = "{grid.dtype}"',
         f'mixed_precision_param = "{grid.dtype}"',
-        f"local_batch_size = {grid.replica_batch}",
+        f"local_batch_size = {grid.replica_batch * (grid.num_micro if staged.num_stages > 1 else 1)}",
         f"global_batch_size = {grid.global_batch}",
         "",
         "[parallelism]",
         f"data_parallel_replicate_degree = {grid.data}",
         "data_parallel_shard_degree = 1",
         f"tensor_parallel_degree = {grid.tensor}",
-        "pipeline_parallel_degree = 1",
+        f"pipeline_parallel_degree = {staged.num_stages}",
+        *(_stages(staged, grid.replica_batch) if staged.num_stages > 1 else ()),
         "context_parallel_degree = 1",
         "",
         "[activation_checkpoint]",
         f'mode = "{"full" if again.layers else "none"}"',
     ]
     return {"torchtitan.toml": "\n".join(lines) + "\n"}
+
+
+def _stages(staged: Staged, micro_batch: int) -> list[str]:
+    """Modules are named as in torchtitan's decoders."""
+    parts = [[f"layers.{at}" for at in numbers] for numbers in staged.numbers]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "output"]
+    return [
+        f'pipeline_parallel_schedule = "{_SCHEDULES[staged.schedule]}"',
+        f"pipeline_parallel_microbatch_size = {micro_batch}",
+        "module_fqns_per_model_part = [",
+        *(f"    [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in part)}]," for part in parts),
+        "]",
+    ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import SCHEDULES, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import MESSAGE_DRIVEN, SCHEDULES, ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
 from autosbp.search._cuts import Places, cut, find_places
 
@@ -72,7 +72,8 @@ def pipelines(
     for shape in shapes(stages, num_micro, kinds):
         place = cuts.get(shape.virtual)
         if place is not None:
-            slowest = _slowest(places, place, stages, per_byte)
+            # A message-driven stage does not wait for its messages.
+            slowest = _slowest(places, place, stages, 0.0 if shape.schedule == MESSAGE_DRIVEN else per_byte)
             wait = 1 / shape.virtual
             if shape.schedule == ZERO_BUBBLE:
                 wait = deferred * ZERO_BUBBLE_WAIT + (1 - deferred) * wait

@@ -20,7 +20,7 @@ from autosbp.costmodel.memory import state_bytes_per_element
 from autosbp.costmodel.offload import host_bytes, host_of
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import ONE_F_ONE_B
+from autosbp.pipeline import LEAN
 from autosbp.plan import Costs, Strategy
 from autosbp.sbp.boxing import split_factor
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
@@ -363,15 +363,15 @@ def _recomputes(problems: LayoutProblems, options: PlanOptions) -> tuple[bool, .
 
 
 def _shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy]]:
-    """The quickest by estimate, then, should that not fit in memory, the quickest stored apart, and 1F1B, which keeps
-    least."""
+    """The quickest by estimate, then, should that not fit in memory, the quickest stored apart, and those that
+    keep least."""
     ranked = sorted(found, key=lambda entry: entry[0])
     if not ranked:
         return []
     apart = [entry for entry in ranked if entry[1].parameters == found[0][1].parameters]
-    lean = [entry for entry in apart if entry[1].pipeline is not None and entry[1].pipeline.schedule == ONE_F_ONE_B]
+    lean = [entry for entry in apart if entry[1].pipeline is not None and entry[1].pipeline.schedule in LEAN]
     chosen: list[tuple[float, Strategy]] = []
-    for entry in (ranked[0], *apart[:2], *lean[:1]):
+    for entry in (ranked[0], *apart[:2], *lean):
         if not any(entry is other for other in chosen):
             chosen.append(entry)
     return chosen

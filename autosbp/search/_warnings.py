@@ -1,4 +1,4 @@
-"""What a plan says of ops that it cannot lay out: they run whole on every device."""
+"""What a plan says of itself: ops that run whole on every device, and what no runtime here runs yet."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections import Counter
 
 from autosbp.graph.found import FoundRule
 from autosbp.graph.ir import LogicalGraph
+from autosbp.pipeline import SCHEDULES
+from autosbp.plan import Strategy
 from autosbp.sbp.rules import RULES
 
 UNKNOWN = "has no sharding rule, and its layouts were not looked for"
@@ -24,6 +26,13 @@ def replication_warnings(graph: LogicalGraph) -> list[str]:
         f"{op} ({count} node{'s' if count > 1 else ''}) {reason}: every device runs it whole."
         for (op, reason), count in found.items()
     ]
+
+
+def runtime_warnings(strategy: Strategy) -> list[str]:
+    """A sentence for what a trial refuses."""
+    if strategy.pipeline is None or SCHEDULES[strategy.pipeline.schedule].runs:
+        return []
+    return [f"No runtime here runs the schedule {strategy.pipeline.schedule} yet: the plan is a prediction alone."]
 
 
 def _splits(rule: FoundRule) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from autosbp.cluster import MAX_DEVICES, Cluster
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.jsonio import Fields, check_integer
-from autosbp.pipeline import MAX_STAGES, SCHEDULES
+from autosbp.pipeline import MAX_STAGES, RUNNABLE, SCHEDULES
 from autosbp.search import SEARCHERS
 from autosbp.search._baselines import BASELINES
 from autosbp.search._baselines import DEFAULT_BASELINES as DEFAULT_BASELINES
@@ -42,7 +42,7 @@ class PlanOptions:
         stages: of a pipeline; 1 forbids pipelines.
         data_parallel, tensor_parallel: degrees inside a stage, see ``search._degrees``; 1 forbids splitting the batch, or
             parameters.
-        schedules: those that a pipeline may run.
+        schedules: those that a pipeline may run; by default those that a runtime here runs.
         baselines: names of what the plan is compared with: ``search._baselines`` says what each is.
         stage_of: stages, from 0, that ops are given: by their names, by parameters that they read, or by patterns of either.
         storage: how parameters are stored. ``as_used``; ``step`` (ZeRO-2): split over the ranks that would hold them
@@ -64,7 +64,7 @@ class PlanOptions:
     pins: Mapping[str, str] = field(default_factory=dict)
     baselines: tuple[str, ...] = DEFAULT_BASELINES
     stages: int | None = None
-    schedules: tuple[str, ...] = tuple(SCHEDULES)
+    schedules: tuple[str, ...] = RUNNABLE
     storage: str | None = None
     data_parallel: int | None = None
     tensor_parallel: int | None = None
@@ -133,7 +133,7 @@ class PlanOptions:
             "pins": dict(self.pins) or None,
             "baselines": None if self.baselines == DEFAULT_BASELINES else list(self.baselines),
             "stages": self.stages,
-            "schedules": None if self.schedules == tuple(SCHEDULES) else list(self.schedules),
+            "schedules": None if self.schedules == RUNNABLE else list(self.schedules),
             "storage": self.storage,
             "data_parallel": self.data_parallel,
             "tensor_parallel": self.tensor_parallel,

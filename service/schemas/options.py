@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from autosbp import api
 from autosbp.errors import InputError
-from autosbp.pipeline import SCHEDULES
+from autosbp.pipeline import RUNNABLE, SCHEDULES
 from service.schemas._base import Request
 
 
@@ -35,7 +35,9 @@ class PlanOptions(Request):
     )
     stages: int | None = Field(default=None, description="Of a pipeline; 1 forbids pipelines. By default any.")
     schedules: list[str] = Field(
-        default=list(SCHEDULES), max_length=len(SCHEDULES), description="Those that a pipeline may run."
+        default=list(RUNNABLE),
+        max_length=len(SCHEDULES),
+        description="Those that a pipeline may run: message_driven, too, which no trial runs yet, where asked for.",
     )
     storage: str | None = Field(
         default=None, max_length=64, description="Of parameters: as_used, step (ZeRO-2), use (ZeRO-3). By default any."

@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlalchemy.orm import Session, undefer
 
 from autosbp.errors import InputError
+from autosbp.pipeline import require_runtime
 from autosbp.plan import simulated_s
 from service.models import CalibrationRow, JobRow, ModelRow, StrategyRow, TrialRow
 from service.schemas._base import Document
@@ -28,6 +29,9 @@ def create(state: State, request: TrialRequest) -> JobRow:
             return job
         strategy = referred(session, StrategyRow, request.strategy_id, "strategy_id", "strategy")
         subject = strategy.plan if request.baseline is None else _baseline(strategy.plan, request.baseline)
+        runs = strategy.plan["baseline_strategies"][request.baseline] if request.baseline else strategy.plan["strategy"]
+        if "pipeline" in runs:
+            require_runtime(runs["pipeline"]["schedule"])
         trial_id = state.new_id("tri")
         job = jobs.submit(state, session, "trial", {"trial_id": trial_id}, f"/v1/trials/{trial_id}")
         row = TrialRow(

@@ -18,7 +18,7 @@ from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.folding import KEPT, fold
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
-from autosbp.pipeline import SCHEDULES
+from autosbp.pipeline import RUNNABLE
 from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search._build import ProblemBuilder
 from autosbp.search._cuts import Places, cut
@@ -179,7 +179,7 @@ def test_searching_all_stages_again_gives_the_same_bytes_and_every_bound_is_belo
     tally = Tally()
     best = planner.search.over(planner.structures(), planner.kind(), tally)
     assert min(tally.bounds) <= best.costs.step_time_s
-    assert set(SCHEDULES) == set(PlanOptions().schedules)
+    assert set(RUNNABLE) == set(PlanOptions().schedules)
 
 
 def test_the_fullest_stage_is_the_least_of_all_ways_to_deal_out_blocks() -> None:

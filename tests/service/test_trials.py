@@ -87,6 +87,19 @@ def test_a_bad_trial_is_422_and_stores_nothing(
     assert before == (shared.get("/v1/trials").json(), shared.get("/v1/jobs").json())
 
 
+def test_a_trial_of_a_schedule_that_nothing_runs_is_422(shared: TestClient) -> None:
+    asked = {
+        "model_id": shared.post("/v1/models", json=documents.graph()).json()["id"],
+        "cluster_id": shared.post("/v1/clusters", json={"preset": "local:2"}).json()["id"],
+        "options": {**documents.OPTIONS, "stages": 2, "micro_batch": 2, "schedules": ["message_driven"]},
+    }
+    job = documents.wait(shared, shared.post("/v1/searches", json=asked).json()["id"])
+    assert job["state"] == "succeeded", job
+    answer = shared.post("/v1/trials", json={"strategy_id": job["result"]["strategy_id"]})
+    assert answer.status_code == 422
+    assert "no runtime here runs the schedule message_driven" in answer.json()["detail"]
+
+
 def test_the_log_of_a_trial_that_has_not_begun_is_empty(shared: TestClient, plan: dict[str, Any]) -> None:
     job = shared.post("/v1/trials", json={"strategy_id": plan["plan_id"]}).json()
     assert shared.get(f"{job['resource']}/logs").status_code == 200

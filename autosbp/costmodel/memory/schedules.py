@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from autosbp.costmodel.memory.state import optimizer_bytes_per_element
 from autosbp.errors import InputError
 from autosbp.graph.ir import DTYPE_BYTES, TensorMeta
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
 
-_PER_STAGE_BEHIND: Mapping[str, int] = {ONE_F_ONE_B: 1, INTERLEAVED: 2, ZERO_BUBBLE: 1}
+_PER_STAGE_BEHIND: Mapping[str, int] = {ONE_F_ONE_B: 1, INTERLEAVED: 2, ZERO_BUBBLE: 1, MESSAGE_DRIVEN: 1}
 """Forward passes of a stage before its first backward one, for each stage behind it."""
 _KNOWN = (GPIPE, *_PER_STAGE_BEHIND)
 
@@ -25,6 +25,7 @@ def in_flight(schedule: str, stage: int, num_stages: int, num_micro: int, num_vi
     before the first backward (Huang et al. 2019). ``1f1b``: as many as there are stages from here to the end (Narayanan
     et al. 2021, section 2.2). ``interleaved_1f1b``: twice the stages behind this one, and the chunks before the last.
     ``zero_bubble``: as ``1f1b`` (ZB-H1; Qi et al. 2023, section 2.1), besides which ``weights_owed`` keep a part.
+    ``message_driven``: as many as it has registers (``costmodel.message_driven``), which is as many.
 
     Raises:
         InputError: for an unknown schedule, a stage that there is not, or chunks that the schedule does not take.
@@ -58,7 +59,7 @@ def _check(schedule: str, stage: int, num_stages: int, num_micro: int, num_virtu
         raise InputError("stage", stage, f"0 to {num_stages - 1} is expected")
     if num_micro < 1:
         raise InputError("num_micro", num_micro, "1 or more is expected")
-    if num_virtual < 1 or (num_virtual > 1 and schedule in (GPIPE, ONE_F_ONE_B)):
+    if num_virtual < 1 or (num_virtual > 1 and schedule in (GPIPE, ONE_F_ONE_B, MESSAGE_DRIVEN)):
         raise InputError("num_virtual", num_virtual, f"chunks a stage that {schedule} takes are expected")
 
 

@@ -4,7 +4,7 @@ Each chunk is run without data as ``memory.rank`` runs a whole program, one micr
 before the first backward tells what a microbatch keeps between its passes. The order of the stage's passes tells how many
 are in flight at each moment. What a chunk receives, and what it sends, it keeps until the backward of the microbatch; a
 gradient that it receives, only during that. Weight gradients that are made later (zero bubble) keep their two factors. What
-is sent stays until the runtime waits for it (``KEPT_SENDS``).
+is sent stays until the runtime waits for it (``KEPT_SENDS``). A message-driven stage has registers for messages besides.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from autosbp.costmodel.memory.autograd import Leaf, Machine, Node
 from autosbp.costmodel.memory.rank import StepRun
 from autosbp.costmodel.memory.state import optimizer_bytes
 from autosbp.costmodel.memory.tensors import Meter, Tensor
+from autosbp.costmodel.message_driven import GRADIENT_REGISTERS
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, stage_passes
 from autosbp.costmodel.stages import Chunk, Stages, sent_bytes
 from autosbp.graph.ir import DTYPE_BYTES, Ref
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.deferral import defers_weights
@@ -38,6 +39,7 @@ KEPT_SENDS: Mapping[str, tuple[bool, bool]] = {
     ONE_F_ONE_B: (False, False),
     INTERLEAVED: (True, True),
     ZERO_BUBBLE: (True, True),
+    MESSAGE_DRIVEN: (False, False),
 }
 """Whether values, and gradients, that were sent stay until the end of a step: ``torch.distributed.pipelining`` waits for
 them there."""
@@ -56,7 +58,8 @@ def stage_memory(
         if key not in known:
             known[key] = _needs(stages, chunk, device)
         needs[chunk.index] = known[key]
-    total = _fullest(stage_passes(stages.pipeline, stage, strategy.num_micro), needs, strategy.num_micro - 1)
+    passes = stage_passes(stages.pipeline, stage, strategy.num_micro)
+    total = _fullest(passes, needs, strategy.num_micro - 1, _registers(stages, stage))
     stored = set(stages.parameters_of(stage))
     total["optimizer"] = optimizer_bytes((leaf for leaf in stages.graph.trained if leaf.name in stored), strategy)
     return {name: total[name] for name in PURPOSES if total[name] or name != "gathered"}
@@ -96,8 +99,9 @@ def _needs(stages: Stages, chunk: Chunk, device: str) -> Needs:
     )
 
 
-def _fullest(passes: Sequence[Pass], needs: Mapping[int, Needs], last: int) -> Counter[str]:
-    """By purpose, during the pass in which all is most; ``last`` is the last microbatch."""
+def _fullest(passes: Sequence[Pass], needs: Mapping[int, Needs], last: int, beside: Counter[str]) -> Counter[str]:
+    """By purpose, during the pass in which all is most. ``last`` is the last microbatch, ``beside`` what is there besides,
+    by the kind of the pass."""
     peaks = {(index, *key): parts.total() for index, need in needs.items() for key, parts in need.peaks.items()}
     waiting = {(index, when): need.there(when).total() for index, need in needs.items() for when in (FRESH, LATER)}
     when = dict.fromkeys(needs, FRESH)
@@ -109,7 +113,7 @@ def _fullest(passes: Sequence[Pass], needs: Mapping[int, Needs], last: int) -> C
         kept += need.kept if one.kind == FORWARD else 0
         if one.kind != WEIGHTS:
             moment = LAST if one.kind == BACKWARD and one.micro == last else when[index]
-            more = kept - need.kept + (need.owed if one.kind == BACKWARD else 0)
+            more = kept - need.kept + (need.owed if one.kind == BACKWARD else 0) + beside[one.kind]
             total = peaks[index, one.kind, moment] + more + there - waiting[index, when[index]]
             if total > most:
                 most, best = total, ((index, one.kind, moment), more, dict(when))
@@ -126,6 +130,20 @@ def _fullest(passes: Sequence[Pass], needs: Mapping[int, Needs], last: int) -> C
     for index, other in needs.items():
         parts += other.there(moments[index]) if index != chunk else Counter()
     return parts
+
+
+def _registers(stages: Stages, stage: int) -> Counter[str]:
+    """Messages in registers of a message-driven stage, by the kind of the pass that runs beside them: an input that waits
+    while as many microbatches are in flight as may be, and gradients, received and to be sent. A backward pass has one of
+    each kind itself."""
+    pipeline, found = stages.pipeline, Counter[str]()
+    if pipeline.schedule == MESSAGE_DRIVEN:
+        before, behind = (stages.boundary(at) if at >= 0 else [] for at in (stage - 1, stage))
+        inputs = sum(size for _, size, _ in before) if stages.strategy.num_micro > pipeline.num_stages - stage else 0
+        gradients = sum(size for _, size, gradient in (*before, *behind) if gradient)
+        found[FORWARD] = inputs + GRADIENT_REGISTERS * gradients
+        found[BACKWARD] = inputs + (GRADIENT_REGISTERS - 1) * gradients
+    return found
 
 
 def _deferred(chunk: Chunk, strategy: Strategy) -> tuple[int, int]:

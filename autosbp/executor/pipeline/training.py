@@ -19,6 +19,7 @@ from autosbp.executor.reduction import FlatGradients
 from autosbp.executor.runtime import Issued
 from autosbp.executor.training import Trainer, TrainingLoop, expected_issues, make_optimizer
 from autosbp.graph.ir import LogicalGraph
+from autosbp.pipeline import require_runtime
 from autosbp.plan import Strategy
 
 
@@ -46,6 +47,8 @@ class PipelineTrainer(TrainingLoop):
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
         self.strategy, self.stages = strategy, Stages(self.graph, strategy)
         pipeline = self.stages.pipeline
+        if pipeline_runtime is None:
+            require_runtime(pipeline.schedule)
         self.groups = groups or StageGroups(strategy.mesh, pipeline.num_stages, dist.get_rank())
         self.stage = self.groups.stage
         everyone = [self.stages.calls(stage) for stage in range(pipeline.num_stages)]

@@ -32,6 +32,7 @@ _SCHEDULES = {
     "1f1b": "1F1B",
     "interleaved_1f1b": "interleaved 1F1B",
     "zero_bubble": "zero bubble",
+    "message_driven": "message-driven",
 }
 
 

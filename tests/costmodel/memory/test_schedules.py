@@ -17,12 +17,18 @@ from autosbp.costmodel.memory.schedules import (
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, stage_passes
 from autosbp.errors import InputError
 from autosbp.graph.ir import TensorMeta
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
 
 HALF, FULL = TensorMeta((1,), "bfloat16"), TensorMeta((1,), "float32")
 CASES = [
     (schedule, stages, chunks, micro)
-    for schedule, several in ((GPIPE, (1,)), (ONE_F_ONE_B, (1,)), (INTERLEAVED, (2, 3)), (ZERO_BUBBLE, (1, 2)))
+    for schedule, several in (
+        (GPIPE, (1,)),
+        (ONE_F_ONE_B, (1,)),
+        (INTERLEAVED, (2, 3)),
+        (ZERO_BUBBLE, (1, 2)),
+        (MESSAGE_DRIVEN, (1,)),
+    )  # fmt: skip
     for stages in (2, 4)
     for chunks in several
     for micro in (stages, 2 * stages, 8 * stages)

@@ -16,7 +16,6 @@ from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
-from autosbp.export import EXPORTERS, export_plan
 from autosbp.plan import Plan, plan_id_of
 from tests.executor.conftest import graph_of
 from tests.executor.pipeline.strategies import data_parallel, pipelined
@@ -75,13 +74,6 @@ def test_a_diff_says_that_one_plan_has_stages(plans: tuple[Plan, Plan]) -> None:
     found = difference(plans[0].document, plans[1].document)
     assert found["choices"]["pipeline"]["a"] is None
     assert found["choices"]["pipeline"]["b"]["schedule"] == "interleaved_1f1b"
-
-
-@pytest.mark.parametrize("target", EXPORTERS)
-def test_exports_that_cannot_say_stages_refuse_them(plans: tuple[Plan, Plan], target: str) -> None:
-    with pytest.raises(InputError, match="without stages") as caught:
-        export_plan(target, plans[1], graph_of("mlp"))
-    assert caught.value.field == "strategy.pipeline"
 
 
 def test_a_trial_whose_cuts_the_graph_lacks_starts_no_rank(plans: tuple[Plan, Plan], tmp_path: Path) -> None:
