@@ -11,10 +11,13 @@ from autosbp.search._pruning import canonical
 from autosbp.search._validate import check_options, validate
 
 TINY = 10_000
+MAX_ENTRIES = 400_000_000
+"""Of tables: a pass of messages over more takes longer than ``anytime`` takes to begin."""
 
 
 def auto(problem: SearchProblem, options: SearchOptions) -> SearchResult:
-    """``exhaustive`` for tiny spaces, else ``exact``, else ``anytime`` where elimination tables explode.
+    """``exhaustive`` for tiny spaces, else ``exact``, else ``anytime`` where elimination tables explode even over the values
+    that messages leave.
 
     ``searcher`` in the result names the one that ran. Errors and guarantees are that one's.
     """
@@ -23,6 +26,6 @@ def auto(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     if problem.num_assignments <= TINY:
         return exhaustive(problem, options)
     whole = canonical(problem)
-    if plan_problem(whole.problem).is_exact:
-        return solve_exactly(problem, options, whole)
-    return anytime(problem, options)
+    if sum(edge.table.size for edge in whole.problem.edges) > MAX_ENTRIES and not plan_problem(whole.problem).is_exact:
+        return anytime(problem, options)
+    return solve_exactly(problem, options, whole, lambda rest: anytime(problem, rest))

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from autosbp.errors import InfeasibleError
-from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
+from autosbp.search._base import Edge, SearchOptions, SearchProblem, SearchResult
+from autosbp.search._chain import Chain
 from autosbp.search._coordinate_descent import cheapest_values, descend
 from autosbp.search._elimination import minimise, plan_problem
 from autosbp.search._exhaustive import exhaustive
 from autosbp.search._forest import solve_forest
 from autosbp.search._local import Neighbourhood
-from autosbp.search._memory import least_memory, mix_prices, quick_bound, solve_dual, splice, sum_below
-from autosbp.search._pruning import Reduced, canonical, prune
-from autosbp.search._run import Run, forbidden
-from autosbp.search.certificate import CP_SAT, ENUMERATION, RELAXATION, Certificate
+from autosbp.search._memory import (
+    Meet,
+    by_elimination,
+    least_memory,
+    mix_prices,
+    quick_bound,
+    solve_dual,
+    splice,
+    sum_below,
+)
+from autosbp.search._messages import Messages, Shifts, best_price, sweeps
+from autosbp.search._order import Program
+from autosbp.search._pruning import Reduced, canonical, prune, select
+from autosbp.search._run import PROVED_RELATIVE, Run, forbidden
+from autosbp.search.certificate import CP_SAT, ELIMINATION, ENUMERATION, RELAXATION, Certificate, Shift
 
 ENUMERATE_AT_MOST = 20_000
 SPLIT_TABLE_ENTRIES = 1 << 20  # once tables must be split, exactness is gone, and a quick bound is worth more
 SAT_WORK_PER_S = 0.25  # CP-SAT's deterministic seconds, which last longer than real ones, per second of the limit
 SPLICE_LAST = 4
+MIN_REST = 0.25  # of the time limit, for the searcher of dense problems
+HARD_WORK = 2e8  # additions of an elimination; messages, which mostly prove as much, are quicker then
+DENSE_GAP = 0.02  # where messages leave more, what is still hard to eliminate gets other means
+Dense = Callable[[SearchOptions], SearchResult]
+
+
+class _TooDense(Exception):
+    """Tables would have to be split."""
 
 
 class _Stop(Exception):
@@ -35,8 +55,9 @@ def exact(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     Variable elimination with min-plus products over hash-consed tables: a block repeated L times costs O(log L)
     distinct products, so layers need not be tied as in AutoDDL's section 4.6. A memory limit is relaxed with a price
     (Lagrangian bound, cutting planes over the price); the gap that remains is closed by enumeration or CP-SAT on the
-    values that reduced costs leave, when few enough are left. Where tables would grow past memory, they are split
-    (mini-buckets): the bound stays sound, the gap may stay open.
+    values that reduced costs leave, when few enough are left. Where tables are large, messages (TRW-S) come first: their
+    bound mostly meets an assignment, or leaves few values to eliminate. Where tables would still grow past memory, they are
+    split (mini-buckets): the bound stays sound, the gap may stay open.
 
     ``certificate`` holds what ``checker.check_certificate`` verifies the bound with; None where it stopped before any bound.
     ``evaluations`` counts assignments costed. ``info`` holds ``distinct_products``, ``operations`` (min-plus
@@ -49,40 +70,69 @@ def exact(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     return solve_exactly(problem, options, None)
 
 
-def solve_exactly(problem: SearchProblem, options: SearchOptions, whole: Reduced | None) -> SearchResult:
-    """``exact``; ``whole`` is the problem as ``canonical`` has it, where both were checked and made already."""
+def solve_exactly(
+    problem: SearchProblem, options: SearchOptions, whole: Reduced | None, dense: Dense | None = None
+) -> SearchResult:
+    """``exact``; ``whole`` is the problem as ``canonical`` has it, where both were checked and made already. ``dense`` is asked
+    instead of tables that are split, with what is left of the options."""
     run = Run("exact", problem, options, checked=whole is not None)
-    search = _Exact(run, whole)
-    with contextlib.suppress(_Stop):
+    search = _Exact(run, whole, splits=dense is None)
+    try:
         search.solve()
+    except _Stop:
+        pass
+    except _TooDense:
+        assert dense is not None
+        rest = replace(options, start=run.best, time_limit_s=max(run.remaining_s, MIN_REST * options.time_limit_s))
+        return _with_bound(dense(rest), run)
     result = run.result(search.info)
     return replace(result, certificate=search.certificate(result))
 
 
+def _with_bound(result: SearchResult, run: Run) -> SearchResult:
+    """A result with a bound that was known before, and the time and evaluations that this took."""
+    bound = min(max(result.lower_bound_s, run.bound_s), result.cost_s)
+    gap = (result.cost_s - bound) / (abs(result.cost_s) or math.ulp(0.0))
+    return replace(
+        result,
+        lower_bound_s=bound,
+        gap=0.0 if gap <= PROVED_RELATIVE else gap,
+        evaluations=result.evaluations + run.evaluations,
+        search_s=run.elapsed_s,
+    )
+
+
 @dataclass(slots=True)
 class _Exact:
-    """``relaxed_s`` is the best bound of a relaxation, ``price_s_per_byte`` the price that gives it."""
+    """``relaxed_s`` is the best bound of a relaxation, ``price_s_per_byte`` the price that gives it, ``shifts`` what shows it
+    at once."""
 
     run: Run
     whole: Reduced | None
+    splits: bool = True
+    narrowed: bool = False  # relaxations are over values that one of them left, at its price
     info: dict[str, float] = field(default_factory=dict)
     relaxed_s: float = -math.inf
     price_s_per_byte: float = 0.0
     closed_by: str = RELAXATION
+    shifts: Shifts | None = None
+    whole_edges: tuple[Edge, ...] = ()  # that these are of
     left: Reduced | None = None  # what bounds of relaxations are over, where values were left out before
 
     def check(self) -> None:
         if self.run.should_stop():
             raise _Stop
 
-    def raise_relaxed(self, bound_s: float, price_s_per_byte: float = 0.0) -> None:
+    def raise_relaxed(self, bound_s: float, price_s_per_byte: float = 0.0, shifts: Shifts | None = None) -> None:
         """Record a bound, and the price of memory at which the relaxation gives it."""
-        if bound_s > self.relaxed_s:
-            self.relaxed_s, self.price_s_per_byte = bound_s, price_s_per_byte
+        if self.narrowed:
+            self.raise_closed(bound_s, ELIMINATION)
+        elif bound_s > self.relaxed_s:
+            self.relaxed_s, self.price_s_per_byte, self.shifts = bound_s, price_s_per_byte, shifts
         self.run.raise_bound(bound_s)
 
     def raise_closed(self, bound_s: float, closed_by: str) -> None:
-        """Record a bound that enumeration or CP-SAT proved over the values left."""
+        """Record a bound that elimination, enumeration or CP-SAT proved over the values left."""
         if bound_s > self.run.bound_s:
             self.closed_by = closed_by
         self.run.raise_bound(bound_s)
@@ -94,24 +144,48 @@ class _Exact:
         return Certificate(
             result.assignment, result.cost_s, result.memory_bytes, bound, min(self.relaxed_s, bound),
             self.price_s_per_byte, self.closed_by, None if self.left is None else _as_tuples(self.left),
+            None if self.shifts is None or self.left is not None else self._shifts(),
         )  # fmt: skip
+
+    def _shifts(self) -> tuple[Shift, ...]:
+        assert self.shifts is not None
+        return tuple(
+            (edge.u, edge.v, tuple(own.tolist()), tuple(other.tolist()))
+            for edge, (own, other) in zip(self.whole_edges, self.shifts, strict=True)
+        )
 
     def solve(self) -> None:
         run = self.run
         if run.problem.memory_limit_bytes is None and self._solve_small():
             return
-        whole = self.whole or canonical(run.problem)
-        if run.problem.memory_limit_bytes is None and self._at_once(whole):
-            return
-        near = Neighbourhood.of(whole.problem)
-        first = list(run.options.start) if run.options.start is not None else cheapest_values(near)
-        descend(near, first, run)
+        given = whole = self.whole or canonical(run.problem)
+        program = plan_problem(whole.problem)
+        if run.problem.memory_limit_bytes is None:
+            if _is_hard(program):
+                whole = self._pass_messages(whole)
+                if run.is_close and run.best is not None:
+                    return
+                program = plan_problem(whole.problem)
+            if self._at_once(whole, program):
+                return
+        near = Neighbourhood.of(given.problem)
+        if run.best is None or run.problem.memory_limit_bytes is not None:
+            first = list(run.options.start) if run.options.start is not None else cheapest_values(near)
+            descend(near, first, run)
         if run.best is None:
             self._require_feasible(whole)
         reduced = prune(whole, run.cost_s)
-        self.info["kept_values"] = float(sum(len(values) for values in reduced.values))
-        self.left = None if reduced is whole else reduced
+        self.left = None if reduced is given else reduced
         self.raise_relaxed(quick_bound(reduced.problem, self.check))
+        if run.problem.memory_limit_bytes is not None and _is_hard(plan_problem(reduced.problem)):
+            reduced = self._price_messages(reduced, near)
+            if run.is_close:
+                return
+            if _is_hard(plan_problem(reduced.problem)) and run.gap <= DENSE_GAP:
+                self._close(reduced)
+                return
+            self.narrowed = True
+        self.info["kept_values"] = float(sum(len(values) for values in reduced.values))
         price = self._relax(reduced, near)
         if not run.is_close:
             self._close(prune(reduced, run.cost_s, price))
@@ -132,9 +206,38 @@ class _Exact:
         )  # fmt: skip
         return True
 
-    def _at_once(self, whole: Reduced) -> bool:
+    def _pass_messages(self, whole: Reduced) -> Reduced:
+        """Raise the bound by messages, offer what they lead to, and leave out the values that no better assignment holds."""
+        run, fixed_s = self.run, whole.problem.fixed_s
+        messages = Messages(whole.problem, self.check)
+        self.whole_edges = whole.problem.edges
+        for values in sweeps(messages, lambda: run.cost_s - fixed_s):
+            run.offer(whole.lift(values))
+            self.raise_relaxed(sum_below(fixed_s, messages.bound_s), 0.0, messages.shifts)
+            if run.is_close and run.best is not None:
+                return whole
+        if run.best is not None:
+            descend(Neighbourhood.of(whole.problem), list(run.best), run)
+        self.left = select(whole, messages.kept(run.cost_s - fixed_s))
+        return prune(self.left, run.cost_s)
+
+    def _price_messages(self, reduced: Reduced, near: Neighbourhood) -> Reduced:
+        """As ``_pass_messages``, with prices of memory: where the bound is highest, few values are left."""
+        run, problem = self.run, reduced.problem
+        messages = Messages(problem, self.check)
+        price = best_price(messages, self._meeting(reduced, near, []))
+        if run.best is None or run.is_close:
+            return reduced
+        limit = problem.memory_limit_bytes
+        assert limit is not None
+        upper = run.cost_s - problem.fixed_s + price * (limit - problem.fixed_memory_bytes)
+        messages.reprice([price] * problem.num_variables)
+        for _ in sweeps(messages, lambda: upper):
+            self.check()
+        return prune(select(reduced, messages.kept(upper)), run.cost_s, price)
+
+    def _at_once(self, whole: Reduced, program: Program | Chain) -> bool:
         """Without a memory limit one elimination is the answer, unless tables had to be split."""
-        program = plan_problem(whole.problem)
         if not program.is_exact:
             return False
         solution = minimise(whole.problem, program, self.check)
@@ -148,13 +251,11 @@ class _Exact:
         self.raise_relaxed(sum_below(whole.problem.fixed_s, solution.bound_s))
         return True
 
-    def _relax(self, reduced: Reduced, near: Neighbourhood) -> float:
-        """Raise the bound by the relaxation, offer what is met on the way, and return the best price of memory."""
-        run, problem = self.run, reduced.problem
-        program = plan_problem(problem)
-        if not program.is_exact:
-            program = plan_problem(problem, SPLIT_TABLE_ENTRIES)
-        met: list[tuple[int, ...]] = []
+    def _meeting(
+        self, reduced: Reduced, near: Neighbourhood, met: list[tuple[int, ...]], descends: bool = True
+    ) -> Meet:
+        """Takes what relaxations find."""
+        run = self.run
 
         def meet(assignment: tuple[int, ...], bound_s: float, price_s_per_byte: float) -> tuple[int, ...] | None:
             self.raise_relaxed(bound_s, price_s_per_byte)
@@ -162,13 +263,26 @@ class _Exact:
                 met.append(assignment)
                 lifted = reduced.lift(assignment)
                 run.offer(lifted)
-                if not run.is_close and (problem.memory_limit_bytes is not None or not program.is_exact):
+                if not run.is_close and descends:
                     descend(near, list(lifted), run)
             if run.is_close and not run.is_proved:
                 raise _Stop
             return None if run.best is None else reduced.lower(run.best)
 
-        dual = solve_dual(problem, program, self.check, meet)
+        return meet
+
+    def _relax(self, reduced: Reduced, near: Neighbourhood) -> float:
+        """Raise the bound by the relaxation, offer what is met on the way, and return the best price of memory."""
+        run, problem = self.run, reduced.problem
+        program = plan_problem(problem)
+        if not program.is_exact:
+            if not self.splits:
+                raise _TooDense
+            program = plan_problem(problem, SPLIT_TABLE_ENTRIES)
+        met: list[tuple[int, ...]] = []
+        meet = self._meeting(reduced, near, met, problem.memory_limit_bytes is not None or not program.is_exact)
+        relax = by_elimination(problem, program, self.check)
+        dual = solve_dual(problem, relax, meet)
         self.info["rounds"] = float(program.rounds)
         self.info["distinct_products"] = float(dual.distinct_products)
         self.info["operations"] = float(dual.operations)
@@ -178,7 +292,7 @@ class _Exact:
             raise forbidden()
         if not run.is_proved:
             around_limit = met[-SPLICE_LAST:]
-            mix_prices(problem, program, self.check, dual.price_s_per_byte, meet)
+            mix_prices(problem, relax, dual.price_s_per_byte, meet)
             for before, behind in itertools.permutations(around_limit, 2):
                 self.check()
                 spliced = splice(problem, before, behind)
@@ -222,6 +336,11 @@ class _Exact:
                 self.raise_closed(closed.bound_s, CP_SAT)
                 if closed.assignment is not None:
                     run.offer(reduced.lift(closed.assignment))
+
+
+def _is_hard(program: Program | Chain) -> bool:
+    """Whether messages are quicker than an elimination."""
+    return not program.is_exact or program.work > HARD_WORK
 
 
 def _as_tuples(reduced: Reduced) -> tuple[tuple[int, ...], ...]:

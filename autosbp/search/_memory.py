@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,9 @@ MAX_CUTS = 60
 ROUNDING_RELATIVE = 1e-12  # of a bound: more than the additions behind it can lose
 CUT_RELATIVE = 1e-11
 PRICE_SPLITS = (1e-4, 0.1)
+Relax = Callable[[Sequence[float]], Solution]
+"""Takes prices of memory, one a variable; returns the least priced cost, without ``fixed_s``, or a bound, and an assignment
+that attains it, or nearly."""
 Meet = Callable[[tuple[int, ...], float, float], tuple[int, ...] | None]
 """Takes a minimiser of the relaxation, the bound of its price (-inf for none) and the price; returns the best feasible
 assignment known."""
@@ -69,12 +72,12 @@ def sum_below(*parts: float) -> float:
     return total - ROUNDING_RELATIVE * sum(map(abs, parts)) if math.isfinite(total) else total
 
 
-def solve_dual(
-    problem: SearchProblem,
-    program: Program | Chain,
-    check: Callable[[], None],
-    meet: Meet,
-) -> Dual:
+def by_elimination(problem: SearchProblem, program: Program | Chain, check: Callable[[], None]) -> Relax:
+    """Relaxes a problem by elimination."""
+    return lambda prices: minimise(problem, program, check, prices)
+
+
+def solve_dual(problem: SearchProblem, relax: Relax, meet: Meet) -> Dual:
     """Maximise ``L(price) = min over x of cost(x) + price * (memory(x) - limit)``, a lower bound for any price >= 0.
 
     L is the concave lower envelope of one line per assignment, so a cutting-plane search takes the crossing of a line
@@ -88,7 +91,7 @@ def solve_dual(
     spent = [0, 0, 0]
 
     def evaluate(price: float) -> tuple[float, tuple[int, ...]]:
-        solution = minimise(problem, program, check, [price] * problem.num_variables)
+        solution = relax([price] * problem.num_variables)
         spent[0] += solution.distinct_products
         spent[1] += solution.operations
         spent[2] += 1
@@ -102,7 +105,7 @@ def solve_dual(
     if math.isinf(bound):
         return Dual(bound, 0.0, *spent)
     while limit is not None and over > 0 and falling is not None and spent[2] < MAX_CUTS:
-        rise, fall = _line(problem, rising, limit), _line(problem, falling, limit)
+        rise, fall = line(problem, rising, limit), line(problem, falling, limit)
         if rise[1] <= fall[1]:
             break
         price = (fall[0] - rise[0]) / (rise[1] - fall[1])
@@ -123,13 +126,7 @@ def solve_dual(
     return Dual(best_bound, best_price, *spent)
 
 
-def mix_prices(
-    problem: SearchProblem,
-    program: Program | Chain,
-    check: Callable[[], None],
-    price_s_per_byte: float,
-    meet: Meet,
-) -> None:
+def mix_prices(problem: SearchProblem, relax: Relax, price_s_per_byte: float, meet: Meet) -> None:
     """Meet assignments between the one just over the limit and the one just within it.
 
     At the best price, all copies of a repeated block turn from a fast layout to a lean one together, so the minimisers
@@ -147,7 +144,7 @@ def mix_prices(
         fits, exceeds = count, 0
         while fits - exceeds > 1:
             middle = (fits + exceeds) // 2
-            solution = minimise(problem, program, check, [lean] * middle + [fast] * (count - middle))
+            solution = relax([lean] * middle + [fast] * (count - middle))
             meet(solution.assignment, -math.inf, 0.0)
             if memory_of(problem, solution.assignment) <= limit:
                 fits = middle
@@ -177,6 +174,6 @@ def splice(problem: SearchProblem, before: tuple[int, ...], behind: tuple[int, .
     return (*before[:best], *behind[best:]) if np.isfinite(costs[best]) else None
 
 
-def _line(problem: SearchProblem, assignment: tuple[int, ...], limit: int) -> tuple[float, int]:
+def line(problem: SearchProblem, assignment: tuple[int, ...], limit: int) -> tuple[float, int]:
     """Cost, and bytes over the limit: the line of L that this assignment contributes."""
     return cost_of(problem, assignment), memory_of(problem, assignment) - limit

@@ -82,7 +82,7 @@ def prune(reduced: Reduced, upper_s: float, price_s_per_byte: float = 0.0) -> Re
         keep = _keep(reduced.problem, upper_s, price_s_per_byte)
         if keep is None or all(mask.all() for mask in keep):
             break
-        reduced = _select(reduced, keep)
+        reduced = select(reduced, keep)
     return reduced
 
 
@@ -132,7 +132,7 @@ def _keep(problem: SearchProblem, upper_s: float, price: float) -> list[NDArray[
     return keep if all(mask.any() for mask in keep) else None
 
 
-def _select(reduced: Reduced, keep: list[NDArray[np.bool_]]) -> Reduced:
+def select(reduced: Reduced, keep: list[NDArray[np.bool_]]) -> Reduced:
     """The kept part, one new array per distinct (array, kept values)."""
     problem = reduced.problem
     tokens: dict[int, bytes] = {}

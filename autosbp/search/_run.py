@@ -53,8 +53,12 @@ class Run:
             self.offer(options.start)
 
     @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._began_s
+
+    @property
     def remaining_s(self) -> float:
-        return self.options.time_limit_s - (self._clock() - self._began_s)
+        return self.options.time_limit_s - self.elapsed_s
 
     def offer(self, assignment: Sequence[int]) -> bool:
         """Cost an assignment by the definition, and keep it if it is feasible and better. Counts one evaluation."""
@@ -115,6 +119,13 @@ class Run:
     @property
     def is_proved(self) -> bool:
         return self.best is not None and self.cost_s - self.bound_s <= PROVED_RELATIVE * self.magnitude_s
+
+    @property
+    def gap(self) -> float:
+        """Relative to the best cost; inf before there is one."""
+        if self.best is None:
+            return math.inf
+        return max(self.cost_s - self.bound_s, 0.0) / (abs(self.cost_s) or math.ulp(0.0))
 
     @property
     def is_close(self) -> bool:

@@ -9,8 +9,10 @@ from typing import Any
 
 from autosbp.errors import InputError
 
-RELAXATION, ENUMERATION, CP_SAT = "relaxation", "enumeration", "cp_sat"
-CLOSINGS = (RELAXATION, ENUMERATION, CP_SAT)
+RELAXATION, ELIMINATION, ENUMERATION, CP_SAT = "relaxation", "elimination", "enumeration", "cp_sat"
+CLOSINGS = (RELAXATION, ELIMINATION, ENUMERATION, CP_SAT)
+Shift = tuple[int, int, tuple[float, ...], tuple[float, ...]]
+"""Variables u and v, and for each value of either what the pair's table gains and the variable loses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,11 @@ class Certificate:
        values in ascending order; None where all are left).
     2. Over these, the least ``cost + price_s_per_byte * (memory - limit)`` is at least ``relaxed_bound_s``: the Lagrangian
        relaxation of the memory limit. The price is 0 without one.
-    3. What lies above it up to ``bound_s`` was proved by ``closed_by``: ``enumeration`` or ``cp_sat`` over the values that
-       remained; with ``relaxation`` nothing lies above it.
+    3. What lies above it up to ``bound_s`` was proved by ``closed_by``: ``elimination``, ``enumeration`` or ``cp_sat`` over the
+       values that remained; with ``relaxation`` nothing lies above it.
+
+    ``shifts``, where there are any, show the second at once, for graphs too dense to eliminate: they move costs between
+    variables and pairs, so that the least entries of all add up to ``relaxed_bound_s``.
     """
 
     assignment: tuple[int, ...]
@@ -34,6 +39,7 @@ class Certificate:
     price_s_per_byte: float
     closed_by: str = RELAXATION
     left: tuple[tuple[int, ...], ...] | None = None
+    shifts: tuple[Shift, ...] | None = None
 
     def document(self) -> dict[str, Any]:
         """As JSON; floats are written so that they read back the same. ``left`` names each distinct list of values once."""
@@ -49,6 +55,7 @@ class Certificate:
             "price_s_per_byte": self.price_s_per_byte,
             "closed_by": self.closed_by,
             "left": left,
+            "shifts": self.shifts,
         }
 
     @classmethod
@@ -70,7 +77,8 @@ class Certificate:
                 raise InputError(f"certificate.{name}", value, "a finite number is needed")
         if document["closed_by"] not in CLOSINGS:
             raise InputError("certificate.closed_by", document["closed_by"], f"one of {', '.join(CLOSINGS)} is needed")
-        return cls(**{**document, "assignment": assignment, "left": _left(document["left"])})
+        left, shifts = _left(document["left"]), _shifts(document["shifts"])
+        return cls(**{**document, "assignment": assignment, "left": left, "shifts": shifts})
 
 
 def _left(document: Any) -> tuple[tuple[int, ...], ...] | None:
@@ -83,6 +91,25 @@ def _left(document: Any) -> tuple[tuple[int, ...], ...] | None:
     if places and max(places) >= len(lists):
         raise InputError("certificate.left.of", max(places), f"a place among {len(lists)} lists is needed")
     return tuple(lists[place] for place in places)
+
+
+def _shifts(document: Any) -> tuple[Shift, ...] | None:
+    if document is None:
+        return None
+    if not isinstance(document, list | tuple):
+        raise InputError("certificate.shifts", document, "null or a list is needed")
+    return tuple(map(_shift, document))
+
+
+def _shift(document: Any) -> Shift:
+    if not isinstance(document, list | tuple) or len(document) != 4:
+        raise InputError("certificate.shifts", document, "two variables, and a list of seconds for each, are needed")
+    u, v = _values("shifts", document[:2])
+    for seconds in document[2:]:
+        known = isinstance(seconds, list | tuple) and all(type(each) in (int, float) for each in seconds)
+        if not known or not all(map(math.isfinite, seconds)):
+            raise InputError("certificate.shifts", seconds, "a list of finite numbers is needed")
+    return u, v, tuple(document[2]), tuple(document[3])
 
 
 def _values(field: str, values: Any) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ until no more go:
 
 - ``left`` must hold what remains below ``relaxed_bound_s`` by costs without a price and by memory; and the relaxation at
   the certificate's price, over ``left``, must reach ``relaxed_bound_s``.
+  ``shifts`` prove that without an elimination (``_checker_shifts``).
 - For a ``bound_s`` above it, values go by all three relaxations; a depth-first branch and bound over those that remain
   looks for an assignment that refutes it. Messages of the eliminations give exact minima of the relaxations below a node.
 
@@ -27,6 +28,7 @@ from autosbp.search._base import SearchProblem
 from autosbp.search._checker_branching import Branching
 from autosbp.search._checker_buckets import Order, greatest_table, min_fill
 from autosbp.search._checker_relaxation import Kept, Relaxation, lean, priced
+from autosbp.search._checker_shifts import shifted_bound
 from autosbp.search.certificate import CLOSINGS, RELAXATION, Certificate
 
 TOLERANCE = 1e-9
@@ -58,6 +60,11 @@ def check_certificate(problem: SearchProblem, certificate: Certificate, max_node
     _require(relaxed <= bound + tolerance, "relaxed_bound_s", relaxed, f"the bound is {bound!r}")
     needless = problem.memory_limit_bytes is None and price > 0.0
     _require(0.0 <= price < math.inf and not needless, "price_s_per_byte", price, "not a price of a memory limit")
+    if certificate.shifts is not None and certificate.left is None:
+        shifted = shifted_bound(problem, certificate.shifts, price)
+        _require(relaxed <= shifted + tolerance, "relaxed_bound_s", relaxed, f"the shifts prove {shifted!r}")
+        if bound <= relaxed + tolerance:
+            return
     order = min_fill(problem.num_variables, [(edge.u, edge.v) for edge in problem.edges])
     sizes = [len(costs) for costs in problem.unary_s]
     entries = greatest_table(order, sizes)
