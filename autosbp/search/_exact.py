@@ -37,6 +37,7 @@ SAT_WORK_PER_S = 0.25  # CP-SAT's deterministic seconds, which last longer than 
 SPLICE_LAST = 4
 MIN_REST = 0.25  # of the time limit, for the searcher of dense problems
 HARD_WORK = 2e8  # additions of an elimination; messages, which mostly prove as much, are quicker then
+MOST_WORK = 2e9  # of one elimination of several, where messages left a gap
 DENSE_GAP = 0.02  # where messages leave more, what is still hard to eliminate gets other means
 Dense = Callable[[SearchOptions], SearchResult]
 
@@ -163,7 +164,7 @@ class _Exact:
         if run.problem.memory_limit_bytes is None:
             if _is_hard(program):
                 whole = self._pass_messages(whole)
-                if run.is_close and run.best is not None:
+                if self._is_settled:
                     return
                 program = plan_problem(whole.problem)
             if self._at_once(whole, program):
@@ -181,7 +182,7 @@ class _Exact:
             reduced = self._price_messages(reduced, near)
             if run.is_close:
                 return
-            if _is_hard(plan_problem(reduced.problem)) and run.gap <= DENSE_GAP:
+            if _is_hard(plan_problem(reduced.problem), MOST_WORK) and run.gap <= DENSE_GAP:
                 self._close(reduced)
                 return
             self.narrowed = True
@@ -206,6 +207,12 @@ class _Exact:
         )  # fmt: skip
         return True
 
+    @property
+    def _is_settled(self) -> bool:
+        """Whether more is of no use to anyone, whatever gap is tolerated: what is left is quick."""
+        run = self.run
+        return run.is_proved or (run.best is not None and run.bound_s >= run.options.cutoff_s)
+
     def _pass_messages(self, whole: Reduced) -> Reduced:
         """Raise the bound by messages, offer what they lead to, and leave out the values that no better assignment holds."""
         run, fixed_s = self.run, whole.problem.fixed_s
@@ -214,7 +221,7 @@ class _Exact:
         for values in sweeps(messages, lambda: run.cost_s - fixed_s):
             run.offer(whole.lift(values))
             self.raise_relaxed(sum_below(fixed_s, messages.bound_s), 0.0, messages.shifts)
-            if run.is_close and run.best is not None:
+            if self._is_settled:
                 return whole
         if run.best is not None:
             descend(Neighbourhood.of(whole.problem), list(run.best), run)
@@ -338,9 +345,9 @@ class _Exact:
                     run.offer(reduced.lift(closed.assignment))
 
 
-def _is_hard(program: Program | Chain) -> bool:
+def _is_hard(program: Program | Chain, work: float | None = None) -> bool:
     """Whether messages are quicker than an elimination."""
-    return not program.is_exact or program.work > HARD_WORK
+    return not program.is_exact or program.work > (HARD_WORK if work is None else work)
 
 
 def _as_tuples(reduced: Reduced) -> tuple[tuple[int, ...], ...]:

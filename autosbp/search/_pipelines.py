@@ -9,7 +9,7 @@ import numpy as np
 
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import MESSAGE_DRIVEN, SCHEDULES, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import LEAN, MESSAGE_DRIVEN, SCHEDULES, ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
 from autosbp.search._cuts import Places, cut, find_places
 
@@ -82,6 +82,21 @@ def pipelines(
             found[shape.schedule] = min(found.get(shape.schedule, entry), entry)
     for schedule, (estimate, _, place) in sorted(found.items(), key=lambda item: (item[1][:2], item[0])):
         yield estimate, replace(strategy, pipeline=Pipeline(stages, place, schedule))
+
+
+def shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy]]:
+    """The quickest by estimate, then, should that not fit in memory, the quickest stored apart, and those that
+    keep least."""
+    ranked = sorted(found, key=lambda entry: entry[0])
+    if not ranked:
+        return []
+    apart = [entry for entry in ranked if entry[1].parameters == found[0][1].parameters]
+    lean = [entry for entry in apart if entry[1].pipeline is not None and entry[1].pipeline.schedule in LEAN]
+    chosen: list[tuple[float, Strategy]] = []
+    for entry in (ranked[0], *apart[:2], *lean):
+        if not any(entry is other for other in chosen):
+            chosen.append(entry)
+    return chosen
 
 
 def _deferred(graph: LogicalGraph, strategy: Strategy) -> float:

@@ -20,13 +20,12 @@ from autosbp.costmodel.memory import state_bytes_per_element
 from autosbp.costmodel.offload import host_bytes, host_of
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import LEAN
 from autosbp.plan import Costs, Strategy
 from autosbp.sbp.boxing import split_factor
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
 from autosbp.search._candidate import Candidate
 from autosbp.search._layouts import LayoutProblems, Layouts, Space, Structure
-from autosbp.search._pipelines import pipelines
+from autosbp.search._pipelines import pipelines, shortlist
 from autosbp.search._recompute import Recomputation
 from autosbp.search._stage_pins import read_stages
 from autosbp.search._tied import tied
@@ -287,7 +286,7 @@ class SpaceSolver:
                     graph, variant, seconds, space.stages, self.links, kinds, problems.starts, self._held
                 )
             ]
-            found = _shortlist(found)
+            found = shortlist(found)
         for estimate, each in found:
             if estimate >= CERTAIN * self._cutoff * self._spare(space):
                 return
@@ -343,6 +342,10 @@ class SpaceSolver:
         if candidate is not None and candidate.costs.step_time_s < self._cutoff * (1 - ROUNDING):
             self.best = candidate
 
+    def extend(self, share: float) -> None:
+        """Let no less than a share of the time limit be left."""
+        self.deadline = max(self.deadline, time.monotonic() + share * self.options.time_limit_s)
+
     def _out_of_time(self) -> bool:
         return time.monotonic() >= self.deadline
 
@@ -360,21 +363,6 @@ def _recomputes(problems: LayoutProblems, options: PlanOptions) -> tuple[bool, .
             raise InfeasibleError("recompute", options.recompute, None, "the model has no repeated blocks")
         return (True,)
     return (False, True) if problems.blocks else (False,)
-
-
-def _shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy]]:
-    """The quickest by estimate, then, should that not fit in memory, the quickest stored apart, and those that
-    keep least."""
-    ranked = sorted(found, key=lambda entry: entry[0])
-    if not ranked:
-        return []
-    apart = [entry for entry in ranked if entry[1].parameters == found[0][1].parameters]
-    lean = [entry for entry in apart if entry[1].pipeline is not None and entry[1].pipeline.schedule in LEAN]
-    chosen: list[tuple[float, Strategy]] = []
-    for entry in (ranked[0], *apart[:2], *lean):
-        if not any(entry is other for other in chosen):
-            chosen.append(entry)
-    return chosen
 
 
 def _same_costs(one: SearchProblem, other: SearchProblem) -> bool:

@@ -42,6 +42,8 @@ from autosbp.search.warm_start import restarted
 
 BASELINE_SHARE = 0.1
 """The part of a whole search that a baseline gets. Most are solved at once."""
+BASELINES_LEAVE = 0.5
+"""Of the time limit: what the search has left at the least, however long baselines took."""
 NEED_SHARE = 0.25
 """The part of the time limit in which the memory that would do is looked for."""
 
@@ -175,6 +177,7 @@ class Planner:
         """The plan and its strategy, which is no slower than ``known``, one that fits, and than ``start``, where that is in
         the space."""
         baselines = self._baselines()
+        self.search.extend(BASELINES_LEAVE)
         tally = Tally()
         best = min(
             (each for each in (known, self._start(baselines), self._restarted(start)) if each is not None),
