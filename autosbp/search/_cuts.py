@@ -17,7 +17,7 @@ from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.plan import Strategy
 
 Floats = NDArray[np.float64]
-MAX_PLACES = 512
+MAX_PLACES, MORE = 512, 1.5
 ENOUGH = 1.02
 """A slowest chunk this near to an equal share is not improved by more places."""
 
@@ -35,10 +35,17 @@ class Places:
     at: tuple[int, ...] = ()
     held: tuple[tuple[int, int], ...] = ()
 
-    @property
-    def levels(self) -> list[float]:
-        """Amounts of crossing bytes, least first, each of which offers more places."""
-        return sorted({float(size) for size in self.crossing})
+    def levels(self, least: int) -> list[float]:
+        """Amounts of crossing bytes, least first, each of which offers half as many places again, ``least`` at least; the last
+        one as many as ``MAX_PLACES`` admits."""
+        amounts, counts = np.unique(self.crossing, return_counts=True)
+        offered = np.cumsum(counts)
+        usable = np.flatnonzero((offered >= least) & (offered <= MAX_PLACES))
+        found: list[int] = []
+        for at in usable.tolist():
+            if not found or offered[at] >= MORE * offered[found[-1]] or at == usable[-1]:
+                found.append(at)
+        return [float(amounts[at]) for at in found]
 
 
 def find_places(
@@ -77,12 +84,8 @@ def cut(places: Places, num_chunks: int, seconds_per_byte: float, stages: int | 
     their stages. A message takes ``seconds_per_byte`` twice at each end, forward and back. Chunk c is of stage c mod
     ``stages``, of which there are as many as chunks if not said."""
     best: tuple[float, tuple[str, ...]] | None = None
-    for level in places.levels:
+    for level in places.levels(num_chunks - 1):
         chosen = np.flatnonzero(places.crossing <= level)
-        if len(chosen) < num_chunks - 1:
-            continue
-        if len(chosen) > MAX_PLACES:
-            break
         slowest, picked = _balance(places, chosen, num_chunks, seconds_per_byte, stages or num_chunks)
         if slowest < (np.inf if best is None else best[0]):
             best = slowest, tuple(places.names[at] for at in picked)
