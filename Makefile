@@ -16,8 +16,9 @@ check: setup  ## style and types only
 bench: setup  ## the benchmarks, each with its table
 	@scripts/bench
 
-load: setup  ## the service under load: SECONDS=600 for the long form
+load: setup  ## the service under load, on SQLite and as two processes on PostgreSQL: SECONDS=600 for the long form
 	@.venv/bin/python -m benchmarks.service --seconds $(or $(SECONDS),20) --check --json
+	@.venv/bin/python -m benchmarks.service --seconds $(or $(SECONDS),20) --processes 2 --database postgresql --check --json
 
 chaos: setup  ## the service under kills: LONG=1 for the long form
 	@.venv/bin/python -m benchmarks.chaos $(if $(LONG),--long) --json

@@ -24,7 +24,7 @@ from service.settings import Settings
 
 _log = logging.getLogger("service")
 _CHORING = 0x61757464  # any number that all our processes use for PostgreSQL's advisory lock
-_FORGET_EVERY_S, _ORPHANS_EVERY_S, _FILES_EVERY_S = 600.0, 60.0, 600.0
+_CHECKPOINT_EVERY_S, _FORGET_EVERY_S, _ORPHANS_EVERY_S, _FILES_EVERY_S = 2.0, 600.0, 60.0, 600.0
 _LEAVE_S = 5.0
 
 
@@ -44,6 +44,8 @@ def chores_of(settings: Settings, database: Database) -> list[Chore]:
         Chore("expired answers and audit entries", lambda: forget(database, settings), _FORGET_EVERY_S),
         Chore("old files", lambda: _drop_files(settings, database, launcher), _FILES_EVERY_S),
     ]
+    if database.is_embedded:
+        found.append(Chore("the database's log", database.checkpoint, _CHECKPOINT_EVERY_S))
     if launcher is not None:
         found.append(Chore(f"orphans on {launcher.name}", lambda: _end_orphans(database, launcher), _ORPHANS_EVERY_S))
     return found
@@ -93,6 +95,6 @@ class Chores:
                 if mine:
                     chore.work()
         except (AutosbpError, SQLAlchemyError, OSError) as error:
-            _log.warning("%s were not looked after: %s", chore.name, error)
+            _log.warning("put off: %s: %s", chore.name, error)
         except Exception:
-            _log.exception("%s could not be looked after", chore.name)
+            _log.exception("put off: %s", chore.name)

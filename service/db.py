@@ -1,15 +1,19 @@
 """The database: an engine, sessions for reading and for writing, and migrations to the newest schema.
 
-SQLite runs in WAL mode with foreign keys on. A writing session takes the write lock when it begins (``BEGIN
+SQLite runs in WAL mode with foreign keys on. A service brings the log into the file (``checkpoint``); a commit does so
+only if that was not done for 64 MiB. A writing session takes the write lock when it begins (``BEGIN
 IMMEDIATE``), so that "look, then insert" is atomic and no transaction fails half-way because another one wrote first.
-PostgreSQL runs at READ COMMITTED; what must be one step there is an insert with a key, or locks its row.
+PostgreSQL runs at READ COMMITTED; what must be one step there is an insert with a key, or locks its row. Sessions for reading
+have no transaction there: each statement would see the newest rows in one, too, and each begin and end is a way to the server
+and back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -18,9 +22,9 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, Executable, Row, Select, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, NoSuchModuleError
 from sqlalchemy.orm import Session, sessionmaker
 
 from autosbp.errors import InputError, ServiceError
@@ -29,6 +33,9 @@ from service import tenancy
 
 _STATEMENT_TIMEOUT_MS = 30_000
 _POOL_SIZE = 48  # a connection for each thread that requests run in, and some for the runner
+_COUNTED = {"preserve_rowcount": True}
+_FRESH_S = 1.0  # after which a connection to a server is tried before it is used again
+_CHECKPOINT_PAGES = 16_384
 _MIGRATING = 0x61757462  # any number that all our processes use for PostgreSQL's advisory lock
 
 
@@ -63,16 +70,24 @@ class Database:
             parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() == "sqlite" and parsed.database:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        options = {"json_serializer": _dump, **_pooling(parsed, lock_timeout_s)}
         try:
-            self.engine = create_engine(parsed, json_serializer=_dump, **_pooling(parsed, lock_timeout_s))
+            self.engine = create_engine(parsed, **options)
         except (NoSuchModuleError, ModuleNotFoundError) as error:
             raise InputError("database_url", parsed.drivername, f"an installed driver is expected ({error})") from None
         self.url = parsed.set(drivername=parsed.get_backend_name()).render_as_string(hide_password=False)
-        if self.engine.dialect.name == "sqlite":
+        self._lock_timeout_s, self._turn = lock_timeout_s, threading.Lock()
+        if self.is_embedded:
             _configure_sqlite(self.engine, lock_timeout_s)
-        self.reading = sessionmaker(self.engine, expire_on_commit=False)
+            reading: Engine = self.engine
+            self._direct: Engine = self.engine.execution_options(sqlite_begin=None)
+        else:
+            reading = self._direct = create_engine(parsed, isolation_level="AUTOCOMMIT", **options)
+            for engine in (self.engine, reading):
+                _try_before_use(engine)
+        self.reading = sessionmaker(reading, expire_on_commit=False)
         writing = self.engine.execution_options(sqlite_begin="IMMEDIATE")
-        self.writing = sessionmaker(writing, expire_on_commit=False)
+        self._writing_engine, self.writing = writing, sessionmaker(writing, expire_on_commit=False)
         for factory in (self.reading, self.writing):
             tenancy.guard(factory)
 
@@ -83,19 +98,50 @@ class Database:
 
     def of(self, tenant: str | None) -> Self:
         """The same database with sessions of one tenant."""
-        view = copy(self)
-        view.tenant = tenant
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, tenant=tenant)
         return view
 
     def read(self) -> Session:
         """A session for reading; use it as a context manager."""
         return self.reading(info=tenancy.info(self.tenant))
 
+    def fetch(self, statement: Select[Any], **values: object) -> Sequence[Row[Any]]:
+        """The rows of one statement without the ORM, which ``tenancy.narrowed`` has made; of a tenant's view alone."""
+        with self._direct.connect() as connection:
+            return connection.execute(statement, {**values, **self._whose()}).all()
+
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A context manager that yields a session and commits at its end, or rolls back on an exception."""
-        with self.writing(info=tenancy.info(self.tenant)) as session, session.begin():
+        with self._in_turn(), self.writing(info=tenancy.info(self.tenant)) as session, session.begin():
             yield session
+
+    def execute(self, *statements: tuple[Executable, dict[str, object]]) -> list[int]:
+        """Run statements without the ORM, with their values, in one transaction; how many rows each has changed. All name
+        their tenant by ``tenancy.PARAMETER``; of a tenant's view alone."""
+        whose = self._whose()
+        with self._in_turn(), self._writing_engine.begin() as connection:
+            done = [
+                connection.execute(each, {**values, **whose}, execution_options=_COUNTED) for each, values in statements
+            ]
+            return [each.rowcount for each in done]
+
+    def _whose(self) -> dict[str, object]:
+        if self.tenant is None:
+            raise RuntimeError("a statement without the ORM is of one tenant, and this is everybody's database")
+        return {tenancy.PARAMETER: self.tenant}
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Writers of this process wait here for each other, in which no time is lost: SQLite's own way to wait is to sleep
+        and look again, for longer each time. Who has waited for too long goes on and is refused by SQLite."""
+        mine = self.is_embedded and self._turn.acquire(timeout=self._lock_timeout_s)
+        try:
+            yield
+        finally:
+            if mine:
+                self._turn.release()
 
     @contextmanager
     def alone(self, number: int) -> Iterator[bool]:
@@ -122,6 +168,13 @@ class Database:
             run(_alembic(connection))
             _check_references(connection)
 
+    def checkpoint(self) -> None:
+        """Bring what was committed from SQLite's log into its file, beside those who read and write. Done now and then, it
+        keeps commits from having to: that waits for the disk, and is by far the slowest thing that a request could do."""
+        if self.is_embedded:
+            with self._direct.connect() as connection:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+
     def is_current(self) -> bool:
         """Whether the database answers and its schema is the newest."""
         with self.engine.connect() as connection:
@@ -134,6 +187,7 @@ class Database:
     def close(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
+        self._direct.dispose()
 
 
 def _dump(document: object) -> str:
@@ -144,7 +198,7 @@ def _pooling(url: URL, lock_timeout_s: float) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if url.get_backend_name() == "postgresql":
         limits = f"-c statement_timeout={_STATEMENT_TIMEOUT_MS} -c lock_timeout={lock_timeout_s:.3f}s -c timezone=UTC"
-        options = {"pool_pre_ping": True, "connect_args": {"options": limits, "connect_timeout": 10}}
+        options = {"connect_args": {"options": limits, "connect_timeout": 10}}
     if url.database not in (None, "", ":memory:"):
         options |= {"pool_size": _POOL_SIZE, "max_overflow": 0, "pool_timeout": 10}
     return options
@@ -179,6 +233,25 @@ def _alembic(connection: Connection | None) -> Config:
     return config
 
 
+def _try_before_use(engine: Engine) -> None:
+    """Have a connection that was not used for a moment tried before it is: the server may have been started anew. The
+    engine's own way would try it every time, which takes as long as reading a row."""
+
+    @event.listens_for(engine, "checkin")
+    def checkin(_connection: Any, record: Any) -> None:
+        record.info["used_s"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def checkout(connection: Any, record: Any, _proxy: object) -> None:
+        used_s = record.info.get("used_s")
+        if used_s is None or time.monotonic() - used_s < _FRESH_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except (engine.dialect.loaded_dbapi.Error, DBAPIError) as error:
+            raise InvalidatePoolError(f"the connection is gone: {error}") from None
+
+
 def _configure_sqlite(engine: Engine, lock_timeout_s: float) -> None:
     @event.listens_for(engine, "connect")
     def connect(connection: Any, _record: object) -> None:
@@ -187,10 +260,12 @@ def _configure_sqlite(engine: Engine, lock_timeout_s: float) -> None:
         cursor.execute(f"PRAGMA busy_timeout={round(1e3 * lock_timeout_s)}")
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         mode = connection.get_execution_options().get("sqlite_begin", "")
-        connection.exec_driver_sql(f"BEGIN {mode}".rstrip())
+        if mode is not None:  # a statement alone is a transaction
+            connection.exec_driver_sql(f"BEGIN {mode}".rstrip())

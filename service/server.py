@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from autosbp.errors import ServiceError
+from service import garbage
 from service.app import create_app
 from service.edge.middleware import RequestIds
 from service.settings import Settings
@@ -20,6 +21,7 @@ from service.state import State
 
 _log = logging.getLogger("service")
 _SHUTDOWN_S = 3
+_SWITCH_S = 5e-4  # until a thread that wants Python gets it: with the usual 5 ms, those beside a busy event loop starve
 _KEEP_ALIVE_S = 75  # longer than usual proxies and clients keep a connection, so that they close it, not we
 
 
@@ -35,6 +37,7 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app
         ServiceError: the port or the data folder is taken, or start-up failed.
     """
     log_to_standard_error()
+    sys.setswitchinterval(_SWITCH_S)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -50,8 +53,8 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app
     )
     server = _Server(config, app.state.service)
     try:
-        with listener:
-            asyncio.run(_run(server, listener, url, on_ready))
+        with listener, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(_run(server, listener, url, on_ready))
     except SystemExit:
         if app.state.service.closing.is_set():
             raise  # the signal that asked for the end, raised again when it has come
@@ -88,6 +91,7 @@ async def _run(
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:
+        garbage.keep_all()
         _log.info("autosbp is ready at %s", url)
         if on_ready is not None:
             on_ready(url)

@@ -18,8 +18,8 @@ from service.jobs._base import JobRunner
 from service.jobs.feed import Feed
 from service.settings import Settings
 
-CALL = "autosbp.call"
-"""Where a request's scope has its ``Call``."""
+OWN = "autosbp.state"
+"""Where a request's scope has its own ``State``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,7 @@ class State:
 
 async def _state(request: Request) -> State:
     """Fails where the route has not let a caller in: nothing is reached without one."""
-    state = cast(State, request.app.state.service)
-    return state.of(cast(Call, request.scope[CALL]))
+    return cast(State, request.scope[OWN])
 
 
 async def _shared(request: Request) -> State:

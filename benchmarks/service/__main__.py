@@ -1,9 +1,13 @@
-"""The service under load: ``python -m benchmarks.service [--seconds S] [--strategies N] [--database URL] [--check] [--json]``.
+"""The service under load: ``python -m benchmarks.service [--processes N] [--database URL] [--seconds S] [--strategies N]
+[--check] [--json] [-o FILE]``.
 
-One process serves, with API keys, audit log and access log as in production; this one asks, on the same cores. 200 reads and
-20 posts a second for so many seconds while 100 clients follow a job, on a database with 100,000 strategies. Before that,
-one request after the other: a page of the list, and a search that has an answer. With
-``--check`` it exits with 1 where a bound is missed.
+The service runs with API keys, audit log and access log as in production; this process asks, on the same cores. 200 reads a
+second of each process of the service and 20 posts a second altogether, for so many seconds, while 100 streams follow a job, on
+a database with 100,000 strategies. Before that, one request after the other: a page of the list, and a search that has an
+answer. One process serves and works on SQLite; more need PostgreSQL, and have one beside them that works. ``--database
+postgresql`` starts a server of its own, with its usual durability (from the repository, with its development extra).
+
+With ``--check`` it exits with 1 where a bound is missed.
 """
 
 from __future__ import annotations
@@ -12,22 +16,28 @@ import argparse
 import asyncio
 import json
 import os
+import platform
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import uvloop
+
 from benchmarks.service._http import Client
 from benchmarks.service._load import Series, followed, one_by_one, paced, requests_of
-from benchmarks.service._store import Stored, cpu_s, fill, is_ready, served
-from service.db import Database
+from benchmarks.service._store import Served, Stored, are_ready, cpu_s, fill, served
+from service.jobs._processes import descendants
 
 READS_PER_S, POSTS_PER_S, STREAMS = 200, 20, 100
 BOUNDS_MS = {"list": 100.0, "cached search": 20.0, "reads": 100.0, "posts": 250.0, "events": 1000.0}
 _WARM_UP_S = 2.0
 _ONE_BY_ONE = 300
+_OWN = "postgresql"
 
 
 def main() -> int:
@@ -35,38 +45,51 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0, help="of load; 600 for the long form")
     parser.add_argument("--strategies", type=int, default=100_000, help="stored before")
-    parser.add_argument("--database", help="SQLAlchemy URL of an empty database; a SQLite file by default")
+    parser.add_argument("--processes", type=int, default=1, help="of the service; more than one need PostgreSQL")
+    parser.add_argument("--database", help=f"SQLAlchemy URL of an empty database, or {_OWN}; by default a SQLite file")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bound is missed")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="put the result into a document, beside those of other databases"
+    )
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="autosbp-load-") as folder:
-        found = run(Path(folder), arguments.database, arguments.strategies, arguments.seconds)
+    with tempfile.TemporaryDirectory(prefix="autosbp-load-") as folder, _database(arguments.database) as (url, server):
+        found = run(Path(folder), url, arguments.strategies, arguments.seconds, arguments.processes, server=server)
     _show(found)
+    if arguments.output is not None:
+        _keep(arguments.output, found)
     if arguments.json:
         print(json.dumps(found))
     return 1 if arguments.check and not found["passed"] else 0
 
 
 def run(
-    folder: Path, database_url: str | None, num_strategies: int, seconds: float, share: float = 1.0
+    folder: Path,
+    database_url: str | None,
+    num_strategies: int,
+    seconds: float,
+    processes: int = 1,
+    share: float = 1.0,
+    server: int | None = None,
 ) -> dict[str, Any]:
-    """The document that ``--json`` prints; ``share`` of the whole load."""
-    with served(folder, database_url) as (url, key, database, pid):
+    """The document that ``--json`` prints; ``share`` of the whole load. ``server`` is the database's process, if known."""
+    with served(folder, database_url, processes) as service:
         begun_s = time.perf_counter()
-        stored = fill(url, key, database, num_strategies)
+        stored = fill(service, num_strategies)
         filled_s = time.perf_counter() - begun_s
-        address = urlsplit(url)
-        client = Client(str(address.hostname), int(address.port or 80), {"authorization": f"Bearer {key}"})
-        series, used = asyncio.run(_measure(client, stored, database, seconds, share, pid))
-        ready = is_ready(url)
+        series, used = uvloop.run(_measure(service, stored, seconds, processes, share, server))
+        ready = are_ready(service.urls)
     results = {name: one.to_dict(BOUNDS_MS[name]) for name, one in series.items()}
     passed = ready and all(one["errors"] == 0 and one["p99_ms"] <= one["bound_p99_ms"] for one in results.values())
     return {
+        "command": " ".join(["python -m benchmarks.service", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}",
         "database": "sqlite" if database_url is None else database_url.partition(":")[0],
+        "processes": processes,
         "strategies": num_strategies,
         "fill_s": round(filled_s, 1),
         "seconds": seconds,
-        "reads_per_s": share * READS_PER_S,
+        "reads_per_s": share * READS_PER_S * processes,
         "posts_per_s": share * POSTS_PER_S,
         "streams": round(share * STREAMS),
         "ready_after": ready,
@@ -77,39 +100,64 @@ def run(
 
 
 async def _measure(
-    client: Client, stored: Stored, database: Database, seconds: float, share: float, pid: int
-) -> tuple[dict[str, Series], dict[str, float]]:
-    reads, posts = requests_of(client, stored)
+    service: Served, stored: Stored, seconds: float, processes: int, share: float, server: int | None
+) -> tuple[dict[str, Series], dict[str, float | None]]:
+    places = [urlsplit(url) for url in service.urls]
+    headers = {"authorization": f"Bearer {service.key}"}
+    clients = [Client(str(place.hostname), int(place.port or 80), headers) for place in places]
+    reads, posts = requests_of(clients, stored)
     await paced((*reads, *posts), 50.0, share * _WARM_UP_S)
     count = round(share * _ONE_BY_ONE)
     alone = {"list": await one_by_one(reads[0], count), "cached search": await one_by_one(posts[1], count)}
-    used, begun_s = (cpu_s(pid), time.process_time()), time.perf_counter()
-    read, post, events = await asyncio.gather(
-        paced(reads, share * READS_PER_S, seconds),
-        paced(posts, share * POSTS_PER_S, seconds),
-        followed(client, stored, database, round(share * STREAMS), seconds),
-    )
-    await client.close()
-    taken_s = time.perf_counter() - begun_s
-    cores = {
-        "service_cores": round((cpu_s(pid) - used[0]) / taken_s, 2),
-        "client_cores": round((time.process_time() - used[1]) / taken_s, 2),
-        "load_average": round(os.getloadavg()[0], 2),
+    watched: dict[str, Callable[[], float]] = {
+        "service_cores": lambda: cpu_s(*service.pids),
+        "client_cores": time.process_time,
     }
+    if server is not None:
+        watched["database_cores"] = lambda: cpu_s(server, *descendants(server))
+    used, begun_s = {name: each() for name, each in watched.items()}, time.perf_counter()
+    read, post, events = await asyncio.gather(
+        paced(reads, share * READS_PER_S * processes, seconds),
+        paced(posts, share * POSTS_PER_S, seconds),
+        followed(clients, stored, service.database, round(share * STREAMS), seconds),
+    )
+    taken_s = time.perf_counter() - begun_s
+    cores: dict[str, float | None] = {name: round((each() - used[name]) / taken_s, 2) for name, each in watched.items()}
+    for client in clients:
+        await client.close()
+    cores["load_average"] = round(os.getloadavg()[0], 2)
     return {**alone, "reads": read, "posts": post, "events": events}, cores
 
 
+@contextmanager
+def _database(asked: str | None) -> Iterator[tuple[str | None, int | None]]:
+    """The URL, and the process of a server that was started for it."""
+    if asked != _OWN:
+        yield asked, None
+        return
+    from tests.service.postgres import Postgres, programs
+
+    with Postgres(programs(), durable=True) as server:
+        yield server.database(), server.pid
+
+
+def _keep(path: Path, found: dict[str, Any]) -> None:
+    document = json.loads(path.read_text()) if path.exists() else {}
+    document[f"{found['database']}, {found['processes']} process" + ("es" if found["processes"] > 1 else "")] = found
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
 def _show(found: dict[str, Any]) -> None:
-    print(f"{found['strategies']} strategies on {found['database']}, {found['seconds']:g} s of load")
+    print("{strategies} strategies on {database}, {processes} process(es), {seconds:g} s of load:".format(**found))
+    print("{reads_per_s:g} reads and {posts_per_s:g} posts a second, {streams} streams".format(**found))
     print(f"{'':16}{'requests':>10}{'p50 ms':>10}{'p90 ms':>10}{'p99 ms':>10}{'max ms':>10}{'bound':>8}{'errors':>8}")
     for name, one in found["results"].items():
         numbers = "".join(f"{one[column]:>10}" for column in ("requests", "p50_ms", "p90_ms", "p99_ms", "max_ms"))
         print(f"{name:16}{numbers}{one['bound_p99_ms']:>8g}{one['errors']:>8}")
         for error in one["first_errors"]:
             print(f"  {error}")
-    print(
-        "cores used: service {service_cores}, this client {client_cores}; load average {load_average}".format(**found)
-    )
+    used = ", ".join(f"{name.removesuffix('_cores')} {found[name]}" for name in found if name.endswith("_cores"))
+    print(f"cores used: {used}; load average {found['load_average']}")
     print("every bound is met" if found["passed"] else "a bound is missed")
 
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.service._http import Answer, Client
-from benchmarks.service._store import Stored, step
+from benchmarks.service._store import Stored, copy_id, step
 from service.db import Database
 
 _STEP_S = 1.0
 _LATEST_S = 10.0
+_STRIDE = 7919  # strategies are read all over the table
 Request = Callable[[int], Coroutine[Any, Any, Answer]]
 
 
@@ -50,28 +51,36 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share / 100 * len(values)) - 1)]
 
 
-def requests_of(client: Client, stored: Stored) -> tuple[tuple[Request, ...], tuple[Request, ...]]:
-    """The reads, and the posts: the nth request of a kind is asked for in turn, with n."""
+def requests_of(clients: Sequence[Client], stored: Stored) -> tuple[tuple[Request, ...], tuple[Request, ...]]:
+    """The reads, and the posts: the nth request of a kind is asked for in turn, with n, of one client after the other."""
 
-    def get(path: str, **headers: str) -> Request:
-        return lambda _: client.send(
-            "GET", path, headers={name.replace("_", "-"): text for name, text in headers.items()}
-        )
+    def get(path: Callable[[int], str], tag: Callable[[int], str] | None = None) -> Request:
+        def ask(number: int) -> Coroutine[Any, Any, Answer]:
+            headers = {} if tag is None else {"if-none-match": tag(number)}
+            return clients[number % len(clients)].send("GET", path(number), headers=headers)
+
+        return ask
 
     async def cluster(number: int) -> Answer:
         key = {"idempotency-key": f"load-{time.time_ns()}"}
-        return await client.send("POST", "/v1/clusters", {"preset": f"local:{2 + number % 4000}"}, key)
+        body = {"preset": f"local:{2 + number % 4000}"}
+        return await clients[number % len(clients)].send("POST", "/v1/clusters", body, key)
 
-    strategy = f"/v1/strategies/{stored.strategy_id}"
+    async def search(number: int) -> Answer:
+        return await clients[number % len(clients)].send("POST", "/v1/searches", stored.search)
+
+    def strategy(number: int) -> str:
+        return copy_id(number * _STRIDE % stored.num_strategies)
+
     reads = (
-        get("/v1/strategies"),
-        get(f"/v1/strategies?model_id={stored.model_id}&limit=20"),
-        get(strategy),
-        get(strategy, if_none_match=f'"{stored.strategy_id}"'),
-        get("/v1/jobs?limit=20"),
-        get(f"/v1/models/{stored.model_id}"),
+        get(lambda _: "/v1/strategies"),
+        get(lambda _: f"/v1/strategies?model_id={stored.model_id}&limit=20"),
+        get(lambda number: f"/v1/strategies/{strategy(number)}"),
+        get(lambda number: f"/v1/strategies/{strategy(number)}", lambda number: f'"{strategy(number)}"'),
+        get(lambda _: "/v1/jobs?limit=20"),
+        get(lambda _: f"/v1/models/{stored.model_id}"),
     )
-    return reads, (cluster, lambda _: client.send("POST", "/v1/searches", stored.search))
+    return reads, (cluster, search)
 
 
 async def paced(requests: Sequence[Request], per_s: float, seconds: float) -> Series:
@@ -108,13 +117,15 @@ async def _timed(request: Request, number: int, due_s: float, series: Series) ->
         series.errors.append(f"{answer.status}: {answer.body[:200].decode(errors='replace')}")
 
 
-async def followed(client: Client, stored: Stored, database: Database, num_clients: int, seconds: float) -> Series:
-    """So many clients follow a job that makes progress every second; the delay of each event at each client. A client that
+async def followed(
+    clients: Sequence[Client], stored: Stored, database: Database, num_streams: int, seconds: float
+) -> Series:
+    """So many streams follow a job that makes progress every second; the delay of each event at each of them. One that
     misses the last progress is an error."""
-    series, seen, last = Series(), [""] * num_clients, ""
+    series, seen, last = Series(), [""] * num_streams, ""
 
     async def follow(at: int) -> None:
-        async with aclosing(client.events(f"/v1/jobs/{stored.job_id}/events")) as events:
+        async with aclosing(clients[at % len(clients)].events(f"/v1/jobs/{stored.job_id}/events")) as events:
             async for text in events:
                 seen[at] = json.loads(text)["message"]
                 if seen[at] != "0":
@@ -127,16 +138,16 @@ async def followed(client: Client, stored: Stored, database: Database, num_clien
             last = repr(time.time())
             await asyncio.to_thread(step, database, last)
 
-    clients = [asyncio.create_task(follow(at)) for at in range(num_clients)]
+    streams = [asyncio.create_task(follow(at)) for at in range(num_streams)]
     await move()
     deadline_s = time.monotonic() + _LATEST_S
     while any(each != last for each in seen) and time.monotonic() < deadline_s:
         await asyncio.sleep(0.05)
-    for at, task in enumerate(clients):
+    for at, task in enumerate(streams):
         if task.done():
             series.errors.append(f"a stream ended: {task.exception()}")
         elif seen[at] != last:
-            series.errors.append(f"client {at} saw {seen[at]}, not {last}")
+            series.errors.append(f"stream {at} saw {seen[at]}, not {last}")
         task.cancel()
-    await asyncio.gather(*clients, return_exceptions=True)
+    await asyncio.gather(*streams, return_exceptions=True)
     return series

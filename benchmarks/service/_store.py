@@ -1,4 +1,4 @@
-"""A service in a process of its own, on a database with many strategies."""
+"""A service in processes of its own, on a database with many strategies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 
 from autosbp.client import Client
 from service.db import Database
-from service.models import JobRow, StrategyRow, WorkerRow, now
+from service.models import JobRow, StrategyRow, WorkerRow, now, table_of
 from service.services import keys
 from service.settings import Settings
 
@@ -29,50 +29,84 @@ _START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the load asks for: real ids, the body of a search that has an answer, and a job that somebody works on."""
+    """What the load asks for: so many strategies (``copy_id``), real ids, the body of a search that has an answer, and a job
+    that somebody works on."""
 
-    strategy_id: str
+    num_strategies: int
     model_id: str
     cluster_id: str
     search: dict[str, Any]
     job_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A service that was just started: where it is, an API key, its database, and its processes."""
+
+    urls: tuple[str, ...]
+    key: str
+    database: Database
+    pids: tuple[int, ...]
+
+
 @contextmanager
-def served(folder: Path, database_url: str | None) -> Iterator[tuple[str, str, Database, int]]:
-    """URL and API key of a service that was just started, its database, and its process."""
+def served(folder: Path, database_url: str | None, processes: int) -> Iterator[Served]:
+    """One process that serves and works, as on SQLite it must; or several that serve, and one more that works."""
     settings = Settings(data_dir=folder, database_url=database_url)
     database = Database(settings.url)
     database.upgrade()
     key = keys.create(database.of(TENANT), "load", ("read", "search", "calibrate", "admin")).text
-    url_file = folder / "url"
-    program = (
-        "from pathlib import Path; from service.server import serve; from service.settings import Settings; "
-        f"serve(Settings(), on_ready=Path({str(url_file)!r}).write_text)"
-    )
-    variables = {"AUTOSBP_DATA_DIR": str(folder), "AUTOSBP_PORT": "0", "AUTOSBP_DATABASE_URL": settings.url}
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, **variables}, stderr=log)
+    alone = processes == 1
+    parts = [f"serve-{number}" for number in range(processes)] + ([] if alone else ["work"])
+    started: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        yield _ready(url_file, process), key, database, process.pid
+        for name in parts:
+            started[name] = _start(folder, name, settings.url, works=alone or name == "work")
+        urls = tuple(_ready(folder, name, process) for name, process in started.items())
+        serving = [each for each in urls if each.startswith("http")]
+        yield Served(tuple(serving), key, database, tuple(each.pid for each in started.values()))
     finally:
-        process.terminate()
-        process.wait(30)
+        for process in started.values():
+            process.terminate()
+        for process in started.values():
+            process.wait(30)
         database.close()
 
 
-def _ready(url_file: Path, process: subprocess.Popen[bytes]) -> str:
-    deadline_s = time.monotonic() + _START_S
+def _start(folder: Path, name: str, url: str, *, works: bool) -> subprocess.Popen[bytes]:
+    told = f"Path({str(folder / name)!r}).write_text"
+    part = (
+        f"serve(Settings(), on_ready={told})"
+        if name.startswith("serve")
+        else f"work(Settings(), lambda: {told}('works'))"
+    )
+    program = (
+        "from pathlib import Path; from service.server import log_to_standard_error, serve; from service.work import work; "
+        f"from service.settings import Settings; log_to_standard_error(); {part}"
+    )
+    variables = {
+        "AUTOSBP_DATA_DIR": str(folder),
+        "AUTOSBP_PORT": "0",
+        "AUTOSBP_DATABASE_URL": url,
+        "AUTOSBP_WORKER": str(works).lower(),
+    }
+    with (folder / f"{name}.log").open("w") as log:
+        return subprocess.Popen([sys.executable, "-c", program], env={**os.environ, **variables}, stderr=log)
+
+
+def _ready(folder: Path, name: str, process: subprocess.Popen[bytes]) -> str:
+    deadline_s, told = time.monotonic() + _START_S, folder / name
     while time.monotonic() < deadline_s and process.poll() is None:
-        if url_file.exists() and (url := url_file.read_text()):
-            return url
+        if told.exists() and (text := told.read_text()):
+            return text
         time.sleep(0.05)
-    raise RuntimeError(f"the service did not start; see {url_file.parent / 'log'}")
+    raise RuntimeError(f"the service did not start: {(folder / f'{name}.log').read_text()[-2000:]}")
 
 
-def fill(url: str, key: str, database: Database, num_strategies: int) -> Stored:
+def fill(service: Served, num_strategies: int) -> Stored:
     """Search one real strategy, then store so many copies of it under other ids; and a job that stays under way."""
-    with Client(url, key=key) as client:
+    database = service.database
+    with Client(service.urls[0], key=service.key) as client:
         model, cluster = client.post_model(zoo="mlp"), client.post_cluster("local:2x2")
         search: dict[str, Any] = {"model_id": model, "cluster_id": cluster, "options": {"global_batch": 8}}
         job = client.wait(client.search(model, cluster, options=search["options"]))
@@ -84,7 +118,7 @@ def fill(url: str, key: str, database: Database, num_strategies: int) -> Stored:
         rows = [
             {
                 **brief,
-                "id": f"plan-{number:016x}",
+                "id": copy_id(number),
                 "tenant": TENANT,
                 "created_at": begun + timedelta(seconds=number),
                 "model_id": model,
@@ -103,22 +137,33 @@ def fill(url: str, key: str, database: Database, num_strategies: int) -> Stored:
         row = JobRow(id="job-followed", kind="search", payload={}, state="running", message="0", attempts=1)
         row.worker = worker
         session.add(row)
-    return Stored(strategy, model, cluster, search, "job-followed")
+    if not database.is_embedded:  # as a server's own housekeeping does after a while
+        with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("VACUUM ANALYZE")
+    return Stored(num_strategies, model, cluster, search, "job-followed")
+
+
+def copy_id(number: int) -> str:
+    """The id of one of the copies."""
+    return f"plan-{number:016x}"
 
 
 def step(database: Database, message: str) -> None:
-    """Let the followed job make progress."""
-    with database.of(TENANT).write() as session:
-        row = session.get_one(JobRow, ("job-followed", TENANT))
-        row.message, row.revision = message, row.revision + 1
+    """Let the followed job make progress: in one statement, so that this process never holds a lock while it waits for its
+    own turn on a core."""
+    jobs = table_of(JobRow)
+    moved = update(jobs).where(jobs.c.id == "job-followed").values(message=message, revision=jobs.c.revision + 1)
+    options = {"sqlite_begin": None} if database.is_embedded else {"isolation_level": "AUTOCOMMIT"}
+    with database.engine.execution_options(**options).connect() as connection:
+        connection.execute(moved)
 
 
-def cpu_s(pid: int) -> float:
-    """What a process has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def cpu_s(*pids: int) -> float:
+    """What some processes have used so far, together."""
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
 
-def is_ready(url: str) -> bool:
-    """Whether the service says that it can work."""
-    return httpx.get(f"{url}/readyz").status_code == 200
+def are_ready(urls: Sequence[str]) -> bool:
+    """Whether every process of the service says that it can work."""
+    return all(httpx.get(f"{url}/readyz").status_code == 200 for url in urls)

@@ -20,6 +20,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self._seen: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._requests = Counter(
             "autosbp_http_requests_total", "Requests answered.", ("method", "route", "status"), registry=self._registry
         )
@@ -36,8 +37,12 @@ class Metrics:
 
     def observe(self, method: str, route: str, status: int, duration_s: float) -> None:
         """Count one request."""
-        self._requests.labels(method, route, str(status)).inc()
-        self._durations.labels(method, route).observe(duration_s)
+        found = self._seen.get((method, route, status))
+        if found is None:  # looking a series up by its labels takes longer than counting
+            found = self._requests.labels(method, route, str(status)), self._durations.labels(method, route)
+            self._seen[method, route, status] = found
+        found[0].inc()
+        found[1].observe(duration_s)
 
     def watch(self, jobs: Counts, streams: Callable[[], int]) -> None:
         """Ask for the number of jobs of each kind and state, and of event streams, when metrics are read."""

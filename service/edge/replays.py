@@ -17,19 +17,33 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fastapi import Response
-from sqlalchemy.orm import Session
+from sqlalchemy import Executable, bindparam, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from autosbp.errors import InputError
 from service.db import Database
-from service.models import ReplayRow, now
+from service.models import ReplayRow, now, table_of
 from service.problems import ProblemError
-from service.services._store import find, insert_once
+from service.tenancy import PARAMETER
 
 _LONGEST = 255
 _TAKEN_FOR = timedelta(seconds=60)
 _KEPT_HEADERS = ("content-type", "location", "etag")
 SECRET_MEMBERS = ("secret",)
 """Members of answers that are never stored: a replay has null there."""
+
+
+_replays = table_of(ReplayRow)
+_TAKE = {
+    embedded: insert(_replays).values(tenant=bindparam(PARAMETER)).on_conflict_do_nothing()
+    for embedded, insert in ((True, sqlite.insert), (False, postgresql.insert))
+}
+_mine = (
+    (_replays.c.id == bindparam("claim"))
+    & (_replays.c.owner == bindparam("claimed_by"))
+    & (_replays.c.tenant == bindparam(PARAMETER))
+)
+_KEEP, _GIVE_BACK = update(_replays).where(_mine), delete(_replays).where(_mine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,40 +71,47 @@ def take(database: Database, key: str, print_: str, kept_s: float) -> Claim | Re
     claim = Claim(hashlib.sha256(key.encode()).hexdigest(), secrets.token_hex(8))
     moment = now()
     expires_at = moment + timedelta(seconds=kept_s)
-    row = ReplayRow(
-        id=claim.id, created_at=moment, fingerprint=print_, owner=claim.owner, expires_at=expires_at, status=None
-    )
+    fresh = {
+        "id": claim.id,
+        "created_at": moment,
+        "fingerprint": print_,
+        "owner": claim.owner,
+        "expires_at": expires_at,
+    }
+    if database.execute((_TAKE[database.is_embedded], fresh)) == [1]:
+        return claim
     with database.write() as session:
-        stored, is_new = insert_once(session, row)
-        if is_new:
-            return claim
-        session.refresh(stored, with_for_update=True)
+        stored = session.scalar(select(ReplayRow).where(ReplayRow.id == claim.id).with_for_update())
+        if stored is None:  # given back since
+            raise _in_progress()
         free = stored.expires_at <= moment or (stored.status is None and stored.created_at + _TAKEN_FOR <= moment)
         if not free and stored.fingerprint != print_:
             detail = "this Idempotency-Key was used with another method, path or body"
             raise ProblemError(422, "idempotency-key-reused", "The key belongs to another request", detail)
         if not free and stored.status is None:
-            detail = "the first request with this Idempotency-Key is still being answered"
-            raise ProblemError(
-                409, "idempotency-in-progress", "The request is being answered", detail, headers={"retry-after": "1"}
-            )
+            raise _in_progress()
         if not free:
             return _replayed(stored)
         _renew(stored, claim, print_, moment, expires_at)
         return claim
 
 
-def settle(session: Session, claim: Claim, answer: Response | None) -> None:
-    """Keep the answer with the key, or give the key back where there is none."""
-    row = find(session, ReplayRow, claim.id)
-    if row is None or row.owner != claim.owner:
-        return  # it took so long that another request has taken the key
+def settling(claim: Claim, answer: Response | None) -> tuple[Executable, dict[str, object]]:
+    """The statement that keeps the answer with the key, or gives the key back where there is none, and its values. It does
+    nothing where all took so long that another request has taken the key."""
+    mine: dict[str, object] = {"claim": claim.id, "claimed_by": claim.owner}
     if answer is None or not 200 <= answer.status_code < 300:
-        session.delete(row)
-        return
-    row.status = answer.status_code
-    row.headers = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
-    row.body = _without_secrets(bytes(answer.body))
+        return _GIVE_BACK, mine
+    headers = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
+    body = _without_secrets(bytes(answer.body))
+    return _KEEP, {**mine, "status": answer.status_code, "headers": headers, "body": body}
+
+
+def _in_progress() -> ProblemError:
+    detail = "the first request with this Idempotency-Key is still being answered"
+    return ProblemError(
+        409, "idempotency-in-progress", "The request is being answered", detail, headers={"retry-after": "1"}
+    )
 
 
 def _replayed(row: ReplayRow) -> Response:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from sqlalchemy import bindparam, insert
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as PlainRequest
@@ -27,14 +28,16 @@ from service.edge import replays
 from service.edge.conditions import is_known
 from service.edge.replays import Claim
 from service.handlers import answer_to
-from service.models import AuditRow
+from service.models import AuditRow, now, table_of
 from service.problems import ProblemError
 from service.services._store import new_id
-from service.state import CALL, Call, State
+from service.state import OWN, Call, State
+from service.tenancy import PARAMETER
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _log = logging.getLogger("service.edge")
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+Read = TypeVar("Read")
 _SAFE = ("GET", "HEAD")
 _SLOW: set[Callable[..., Any]] = set()
 _UNKNOWN_TENANT = ""
@@ -104,16 +107,20 @@ def slow(endpoint: Endpoint) -> Endpoint:
     return endpoint
 
 
+async def read_quickly(state: State, work: Callable[..., Read], /, *arguments: Any, **named: Any) -> Read:
+    """Read a few rows. SQLite answers in less time than a thread takes to get Python's lock from others, and its readers wait
+    for nobody; another database is waited for in a thread."""
+    if state.database.is_embedded:
+        return work(*arguments, **named)
+    return await run_in_threadpool(work, *arguments, **named)
+
+
 def _quick(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """A route that reads a few rows. SQLite answers in less time than a thread takes to get Python's lock from others, and
-    its readers wait for nobody; another database is waited for in a thread."""
+    """A route that reads a few rows."""
 
     @wraps(endpoint)
     async def quick(**arguments: Any) -> Any:
-        state: State = arguments["state"]
-        if state.database.is_embedded:
-            return endpoint(**arguments)
-        return await run_in_threadpool(endpoint, **arguments)
+        return await read_quickly(arguments["state"], endpoint, **arguments)
 
     quick.__signature__ = signature(endpoint, eval_str=True)  # type: ignore[attr-defined]
     return quick
@@ -158,7 +165,7 @@ async def _serve(route: GuardedRoute, plain: Request, needed: tuple[str, ...], h
 class _RefusedError(Exception):
     """A caller was not let in, which the audit log says."""
 
-    def __init__(self, refusal: ProblemError, entry: AuditRow) -> None:
+    def __init__(self, refusal: ProblemError, entry: _Entry) -> None:
         self.refusal, self.entry = refusal, entry
         super().__init__()
 
@@ -182,8 +189,8 @@ async def _admitted(route: GuardedRoute, plain: Request, state: State, needed: t
         raise
     key = plain.headers.get("idempotency-key") if plain.method == "POST" else None
     call = Call(caller, identity, plain.url.path, None if key is None else replays.check_key(key))
-    plain.scope[CALL] = call
-    return _Visit(StrictRequest(plain.scope, plain.receive), state.of(call), call)
+    own = plain.scope[OWN] = state.of(call)
+    return _Visit(StrictRequest(plain.scope, plain.receive), own, call)
 
 
 async def _once(visit: _Visit, handler: Handler) -> Response:
@@ -223,34 +230,51 @@ def _conclude(visit: _Visit, answer: Response) -> None:
     """Note in the audit log what was answered, and keep the answer where the request had a key."""
     caller, call = visit.call.caller, visit.call
     entry = _entry(visit.request, caller.tenant, caller.key_id, caller.address, call.request_id, answer.status_code)
-    entry.location = answer.headers.get("location")
-    _write(visit.state, visit.claim, answer, entry)
+    _write(visit.state, visit.claim, answer, replace(entry, location=answer.headers.get("location")))
 
 
-def _entry(
-    request: PlainRequest, tenant: str, key_id: str | None, address: str, identity: str, status: int
-) -> AuditRow:
-    path = request.url.path.encode("ascii", "backslashreplace").decode()[:512]
-    return AuditRow(
-        id=new_id("aud"),
-        tenant=tenant,
-        caller=key_id,
-        address=address[:64],
-        method=request.method[:16],
-        path=path,
-        status=status,
-        request_id=identity,
-    )
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A line of the audit log."""
+
+    tenant: str
+    caller: str | None
+    address: str
+    method: str
+    path: str
+    status: int
+    request_id: str
+    location: str | None = None
+
+    def values(self) -> dict[str, object]:
+        """Of the columns but the tenant."""
+        return {
+            "id": new_id("aud"),
+            "created_at": now(),
+            "caller": self.caller,
+            "address": self.address[:64],
+            "method": self.method[:16],
+            "path": self.path.encode("ascii", "backslashreplace").decode()[:512],
+            "status": self.status,
+            "request_id": self.request_id,
+            "location": self.location,
+        }
 
 
-def _write(state: State, claim: Claim | None, answer: Response | None, entry: AuditRow | None) -> None:
+_NOTE = insert(table_of(AuditRow)).values(tenant=bindparam(PARAMETER))
+
+
+def _entry(request: PlainRequest, tenant: str, key_id: str | None, address: str, identity: str, status: int) -> _Entry:
+    return _Entry(tenant, key_id, address, request.method, request.url.path, status, identity)
+
+
+def _write(state: State, claim: Claim | None, answer: Response | None, entry: _Entry | None) -> None:
     """The work is done or refused by now: that the log cannot be written does not change the answer."""
     database = state.database if entry is None else state.database.of(entry.tenant)
+    statements = [] if claim is None else [replays.settling(claim, answer)]
+    if entry is not None:
+        statements.append((_NOTE, entry.values()))
     try:
-        with database.write() as session:
-            if claim is not None:
-                replays.settle(session, claim, answer)
-            if entry is not None:
-                session.add(entry)
+        database.execute(*statements)
     except SQLAlchemyError as error:
         _log.error("an answer was not written to the audit log: %s", error)

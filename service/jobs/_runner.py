@@ -25,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from autosbp.errors import ServiceError
+from service import garbage
 from service.db import Database
 from service.jobs import _rows
 from service.jobs._base import Document, Kinds
@@ -243,6 +244,7 @@ class _Work:
             engine = Engine(self._database.url, self._data_dir, self._presence.id, self._options.lanes)
             engine.open(self._run)
             self._engine = engine
+            garbage.keep_all()
         return self._engine
 
     def _run(self, job_id: str, step: Step) -> None:

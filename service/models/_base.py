@@ -7,9 +7,9 @@ same id and each a row of its own. References between resources hold the tenant 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import JSON, DateTime, Double, ForeignKeyConstraint, Index, MetaData, String
+from sqlalchemy import JSON, DateTime, Double, ForeignKeyConstraint, Index, MetaData, String, Table
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import SchemaItem
@@ -59,6 +59,11 @@ class Base(DeclarativeBase):
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
     created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+def table_of(kind: type[Base]) -> Table:
+    """The table of a class, for statements without the ORM."""
+    return cast("Table", kind.__table__)
 
 
 def refers(column: str, table: str) -> ForeignKeyConstraint:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from fastapi import APIRouter, Response
+from pydantic_core import to_json
 
 from service.edge.conditions import tag
 from service.edge.route import guarded
-from service.models import JobRow
+from service.models import Base, JobRow
 from service.problems import MEDIA_TYPE
 from service.schemas._base import Document, Item, Page, Problem
 from service.schemas.jobs import Job
@@ -89,7 +91,13 @@ def answered(response: Response, job: JobRow) -> Job:
 
 
 def paged(kind: type[Item], rows: Sequence[object], following: str | None) -> Response:
-    """A page of rows. It is written here, because the framework would write each item twice."""
+    """A page of rows. It is written here, because the framework would write each item twice; and of pictures, whose columns
+    are what the schema names, without the schema."""
+    if rows and not isinstance(rows[0], Base):
+        names = tuple(kind.model_fields)
+        read = attrgetter(*names)
+        items = [dict(zip(names, read(row), strict=True)) for row in rows]
+        return Response(to_json({"items": items, "next_cursor": following}), media_type="application/json")
     page = Page[kind].model_validate(  # type: ignore[valid-type]
         {"items": rows, "next_cursor": following}, from_attributes=True
     )

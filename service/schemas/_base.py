@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from autosbp.errors import InputError
 from service.services._window import Window
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=BaseModel)
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 PathId = Annotated[str, Path(pattern=ID_PATTERN, description="Id of the resource.")]
 BodyId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]

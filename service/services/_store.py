@@ -85,18 +85,20 @@ def page(
     if window.before is not None:
         query = query.where(kind.created_at < window.before)
     if window.cursor is not None:
-        query = query.where(tuple_(kind.created_at, kind.id) < tuple_(*_decode(window.cursor)))
+        query = query.where(tuple_(kind.created_at, kind.id) < tuple_(*decode(window.cursor)))
     query = query.order_by(kind.created_at.desc(), kind.id.desc()).limit(window.limit + 1)
     rows: Sequence[Row] = session.scalars(query).all()
-    return rows[: window.limit], _encode(rows[window.limit - 1]) if len(rows) > window.limit else None
+    return rows[: window.limit], encode(rows[window.limit - 1]) if len(rows) > window.limit else None
 
 
-def _encode(row: Base) -> str:
+def encode(row: Base) -> str:
+    """The cursor of the place behind a row."""
     stamp = row.created_at.astimezone(UTC).isoformat()
     return base64.urlsafe_b64encode(f"{stamp} {row.id}".encode()).decode()
 
 
-def _decode(cursor: str) -> tuple[datetime, str]:
+def decode(cursor: str) -> tuple[datetime, str]:
+    """The place that a cursor names; ``InputError``."""
     try:
         stamp, _, identifier = base64.urlsafe_b64decode(cursor.encode()).decode().partition(" ")
         return datetime.fromisoformat(stamp).astimezone(UTC), identifier

@@ -8,7 +8,8 @@ from sqlalchemy import delete
 
 from service.db import Database
 from service.models import AuditRow, EndedSessionRow, ReplayRow, now
-from service.services._store import Paged, page
+from service.services._pictures import pictures
+from service.services._store import Paged
 from service.services._window import Window
 from service.settings import Settings
 from service.state import State
@@ -16,8 +17,7 @@ from service.state import State
 
 def listing(state: State, window: Window, /, **equal: object) -> Paged[AuditRow]:
     """A page of the tenant's log."""
-    with state.database.read() as session:
-        return page(session, AuditRow, window, **equal)
+    return pictures(state.database, AuditRow, window, **equal)
 
 
 def forget(database: Database, settings: Settings) -> None:

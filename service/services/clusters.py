@@ -9,7 +9,8 @@ from service.models import ClusterRow
 from service.schemas._base import Document
 from service.schemas.clusters import PresetCluster
 from service.services._documents import read
-from service.services._store import Paged, insert_once, page, require
+from service.services._pictures import pictured, pictures
+from service.services._store import Paged, insert_once
 from service.services._window import Window
 from service.state import State
 
@@ -38,11 +39,9 @@ def store(session: Session, cluster: Cluster) -> tuple[ClusterRow, bool]:
 
 def get(state: State, cluster_id: str) -> ClusterRow:
     """One cluster, or 404."""
-    with state.database.read() as session:
-        return require(session, ClusterRow, cluster_id, "cluster")
+    return pictured(state.database, ClusterRow, cluster_id, "cluster")
 
 
 def listing(state: State, window: Window, /, **equal: object) -> Paged[ClusterRow]:
     """A page of clusters."""
-    with state.database.read() as session:
-        return page(session, ClusterRow, window, **equal)
+    return pictures(state.database, ClusterRow, window, **equal)

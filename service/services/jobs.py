@@ -12,7 +12,8 @@ from service.db import Database
 from service.models import JobRow
 from service.problems import not_found
 from service.schemas._base import Document
-from service.services._store import Paged, find, page, require
+from service.services._pictures import pictured, pictures
+from service.services._store import Paged, find
 from service.services._window import Window
 from service.state import State
 
@@ -39,8 +40,7 @@ def submit(state: State, session: Session, kind: str, payload: Document, resourc
 
 def get(state: State, job_id: str) -> JobRow:
     """One job, or 404."""
-    with state.database.read() as session:
-        return require(session, JobRow, job_id, "job")
+    return pictured(state.database, JobRow, job_id, "job")
 
 
 def cancel(state: State, job_id: str, check: Callable[[JobRow], None]) -> JobRow:
@@ -54,8 +54,7 @@ def cancel(state: State, job_id: str, check: Callable[[JobRow], None]) -> JobRow
 
 def listing(state: State, window: Window, /, **equal: object) -> Paged[JobRow]:
     """A page of jobs."""
-    with state.database.read() as session:
-        return page(session, JobRow, window, **equal)
+    return pictures(state.database, JobRow, window, **equal)
 
 
 def counts(database: Database) -> dict[tuple[str, str], int]:

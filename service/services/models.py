@@ -15,7 +15,8 @@ from service.schemas._base import Document
 from service.schemas.models import HfModel, ZooModel
 from service.services import jobs
 from service.services._documents import read
-from service.services._store import Paged, insert_once, page, require
+from service.services._pictures import pictured, pictures
+from service.services._store import Paged, insert_once, require
 from service.services._window import Window
 from service.settings import Settings
 from service.state import State
@@ -71,8 +72,7 @@ def store_capture(settings: Settings, session: Session, job: JobRow, found: Docu
 
 def get(state: State, model_id: str) -> ModelRow:
     """One model, or 404."""
-    with state.database.read() as session:
-        return require(session, ModelRow, model_id, "model")
+    return pictured(state.database, ModelRow, model_id, "model")
 
 
 def graph(state: State, model_id: str) -> Document:
@@ -83,8 +83,7 @@ def graph(state: State, model_id: str) -> Document:
 
 def listing(state: State, window: Window, /, **equal: object) -> Paged[ModelRow]:
     """A page of models."""
-    with state.database.read() as session:
-        return page(session, ModelRow, window, **equal)
+    return pictures(state.database, ModelRow, window, **equal)
 
 
 def delete(state: State, model_id: str, check: Callable[[ModelRow], None]) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Text, cast, select
+from sqlalchemy import Text, bindparam, cast, select
 from sqlalchemy.orm import Session, undefer
 
 from autosbp import api
 from autosbp.comparison import difference
 from autosbp.errors import InputError
 from autosbp.export import EXPORTERS, export_plan
-from service.models import CalibrationRow, ModelRow, SearchRow, StrategyRow
+from service.models import CalibrationRow, ModelRow, SearchRow, StrategyRow, table_of
 from service.problems import not_found
 from service.schemas._base import Document
-from service.services._store import Paged, existing, insert_once, page, require
+from service.services._pictures import pictures
+from service.services._store import Paged, existing, insert_once, require
 from service.services._window import Window
 from service.state import State
+from service.tenancy import narrowed
+
+_strategies = table_of(StrategyRow).c
+_TEXT = narrowed(select(cast(_strategies.plan, Text)).where(_strategies.id == bindparam("id")))
+_ID = narrowed(select(_strategies.id).where(_strategies.id == bindparam("id")))
 
 
 def store(session: Session, plan: Document, search: SearchRow) -> StrategyRow:
@@ -43,24 +49,21 @@ def get(state: State, strategy_id: str) -> StrategyRow:
 
 def text(state: State, strategy_id: str) -> str:
     """One strategy's plan as it is stored, or 404: JSON that nobody reads on the way is not parsed."""
-    with state.database.read() as session:
-        found = session.scalar(select(cast(StrategyRow.plan, Text)).where(StrategyRow.id == strategy_id))
-    if found is None:
+    found = state.database.fetch(_TEXT, id=strategy_id)
+    if not found:
         raise not_found("strategy", strategy_id)
-    return str(found)
+    return str(found[0][0])
 
 
 def require_stored(state: State, strategy_id: str) -> None:
     """404 unless the strategy is there."""
-    with state.database.read() as session:
-        if session.scalar(select(StrategyRow.id).where(StrategyRow.id == strategy_id)) is None:
-            raise not_found("strategy", strategy_id)
+    if not state.database.fetch(_ID, id=strategy_id):
+        raise not_found("strategy", strategy_id)
 
 
 def listing(state: State, window: Window, /, **equal: object) -> Paged[StrategyRow]:
     """A page of strategies."""
-    with state.database.read() as session:
-        return page(session, StrategyRow, window, **equal)
+    return pictures(state.database, StrategyRow, window, **equal)
 
 
 def compare(state: State, strategy_id: str, other_id: str) -> Document:

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import autosbp
 from service.access.caller import SCOPES
-from service.state import CALL, Call
+from service.state import OWN, State
 from service.web import text
 from service.web.assets import address
 
@@ -83,7 +83,8 @@ def problem_page(request: Request, body: bytes, status: int, headers: Mapping[st
 
 def _about(request: Request) -> dict[str, Any]:
     """What every page knows: who looks at it, and where in the navigation it is."""
-    call: Call | None = request.scope.get(CALL)
+    own: State | None = request.scope.get(OWN)
+    call = None if own is None else own.call
     scopes = call.caller.scopes if call else frozenset()
     return {
         "signed_in": call is not None and call.caller.key_id is not None,

@@ -90,6 +90,10 @@ def _rehearse(folder: Path, with_nccl_tests: bool, layer: Path | None) -> int:
             _say(f"stage {stage.name}: left out; scripts/image --nccl-tests takes it, where there is nvcc")
             continue
         made[stage.name] = _take(stage, folder / (stage.name or "image"), layer, made)
+    if with_nccl_tests:
+        program = made[""].environment["NCCL_TESTS_HOME"] + "/build/all_reduce_perf"
+        needs = subprocess.run(made[""].command("ldd", program), check=True, capture_output=True, text=True).stdout
+        assert "libnccl.so" in needs and "libmpi.so" in needs and "not found" not in needs, needs
     _start(stages()[-1], made[""])
     _say("every step was taken, and the container was healthy")
     return 0
@@ -98,9 +102,10 @@ def _rehearse(folder: Path, with_nccl_tests: bool, layer: Path | None) -> int:
 def _take(stage: Stage, folder: Path, layer: Path | None, made: Mapping[str, Image]) -> Image:
     """A stage's image."""
     _say(f"stage {stage.name or 'of the image'}, from {stage.base}: this machine stands in for it")
-    lower = f"{layer.resolve()}:/" if layer is not None else "/"
     given = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    image = Image(_overlay(folder, lower), {"PATH": os.environ["PATH"], "DEBIAN_FRONTEND": "noninteractive", **given})
+    image = Image(_overlay(folder, "/"), {"PATH": os.environ["PATH"], "DEBIAN_FRONTEND": "noninteractive", **given})
+    if layer is not None:
+        shutil.copytree(layer, image.root, symlinks=True, dirs_exist_ok=True)
     for name in ("dev", "sys", "proc"):
         _mount("--rbind", f"/{name}", str(image.root / name))
     for step in stage.steps:

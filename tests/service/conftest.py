@@ -12,14 +12,17 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from service.app import create_app
+from service.db import Database
 from service.jobs._base import Kinds
 from service.jobs._runner import DurableRunner
+from service.models import Base
 from service.settings import Settings
 from service.state import State
 from tests.service import documents
 from tests.service.postgres import Postgres, programs
 
 Start = Callable[..., AbstractContextManager[TestClient]]
+NewUrl = Callable[[], str]
 
 
 @pytest.fixture
@@ -67,6 +70,32 @@ def postgres() -> Iterator[Postgres]:
     """A PostgreSQL server of the tests' own; the development extra brings its programs."""
     with Postgres(programs()) as server:
         yield server
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def new_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NewUrl:
+    """Makes URLs of empty databases."""
+    if request.param == "sqlite":
+        return lambda: f"sqlite:///{tmp_path_factory.mktemp('store') / 'test.db'}"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.database
+
+
+@pytest.fixture(scope="module")
+def shared_database(new_url: NewUrl) -> Iterator[Database]:
+    database = Database(new_url())
+    database.upgrade()
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def database(shared_database: Database) -> Iterator[Database]:
+    """Of the newest schema, and empty."""
+    with shared_database.write() as session:
+        for table in reversed(Base.metadata.sorted_tables):
+            session.execute(table.delete())
+    yield shared_database
 
 
 @pytest.fixture

@@ -29,10 +29,11 @@ def programs() -> Path:
 
 
 class Postgres:
-    """Runs until it is left. A server refuses to run as root, who starts it as nobody."""
+    """Runs until it is left. A server refuses to run as root, who starts it as nobody. Unless it is ``durable``, nothing it
+    stores outlives the machine."""
 
-    def __init__(self, folder: Path) -> None:
-        self._bin = folder
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
+        self._bin, self._durable = folder, durable
         self._home = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # noqa: S108 - a socket's path must be short
         if os.getuid() == 0:
             os.chown(self._home, _NOBODY, _NOBODY)
@@ -50,12 +51,18 @@ class Postgres:
 
     def start(self) -> None:
         """Start it, again after ``stop``."""
-        options = f"-p {_PORT} -k {self._home} -c listen_addresses= -c fsync=off -c max_connections=200"
+        fsync = "on" if self._durable else "off"
+        options = f"-p {_PORT} -k {self._home} -c listen_addresses= -c fsync={fsync} -c max_connections=200"
         self._run("pg_ctl", "-w", "-o", options, "-l", str(self._home / "log"), "start")
 
     def stop(self) -> None:
         """Stop it as a crash would."""
         self._run("pg_ctl", "-m", "immediate", "-w", "stop")
+
+    @property
+    def pid(self) -> int:
+        """The server's process, which is the parent of those that answer."""
+        return int((self._home / "data" / "postmaster.pid").read_text().split()[0])
 
     def database(self) -> str:
         """The URL of a new, empty database."""

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from alembic import command
-from sqlalchemy import inspect, select, text
+from sqlalchemy import func, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
 from autosbp.errors import InputError
 from service.db import Database, _alembic
-from service.models import CalibrationRow, SearchRow
+from service.models import CalibrationRow, ClusterRow, SearchRow
 
 
 @pytest.fixture
@@ -60,6 +60,23 @@ def test_sqlite_runs_in_wal_mode_with_foreign_keys(database: Database) -> None:
         assert session.scalar(text("PRAGMA foreign_keys")) == 1
     with pytest.raises(IntegrityError), database.write() as session:
         session.add(SearchRow(id="sea-1", tenant="t", model_id="none", cluster_id="none", job_id="none", options={}))
+
+
+def test_the_log_is_brought_into_the_file_beside_readers_and_writers(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'test.db'}")
+    database.upgrade()
+    database.checkpoint()
+    for number in range(1200):  # more than SQLite's own limit of 1000 pages
+        with database.write() as session:
+            session.add(
+                ClusterRow(id=f"c{number}", tenant="t", name="x" * 4000, cluster_hash="h", num_devices=1, document={})
+            )
+    before = (tmp_path / "test.db").stat().st_size
+    with database.read() as reader:
+        assert reader.scalar(select(func.count()).select_from(ClusterRow)) == 1200
+        database.checkpoint()
+    assert (tmp_path / "test.db").stat().st_size > before + 1200 * 4000
+    database.close()
 
 
 def test_a_writing_session_that_fails_leaves_nothing(database: Database) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -34,38 +33,11 @@ from service.services._window import Window
 from service.services.audit import forget
 from service.settings import Settings
 from tests.service import documents
-from tests.service.conftest import running
+from tests.service.conftest import NewUrl, running
 from tests.service.postgres import Postgres
 from tests.service.test_jobs import events
 
 DATA = Path(__file__).parent / "data"
-NewUrl = Callable[[], str]
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def new_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NewUrl:
-    """Makes URLs of empty databases."""
-    if request.param == "sqlite":
-        return lambda: f"sqlite:///{tmp_path_factory.mktemp('store') / 'test.db'}"
-    server: Postgres = request.getfixturevalue("postgres")
-    return server.database
-
-
-@pytest.fixture(scope="module")
-def shared_database(new_url: NewUrl) -> Iterator[Database]:
-    database = Database(new_url())
-    database.upgrade()
-    yield database
-    database.close()
-
-
-@pytest.fixture
-def database(shared_database: Database) -> Iterator[Database]:
-    """Of the newest schema, and empty."""
-    with shared_database.write() as session:
-        for table in reversed(Base.metadata.sorted_tables):
-            session.execute(table.delete())
-    yield shared_database
 
 
 def cluster(name: str = "local:2") -> ClusterRow:
@@ -261,8 +233,10 @@ def test_one_of_many_requests_at_once_takes_an_idempotency_key(database: Databas
         found = list(pool.map(take, range(6)))
     (claim,) = [each for each in found if isinstance(each, Claim)]
     assert found.count(409) == 5
-    with database.of("one").write() as session:
-        replays.settle(session, claim, Response('{"a": 1}', 201, {"location": "/x"}, "application/json"))
+    answer = Response('{"a": 1}', 201, {"location": "/x"}, "application/json")
+    assert database.of("one").execute(replays.settling(Claim(claim.id, "another"), answer)) == [0]
+    assert database.of("two").execute(replays.settling(claim, answer)) == [0]
+    assert database.of("one").execute(replays.settling(claim, answer)) == [1]
     stored = replays.take(database.of("one"), "key", "print", 60.0)
     assert isinstance(stored, Response)
     assert (stored.status_code, stored.body, stored.headers["location"]) == (201, b'{"a": 1}', "/x")
