@@ -7,110 +7,87 @@ one unit of that level (one node, one device) can send, shared by all groups of 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autosbp.errors import InputError
+from autosbp.groups import Group, Link, joined_host, joined_levels, quickest_of, read_group, read_link, slowest_of
+from autosbp.hardware import MAX_DEVICES as MAX_DEVICES
+from autosbp.hardware import Curves as Curves
+from autosbp.hardware import Device as Device
+from autosbp.hardware import Host as Host
+from autosbp.hardware import Level as Level
+from autosbp.hardware import presets as presets
+from autosbp.hardware import read_device, read_host, read_levels
 from autosbp.jsonio import Fields, check_integer, digest, read_file
 from autosbp.sbp.mesh import Axis, Mesh
 
 SCHEMA = "autosbp.cluster/1"
-MAX_DEVICES = 2**20
-_PRESETS = Path(__file__).parent / "data" / "clusters.yaml"
-
-
-@dataclass(frozen=True, slots=True)
-class Curves:
-    """What a device's kernels reach of its peaks, the same for all kernels (see ``costmodel.efficiency``).
-
-    ``matmul`` and ``memory`` are the parts of peak arithmetic and bandwidth that full tiles and large copies reach;
-    ``contention`` is the part of a transfer's time by which it slows down kernels that run beside it. A product is cut
-    into tiles of ``tile_rows`` x ``tile_columns``, of which the device's ``units`` do one each at a time.
-    """
-
-    matmul: float
-    memory: float
-    contention: float
-    units: int
-    tile_rows: int
-    tile_columns: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in Curves.__slots__}
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """One accelerator or CPU rank. Rates are peaks; ``efficiency`` is the part that a large matmul reaches, unless there
-    are ``curves``."""
-
-    name: str
-    kind: str  # "cpu" or "cuda"
-    memory_bytes: int
-    peak_flops: Mapping[str, float]  # FLOP/s by dtype name, such as {"float32": 19.5e12}
-    memory_bandwidth_bytes_per_s: float
-    efficiency: float = 0.5
-    op_overhead_s: float = 5e-6
-    curves: Curves | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "memory_bytes": self.memory_bytes,
-            "peak_flops": dict(self.peak_flops),
-            "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
-            "efficiency": self.efficiency,
-            "op_overhead_s": self.op_overhead_s,
-            # Absent where there are none: devices of older documents keep their hashes.
-            **({"curves": self.curves.to_dict()} if self.curves else {}),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """``count`` units joined by one kind of link. ``bandwidth_bytes_per_s`` is per unit and per direction."""
-
-    name: str
-    count: int
-    latency_s: float
-    bandwidth_bytes_per_s: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "count": self.count,
-            "latency_s": self.latency_s,
-            "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """One device's share of its node's processors, with all devices of the node busy: its link, in each direction, the
-    bandwidth of the memory, and its size."""
-
-    link_bytes_per_s: float
-    memory_bandwidth_bytes_per_s: float
-    memory_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in Host.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Identical devices on a product of levels, outermost first. Two levels at most: nodes and devices of a node. ``host``
-    is what optimizer state can be offloaded to, where that is known."""
+    """Devices on a product of levels, outermost first. Two levels at most: nodes and devices of a node. ``host`` is what
+    optimizer state can be offloaded to, where that is known.
+
+    All devices are alike but where there are ``groups`` of unlike ones (``autosbp.groups``), one behind the other along
+    the outermost level, joined by a ``link``: then ``device``, ``levels`` and ``host`` have the slowest and the least of
+    all, which is what a program on all of them at once gets.
+    """
 
     name: str
     levels: tuple[Level, ...]
     device: Device
     source: str = ""
     host: Host | None = None
+    groups: tuple[Group, ...] = ()
+    link: Link | None = None
+
+    @staticmethod
+    def of_groups(name: str, groups: tuple[Group, ...], link: Link, source: str = "") -> Cluster:
+        """Unlike groups as one cluster."""
+        device = slowest_of([group.device for group in groups])
+        return Cluster(name, joined_levels(groups, link), device, source, joined_host(groups), groups, link)
+
+    def groups_of(self, first: int, last: int) -> tuple[int, ...]:
+        """The groups that devices ``first`` to ``last``, both included, are of."""
+        found, at = [], 0
+        for index, group in enumerate(self.groups):
+            end = at + group.num_devices
+            if first < end and last >= at:
+                found.append(index)
+            at = end
+        return tuple(found)
+
+    def part(self, groups: Sequence[int]) -> Cluster:
+        """What some groups are to a program on them alone: levels have the counts of the whole cluster, and the slowest
+        links and devices of these groups. The same cluster where these are all."""
+        if len(groups) == len(self.groups):
+            return self
+        chosen = tuple(self.groups[index] for index in groups)
+        levels = joined_levels(chosen, self.link if len(chosen) > 1 else None)
+        return Cluster(
+            self.name,
+            tuple(replace(level, count=whole.count) for level, whole in zip(levels, self.levels, strict=True)),
+            slowest_of([group.device for group in chosen]),
+            host=joined_host(chosen),
+        )
+
+    def quickest(self) -> Cluster:
+        """As if all devices were alike and had the best of what any has; nothing is slower on it."""
+        if not self.groups:
+            return self
+        levels = tuple(
+            replace(
+                level,
+                latency_s=min(group.levels[at].latency_s for group in self.groups),
+                bandwidth_bytes_per_s=max(group.levels[at].bandwidth_bytes_per_s for group in self.groups),
+            )
+            for at, level in enumerate(self.levels)
+        )
+        return Cluster(self.name, levels, quickest_of([group.device for group in self.groups]), host=self.host)
 
     @property
     def num_devices(self) -> int:
@@ -118,6 +95,13 @@ class Cluster:
         for level in self.levels:
             total *= level.count
         return total
+
+    @property
+    def mean_memory_bytes(self) -> int:
+        """Of a device, over all groups."""
+        if not self.groups:
+            return self.device.memory_bytes
+        return sum(group.num_devices * group.device.memory_bytes for group in self.groups) // self.num_devices
 
     @property
     def devices_per_node(self) -> int:
@@ -148,102 +132,81 @@ class Cluster:
             "levels": [level.to_dict() for level in self.levels],
             "source": self.source,
             **({"host": self.host.to_dict()} if self.host else {}),
+            **({"groups": [group.to_dict() for group in self.groups]} if self.groups else {}),
+            **({"link": self.link.to_dict()} if self.link else {}),
         }
 
     @staticmethod
     def from_dict(data: object) -> Cluster:
-        """Read the file format; raises ``InputError`` that names the field, the value and the limit."""
-        fields = Fields(data, "", ("schema", "name", "device", "levels", "source", "host"))
+        """Read the file format; raises ``InputError`` that names the field, the value and the limit. With ``groups``,
+        ``device``, ``levels`` and ``host`` follow from these, and may be left out."""
+        fields = Fields(data, "", ("schema", "name", "device", "levels", "source", "host", "groups", "link"))
         fields.schema(SCHEMA)
-        levels = []
-        for index, entry in enumerate(fields.sequence("levels")):
-            level = Fields(entry, f"levels[{index}]", ("name", "count", "latency_s", "bandwidth_bytes_per_s"))
-            name = level.text("name")
-            if not re.fullmatch(r"[a-z][a-z_]{0,15}", name):
-                raise InputError(level.at("name"), name, "1 to 16 lower-case letters or underscores are expected")
-            levels.append(
-                Level(
-                    name,
-                    level.integer("count", low=1, high=MAX_DEVICES),
-                    level.number("latency_s", low=0.0, high=10.0),
-                    level.positive("bandwidth_bytes_per_s"),
-                )
-            )
-        if not 1 <= len(levels) <= 2:
-            raise InputError("levels", len(levels), "one level (devices) or two (nodes, devices) are expected")
-        if len({level.name for level in levels}) != len(levels):
-            raise InputError("levels", [level.name for level in levels], "level names must differ")
         source = fields.raw("source", "")
         if not isinstance(source, str):
             raise InputError("source", source, "a string is expected")
-        host = _host(fields.raw("host")) if fields.has("host") else None
-        cluster = Cluster(fields.text("name"), tuple(levels), _device(fields.raw("device")), source, host)
-        if cluster.num_devices > MAX_DEVICES:
-            raise InputError("levels", cluster.num_devices, f"at most {MAX_DEVICES} devices are expected")
-        return cluster
+        if fields.has("groups"):
+            return _grouped(fields, source)
+        if fields.has("link"):
+            raise InputError("link", fields.raw("link"), "groups are expected, which it joins")
+        levels, device = read_levels(fields.sequence("levels")), read_device(fields.raw("device"))
+        host = read_host(fields.raw("host")) if fields.has("host") else None
+        return _checked(Cluster(fields.text("name"), levels, device, source, host))
 
 
-def _device(data: object) -> Device:
-    if isinstance(data, str):
-        known = presets()["devices"]
-        if data not in known:
-            raise InputError("device", data, f"one of {', '.join(sorted(known))} or a mapping is expected")
-        data = {"name": data, **{key: value for key, value in known[data].items() if key != "source"}}
-    fields = Fields(
-        data,
-        "device",
-        (
-            "name",
-            "kind",
-            "memory_bytes",
-            "peak_flops",
-            "memory_bandwidth_bytes_per_s",
-            "efficiency",
-            "op_overhead_s",
-            "curves",
-        ),
-    )
-    peaks = Fields(fields.mapping("peak_flops"), "device.peak_flops", ("float64", "float32", "bfloat16", "float16"))
-    if not peaks.data:
-        raise InputError("device.peak_flops", {}, "at least one dtype is expected")
-    return Device(
-        fields.text("name"),
-        fields.text("kind", choices=("cpu", "cuda")),
-        fields.integer("memory_bytes", low=1),
-        {key: peaks.positive(key) for key in sorted(peaks.data)},
-        fields.positive("memory_bandwidth_bytes_per_s"),
-        fields.number("efficiency", 0.5, low=1e-3, high=1.0),
-        fields.number("op_overhead_s", 5e-6, low=0.0, high=1.0),
-        _curves(fields.raw("curves")) if fields.has("curves") else None,
-    )
+def _grouped(fields: Fields, source: str) -> Cluster:
+    groups: list[Group] = []
+    for at, entry in enumerate(fields.sequence("groups")):
+        path = f"groups[{at}]"
+        if isinstance(entry, Mapping) and "preset" in entry:
+            chosen = Fields(entry, path, ("name", "preset"))
+            preset = _preset(chosen.text("preset"), chosen.at("preset"))
+            groups.append(Group(chosen.text("name", preset.device.name), preset.levels, preset.device, preset.host))
+        else:
+            groups.append(read_group(entry, path))
+    if len(groups) < 2:
+        raise InputError("groups", len(groups), "two or more are expected")
+    for at, group in enumerate(groups):
+        _check_like(group, groups[0], f"groups[{at}]")
+    if len({group.name for group in groups}) < len(groups):
+        raise InputError("groups", [group.name for group in groups], "names of groups must differ")
+    cluster = _checked(Cluster.of_groups(fields.text("name"), tuple(groups), read_link(fields.raw("link")), source))
+    derived = cluster.to_dict()
+    for name in ("device", "levels", "host"):
+        if fields.has(name) and fields.raw(name) != derived.get(name):
+            raise InputError(name, fields.raw(name), "what follows from the groups is expected, or nothing")
+    return cluster
 
 
-def _host(data: object) -> Host:
-    fields = Fields(data, "host", tuple(Host.__slots__))
-    return Host(
-        fields.positive("link_bytes_per_s"),
-        fields.positive("memory_bandwidth_bytes_per_s"),
-        fields.integer("memory_bytes", low=1),
-    )
+def _preset(spec: str, path: str) -> Cluster:
+    """A preset of devices that are alike; never a file."""
+    if Path(spec).suffix:
+        raise InputError(path, spec, "PRESET:NODES is expected")
+    try:
+        preset = load_cluster(spec)
+    except InputError as error:
+        raise InputError(path, spec, error.limit) from None
+    if preset.groups:
+        raise InputError(path, spec, "a preset of devices that are alike is expected")
+    return preset
 
 
-def _curves(data: object) -> Curves:
-    fields = Fields(data, "device.curves", tuple(Curves.__slots__))
-    return Curves(
-        fields.number("matmul", low=1e-3, high=1.0),
-        fields.number("memory", low=1e-3, high=1.0),
-        fields.number("contention", low=0.0, high=1.0),
-        fields.integer("units", low=1, high=2**20),
-        fields.integer("tile_rows", low=1, high=2**20),
-        fields.integer("tile_columns", low=1, high=2**20),
-    )
+def _check_like(group: Group, first: Group, path: str) -> None:
+    """Raise ``InputError`` where groups cannot be one mesh, or not run one program."""
+    names, wanted = ([level.name for level in each.levels] for each in (group, first))
+    if names != wanted:
+        raise InputError(f"{path}.levels", names, f"levels {wanted} are expected, as in groups[0]")
+    inner, all_inner = ([level.count for level in each.levels[1:]] for each in (group, first))
+    if inner != all_inner:
+        raise InputError(f"{path}.levels[1].count", inner[0], f"{all_inner[0]} are expected, as in groups[0]")
+    if group.device.kind != first.device.kind:
+        raise InputError(f"{path}.device.kind", group.device.kind, f"{first.device.kind} is expected, as in groups[0]")
 
 
-@cache
-def presets() -> dict[str, Any]:
-    """The device and cluster data file, each entry with its cited source."""
-    data: dict[str, Any] = read_file(_PRESETS)
-    return data
+def _checked(cluster: Cluster) -> Cluster:
+    if cluster.num_devices > MAX_DEVICES:
+        raise InputError("levels", cluster.num_devices, f"at most {MAX_DEVICES} devices are expected")
+    return cluster
 
 
 def prime_factors(count: int) -> list[int]:
@@ -261,7 +224,8 @@ def load_cluster(spec: str) -> Cluster:
     """A cluster from a YAML/JSON path or a preset: ``dgx-a100-80g:8``, ``local:4``, ``local:2x2``, ``piz-daint``.
 
     ``PRESET:NODES`` overrides the preset's number of nodes, ``PRESET:NODESxDEVICES`` the devices of a node too, and a
-    bare ``PRESET`` is the preset as its file has it. ``local:4`` is one level of 4 ranks. Raises ``InputError``.
+    bare ``PRESET`` is the preset as its file has it. ``local:4`` is one level of 4 ranks. Where a preset has groups, these
+    are the nodes of each. Raises ``InputError``.
     """
     path = Path(spec)
     if path.suffix in (".yaml", ".yml", ".json"):
@@ -272,7 +236,12 @@ def load_cluster(spec: str) -> Cluster:
         choices = ", ".join(sorted(known))
         raise InputError("cluster", spec, f"a .yaml or .json file, or PRESET:NODES with one of {choices}")
     data = {"schema": SCHEMA, "name": spec, **known[name]}
-    return Cluster.from_dict({**data, "levels": _counted(data["levels"], spec, given)} if colon else data)
+    if not colon:
+        return Cluster.from_dict(data)
+    if "groups" in data:
+        groups = [{**group, "levels": _counted(group["levels"], spec, given)} for group in data["groups"]]
+        return Cluster.from_dict({**data, "groups": groups})
+    return Cluster.from_dict({**data, "levels": _counted(data["levels"], spec, given)})
 
 
 def _counted(levels: list[dict[str, Any]], spec: str, given: str) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ def findings(document: Mapping[str, Any]) -> list[str]:
     """Sentences, most important first."""
     return [
         _what_binds(document),
+        *_stages(document),
         *_memory(document),
         *_fewer(document),
         *_baselines(document),
@@ -54,6 +55,14 @@ def _what_binds(document: Mapping[str, Any]) -> str:
     largest = max(_ADVICE, key=lambda name: breakdown[name])
     name, advice = _ADVICE[largest]
     return f"{name} binds with {percent(breakdown[largest], step)} of the step: {advice}."
+
+
+def _stages(document: Mapping[str, Any]) -> list[str]:
+    stages = document.get("by_stage")
+    if not stages:
+        return []
+    said = ", ".join(f"{stage['group']} {seconds(stage['busy_s'])}" for stage in stages)
+    return [f"Stages are on groups of unlike devices, and work for so long in a step: {said}."]
 
 
 def _fewer(document: Mapping[str, Any]) -> list[str]:
@@ -91,7 +100,7 @@ def _baselines(document: Mapping[str, Any]) -> list[str]:
 
 def _next(document: Mapping[str, Any]) -> list[str]:
     advice = []
-    if document["provenance"].get("calibration_id") is None:
+    if document["provenance"].get("calibration_id") is None and "groups" not in document["cluster"]:
         advice.append("Costs come from the cluster's data sheet: a calibration measures it.")
     if document.get("gap") not in (0, None):
         advice.append("A longer time limit may close the gap.")

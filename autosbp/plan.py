@@ -48,6 +48,10 @@ COSTED = (
 """What a plan says of its winner and of each baseline."""
 
 
+OWN = ("plan_id", "memory_breakdown", "by_stage")
+"""What a plan says of its winner alone."""
+
+
 def simulated_s(costs: Mapping[str, Any]) -> float:
     """What a trial of a plan, or of a baseline in it, should measure; plans of earlier releases only have the sum."""
     return float(costs.get("simulated_step_time_s", costs["step_time_s"]))
@@ -205,11 +209,26 @@ def _mesh(data: object, path: str) -> Mesh:
 
 
 @dataclass(frozen=True, slots=True)
+class StageCosts:
+    """Of a stage on a cluster with groups: the group, or groups, that it is on, all its passes in a step, and the memory of
+    one of its devices with what that has."""
+
+    group: str
+    busy_s: float
+    memory_bytes: int
+    memory_limit_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in StageCosts.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
     """What the cost model predicts of one strategy, per device and training step.
 
     ``step_time_s`` is the sum of the parts, what search minimises and bounds; ``simulated_step_time_s`` what is left of it
-    where collectives run beside ops, and what a trial should measure.
+    where collectives run beside ops, and what a trial should measure. ``stages`` are there where these are on groups of
+    unlike devices; memory is then that of the stage that is nearest to its limit.
     """
 
     step_time_s: float
@@ -221,6 +240,19 @@ class Costs:
     comm_bytes_per_device: int
     memory_bytes_per_device: int
     memory: Mapping[str, int]
+    stages: tuple[StageCosts, ...] = ()
+
+    def excess_bytes(self, limit: int) -> int:
+        """What the fullest device has above a limit, or above its own memory where that is known and less; negative where
+        there is room."""
+        if not self.stages:
+            return self.memory_bytes_per_device - limit
+        return max(stage.memory_bytes - min(limit, stage.memory_limit_bytes) for stage in self.stages)
+
+    def limit_bytes(self, limit: int) -> int:
+        """The limit that is meant: the fullest device's own where that is less."""
+        tight = max(self.stages, key=lambda each: each.memory_bytes - each.memory_limit_bytes, default=None)
+        return limit if tight is None else min(limit, tight.memory_limit_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -235,6 +267,7 @@ class Costs:
             "comm_bytes_per_device": self.comm_bytes_per_device,
             "memory_bytes_per_device": self.memory_bytes_per_device,
             "memory_breakdown": dict(self.memory),
+            **({"by_stage": [stage.to_dict() for stage in self.stages]} if self.stages else {}),
         }
 
 
@@ -252,6 +285,7 @@ class Baseline:
         known = self.costs.to_dict() if self.costs else dict.fromkeys(COSTED)
         return {
             **{key: known[key] for key in COSTED},
+            **({"by_stage": known["by_stage"]} if "by_stage" in known else {}),
             "feasible": self.feasible,
             "reason": self.reason,
         }
@@ -293,8 +327,8 @@ class Plan:
         strategy = self.baseline_strategy(name)
         costs = self.document["baselines"][name]
         document = {
-            **{key: value for key, value in self.document.items() if key not in ("plan_id", "memory_breakdown")},
-            **{key: costs[key] for key in COSTED if key in costs},
+            **{key: value for key, value in self.document.items() if key not in OWN},
+            **{key: costs[key] for key in (*COSTED, "by_stage") if key in costs},
             "strategy": strategy.to_dict(),
             "searcher": f"baseline {name}",
             "evaluations": 0,

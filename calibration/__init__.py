@@ -91,6 +91,8 @@ def calibrate(
         CalibrationError: a rank failed, the time ran out or a fit is impossible; names the measurement, and what was
             measured until then stays in ``results.jsonl``.
     """
+    if cluster.groups:
+        raise InputError("cluster", cluster.name, "devices that are alike are expected; it has groups of others")
     if method not in METHODS:
         raise InputError("method", method, f"one of {', '.join(METHODS)} is expected")
     backend = backend or ("nccl" if cluster.device.kind == "cuda" else "gloo")

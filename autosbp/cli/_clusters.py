@@ -78,5 +78,9 @@ def _show(document: dict[str, Any], as_json: bool) -> None:
     facts.append(("memory traffic", _rate(device["memory_bandwidth_bytes_per_s"])))
     facts += [(f"curves: {name}", f"{value:g}") for name, value in device.get("curves", {}).items()]
     console().print(table(device["name"], ("peaks, and what kernels reach", ""), facts))
+    for group in document.get("groups", ()):
+        size = " x ".join(str(level["count"]) for level in group["levels"])
+        memory = num_bytes(group["device"]["memory_bytes"])
+        console().print(f"group {group['name']}: {size} of {group['device']['name']}, {memory} each", highlight=False)
     console().print(f"cluster: {document['source']}", highlight=False)
     console().print(f"device: {document['device_source']}", highlight=False)

@@ -38,10 +38,8 @@ class Result:
 
 
 def peak_flops(device: Device, dtype: str) -> float:
-    """FLOP/s of a dtype: its own, that of the other 16-bit type, float32's, or the lowest there is."""
-    peaks = device.peak_flops
-    peak = peaks.get(dtype) or peaks.get({"bfloat16": "float16", "float16": "bfloat16"}.get(dtype, "float32"))
-    return peak or min(peaks.values())
+    """As ``Device.peak``."""
+    return device.peak(dtype)
 
 
 def roofline_s(device: Device, curves: Curves, dtype: str, flops: Floats, num_bytes: Floats) -> Floats:

@@ -3,7 +3,8 @@
 Passes are simulated in the order of the schedule (``costmodel.pipeline``), and messages between stages wait for each other
 on the links that they share. What happens once a step (gathers of parameters, reductions of gradients, sums of shared
 parameters, the losses, the optimizer) is added behind a stage's last pass. Times are those of the stage that is done
-last; traffic and memory, those of the stage that has most.
+last; traffic and memory, those of the stage that has most. Where a cluster has groups of unlike devices, each stage has
+the times of its own, and memory is that of the stage that is nearest to its devices' limit.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from autosbp.costmodel.alike import chunk_key
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.collectives import Collective
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.memory.stage import Needs, stage_memory
 from autosbp.costmodel.network import beta_factor
 from autosbp.costmodel.offload import optimizer_s
 from autosbp.costmodel.pipeline import Chunk as Passes
 from autosbp.costmodel.pipeline import Span, pass_spans, pipeline_time
 from autosbp.costmodel.simulate import alone_s
+from autosbp.costmodel.stage_models import StageModels, stage_limits
 from autosbp.costmodel.stages import Chunk, StageCall, Stages
 from autosbp.costmodel.timeline import Event, Timeline
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.pipeline import MESSAGE_DRIVEN, ZERO_BUBBLE
-from autosbp.plan import Costs, Strategy
+from autosbp.plan import Costs, StageCosts, Strategy
 from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.deferral import defers_weights
 from autosbp.sbp.placed_mesh import placed_mesh
@@ -70,6 +71,11 @@ def evaluate_pipelined(graph: LogicalGraph, strategy: Strategy, boxing: BoxingMo
     return _Pipelined(graph, strategy, boxing, compute).costs()
 
 
+def pipelined_step_s(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> float:
+    """``step_time_s`` alone of ``evaluate_pipelined``, which takes a fraction of the time without memory."""
+    return max(_Pipelined(graph, strategy, boxing, compute).ends())
+
+
 def pipeline_spans(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> list[Span]:
     """When every pass of a simulated step runs, without what comes once a step behind a stage's last one; arguments and
     errors as of ``evaluate_pipelined``."""
@@ -87,8 +93,11 @@ class _Pipelined:
                 "strategy.pipeline", strategy.num_devices, f"at most {prod(self.counts)} devices are there"
             )
         self.stages = Stages(graph, strategy)
-        self.links = LinkModel(self.network, boxing.copy_bytes_per_s)
-        self.keys = [chunk_key(self.stages, chunk) for chunk in self.stages.chunks]
+        stage_of = self.stages.pipeline.stage_of
+        self.models = StageModels(boxing, compute, self.stages.pipeline.num_stages)
+        self.keys = [
+            (chunk_key(self.stages, chunk), self.models.groups[stage_of(chunk.index)]) for chunk in self.stages.chunks
+        ]
         costs: dict[Hashable, _ChunkCost] = {}
         for key, chunk in zip(self.keys, self.stages.chunks, strict=True):
             if key not in costs:
@@ -98,24 +107,32 @@ class _Pipelined:
         self.ahead_s = [*(self._messages_s(at, backward=False) for at in cuts), 0.0]
         self.back_s = [0.0, *(self._messages_s(at, backward=True) for at in cuts)]
 
-    def costs(self) -> Costs:
+    def ends(self) -> list[float]:
+        """When each stage is done with all of a step."""
         passes = [
             Passes(sum(cost.forward), sum(cost.backward), cost.weights_s, ahead_s, back_s)
             for cost, ahead_s, back_s in zip(self.chunks, self.ahead_s, self.back_s, strict=True)
         ]
+        ends = enumerate(self._ends(passes))
+        return [end + sum(self._once_s(stage)) + self._optimizer_s(stage) for stage, end in ends]
+
+    def costs(self) -> Costs:
         together = self.together()
         stages = range(self.stages.pipeline.num_stages)
         optimizer = [self._optimizer_s(stage) for stage in stages]
         once = [self._once_s(stage) for stage in stages]
-        ends = [end + sum(once[at]) + optimizer[at] for at, end in enumerate(self._ends(passes))]
+        ends = self.ends()
         quicker = [
             end + self._once_together_s(at) + optimizer[at] for at, end in enumerate(self._ends(together))
         ]  # fmt: skip
         last = max(stages, key=ends.__getitem__)
         compute_s, comm_s = (a + b for a, b in zip(self._busy_s(last), once[last], strict=True))
         known: dict[Hashable, Needs] = {}
-        memories = (stage_memory(self.stages, stage, device=self.boxing.device.kind, known=known) for stage in stages)
-        memory = max(memories, key=lambda parts: sum(parts.values()))
+        memories = [stage_memory(self.stages, stage, device=self.boxing.device.kind, known=known) for stage in stages]
+        bytes_of = [sum(parts.values()) for parts in memories]
+        limits = stage_limits(self.network.cluster, self.strategy.mesh.size, len(stages))
+        fullest = max(stages, key=lambda stage: bytes_of[stage] - limits[stage])
+        memory = memories[fullest]
         return Costs(
             step_time_s=ends[last],
             simulated_step_time_s=max(quicker),
@@ -124,9 +141,14 @@ class _Pipelined:
             bubble_s=max(0.0, ends[last] - compute_s - comm_s - optimizer[last]),
             optimizer_s=optimizer[last],
             comm_bytes_per_device=round(max(map(self._traffic, stages))),
-            memory_bytes_per_device=sum(memory.values()),
+            memory_bytes_per_device=bytes_of[fullest],
             memory=memory,
+            stages=tuple(map(self._stage_costs, stages, bytes_of, limits)) if self.network.cluster.groups else (),
         )
+
+    def _stage_costs(self, stage: int, memory_bytes: int, limit: int) -> StageCosts:
+        groups = [self.network.cluster.groups[at].name for at in self.models.groups[stage]]
+        return StageCosts("+".join(groups), sum(self._busy_s(stage)), memory_bytes, limit)
 
     def together(self) -> list[Passes]:
         """The passes of each chunk where collectives run beside ops."""
@@ -150,14 +172,15 @@ class _Pipelined:
 
     def _chunk(self, chunk: Chunk) -> _ChunkCost:
         strategy = self.strategy
-        timeline = Timeline(chunk.graph, strategy, self.boxing, self.compute, chunk.flow)
+        boxing, compute = self.models[self.stages.pipeline.stage_of(chunk.index)]
+        timeline = Timeline(chunk.graph, strategy, boxing, compute, chunk.flow)
         each_use = strategy.gather == "use"
         first, forward = list(timeline.forward_pass(True)), list(timeline.forward_pass(each_use))
         backward, last = list(timeline.backward_pass(False)), list(timeline.backward_pass(True))
         later_s = self._weights_s(chunk, backward)
         sums = [self._seconds(events) for events in (forward, backward, first, last)]
         once = [sums[2][at] + sums[3][at] - sums[0][at] - sums[1][at] for at in (0, 1)]
-        together = [alone_s(events, self.compute.overlap) for events in (forward, backward, first, last)]
+        together = [alone_s(events, compute.overlap) for events in (forward, backward, first, last)]
         sent = [self._bytes(events) for events in (forward, backward, first, last)]
         return _ChunkCost(
             sums[0],
@@ -197,7 +220,8 @@ class _Pipelined:
         source, target = pipeline.stage_of(upper + backward), pipeline.stage_of(upper + (not backward))
         ranks = np.arange(size)
         sizes = [num_bytes for _, num_bytes, gradient in self.stages.boundary(upper) if gradient or not backward]
-        return sum(self.links.even_exchange_s(source * size + ranks, target * size + ranks, each) for each in sizes)
+        links = self.models.between(source, target)
+        return sum(links.even_exchange_s(source * size + ranks, target * size + ranks, each) for each in sizes)
 
     def _once_s(self, stage: int) -> Seconds:
         own = [self.chunks[at].once for at in self.stages.pipeline.chunks_of(stage)]
@@ -209,11 +233,13 @@ class _Pipelined:
 
     def _ending_s(self, stage: int) -> float:
         """Sums of shared parameters, and the losses."""
-        return sum(self._call_s(call) for call in self.stages.ending(stage))
+        return sum(self._call_s(call, stage) for call in self.stages.ending(stage))
 
-    def _call_s(self, call: Collective | StageCall) -> float:
+    def _call_s(self, call: Collective | StageCall, stage: int) -> float:
         if not isinstance(call, StageCall):
-            return self.network.time_s(call.kind, call.num_bytes, self.strategy.mesh.group_shape(call.axes))
+            return self.models[stage][0].network.time_s(
+                call.kind, call.num_bytes, self.strategy.mesh.group_shape(call.axes)
+            )
         devices = [stage * self.strategy.mesh.size for stage in call.stages]
         shape = placed_mesh(devices, (len(devices),), self.counts).group_shape((0,))
         return self.network.time_s(call.kind, call.num_bytes, shape)
@@ -235,7 +261,7 @@ class _Pipelined:
         leaves = [leaf for leaf in self.graph.trained if leaf.name in stored]
         mesh, strategy = self.strategy.mesh, self.strategy
         sizes = [leaf.meta.num_bytes / split_factor(strategy.parameters[leaf.name], mesh) for leaf in leaves]
-        seconds = optimizer_s(
-            self.compute, self.network.cluster, strategy.optimizer, np.array(sizes), offload=strategy.offload
-        )
+        boxing, compute = self.models[stage]
+        cluster = boxing.network.cluster
+        seconds = optimizer_s(compute, cluster, strategy.optimizer, np.array(sizes), offload=strategy.offload)
         return float(seconds.sum())

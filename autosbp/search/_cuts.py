@@ -23,10 +23,23 @@ ENOUGH = 1.02
 
 
 @dataclass(frozen=True)
+class Pace:
+    """Of stages that are not alike: what each of them would spend on the ops before each place, and on all, of one
+    microbatch; the bytes that these ops take in a stage, and what each stage has room for, where that matters."""
+
+    before_s: tuple[Floats, ...]
+    total_s: tuple[float, ...]
+    before_bytes: Floats
+    total_bytes: float
+    limits: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
 class Places:
     """``names[i]`` are the ops that a chunk may begin with, in order; ``before_s[i]`` is what runs before it of one
     microbatch, ``total_s`` all; ``crossing[i]`` are the bytes that one rank sends on there. ``at[i]`` is the
-    op's position in the program; ``held`` are positions of ops, and the stages that these must be in."""
+    op's position in the ``program``; ``held`` are positions of ops, and the stages that these must be in. Stages may have a
+    ``pace``."""
 
     names: tuple[str, ...]
     before_s: Floats
@@ -34,6 +47,8 @@ class Places:
     total_s: float
     at: tuple[int, ...] = ()
     held: tuple[tuple[int, int], ...] = ()
+    program: tuple[str, ...] = ()
+    pace: Pace | None = None
 
     def levels(self, least: int) -> list[float]:
         """Amounts of crossing bytes, least first, each of which offers half as many places again, ``least`` at least; the last
@@ -76,7 +91,8 @@ def find_places(
     chosen = [place for place in range(1, len(nodes)) if starts is None or nodes[place].name in starts]
     stages = tuple((at[name], stage) for name, stage in (held or {}).items())
     names = tuple(nodes[place].name for place in chosen)
-    return Places(names, before[chosen], crossing[chosen], float(before[-1]), tuple(chosen), stages)
+    program = tuple(node.name for node in nodes)
+    return Places(names, before[chosen], crossing[chosen], float(before[-1]), tuple(chosen), stages, program)
 
 
 def cut(places: Places, num_chunks: int, seconds_per_byte: float, stages: int | None = None) -> tuple[str, ...] | None:
@@ -89,7 +105,7 @@ def cut(places: Places, num_chunks: int, seconds_per_byte: float, stages: int | 
         slowest, picked = _balance(places, chosen, num_chunks, seconds_per_byte, stages or num_chunks)
         if slowest < (np.inf if best is None else best[0]):
             best = slowest, tuple(places.names[at] for at in picked)
-        if best is not None and best[0] <= ENOUGH * places.total_s / num_chunks:
+        if best is not None and best[0] <= ENOUGH * _even_s(places, num_chunks, stages or num_chunks):
             break
     return None if best is None else best[1]
 
@@ -98,25 +114,60 @@ def _balance(
     places: Places, chosen: NDArray[np.int64], num_chunks: int, seconds_per_byte: float, stages: int
 ) -> tuple[float, list[int]]:
     """The least slowest chunk, by dynamic programming; of equals, the one with the earliest cuts."""
-    starts = np.concatenate([[0.0], places.before_s[chosen]])
-    ends = np.concatenate([places.before_s[chosen], [places.total_s]])
     sends = seconds_per_byte * places.crossing[chosen]
     # chunk[i, j]: from place i to place j; place 0 is the model's begin, the last end its end.
-    chunk = (ends + np.append(sends, 0.0))[None, :] - starts[:, None] + np.concatenate([[0.0], sends])[:, None]
-    chunk[np.tri(len(starts), k=-1, dtype=bool)] = np.inf
-    slowest = _held_chunks(places, chosen, chunk, 0)[0]
+    known: dict[tuple[int, float], Floats] = {}
+
+    def chunks(stage: int) -> Floats:
+        before_s, total_s, limit = pace_of(places, stage)
+        key = id(before_s), limit
+        if key not in known:
+            starts = np.concatenate([[0.0], before_s[chosen]])
+            ends = np.concatenate([before_s[chosen], [total_s]])
+            chunk = (ends + np.append(sends, 0.0))[None, :] - starts[:, None] + np.concatenate([[0.0], sends])[:, None]
+            chunk[np.tri(len(starts), k=-1, dtype=bool)] = np.inf
+            known[key] = _fitting(places, chosen, chunk, limit * stages / num_chunks)
+        return _held_chunks(places, chosen, known[key], stage)
+
+    slowest = chunks(0)[0]
     choices = []
     for at in range(1, num_chunks):
-        own = _held_chunks(places, chosen, chunk, at % stages)
+        own = chunks(at % stages)
         through = np.maximum(np.concatenate([[np.inf], slowest[:-1]])[:, None], own)
         choices.append(through.argmin(axis=0))
         slowest = through.min(axis=0)
-    at, picked = len(ends) - 1, []
+    at, picked = len(chosen), []
     for choice in reversed(choices):
         at = int(choice[at])
         picked.append(int(chosen[at - 1]))
         at -= 1
     return float(slowest[-1]), picked[::-1]
+
+
+def pace_of(places: Places, stage: int) -> tuple[Floats, float, float]:
+    """Seconds before each place and of all, and room, of a stage."""
+    pace = places.pace
+    if pace is None:
+        return places.before_s, places.total_s, np.inf
+    return pace.before_s[stage], pace.total_s[stage], pace.limits[stage] if pace.limits else np.inf
+
+
+def _even_s(places: Places, num_chunks: int, stages: int) -> float:
+    """What every chunk would take, could work be dealt out in any parts."""
+    pace = places.pace
+    if pace is None:
+        return places.total_s / num_chunks
+    return 1 / sum(1 / pace.total_s[at % stages] for at in range(num_chunks))
+
+
+def _fitting(places: Places, chosen: NDArray[np.int64], chunk: Floats, limit: float) -> Floats:
+    """Chunks that take more bytes than this are infinite."""
+    pace = places.pace
+    if pace is None or limit == np.inf:
+        return chunk
+    before = pace.before_bytes[chosen]
+    taken = np.append(before, pace.total_bytes)[None, :] - np.concatenate([[0.0], before])[:, None]
+    return np.where(taken > limit, np.inf, chunk)
 
 
 def _held_chunks(places: Places, chosen: NDArray[np.int64], chunk: Floats, stage: int) -> Floats:

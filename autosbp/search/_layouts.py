@@ -9,7 +9,8 @@ waits for p - 1 microbatches of the others (Narayanan et al. 2021, section 2.2),
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -208,11 +209,20 @@ class LayoutProblems:
     def whole_blocks(self, layouts: Layouts, solve: Callable[[SearchProblem], float]) -> float:
         """A bound from stages that hold whole blocks, the first and the last one what lies before and behind these, too: what
         the fullest has to do, taken for all. ``solve`` gives a bound of a problem. -inf where nothing is folded."""
-        if self.folding is None or isinstance(layouts.found, BuiltProblem):
+        parts, stages = self.block_parts(layouts, solve), layouts.space.stages
+        if self.folding is None or parts is None:
             return -math.inf
-        stages = layouts.space.stages
-        before, behind = (solve(part) for part in ends(layouts.found))
-        return stages * fullest_stage(self.folding.count, stages, solve(one_block(layouts.found)), before, behind)
+        before_s, block_s, behind_s = parts
+        return stages * fullest_stage(self.folding.count, stages, block_s, before_s, behind_s)
+
+    def block_parts(
+        self, layouts: Layouts, solve: Callable[[SearchProblem], float]
+    ) -> tuple[float, float, float] | None:
+        """Bounds of what comes before the blocks, of one of them, and of what follows; None where nothing is folded."""
+        if self.folding is None or isinstance(layouts.found, BuiltProblem):
+            return None
+        before_s, behind_s = (solve(part) for part in ends(layouts.found))
+        return before_s, solve(one_block(layouts.found)), behind_s
 
     def op_seconds(self, layouts: Layouts, assignment: tuple[int, ...]) -> Mapping[str, float]:
         """What each op, with those that follow its layout, adds to the cost, boxing of what it reads included."""
@@ -224,6 +234,15 @@ class LayoutProblems:
         for edge in problem.edges:
             seconds[names[edge.v]] += float(edge.table[assignment[edge.u], assignment[edge.v]])
         return seconds
+
+    def op_bytes(self, layouts: Layouts, assignment: tuple[int, ...]) -> Mapping[str, int]:
+        """What each op, with those that follow its layout, adds to the memory of a stage."""
+        taken: dict[str, int] = {}
+        for name, use, value in zip(
+            _anchor_names(layouts.found), layouts.problem.memory_bytes, assignment, strict=True
+        ):
+            taken[name] = taken.get(name, 0) + int(use[value])
+        return taken
 
     def _builder(self, space: Space) -> ProblemBuilder:
         key = (space.stages, space.view, space.micro_batch, space.storage, space.again)
@@ -258,19 +277,27 @@ def fullest_stage(blocks: int, stages: int, block_s: float, before_s: float, beh
         block_s: of each block.
         before_s, behind_s: more for the first stage, which has one block at least, and for the last.
     """
-    if stages == 1:
-        return before_s + blocks * block_s + behind_s
-    levels = {extra + count * block_s for extra in (0.0, before_s, behind_s) for count in range(blocks + 1)}
+    return fullest_of(blocks, [block_s] * stages, before_s, behind_s)
+
+
+def fullest_of(blocks: int, block_s: Sequence[float], before_s: float, behind_s: float) -> float:
+    """``fullest_stage`` of stages on each of which a block takes so many seconds."""
+    if len(block_s) == 1:
+        return before_s + blocks * block_s[0] + behind_s
+    extras = (0.0, before_s, behind_s)
+    levels = {extra + count * each for extra in extras for each in set(block_s) for count in range(blocks + 1)}
+    inner = Counter(block_s[1:-1])
 
     def held(level: float) -> int:
         """Blocks that fit, with no stage above a level."""
         slack = level * (1 + 1e-12)
-        first, last = (slack - before_s) // block_s, (slack - behind_s) // block_s
+        first, last = (slack - before_s) // block_s[0], (slack - behind_s) // block_s[-1]
         if first < 1 or last < 0:
             return -1
-        return int(first + last + (stages - 2) * (slack // block_s))
+        return int(first + last + sum(count * (slack // each) for each, count in inner.items()))
 
-    return min((level for level in levels if block_s <= 0 or held(level) >= blocks), default=-math.inf)
+    free = min(block_s) <= 0
+    return min((level for level in levels if free or held(level) >= blocks), default=-math.inf)
 
 
 def _least(problem: SearchProblem) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from autosbp.costmodel.deliveries import LinkModel
 from autosbp.graph.ir import LogicalGraph
 from autosbp.pipeline import LEAN, MESSAGE_DRIVEN, SCHEDULES, ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
-from autosbp.search._cuts import Places, cut, find_places
+from autosbp.search._cuts import Pace, Places, cut, find_places, pace_of
 
 VIRTUAL = (1, 2, 3, 4, 6, 8, 12, 16)
 """Chunks that a stage may have."""
@@ -47,6 +47,7 @@ def pipelines(
     kinds: tuple[str, ...],
     starts: frozenset[str] | None = None,
     held: Mapping[str, int] | None = None,
+    pace: Callable[[Places], Pace] | None = None,
 ) -> Iterator[tuple[float, Strategy]]:
     """``strategy`` cut into stages, for each schedule with as many chunks a stage as are quickest; the quickest by estimate
     first, with that estimate.
@@ -58,13 +59,16 @@ def pipelines(
         kinds: schedules that are asked for.
         starts: ops that a chunk may begin with; any where there are none.
         held: stages of ops.
+        pace: of stages that are not alike, given the places.
     """
     places = find_places(graph, strategy, seconds, starts, held)
+    if pace is not None:
+        places = replace(places, pace=pace(places))
     per_byte = _seconds_per_byte(places, strategy, links)
     num_micro = strategy.num_micro
     deferred = _deferred(graph, strategy)
     cuts = {
-        virtual: cut(places, stages * virtual, per_byte, stages)
+        virtual: _cut(places, stages * virtual, per_byte, stages)
         for virtual in {shape.virtual for shape in shapes(stages, num_micro, kinds)}
         if stages * virtual <= len(places.names) + 1
     }
@@ -99,6 +103,14 @@ def shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy
     return chosen
 
 
+def _cut(places: Places, num_chunks: int, per_byte: float, stages: int) -> tuple[str, ...] | None:
+    """With room for all, by about what ops take, else wherever it is quickest."""
+    found = cut(places, num_chunks, per_byte, stages)
+    if found is None and places.pace is not None:
+        return cut(replace(places, pace=replace(places.pace, limits=None)), num_chunks, per_byte, stages)
+    return found
+
+
 def _deferred(graph: LogicalGraph, strategy: Strategy) -> float:
     """Which part of the weights, by bytes, has gradients that can wait: those that are not gathered for their use."""
     total = waiting = 0
@@ -121,7 +133,10 @@ def _seconds_per_byte(places: Places, strategy: Strategy, links: LinkModel) -> f
 def _slowest(places: Places, cuts: tuple[str, ...], stages: int, per_byte: float) -> float:
     """Seconds of one microbatch in the slowest stage."""
     at = [places.names.index(name) for name in cuts]
-    ends = np.concatenate([[0.0], places.before_s[at], [places.total_s]])
     sends = per_byte * np.concatenate([[0.0], places.crossing[at], [0.0]])
-    chunks = np.diff(ends) + sends[1:] + sends[:-1]
-    return float(max(chunks[stage::stages].sum() for stage in range(stages)))
+    sent, most = sends[1:] + sends[:-1], 0.0
+    for stage in range(stages):
+        before_s, total_s, _ = pace_of(places, stage)
+        work = np.diff(np.concatenate([[0.0], before_s[at], [total_s]]))
+        most = max(most, float((work + sent)[stage::stages].sum()))
+    return most

@@ -42,6 +42,8 @@ def plan_problems(
 ) -> LayoutProblems:
     """The layout problems of the plan's batch and optimizer."""
     cluster, strategy = plan.cluster, plan.strategy
+    if cluster.groups and strategy.pipeline:
+        raise InputError("plan", plan.plan_id, "a plan whose stages have devices that are alike is expected")
     return LayoutProblems(
         graph, NetworkModel(cluster, calibration), ComputeModel(cluster.device, calibration),
         global_batch=strategy.global_batch, optimizer=strategy.optimizer,

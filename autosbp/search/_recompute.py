@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autosbp.costmodel.memory import memory_bytes
@@ -24,10 +25,13 @@ class Recomputation:
         problems: whose graph it is.
         interval: blocks of a run where that is given, of every block; None is as memory asks for.
         limit: bytes per device.
+        limits: of each stage, where these have unlike devices; ``limit`` then stands for what is in reach of its own.
     """
 
-    def __init__(self, problems: LayoutProblems, interval: int | None, limit: int) -> None:
-        self.problems, self.interval, self.limit = problems, interval, limit
+    def __init__(
+        self, problems: LayoutProblems, interval: int | None, limit: int, limits: Sequence[int] | None = None
+    ) -> None:
+        self.problems, self.interval, self.limit, self.limits = problems, interval, limit, limits
 
     def of(self, strategy: Strategy) -> Strategy:
         """The strategy with what is to be recomputed; where none fits, with every block."""
@@ -74,4 +78,7 @@ class Recomputation:
         if strategy.pipeline is None:
             return sum(memory_bytes(graph, strategy, device=device).values())
         stages, last = Stages(graph, strategy), strategy.num_stages - 1
+        if self.limits is not None:
+            taken = [sum(stage_memory(stages, stage, device=device).values()) for stage in range(last + 1)]
+            return self.limit + max(size - limit for size, limit in zip(taken, self.limits, strict=True))
         return max(sum(stage_memory(stages, stage, device=device).values()) for stage in (0, last))

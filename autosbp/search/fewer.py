@@ -39,6 +39,8 @@ def fewer_devices(
         plan: the strategy on all devices, with its costs.
         search: the same of the best plan on another cluster.
     """
+    if cluster.groups:
+        return None  # which devices would be left is another question
     if options.pins or options.stage_of or options.data_parallel or options.tensor_parallel:
         return None  # these are said of all devices
     asked = replace(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import Calibration
-from autosbp.errors import InfeasibleError
+from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import check_integer
 from autosbp.plan import Plan
@@ -39,6 +39,8 @@ def pareto_front(
     search finds anything for. The fastest has the baselines that are asked for, the others none. Arguments and errors are
     those of ``make_plan``."""
     check_integer("num_points", num_points, 2, MAX_POINTS)
+    if cluster.groups:
+        raise InputError("cluster", cluster.name, "devices that are alike are expected of a front: memory is theirs")
     return _Front(graph, cluster, calibration, options or PlanOptions(), progress).run(num_points)
 
 

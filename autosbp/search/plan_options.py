@@ -164,7 +164,7 @@ def require_room(num_parameters: int, parameter_bytes: int, cluster: Cluster, op
     Raises:
         InfeasibleError: ``memory_limit_bytes``, with these bytes per device as what is needed at least.
     """
-    limit = options.memory_limit_bytes or cluster.device.memory_bytes
+    limit = min(options.memory_limit_bytes or cluster.mean_memory_bytes, cluster.mean_memory_bytes)
     state_bytes = 0 if options.offload else {"adamw": 8, "sgd": 0}[options.optimizer] * num_parameters
     least = -(-(2 * parameter_bytes + state_bytes) // cluster.num_devices)
     if least > limit:

@@ -29,9 +29,10 @@ from autosbp.search._best import Best
 from autosbp.search._candidate import Candidate
 from autosbp.search._conflict import with_conflict
 from autosbp.search._document import plan_document
+from autosbp.search._groups import GroupSearch
 from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._leanest import Leanest
-from autosbp.search._space_solver import Kind, Tally
+from autosbp.search._space_solver import Kind, Tally, nearer
 from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._stored_apart import best_stored_apart
 from autosbp.search._structures import Structures
@@ -44,6 +45,8 @@ BASELINE_SHARE = 0.1
 """The part of a whole search that a baseline gets. Most are solved at once."""
 BASELINES_LEAVE = 0.5
 """Of the time limit: what the search has left at the least, however long baselines took."""
+MAX_BYTES = 2**62
+"""More than any device has."""
 NEED_SHARE = 0.25
 """The part of the time limit in which the memory that would do is looked for."""
 
@@ -138,6 +141,8 @@ class Planner:
         check_graph(graph)
         summary = graph.summary()
         require_room(summary["num_parameters"], summary["parameter_bytes"], cluster, options)
+        if calibration is not None and (cluster.groups or calibration.cluster.groups):
+            raise InputError("calibration", calibration.cluster.name, "none is expected of a cluster with groups")
         if calibration is not None and calibration.cluster.levels_key != cluster.levels_key:
             raise InputError("calibration", calibration.cluster.name, f"a calibration of {cluster.name} is expected")
         self.graph, self.cluster, self.calibration, self.options = graph, cluster, calibration, options
@@ -156,9 +161,10 @@ class Planner:
         self.report = None if progress is None else lambda best: progress("search", best)
         self.search = self._best(self.problems, self.started)
 
-    def _problems(self, *, offload: bool) -> LayoutProblems:
+    def _problems(self, *, offload: bool, cluster: Cluster | None = None) -> LayoutProblems:
+        cluster = cluster or self.cluster
         return LayoutProblems(
-            self.graph, NetworkModel(self.cluster, self.calibration), ComputeModel(self.cluster.device, self.calibration),
+            self.graph, NetworkModel(cluster, self.calibration), ComputeModel(cluster.device, self.calibration),
             global_batch=self.global_batch, optimizer=self.options.optimizer, pins=self.asked.pins, offload=offload,
             bucket_bytes=self.options.bucket_bytes or BUCKET_BYTES,
         )  # fmt: skip
@@ -186,10 +192,14 @@ class Planner:
         )
         winner = self._offloaded(tally, best) if self.options.offload else self._searched(tally, best)
         document = plan_document(
-            self.graph, self.cluster, self.calibration, self.options, self.limit,
+            self.graph, self.cluster, self.calibration, self.options, self._limit_of(winner.costs),
             (winner.strategy, winner.costs), baselines, min(tally.bounds, default=None), tally.evaluations,
         )  # fmt: skip
         return Plan(document, time.monotonic() - self.started), winner
+
+    def _limit_of(self, costs: Costs) -> int:
+        """The limit of the fullest device; stages may have devices of their own."""
+        return costs.limit_bytes(self.options.memory_limit_bytes or MAX_BYTES) if costs.stages else self.limit
 
     def _offloaded(self, tally: Tally, start: Candidate | None) -> Candidate:
         """The best strategy with the optimizer's state on devices, or on the hosts where that is quicker or alone fits."""
@@ -202,6 +212,8 @@ class Planner:
     def _searched(self, tally: Tally, start: Candidate | None) -> Candidate:
         """The best strategy. Search, which adds memory up by op, may find none where the leanest one just fits."""
         structures, kind = self.structures(), self.kind()
+        if self.cluster.groups:
+            return self._grouped(structures, kind, tally, start)
         try:
             return self.search.over(structures, kind, tally, start)
         except InfeasibleError as error:
@@ -217,6 +229,32 @@ class Planner:
                 raise with_need(InfeasibleError("memory_limit_bytes", self.limit, None), lean) from None
         fitting = [each for each in lean if each.costs.memory_bytes_per_device <= self.limit]
         return self.search.over(structures, kind, tally, min(fitting, key=lambda each: each.costs.step_time_s))
+
+    def _grouped(self, structures: Sequence[Structure], kind: Kind, tally: Tally, start: Candidate | None) -> Candidate:
+        """The best strategy of all devices at once, which go at the pace of the slowest, or of stages on the groups."""
+        single = [structure for structure in structures if structure.stages == 1]
+        piped = [structure for structure in structures if structure.stages > 1]
+        problem: InfeasibleError | None = None
+        if single or not piped or not kind.relaxes:
+            try:
+                start = self.search.over(single if kind.relaxes else structures, kind, tally, start)
+            except InfeasibleError as error:
+                problem = error
+        if piped and kind.relaxes:
+            offload = self.problems.offload
+
+            def of(cluster: Cluster) -> LayoutProblems:
+                return self._problems(offload=offload, cluster=cluster)
+
+            deadline = max(self.search.deadline, time.monotonic() + 0.5 * self.options.time_limit_s)
+            search = GroupSearch(self.cluster, self.problems, of, self.options, deadline, self.report)
+            try:
+                return search.over(piped, kind, tally, start)
+            except InfeasibleError as error:
+                problem = error if problem is None else nearer(problem, error)
+        if start is None:
+            raise problem or InfeasibleError("global_batch", self.global_batch, None, "no microbatch splits evenly")
+        return start
 
     def leanest(self, enough: int = 0, share: float = 1.0) -> list[Candidate]:
         """Strategies of little memory, see ``Leanest``, looked for as long as a share of the time limit."""

@@ -52,9 +52,16 @@ def device_facts(row: ClusterRow) -> tuple[Fact, ...]:
         facts.append(Fact("Kernels reach of the peaks", reached))
     else:
         facts.append(Fact("Kernels reach of the peaks", f"{100 * device['efficiency']:.0f} %"))
+    facts += [Fact(f"Group {group['name']}", _group(group)) for group in row.document.get("groups", ())]
     if row.document.get("source"):
         facts.append(Fact("Source", row.document["source"]))
     return tuple(facts)
+
+
+def _group(group: dict[str, Any]) -> str:
+    """Of a cluster with groups, whose own device has the least of all."""
+    device = group["device"]
+    return f"{_counts(group['levels'])} of {device['name']}, {num_bytes(device['memory_bytes'])} each"
 
 
 def _counts(levels: list[dict[str, Any]]) -> str:

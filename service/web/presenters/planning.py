@@ -65,6 +65,8 @@ def schedules() -> tuple[str, ...]:
 
 
 def _described(preset: Mapping[str, Any]) -> str:
+    if "groups" in preset:
+        return " and ".join(f"{group['name']}: {_described(group)}" for group in preset["groups"])
     device = preset["device"] if isinstance(preset["device"], str) else preset["device"]["name"]
     return f"{device}, {' × '.join(str(level['count']) for level in preset['levels'])} by default"
 
