@@ -24,8 +24,8 @@ from autosbp.search._layouts import Layouts, Space, Structure
 from autosbp.search._recomputing import Recomputing
 from autosbp.search._space_solver import CERTAIN, INFINITE, Kind, Tally, nearer
 
-ENOUGH_EVALUATIONS = 40_000_000
-"""Costed values after which no further search begins."""
+ENOUGH_EVALUATIONS, USUAL_S = 40_000_000, 20.0
+"""Costed values after which no further search begins, where the time limit is the usual one; in proportion to longer ones."""
 WAITING = 0.1
 """The part of a step that stages may wait for others at the microbatch that is tried first."""
 WORSE = 1.01
@@ -66,10 +66,10 @@ class Best(Recomputing):
         every = list(structures)
         single = [structure for structure in every if structure.stages == 1 or not kind.relaxes]
         piped = [structure for structure in every if structure.stages > 1 and kind.relaxes]
-        begun = tally.evaluations
+        begun, enough = tally.evaluations, ENOUGH_EVALUATIONS * max(1.0, self.options.time_limit_s / USUAL_S)
 
         def spent() -> bool:
-            return self.best is not None and (tally.evaluations - begun >= ENOUGH_EVALUATIONS or self._out_of_time())
+            return self.best is not None and (tally.evaluations - begun >= enough or self._out_of_time())
 
         # What is quick first: without stages, layouts that tell few axes apart. Where that fits in memory, it cuts all else
         # short. Pipelines then: where memory binds, they are the quickest to fit.

@@ -2,6 +2,7 @@
 
 Each case goes through ``make_plan`` on a preset of the paper's cluster: traffic and step time of the plan against the
 fastest of the paper's baselines, with the paper's savings beside. Also its Figure 3 and the exponent of section 4.4.2.
+The space is the paper's: pipelines, of plans and of Megatron's grids, where the paper has them; no recomputation.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ def run(case: Case, time_limit_s: float) -> dict[str, Any]:
     two plans: the planner's, and one at the fastest baseline's microbatch."""
     options = PlanOptions(
         global_batch=case.batch, optimizer=case.optimizer, pins=case.pins, baselines=(*case.rivals, *case.beside),
-        time_limit_s=time_limit_s,
+        time_limit_s=time_limit_s, stages=None if case.stages else 1, recompute=0,
     )  # fmt: skip
     graph = case.model()
     began = time.perf_counter()
@@ -47,6 +49,9 @@ def run(case: Case, time_limit_s: float) -> dict[str, Any]:
         "comm_bytes_per_device": document["comm_bytes_per_device"],
         "memory_bytes_per_device": document["memory_bytes_per_device"],
         "micro_batch": document["strategy"]["micro_batch"],
+        "stages": _stages(document["strategy"]),
+        "rival_stages": plan.baseline_strategy(rival).num_stages,
+        "paper_stages": case.stages,
         "baselines": {
             name: {key: entry[key] for key in ("step_time_s", "comm_bytes_per_device", "feasible", "reason")}
             for name, entry in baselines.items()
@@ -65,11 +70,10 @@ def run(case: Case, time_limit_s: float) -> dict[str, Any]:
 
 
 def show(row: dict[str, Any]) -> None:
-    paper = (
-        "data parallelism is best"
-        if row["paper_saved_traffic"] is None
-        else f"{row['paper_saved_traffic']:.1%} and {row['paper_saved_step']:.1%}"
-    )
+    paper = "data parallelism is best"
+    if row["paper_saved_step"] is not None:
+        traffic = row["paper_saved_traffic"]
+        paper = f"{'unknown' if traffic is None else f'{traffic:.1%}'} and {row['paper_saved_step']:.1%}"
     slower = row["data_parallel_over_plan"]
     said = "data parallelism does not fit" if slower is None else f"data parallelism {slower:.2f} x"
     if row["paper_data_parallel"] is not None:
@@ -80,11 +84,17 @@ def show(row: dict[str, Any]) -> None:
         if entry["feasible"] and name not in (row["rival"], "data_parallel")
     )
     saved = f"saves {row['saved_traffic']:.1%} of the traffic and {row['saved_step']:.1%} of the step"
+    if row["paper_stages"] is not None:
+        said += f"; {row['stages']} stages against {row['rival_stages']} (paper: {row['paper_stages']} for both)"
     print(
         f"{row['case']}: {saved} against {row['rival']} (paper: {paper}); {said}{others}; {row['step_time_s']:.3f} s, "
         f"gap {_percent(row['gap'])}, searched in {row['search_s']:.0f} s",
         flush=True,
     )
+
+
+def _stages(strategy: Mapping[str, Any]) -> int:
+    return int(strategy["pipeline"]["num_stages"]) if "pipeline" in strategy else 1
 
 
 def _percent(gap: float | None) -> str:

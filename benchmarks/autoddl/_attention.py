@@ -27,7 +27,9 @@ def figure_3(time_limit_s: float) -> dict[str, Any]:
     graph = transformer(LAYERS, WIDTH, HEADS)
     found: dict[str, Any] = {"paper_gi_elements": PAPER}
     for name, pins in (("megatron_4x16", MEGATRON), ("ours", {})):
-        options = PlanOptions(global_batch=BATCH, pins=pins, baselines=(), time_limit_s=time_limit_s)
+        options = PlanOptions(
+            global_batch=BATCH, pins=pins, baselines=(), time_limit_s=time_limit_s, stages=1, recompute=0
+        )
         found[name] = attention_elements(graph, make_plan(graph, load_cluster(CLUSTER), None, options)) / 2**30
     return found
 

@@ -1,4 +1,5 @@
-"""What AutoDDL reports in Figures 9 and 10, as cases: fractions by which its strategy undercuts the best baseline."""
+"""What AutoDDL reports in Figures 9 and 10 and in Table 3, as cases: fractions by which its strategy undercuts the best
+baseline."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ from benchmarks.autoddl._models import transformer, vgg13
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One bar group of a figure.
+    """One bar group of a figure, or two rows of the table.
 
     Args:
         rivals: baselines, of which the fastest that fits is compared with.
-        traffic, step: the paper's saving against its best baseline; None where it says that they are the same.
+        traffic, step: the paper's saving against its best baseline; None where it says nothing of it, both where it
+            says that they are the same.
         data_parallel: the paper's step time of data parallelism over that of its strategy, where it says so.
         pins: what the paper does not search.
         beside: further baselines to show, which the paper does not have.
+        stages: of the paper's best pipelines, Megatron's and its own; None where it has no pipelines.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Case:
     optimizer: str = "adamw"
     pins: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
+    stages: int | None = None
 
 
 VGG_PINS = {"features.*": "B"}
@@ -54,6 +58,14 @@ def _wide(nodes: int, layers: int, traffic: float, step: float) -> Case:
     )
 
 
+def _staged(kind: str, nodes: int, stages: int, megatron_s: float, autoddl_s: float) -> Case:
+    """Table 3; the text of section 5.4 says why SUMMA is not in it."""
+    layers, width, heads = {"wide": (20, 8192, 64), "deep": (36, 4096, 32)}[kind]
+    name, model = f"Table 3 {kind}, {nodes} nodes", lambda: transformer(layers, width, heads)
+    saved = 1 - autoddl_s / megatron_s
+    return Case(name, f"piz-daint:{nodes}", 8 * nodes, model, ("megatron",), None, saved, stages=stages)
+
+
 def _cloud_vgg(devices: int, batch: int, traffic: float, step: float) -> Case:
     """The paper keeps Megatron's products within a node, which makes it the slowest; the best grid has no such rule."""
     name = f"Fig. 10 VGG13, 2 x {devices} A100"
@@ -70,6 +82,10 @@ CASES = (
     _wide(64, 8, 0.239, 0.12),
     _wide(128, 20, 0.464, 0.361),
     _wide(256, 44, 0.353, 0.311),
+    _staged("wide", 64, 1, 533, 335),
+    _staged("wide", 128, 1, 503, 315),
+    _staged("deep", 64, 2, 710, 443),
+    _staged("deep", 128, 2, 807, 508),
     _cloud_vgg(4, 128, 0.847, 0.715),
     _cloud_vgg(8, 256, 0.777, 0.635),
     Case(
