@@ -1,5 +1,5 @@
 # Every target is one script, so that people and CI run the same thing. Needs Python >= 3.11 and make, nothing else.
-.PHONY: setup demo test check bench load chaos launchers clean
+.PHONY: setup demo test check bench load chaos launchers fuzz clean
 
 setup:  ## create .venv with everything that demo and tests need
 	@scripts/setup
@@ -25,6 +25,9 @@ chaos: setup  ## the service under kills: LONG=1 for the long form
 
 launchers: setup  ## lost submissions on a real Slurm: EACH=20 of every kind (root; scripts/system)
 	@.venv/bin/python -m benchmarks.launchers --each $(or $(EACH),20) --check --json
+
+fuzz: setup  ## made-up requests: SEED=N repeats a run, CASES=N of each route
+	@.venv/bin/python -m benchmarks.fuzz $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) --check --json
 
 clean:
 	rm -rf .venv demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

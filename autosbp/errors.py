@@ -14,6 +14,10 @@ AutosbpError
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+_MOST_BITS = 4096  # Python writes no integers of more than 4,300 digits
+
 
 class AutosbpError(Exception):
     """Base of the tree. ``exit_code`` is what the command line returns."""
@@ -34,10 +38,48 @@ class InputError(AutosbpError):
 
     def __init__(self, field: str, value: object, limit: str) -> None:
         self.field, self.value, self.limit = field, value, limit
-        shown = repr(value)
-        if len(shown) > 200:
-            shown = shown[:197] + "..."
-        super().__init__(f"{field}: {shown} is not accepted; {limit}")
+        super().__init__(f"{field}: {in_short(value)} is not accepted; {limit}")
+
+
+def in_short(value: object, room: int = 200) -> str:
+    """``repr(value)``, or its beginning and dots where that is longer than ``room``. Takes no longer for a large value: one of
+    YAML can hold a list in many places, so that its ``repr`` would fill the memory."""
+    text = "".join(_pieces(value, [room]))
+    return text if len(text) <= room else text[: room - 3] + "..."
+
+
+def _pieces(value: object, room: list[int]) -> Iterator[str]:
+    """Parts of ``repr(value)``, until there is no ``room`` left."""
+    if isinstance(value, dict):
+        yield from _members("{", ((key, ": ", item) for key, item in value.items()), "}", room)
+    elif type(value) is list:
+        yield from _members("[", ((item,) for item in value), "]", room)
+    elif type(value) is tuple:
+        yield from _members("(", ((item,) for item in value), ",)" if len(value) == 1 else ")", room)
+    elif isinstance(value, (str, bytes)):
+        yield from _taken(repr(value[: max(room[0], 0) + 1]), room)
+    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        yield from _taken(f"an integer of {value.bit_length()} bits", room)
+    else:
+        yield from _taken(repr(value), room)
+
+
+def _members(opening: str, members: Iterable[tuple[object, ...]], closing: str, room: list[int]) -> Iterator[str]:
+    yield from _taken(opening, room)
+    for index, parts in enumerate(members):
+        if room[0] < 0:
+            return
+        yield from _taken(", " if index else "", room)
+        yield from _pieces(parts[0], room)
+        for sign, item in zip(parts[1::2], parts[2::2], strict=True):
+            yield from _taken(str(sign), room)
+            yield from _pieces(item, room)
+    yield from _taken(closing, room)
+
+
+def _taken(text: str, room: list[int]) -> Iterator[str]:
+    room[0] -= len(text)
+    yield text
 
 
 class GraphError(InputError):

@@ -18,6 +18,9 @@ import yaml
 from autosbp.errors import InputError
 
 MAX_INT = 2**53
+MAX_JSON_BYTES = 256 * 2**20
+MAX_YAML_BYTES = 4 * 2**20
+_MAX_MERGED = 10_000
 
 
 def canonical(document: object) -> bytes:
@@ -43,17 +46,37 @@ def loads(text: str | bytes, what: str = "document") -> Any:
 
 
 def read_file(path: Path) -> Any:
-    """Parse a ``.json``, ``.yaml`` or ``.yml`` file."""
+    """Parse a ``.json``, ``.yaml`` or ``.yml`` file of at most ``MAX_JSON_BYTES`` or ``MAX_YAML_BYTES``."""
+    is_yaml = path.suffix in (".yaml", ".yml")
+    most = MAX_YAML_BYTES if is_yaml else MAX_JSON_BYTES
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+        text = data.decode()
+    except (OSError, ValueError) as error:
         raise InputError("file", str(path), f"a readable text file is expected ({error})") from None
-    if path.suffix in (".yaml", ".yml"):
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InputError(str(path), str(error), "valid YAML is expected") from None
-    return loads(text, str(path))
+    if len(data) > most:
+        raise InputError("file", str(path), f"at most {most} bytes are read")
+    return loads_yaml(text, str(path)) if is_yaml else loads(text, str(path))
+
+
+def loads_yaml(text: str, what: str = "document") -> Any:
+    """Parse YAML of plain values; whatever is wrong with it is an ``InputError``."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # dates and numbers that are none, too
+        raise InputError(what, str(error), "valid YAML is expected") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Merges (``<<``) of merges grow by a factor each: a few lines would fill the memory."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Replace merges by what they bring."""
+        super().flatten_mapping(node)
+        if len(node.value) > _MAX_MERGED:
+            problem = f"merges bring at most {_MAX_MERGED} members"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 class Fields:
@@ -66,7 +89,7 @@ class Fields:
         known = set(allowed)
         for key in data:
             if key not in known:
-                raise InputError(self.at(str(key)), data[key], f"known fields are {', '.join(sorted(known))}")
+                raise InputError(self.at(str(key) or "''"), data[key], f"known fields are {', '.join(sorted(known))}")
 
     def at(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
@@ -99,16 +122,16 @@ class Fields:
         return check_integer(self.at(key), self.raw(key, default), low, high)
 
     def number(self, key: str, default: Any = ..., low: float = 0.0, high: float = math.inf) -> float:
-        value = self.raw(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise InputError(self.at(key), value, f"a number in [{low:g}, {high:g}] is expected")
-        return float(value)
+        value = as_float(self.raw(key, default))
+        if value is None or not low <= value <= high:
+            raise InputError(self.at(key), self.data.get(key), f"a number in [{low:g}, {high:g}] is expected")
+        return value
 
     def positive(self, key: str, default: Any = ...) -> float:
-        value = self.raw(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise InputError(self.at(key), value, "a positive finite number is expected")
-        return float(value)
+        value = as_float(self.raw(key, default))
+        if value is None or not 0 < value < math.inf:
+            raise InputError(self.at(key), self.data.get(key), "a positive finite number is expected")
+        return value
 
     def sequence(self, key: str, default: Any = ...) -> Sequence[Any]:
         value = self.raw(key, default)
@@ -127,6 +150,16 @@ class Fields:
         value = self.raw("schema")
         if value != expected:
             raise InputError(self.at("schema"), value, f"{expected!r} is the version this release reads")
+
+
+def as_float(value: object) -> float | None:
+    """A number as a float; None for anything else, and for an integer beyond every float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def check_integer(field: str, value: object, low: int, high: int) -> int:

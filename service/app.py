@@ -36,6 +36,7 @@ from service.routers import (
     strategies,
     trials,
 )
+from service.schemas import documents
 from service.schemas._base import Problem
 from service.services.jobs import counts
 from service.settings import Settings
@@ -47,7 +48,7 @@ _ROUTES = (  # tried in this order: those that are asked for most come first
     *(jobs.routes, strategies.routes, searches.routes, models.routes, clusters.routes, calibrations.routes),
     *(analyses.routes, trials.routes, health.routes, health.measured, keys.routes, audit.routes),
 )
-API_VERSION = "1.4"
+API_VERSION = "1.5"
 """Of the HTTP interface: the first number grows with what breaks clients, the second with what is new."""
 _TAGS = [
     {"name": "models", "description": "Model graphs, addressed by their content."},
@@ -131,6 +132,7 @@ def _complete_document(app: FastAPI) -> None:
         document = generate()
         schemas = document["components"]["schemas"]
         schemas[Problem.__name__] = Problem.model_json_schema()
+        schemas |= documents.components()
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
         document["components"]["securitySchemes"] = {SCHEME: {"type": "http", "scheme": "bearer"}}

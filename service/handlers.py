@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from autosbp.errors import AutosbpError
 from service.body import BadBodyError
@@ -22,6 +23,7 @@ from service.schemas._base import input_error
 _log = logging.getLogger("service.edge")
 _RETRY = {"retry-after": "10"}
 _FULL = ("disk is full", "no space left", "disk full")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -33,10 +35,23 @@ def install(app: FastAPI) -> None:
 
 async def _handle(request: Request, error: Exception) -> JSONResponse:
     response = answer_to(error, request.url.path)
+    if response.status_code == 405:
+        response.headers["allow"] = methods_of(request)
     if isinstance(error, (SQLAlchemyError, OSError)):
         unforeseen = error if response.status_code == 500 else None
         _log.error("%s %s: %s", request.method, request.url.path, error, exc_info=unforeseen)
     return response
+
+
+def methods_of(request: Request) -> str:
+    """The methods that the request's path takes: each has a route of its own, so that the framework names one of them."""
+    routes, scope = request.app.routes, request.scope
+    taken = [
+        method
+        for method in _METHODS
+        if any(route.matches({**scope, "method": method})[0] == Match.FULL for route in routes)
+    ]
+    return ", ".join(taken)
 
 
 def answer_to(error: Exception, path: str) -> JSONResponse:

@@ -38,6 +38,9 @@ class Settings(BaseSettings):
         default=500.0, gt=0, description="Requests a second of one API key (or address); more are answered with 429."
     )
     rate_limit_burst: float = Field(default=1000.0, ge=1, description="Requests that may come at once.")
+    wrong_keys_burst: float = Field(
+        default=30.0, ge=1, description="Wrong keys that an address may send at once, before it has one try a second."
+    )
     idempotency_ttl_s: float = Field(
         default=86_400.0, gt=0, description="Seconds for which an answer under an Idempotency-Key is kept."
     )

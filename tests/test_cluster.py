@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from importlib.resources import files
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from autosbp.cluster import MAX_DEVICES, Cluster, load_cluster, presets, prime_factors
 from autosbp.errors import InputError
@@ -150,3 +154,80 @@ def test_bad_device_names_the_field(changes: dict[str, Any], field: str) -> None
     with pytest.raises(InputError) as caught:
         Cluster.from_dict(spec(device=device))
     assert caught.value.field == field
+
+
+SCHEMA = json.loads((files("autosbp") / "data" / "cluster.schema.json").read_text())
+VALIDATOR = Draft202012Validator(SCHEMA)
+
+
+def test_the_published_schema_is_valid_and_takes_what_is_shipped() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$defs"]["preset_device"]["enum"] == sorted(presets()["devices"])
+    for name, spec in presets()["clusters"].items():
+        VALIDATOR.validate({"schema": "autosbp.cluster/1", "name": name, **spec})
+        VALIDATOR.validate(load_cluster(name).to_dict())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("schema", "autosbp.cluster/2"),
+        ("name", ""),
+        ("name", 3),
+        ("extra", 1),
+        ("levels", []),
+        ("levels", {}),
+        ("levels.0.name", "N"),
+        ("levels.0.count", 0),
+        ("levels.0.count", 2**20 + 1),
+        ("levels.0.count", True),
+        ("levels.0.latency_s", -1),
+        ("levels.0.latency_s", 11),
+        ("levels.0.bandwidth_bytes_per_s", 0),
+        ("levels.0.extra", 1),
+        ("device", "nonsense"),
+        ("device.kind", "tpu"),
+        ("device.memory_bytes", 0),
+        ("device.peak_flops", {}),
+        ("device.peak_flops.float8", 1.0),
+        ("device.peak_flops.float32", -1.0),
+        ("device.efficiency", 2),
+        ("device.op_overhead_s", 2),
+        ("device.curves", {}),
+        ("host", {"link_bytes_per_s": 1}),
+        ("source", None),
+    ],
+)
+def test_the_published_schema_refuses_what_the_reader_refuses(path: str, value: Any) -> None:
+    document = copy.deepcopy(load_cluster("dgx-a100-80g:2").to_dict())
+    VALIDATOR.validate(document)
+    place: Any = document
+    steps = path.split(".")
+    for step in steps[:-1]:
+        place = place[int(step) if isinstance(place, list) else step]
+    place[steps[-1]] = value
+    assert not VALIDATOR.is_valid(document)
+    with pytest.raises(InputError):
+        Cluster.from_dict(document)
+
+
+def test_the_published_schema_takes_groups_with_a_link_and_nothing_between() -> None:
+    grouped: dict[str, Any] = {
+        "schema": "autosbp.cluster/1",
+        "name": "mixed",
+        "groups": [{"preset": "dgx-a100-80g:2"}, {"name": "old", "preset": "dgx-h100:1"}],
+        "link": {"latency_s": 1e-5, "bandwidth_bytes_per_s": 1e10},
+    }
+    VALIDATOR.validate(grouped)
+    VALIDATOR.validate(Cluster.from_dict(grouped).to_dict())
+    alone = load_cluster("local:2").to_dict()
+    for wrong in (
+        {name: value for name, value in grouped.items() if name != "link"},
+        {**grouped, "groups": grouped["groups"][:1]},
+        {**grouped, "link": {"latency_s": 1e-5}},
+        {**alone, "link": grouped["link"]},
+        {name: value for name, value in alone.items() if name != "levels"},
+    ):
+        assert not VALIDATOR.is_valid(wrong)
+        with pytest.raises(InputError):
+            Cluster.from_dict(wrong)

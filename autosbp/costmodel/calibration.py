@@ -226,11 +226,13 @@ class Calibration:
             ),
             _overlap(fields.raw("overlap")) if fields.has("overlap") else None,
         )
-        keys = [(fit.kind, fit.group_shape, fit.placement, fit.num_groups) for fit in calibration.collectives]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
+        keys = set[tuple[object, ...]]()
+        for index, fit in enumerate(calibration.collectives):
+            key = (fit.kind, fit.group_shape, fit.placement, fit.num_groups)
+            if key in keys:
                 limit = "one fit per kind, group shape, placement and number of groups is expected"
                 raise InputError(f"collectives[{index}]", key, limit)
+            keys.add(key)
         given = fields.raw("calibration_id", None)
         if given is not None and given != calibration.calibration_id:
             raise InputError("calibration_id", given, f"{calibration.calibration_id} is the id of these contents")

@@ -11,7 +11,7 @@ from autosbp.errors import InfeasibleError, InputError
 from autosbp.jsonio import Fields, check_integer
 from autosbp.pipeline import MAX_STAGES, RUNNABLE, SCHEDULES
 from autosbp.search import SEARCHERS
-from autosbp.search._baselines import BASELINES
+from autosbp.search._baselines import BASELINES as BASELINES
 from autosbp.search._baselines import DEFAULT_BASELINES as DEFAULT_BASELINES
 from autosbp.search._weights import AS_USED, STEP, USE
 

@@ -49,7 +49,7 @@ class Gate:
         self._always = settings.require_keys or not is_loopback(settings.host)
         self._known = _Known(False, -_LOOK_AGAIN_S)
         self._calls = Rates(settings.rate_limit_per_s, settings.rate_limit_burst)
-        self._failures = Rates(1.0, 30.0)
+        self._failures = Rates(1.0, settings.wrong_keys_burst)
         self._seen: dict[str, _Seen] = {}
 
     def check_start(self) -> None:
@@ -113,7 +113,9 @@ class Gate:
     def _signed_in(self, address: str, prefix: str | None, proves: Callable[[KeyRow], bool]) -> Caller:
         if prefix is None:
             raise unauthorized("sign in with an API key to see this page", _REALM)
-        self._check_failures(address)
+        seen = self._seen.get(prefix)
+        if seen is None or not proves(seen.key):
+            self._check_failures(address)
         key = self.named(prefix)
         if key is None or not proves(key):
             self._failures.take(address)
@@ -132,16 +134,22 @@ class Gate:
             raise too_many(wait_s, f"too many requests from {address} without a valid key")
 
     def _keyed(self, headers: Mapping[str, str], address: str) -> Caller:
-        self._check_failures(address)
+        token = _token(headers)
+        if not self._was_right(token):
+            self._check_failures(address)
         if not headers.get("authorization"):
             self._failures.take(address)
             raise unauthorized("an API key is needed: Authorization: Bearer KEY", _REALM)
-        token = _token(headers)
         key = None if token is None else self._find(token)
         if key is None:
             self._failures.take(address)
             raise _unknown()
         return Caller(key.tenant, key.id, frozenset(key.scopes.split()), address)
+
+    def _was_right(self, token: Token | None) -> bool:
+        """Whether this key was good before: who shares an address with somebody that guesses is not kept out with them."""
+        seen = None if token is None else self._seen.get(token.prefix)
+        return token is not None and seen is not None and token.matches(seen.key.salt, seen.key.secret_hash)
 
     def _find(self, token: Token) -> KeyRow | None:
         key = self.named(token.prefix)

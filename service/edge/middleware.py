@@ -88,7 +88,7 @@ class Edge:
 def template(scope: Scope) -> str:
     """The path of the route that served a request, with its parameters' names; ``none`` where there is no such route."""
     route = scope.get("route")
-    return getattr(route, "path", None) or "none"
+    return getattr(route, "path_format", None) or "none"
 
 
 class RequestIds(logging.Filter):

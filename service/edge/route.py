@@ -44,6 +44,14 @@ _UNKNOWN_TENANT = ""
 SCHEME = "key"
 """Name of the security scheme in the OpenAPI document."""
 
+_IF_NONE_MATCH = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "description": "Answer 304 where the resource's ETag is one of these.",
+    "schema": {"type": "string"},
+}
+
 
 @dataclass(frozen=True, slots=True)
 class _Visit:
@@ -67,6 +75,8 @@ class GuardedRoute(APIRoute):
             endpoint = _quick(endpoint)
         security = [{SCHEME: [scope]} for scope in self._scopes(method)]
         options["openapi_extra"] = {**(options.get("openapi_extra") or {}), "security": security}
+        if 304 in (options.get("responses") or {}):
+            options["openapi_extra"] |= {"parameters": [_IF_NONE_MATCH]}
         super().__init__(path, endpoint, **options)
 
     @classmethod

@@ -7,7 +7,9 @@ from operator import attrgetter
 from typing import Any
 
 from fastapi import APIRouter, Response
+from pydantic import BaseModel
 from pydantic_core import to_json
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from service.edge.conditions import tag
 from service.edge.route import guarded
@@ -30,6 +32,16 @@ _MEANINGS = {
     503: "The service cannot work now; Retry-After says when to try again.",
     507: "The storage is full.",
 }
+_TEXT = {"type": "string"}
+_ETAG = {"ETag": {"description": "Which version of the resource this is.", "required": True, "schema": _TEXT}}
+_RETRY_AFTER = {
+    "Retry-After": {"description": "Seconds.", "required": True, "schema": {"type": "integer", "minimum": 1}}
+}
+_HEADERS: dict[int, dict[str, Any]] = {
+    401: {"WWW-Authenticate": {"description": "A bearer key is needed.", "required": True, "schema": _TEXT}},
+    **dict.fromkeys((429, 503, 507), _RETRY_AFTER),
+}
+"""Those that every answer with this status has."""
 _ALWAYS = (401, 403, 422, 429, 500, 503)
 _OF_POSTS = (409, 413, 415, 507)
 IDEMPOTENT: dict[str, Any] = {
@@ -45,8 +57,16 @@ IDEMPOTENT: dict[str, Any] = {
     ]
 }
 """What the documentation of every POST says besides."""
-READ_ONLY = ("read",)
 JsonBody = Document
+
+
+class _Name(StringConvertor):
+    """Part of a path without a colon: ``/v1/jobs/ID:cancel`` is no job."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("name", _Name())
 Responses = dict[int | str, dict[str, Any]]
 
 
@@ -58,10 +78,56 @@ def router(name: str, *write: str, read: str = "read") -> APIRouter:
 
 def problems(*statuses: int) -> Responses:
     """Documentation of the problem answers with these statuses."""
-    schema = {"$ref": f"#/components/schemas/{Problem.__name__}"}
-    return {
-        status: {"description": _MEANINGS[status], "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses
+    content = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}
+    found: Responses = {status: {"description": _MEANINGS[status], "content": content} for status in statuses}
+    for status in found.keys() & _HEADERS.keys():
+        found[status]["headers"] = _HEADERS[status]  # type: ignore[index]
+    return found
+
+
+def tagged(*statuses: int) -> Responses:
+    """Documentation of a GET whose answer has an ETag, so that it can be asked for only if it has changed; and of the problem
+    answers with these statuses."""
+    known = {"description": "The client has this version (If-None-Match).", "headers": _ETAG}
+    return {200: {"headers": _ETAG}, 304: known, **problems(*statuses)}
+
+
+def located(what: str, *, tagged: bool = True) -> dict[str, Any]:
+    """Documentation of the headers of an answer that says where something is."""
+    where = {
+        "Location": {"description": what, "required": True, "schema": {"type": "string", "format": "uri-reference"}}
     }
+    return {"headers": {**where, **(_ETAG if tagged else {})}}
+
+
+def following(*names: str, place: str = "id", **operations: str) -> dict[str, Any]:
+    """Documentation of what the id at ``place`` in an answer is for: the parameters ``names`` of these operations, such as
+    ``get /v1/jobs/{job_id}``."""
+    links = {}
+    for link, operation in operations.items():
+        method, path = operation.split()
+        parameters = {name: f"$response.body#/{place}" for name in names if f"{{{name}}}" in path}
+        links[link] = {"operationRef": f"#/paths/{path.replace('/', '~1')}/{method}", "parameters": parameters}
+    return {"links": links}
+
+
+JOB_LINKS = {
+    "job": "get /v1/jobs/{job_id}",
+    "events": "get /v1/jobs/{job_id}/events",
+    "cancel": "post /v1/jobs/{job_id}:cancel",
+}
+_OF_JOB = following("job_id", **JOB_LINKS)
+
+
+def made(kind: type[BaseModel], name: str, **operations: str) -> Responses:
+    """Documentation of 201 and 200 for a resource that is stored, or was; ``following`` says what its id is for."""
+    more = {**located("The resource."), **following(name, **operations)}
+    return {201: more, 200: {"model": kind, "description": "It was already stored.", **more}}
+
+
+def listed(*names: str, **operations: str) -> Responses:
+    """Documentation of a list: the first id in it is for the parameters ``names`` of these operations, as others are."""
+    return {200: following(*names, place="items/0/id", **operations)}
 
 
 def posted(*more: int) -> Responses:
@@ -71,8 +137,8 @@ def posted(*more: int) -> Responses:
 
 def accepted() -> Responses:
     """Documentation of the answer to work that was queued."""
-    where = {"Location": {"description": "The job.", "schema": {"type": "string"}}}
-    return {202: {"model": Job, "description": "Queued; the job's result will name what it stored.", "headers": where}}
+    description = "Queued; the job's result will name what it stored."
+    return {202: {"model": Job, "description": description, **located("The job."), **_OF_JOB}}
 
 
 def queued(response: Response, job: JobRow) -> Job:
@@ -106,7 +172,8 @@ def paged(kind: type[Item], rows: Sequence[object], following: str | None) -> Re
 
 def reused() -> Responses:
     """Documentation of the answer to a request that equals an earlier one."""
-    return {200: {"model": Job, "description": "An equal request was answered before: the job that did, ended."}}
+    description = "An equal request was answered before: the job that did, ended."
+    return {200: {"model": Job, "description": description, **located("The job."), **_OF_JOB}}
 
 
 def stored(response: Response, path: str, is_new: bool, *version: object) -> None:

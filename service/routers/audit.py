@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from service.routers._base import paged, router
-from service.schemas._base import Page, QueryId, WindowDep
+from service.schemas._base import NO_NUL, Page, QueryId, WindowDep
 from service.schemas.access import AuditEntry
 from service.services import audit
 from service.state import StateDep
@@ -20,7 +20,7 @@ def listing(
     state: StateDep,
     window: WindowDep,
     caller: QueryId = None,
-    method: Annotated[str | None, Query(max_length=16)] = None,
+    method: Annotated[str | None, Query(max_length=16, pattern=NO_NUL)] = None,
     status: Annotated[int | None, Query(ge=100, le=599)] = None,
 ) -> Response:
     """Newest first: every call of the tenant that was meant to change something, and every one that its keys' scopes did

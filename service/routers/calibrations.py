@@ -9,14 +9,28 @@ from fastapi import Body, Response
 from service.edge.conditions import tag
 from service.edge.route import slow
 from service.models import JobRow
-from service.routers._base import IDEMPOTENT, JsonBody, accepted, paged, posted, problems, queued, router, stored
+from service.routers._base import (
+    IDEMPOTENT,
+    JsonBody,
+    accepted,
+    listed,
+    made,
+    paged,
+    posted,
+    queued,
+    router,
+    stored,
+    tagged,
+)
 from service.schemas._base import Page, PathId, QueryId, WindowDep
 from service.schemas.calibrations import EXAMPLES, Calibration, CalibrationDetail
+from service.schemas.documents import any_of
 from service.schemas.jobs import Job
 from service.services import calibrations
 from service.state import StateDep
 
 routes = router("calibrations", "calibrate")
+_ONE = "get /v1/calibrations/{calibration_id}"
 
 
 @routes.post(
@@ -24,8 +38,8 @@ routes = router("calibrations", "calibrate")
     summary="Measure a cluster, or store a calibration document",
     status_code=201,
     response_model=Calibration | Job,
-    responses={**accepted(), 200: {"model": Calibration, "description": "It was already stored."}, **posted()},
-    openapi_extra=IDEMPOTENT,
+    responses={**accepted(), **made(Calibration, "calibration_id", calibration=_ONE), **posted()},
+    openapi_extra={**IDEMPOTENT, **any_of("CalibrationRequest", "CalibrationDocument")},
 )
 def create(
     state: StateDep, response: Response, body: Annotated[JsonBody, Body(openapi_examples=EXAMPLES)]
@@ -39,7 +53,12 @@ def create(
     return Calibration.model_validate(row)
 
 
-@routes.get("", summary="List calibrations", response_model=Page[Calibration])
+@routes.get(
+    "",
+    summary="List calibrations",
+    response_model=Page[Calibration],
+    responses=listed("calibration_id", calibration=_ONE),
+)
 def listing(
     state: StateDep,
     window: WindowDep,
@@ -55,7 +74,7 @@ def listing(
     return paged(Calibration, rows, following)
 
 
-@routes.get("/{calibration_id}", summary="One calibration", responses=problems(404))
+@routes.get("/{calibration_id}", summary="One calibration", responses=tagged(404))
 @slow
 def get(state: StateDep, response: Response, calibration_id: PathId) -> CalibrationDetail:
     """The calibration with all its points and fits."""

@@ -13,7 +13,7 @@ from service.edge.conditions import IfMatch, etag, expect, tag
 from service.edge.route import read_quickly
 from service.jobs._base import FINAL
 from service.models import JobRow
-from service.routers._base import IDEMPOTENT, Responses, paged, posted, problems, router
+from service.routers._base import IDEMPOTENT, JOB_LINKS, Responses, listed, paged, posted, problems, router, tagged
 from service.schemas._base import Page, PathId, WindowDep
 from service.schemas.jobs import Job, JobState
 from service.services import jobs
@@ -21,14 +21,28 @@ from service.state import State, StateDep
 
 routes = router("jobs", "search", "trial", "calibrate")
 Kind = Literal["capture", "calibrate", "search", "trial", "why", "what-if"]
+_EVENT = {
+    "type": "object",
+    "required": ["id", "event", "data"],
+    "properties": {
+        "id": {"description": "The job's revision.", "type": "string", "pattern": "^[0-9]+$"},
+        "event": {"enum": ["progress", "end"]},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": f"#/components/schemas/{Job.__name__}"},
+        },
+    },
+}
+_STREAM = {"text/event-stream": {"schema": _EVENT}}
 _EVENTS: Responses = {
-    200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    200: {"description": "Server-sent events, of which each is as the schema says.", "content": _STREAM},
     204: {"description": "The job has ended and the client has its last event: there is nothing to reconnect for."},
 }
 _RETRY_MS = 1000
 
 
-@routes.get("", summary="List jobs", response_model=Page[Job])
+@routes.get("", summary="List jobs", response_model=Page[Job], responses=listed("job_id", **JOB_LINKS))
 def listing(
     state: StateDep,
     window: WindowDep,
@@ -40,7 +54,7 @@ def listing(
     return paged(Job, rows, following)
 
 
-@routes.get("/{job_id}", summary="One job", responses=problems(404))
+@routes.get("/{job_id:name}", summary="One job", responses=tagged(404))
 def get(state: StateDep, response: Response, job_id: PathId) -> Job:
     """State, progress, and in the end the result or the problem."""
     row = jobs.get(state, job_id)
@@ -51,7 +65,7 @@ def get(state: StateDep, response: Response, job_id: PathId) -> Job:
 @routes.post(
     "/{job_id}:cancel",
     summary="Cancel a job",
-    responses={**posted(404, 412)},
+    responses={200: tagged()[200], **posted(404, 412)},
     openapi_extra=IDEMPOTENT,
 )
 def cancel(state: StateDep, response: Response, job_id: PathId, if_match: IfMatch = None) -> Job:

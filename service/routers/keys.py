@@ -7,7 +7,7 @@ from datetime import timedelta
 from fastapi import Response
 
 from service.models import KeyRow
-from service.routers._base import IDEMPOTENT, posted, problems, router
+from service.routers._base import IDEMPOTENT, Responses, following, listed, located, posted, problems, router
 from service.schemas._base import Page, PathId, WindowDep
 from service.schemas.access import Key, KeyRequest, NewKey, RotateRequest
 from service.services import keys
@@ -15,9 +15,11 @@ from service.services.keys import Made
 from service.state import State, StateDep
 
 routes = router("keys", "admin", read="admin")
+_LINKS = {"rotate": "post /v1/keys/{key_id}:rotate", "revoke": "delete /v1/keys/{key_id}"}
+_MADE: Responses = {201: {**located("All keys.", tagged=False), **following("key_id", **_LINKS)}}
 
 
-@routes.post("", summary="Make an API key", status_code=201, responses=posted(), openapi_extra=IDEMPOTENT)
+@routes.post("", summary="Make an API key", status_code=201, responses={**_MADE, **posted()}, openapi_extra=IDEMPOTENT)
 def create(state: StateDep, response: Response, request: KeyRequest) -> NewKey:
     """A key of the caller's tenant; its text is shown in this answer alone. Once there is a key, every request needs one."""
     lifetime = None if request.lifetime_s is None else timedelta(seconds=request.lifetime_s)
@@ -25,18 +27,18 @@ def create(state: StateDep, response: Response, request: KeyRequest) -> NewKey:
     return _made(state, response, keys.create(state.database, request.name, request.scopes, lifetime, by))
 
 
-@routes.get("", summary="List API keys")
+@routes.get("", summary="List API keys", responses=listed("key_id", **_LINKS))
 def listing(state: StateDep, window: WindowDep) -> Page[Key]:
     """Newest first, revoked and expired ones too; without their text, which is not stored."""
-    rows, following = keys.listing(state.database, window)
-    return Page(items=[_shown(row) for row in rows], next_cursor=following)
+    rows, next_cursor = keys.listing(state.database, window)
+    return Page(items=[_shown(row) for row in rows], next_cursor=next_cursor)
 
 
 @routes.post(
     "/{key_id}:rotate",
     summary="Replace an API key",
     status_code=201,
-    responses=posted(404),
+    responses={**_MADE, **posted(404)},
     openapi_extra=IDEMPOTENT,
 )
 def rotate(state: StateDep, response: Response, key_id: PathId, request: RotateRequest) -> NewKey:
@@ -45,7 +47,7 @@ def rotate(state: StateDep, response: Response, key_id: PathId, request: RotateR
     return _made(state, response, keys.rotate(state.database, key_id, grace, state.call.caller.key_id))
 
 
-@routes.delete("/{key_id}", summary="Revoke an API key", responses=problems(404))
+@routes.delete("/{key_id:name}", summary="Revoke an API key", responses=problems(404))
 def revoke(state: StateDep, key_id: PathId) -> Key:
     """At once, and for good; the key stays in the list. Repeating it changes nothing."""
     row = keys.revoke(state.database, key_id)

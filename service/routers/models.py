@@ -9,14 +9,33 @@ from fastapi import Body, Response
 from service.edge.conditions import IfMatch, etag, expect, tag
 from service.edge.route import slow
 from service.models import JobRow
-from service.routers._base import IDEMPOTENT, JsonBody, accepted, paged, posted, problems, queued, router, stored
+from service.routers._base import (
+    IDEMPOTENT,
+    JsonBody,
+    accepted,
+    listed,
+    made,
+    paged,
+    posted,
+    problems,
+    queued,
+    router,
+    stored,
+    tagged,
+)
 from service.schemas._base import Document, Name, Page, PathId, WindowDep
+from service.schemas.documents import any_of
 from service.schemas.jobs import Job
 from service.schemas.models import EXAMPLES, Model
 from service.services import models
 from service.state import StateDep
 
 routes = router("models", "search")
+_LINKS = {
+    "model": "get /v1/models/{model_id}",
+    "graph": "get /v1/models/{model_id}/graph",
+    "delete": "delete /v1/models/{model_id}",
+}
 
 
 @routes.post(
@@ -24,8 +43,8 @@ routes = router("models", "search")
     summary="Store a model: a graph, a model of the zoo, or a Hugging Face configuration",
     status_code=201,
     response_model=Model | Job,
-    responses={**accepted(), 200: {"model": Model, "description": "It was already stored."}, **posted()},
-    openapi_extra=IDEMPOTENT,
+    responses={**accepted(), **made(Model, "model_id", **_LINKS), **posted()},
+    openapi_extra={**IDEMPOTENT, **any_of("GraphDocument", "ZooModel", "HfModel")},
 )
 def create(
     state: StateDep, response: Response, body: Annotated[JsonBody, Body(openapi_examples=EXAMPLES)]
@@ -39,14 +58,14 @@ def create(
     return Model.model_validate(row)
 
 
-@routes.get("", summary="List models", response_model=Page[Model])
+@routes.get("", summary="List models", response_model=Page[Model], responses=listed("model_id", **_LINKS))
 def listing(state: StateDep, window: WindowDep, name: Name = None, source: Name = None) -> Response:
     """Newest first; of one name or source, if asked."""
     rows, following = models.listing(state, window, name=name, source=source)
     return paged(Model, rows, following)
 
 
-@routes.get("/{model_id}", summary="One model", responses=problems(404))
+@routes.get("/{model_id}", summary="One model", responses=tagged(404))
 def get(state: StateDep, response: Response, model_id: PathId) -> Model:
     """Name, source and summary."""
     row = models.get(state, model_id)
@@ -54,7 +73,7 @@ def get(state: StateDep, response: Response, model_id: PathId) -> Model:
     return Model.model_validate(row)
 
 
-@routes.get("/{model_id}/graph", summary="A model's graph document", responses=problems(404))
+@routes.get("/{model_id}/graph", summary="A model's graph document", responses=tagged(404))
 @slow
 def graph(state: StateDep, response: Response, model_id: PathId) -> Document:
     """The graph in the graph file format."""

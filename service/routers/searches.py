@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Header, Query, Response
 
 from service.edge.conditions import tag
-from service.routers._base import IDEMPOTENT, accepted, answered, paged, posted, problems, queued, reused, router
+from service.routers._base import IDEMPOTENT, accepted, answered, listed, paged, posted, queued, reused, router, tagged
 from service.schemas._base import Page, PathId, QueryId, WindowDep
 from service.schemas.jobs import Job, JobState
 from service.schemas.searches import Search, SearchRequest
@@ -39,7 +39,12 @@ def create(state: StateDep, response: Response, request: SearchRequest, cache_co
     return answered(response, job)
 
 
-@routes.get("", summary="List searches", response_model=Page[Search])
+@routes.get(
+    "",
+    summary="List searches",
+    response_model=Page[Search],
+    responses=listed("search_id", search="get /v1/searches/{search_id}"),
+)
 def listing(
     state: StateDep,
     window: WindowDep,
@@ -62,7 +67,7 @@ def listing(
     return paged(Search, rows, following)
 
 
-@routes.get("/{search_id}", summary="One search", responses=problems(404))
+@routes.get("/{search_id}", summary="One search", responses=tagged(404))
 def get(state: StateDep, response: Response, search_id: PathId) -> Search:
     """What was asked, the job, and the strategy once it is there."""
     row = searches.get(state, search_id)

@@ -10,17 +10,17 @@ from service.edge.conditions import etag, is_known, tag
 from service.edge.route import slow
 from service.routers._base import (
     IDEMPOTENT,
-    Responses,
     accepted,
     answered,
+    listed,
     paged,
     posted,
-    problems,
     queued,
     reused,
     router,
+    tagged,
 )
-from service.schemas._base import Document, Page, PathId, QueryId, WindowDep
+from service.schemas._base import NO_NUL, Document, Page, PathId, QueryId, WindowDep
 from service.schemas.analyses import Export, WhatIfRequest, WhyRequest
 from service.schemas.jobs import Job
 from service.schemas.strategies import Strategy
@@ -32,17 +32,24 @@ Target = Literal["deepspeed", "dtensor", "megatron", "perfetto", "torchtitan"]
 BaselineName = Annotated[
     str | None, Query(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="A baseline of the strategy instead.")
 ]
-_KNOWN: Responses = {304: {"description": "The client has this one (If-None-Match)."}}
+_IDS = ("strategy_id", "other_id")
+_LINKS = {
+    "strategy": "get /v1/strategies/{strategy_id}",
+    "diff": "get /v1/strategies/{strategy_id}/diff/{other_id}",
+    "export": "get /v1/strategies/{strategy_id}/exports/{target}",
+    "why": "post /v1/strategies/{strategy_id}/why",
+    "what-if": "post /v1/strategies/{strategy_id}/what-if",
+}
 
 
-@routes.get("", summary="List strategies", response_model=Page[Strategy])
+@routes.get("", summary="List strategies", response_model=Page[Strategy], responses=listed(*_IDS, **_LINKS))
 def listing(
     state: StateDep,
     window: WindowDep,
     model_id: QueryId = None,
     cluster_id: QueryId = None,
     calibration_id: QueryId = None,
-    searcher: Annotated[str | None, Query(max_length=64)] = None,
+    searcher: Annotated[str | None, Query(max_length=64, pattern=NO_NUL)] = None,
 ) -> Response:
     """Newest first; of one model, cluster, calibration or searcher, if asked."""
     rows, following = strategies.listing(
@@ -60,9 +67,11 @@ def listing(
     "/{strategy_id}",
     summary="One strategy: the whole plan",
     response_model=Document,
-    responses={**_KNOWN, **problems(404)},
+    responses=tagged(404),
 )
-def get(state: StateDep, strategy_id: PathId, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+def get(
+    state: StateDep, strategy_id: PathId, if_none_match: Annotated[str | None, Header(include_in_schema=False)] = None
+) -> Response:
     """The plan as ``autosbp plan --json`` gives it, with strategy, provenance and baselines; its id is the ETag."""
     known = is_known(if_none_match, etag(strategy_id))
     response = Response(None if known else strategies.text(state, strategy_id), media_type="application/json")
@@ -72,7 +81,7 @@ def get(state: StateDep, strategy_id: PathId, if_none_match: Annotated[str | Non
     return response
 
 
-@routes.get("/{strategy_id}/diff/{other_id}", summary="Two strategies side by side", responses=problems(404))
+@routes.get("/{strategy_id}/diff/{other_id}", summary="Two strategies side by side", responses=tagged(404))
 @slow
 def diff(state: StateDep, response: Response, strategy_id: PathId, other_id: PathId) -> Document:
     """What the second does otherwise: costs, batches, mesh, and every layout that differs."""
@@ -80,7 +89,7 @@ def diff(state: StateDep, response: Response, strategy_id: PathId, other_id: Pat
     return strategies.compare(state, strategy_id, other_id)
 
 
-@routes.get("/{strategy_id}/exports/{target}", summary="A strategy for another tool", responses=problems(404))
+@routes.get("/{strategy_id}/exports/{target}", summary="A strategy for another tool", responses=tagged(404))
 @slow
 def export(
     state: StateDep, response: Response, strategy_id: PathId, target: Target, baseline: BaselineName = None

@@ -8,7 +8,7 @@ from fastapi import Query, Response
 from fastapi.responses import FileResponse, PlainTextResponse
 
 from service.edge.conditions import tag
-from service.routers._base import IDEMPOTENT, accepted, paged, posted, problems, queued, router
+from service.routers._base import IDEMPOTENT, accepted, listed, paged, posted, problems, queued, router, tagged
 from service.schemas._base import Page, PathId, QueryId, WindowDep
 from service.schemas.jobs import Job, JobState
 from service.schemas.trials import Trial, TrialBrief, TrialRequest
@@ -16,6 +16,7 @@ from service.services import trials
 from service.state import StateDep
 
 routes = router("trials", "trial")
+_LINKS = {"trial": "get /v1/trials/{trial_id}", "log": "get /v1/trials/{trial_id}/logs"}
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -32,7 +33,7 @@ def create(state: StateDep, response: Response, request: TrialRequest) -> Job:
     return queued(response, trials.create(state, request))
 
 
-@routes.get("", summary="List trials", response_model=Page[TrialBrief])
+@routes.get("", summary="List trials", response_model=Page[TrialBrief], responses=listed("trial_id", **_LINKS))
 def listing(
     state: StateDep,
     window: WindowDep,
@@ -45,7 +46,7 @@ def listing(
     return paged(TrialBrief, rows, following)
 
 
-@routes.get("/{trial_id}", summary="One trial: predicted against measured", responses=problems(404))
+@routes.get("/{trial_id}", summary="One trial: predicted against measured", responses=tagged(404))
 def get(state: StateDep, response: Response, trial_id: PathId) -> Trial:
     """The trial with everything that was measured."""
     row = trials.get(state, trial_id)

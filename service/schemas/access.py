@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from service.schemas._base import Request, Response
+from service.schemas._base import NO_NUL, Request, Response
 
 _DAY_S = 86_400.0
 _LONGEST_S = 3650 * _DAY_S
@@ -17,7 +17,7 @@ KeyScope = Literal["read", "search", "trial", "calibrate", "admin"]
 class KeyRequest(Request):
     """Ask for an API key of the caller's own tenant."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_NUL)]
     scopes: list[KeyScope] = Field(min_length=1, max_length=5)
     lifetime_s: float | None = Field(default=90 * _DAY_S, gt=0, le=_LONGEST_S, description="null: it does not expire.")
 

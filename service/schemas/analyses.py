@@ -9,7 +9,7 @@ from pydantic import Field
 
 from autosbp.search.what_if import FACTOR
 from autosbp.search.why import MOST
-from service.schemas._base import Document, Request, Response
+from service.schemas._base import NO_NUL, Document, Request, Response
 from service.schemas.jobs import Job
 
 AnalysisKind = Literal["why", "what-if"]
@@ -19,7 +19,10 @@ class WhyRequest(Request):
     """Ask what other layouts of an op would cost, with all else chosen anew."""
 
     op: str = Field(
-        min_length=1, max_length=512, description="An op, a parameter, or a pattern such as h.*.mlp.weight."
+        min_length=1,
+        max_length=512,
+        pattern=NO_NUL,
+        description="An op, a parameter, or a pattern such as h.*.mlp.weight.",
     )
     most: int = Field(default=MOST, ge=1, le=1000, description="Layouts of an op that are costed.")
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from service.schemas._base import BodyId, Document, Request, Response
+from service.schemas.clusters import CLUSTER
 from service.schemas.options import PlanOptions
 
 
@@ -46,7 +47,25 @@ class CalibrationDetail(Calibration):
     document: Document = Field(description="The calibration in the calibration file format.")
 
 
+_DOCUMENT = {
+    "schema": "autosbp.calibration/1",
+    "cluster": CLUSTER,
+    "backend": "gloo",
+    "method": "relative",
+    "collectives": [
+        {
+            "kind": "all_reduce",
+            "group_shape": [2, 2],
+            "alpha_s": 2e-4,
+            "beta_s_per_byte": 1e-9,
+            "r2": 0.99,
+            "median_relative_error": 0.05,
+            "max_relative_error": 0.1,
+            "points": [[1024, 1e-3, 1e-4, 10], [4096, 1.5e-3, 1e-4, 10]],
+        }
+    ],
+}
 EXAMPLES = {
     "measure": {"summary": "Measure a cluster", "value": {"cluster_id": "clu-0a1b2c3d4e5f6071", "model_ids": []}},
-    "document": {"summary": "Store a calibration document", "value": {"schema": "autosbp.calibration/1"}},
+    "document": {"summary": "Store a calibration document", "value": _DOCUMENT},
 }

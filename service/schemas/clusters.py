@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
+from autosbp.cluster import presets
 from service.schemas._base import Document, Request, Response
+
+
+def _presets(schema: dict[str, Any]) -> None:
+    """The presets that there are; one that has one device a node takes no number of devices."""
+    known = "|".join(sorted(presets()["clusters"]))
+    schema["pattern"] = rf"^({known})(:[1-9][0-9]{{0,6}}(x[1-9][0-9]{{0,6}})?)?$"
 
 
 class PresetCluster(Request):
     """A preset with a node count."""
 
-    preset: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,63}(:[0-9x]{1,20})?$")]
+    preset: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,63}(:[0-9x]{1,20})?$")] = Field(
+        description="PRESET, PRESET:NODES or PRESET:NODESxDEVICES.", json_schema_extra=_presets
+    )
 
 
 class Cluster(Response):
@@ -27,18 +36,16 @@ class Cluster(Response):
     created_at: datetime
 
 
+CLUSTER = {
+    "schema": "autosbp.cluster/1",
+    "name": "two-boxes",
+    "device": "cpu-rank",
+    "levels": [
+        {"name": "n", "count": 2, "latency_s": 1e-4, "bandwidth_bytes_per_s": 25e6},
+        {"name": "g", "count": 2, "latency_s": 1e-5, "bandwidth_bytes_per_s": 1e9},
+    ],
+}
 EXAMPLES = {
     "preset": {"summary": "A preset with a node count", "value": {"preset": "local:2x2"}},
-    "spec": {
-        "summary": "A spec in the cluster file format",
-        "value": {
-            "schema": "autosbp.cluster/1",
-            "name": "two-boxes",
-            "device": "local-cpu",
-            "levels": [
-                {"name": "n", "count": 2, "latency_s": 1e-4, "bandwidth_bytes_per_s": 25e6},
-                {"name": "g", "count": 2, "latency_s": 1e-5, "bandwidth_bytes_per_s": 1e9},
-            ],
-        },
-    },
+    "spec": {"summary": "A spec in the cluster file format", "value": CLUSTER},
 }

@@ -7,13 +7,16 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
+from autosbp.zoo import zoo_names
 from service.schemas._base import Document, Request, Response
 
 
 class ZooModel(Request):
     """A model of the zoo, by name."""
 
-    zoo: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    zoo: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")] = Field(
+        json_schema_extra=lambda schema: schema.update(enum=[*zoo_names()])
+    )
 
 
 class HfModel(Request):
@@ -35,8 +38,30 @@ class Model(Response):
     created_at: datetime
 
 
+_GRAPH = {
+    "schema": "autosbp.graph/1",
+    "name": "sum-of-a-linear-layer",
+    "symbols": {"batch": 4},
+    "parameters": [{"name": "w", "shape": [3, 2], "dtype": "float32"}],
+    "inputs": [{"name": "x", "shape": ["batch", 2], "dtype": "float32"}],
+    "nodes": [
+        {
+            "name": "y",
+            "op": "aten.linear.default",
+            "args": [{"ref": "x"}, {"ref": "w"}],
+            "outputs": [{"shape": ["batch", 3], "dtype": "float32"}],
+        },
+        {
+            "name": "loss",
+            "op": "aten.sum.default",
+            "args": [{"ref": "y"}],
+            "outputs": [{"shape": [], "dtype": "float32"}],
+        },
+    ],
+    "loss": {"ref": "loss"},
+}
 EXAMPLES = {
-    "graph": {"summary": "A graph document, as autosbp capture writes it", "value": {"schema": "autosbp.graph/1"}},
+    "graph": {"summary": "A graph document, as autosbp capture writes it", "value": _GRAPH},
     "zoo": {"summary": "A model of the zoo", "value": {"zoo": "gpt2"}},
     "hf_config": {
         "summary": "A Hugging Face configuration",

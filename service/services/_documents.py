@@ -12,6 +12,17 @@ _log = logging.getLogger(__name__)
 Read = TypeVar("Read")
 
 
+MAX_NAME = 512
+"""Characters of a name that lists are filtered by: PostgreSQL indexes no longer text."""
+
+
+def check_name(field: str, name: str) -> str:
+    """``name``, or ``InputError`` where it is too long to be stored."""
+    if len(name) > MAX_NAME:
+        raise InputError(field, name, f"at most {MAX_NAME} characters are stored")
+    return name
+
+
 def read(what: str, reader: Callable[[Any], Read], body: object) -> Read:
     """``reader(body)``; every failure is the document's, so one that the reader did not foresee is ``InputError`` too.
 

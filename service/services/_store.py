@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
+import re
 import secrets
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Select, select, tuple_
@@ -16,10 +16,11 @@ from sqlalchemy.orm.interfaces import ORMOption
 from autosbp.errors import InputError
 from service.models import Base
 from service.problems import not_found
-from service.services._window import Window
+from service.services._window import CURSOR_PATTERN, Window
 from service.tenancy import tenant_of
 
 Row = TypeVar("Row", bound=Base)
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
 def new_id(prefix: str) -> str:
@@ -93,14 +94,12 @@ def page(
 
 def encode(row: Base) -> str:
     """The cursor of the place behind a row."""
-    stamp = row.created_at.astimezone(UTC).isoformat()
-    return base64.urlsafe_b64encode(f"{stamp} {row.id}".encode()).decode()
+    return f"{(row.created_at - _EPOCH) // _MICROSECOND:016d}.{row.id}"
 
 
 def decode(cursor: str) -> tuple[datetime, str]:
     """The place that a cursor names; ``InputError``."""
-    try:
-        stamp, _, identifier = base64.urlsafe_b64decode(cursor.encode()).decode().partition(" ")
-        return datetime.fromisoformat(stamp).astimezone(UTC), identifier
-    except ValueError:
-        raise InputError("cursor", cursor, "the next_cursor of an earlier page is expected") from None
+    if re.fullmatch(CURSOR_PATTERN, cursor, re.ASCII) is None:
+        raise InputError("cursor", cursor, "the next_cursor of an earlier page is expected")
+    stamp, _, identifier = cursor.partition(".")
+    return _EPOCH + int(stamp) * _MICROSECOND, identifier

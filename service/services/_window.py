@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+CURSOR_PATTERN = r"^[0-9]{16}\.[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Microseconds since 1970, and an id: every such text is a place in every list."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:

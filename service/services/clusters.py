@@ -8,7 +8,7 @@ from autosbp.cluster import Cluster, load_cluster
 from service.models import ClusterRow
 from service.schemas._base import Document
 from service.schemas.clusters import PresetCluster
-from service.services._documents import read
+from service.services._documents import check_name, read
 from service.services._pictures import pictured, pictures
 from service.services._store import Paged, insert_once
 from service.services._window import Window
@@ -29,7 +29,7 @@ def store(session: Session, cluster: Cluster) -> tuple[ClusterRow, bool]:
     """Insert the cluster if it is not there."""
     row = ClusterRow(
         id=f"clu-{cluster.cluster_hash}",
-        name=cluster.name,
+        name=check_name("name", cluster.name),
         cluster_hash=cluster.cluster_hash,
         num_devices=cluster.num_devices,
         document=cluster.to_dict(),

@@ -14,7 +14,7 @@ from service.problems import conflict
 from service.schemas._base import Document
 from service.schemas.models import HfModel, ZooModel
 from service.services import jobs
-from service.services._documents import read
+from service.services._documents import check_name, read
 from service.services._pictures import pictured, pictures
 from service.services._store import Paged, insert_once, require
 from service.services._window import Window
@@ -48,7 +48,7 @@ def store(session: Session, model: api.LogicalGraph, source: str) -> tuple[Model
     """Insert the graph if it is not there."""
     row = ModelRow(
         id=f"mod-{model.graph_hash}",
-        name=model.name,
+        name=check_name("name", model.name),
         source=source,
         graph_hash=model.graph_hash,
         summary=model.summary(),

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from service.db import Database
+from service.handlers import methods_of
 from service.settings import Settings
 from service.web import assets
 from service.web.route import HEADERS, failed
@@ -48,6 +49,8 @@ def install(app: FastAPI, settings: Settings, database: Database) -> None:
         if not _is_of_browser(request):
             return await usual(request, error)
         response = failed(request, error)
+        if response.status_code == 405:
+            response.headers["allow"] = methods_of(request)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         return response

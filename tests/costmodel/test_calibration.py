@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
 
 from autosbp.cluster import Cluster, load_cluster
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, OpTime, Point, Spread
@@ -116,9 +119,24 @@ BAD: list[tuple[list[Any], Any, str]] = [
 ]
 
 
+UNSAID = ("collectives[0].group_shape", "collectives[0].knots[1]", "collectives[1].points[0].quantiles_s")
+"""Fields in which the reader finds what a schema cannot say: that they fit the cluster, or ascend."""
+
+
+def schema(name: str) -> Any:
+    return json.loads((files("autosbp") / "data" / f"{name}.schema.json").read_text())
+
+
+CLUSTER = Resource.from_contents(schema("cluster"))
+VALIDATOR = Draft202012Validator(
+    schema("calibration"), registry=Registry().with_resource("urn:autosbp:cluster:1", CLUSTER)
+)
+
+
 @pytest.mark.parametrize(("path", "value", "field"), BAD, ids=[".".join(map(str, path)) for path, _, _ in BAD])
-def test_reader_refuses_by_field(path: list[Any], value: Any, field: str) -> None:
+def test_reader_refuses_by_field_and_so_does_the_published_schema(path: list[Any], value: Any, field: str) -> None:
     document = copy.deepcopy(example().to_dict())
+    VALIDATOR.validate(document)
     target: Any = document
     for key in path[:-1]:
         target = target[key]
@@ -126,6 +144,29 @@ def test_reader_refuses_by_field(path: list[Any], value: Any, field: str) -> Non
     with pytest.raises(InputError) as caught:
         Calibration.from_dict(document)
     assert caught.value.field == field
+    said = (
+        not field.startswith(UNSAID) and "inf" not in repr(value) and "nan" not in repr(value)
+    )  # JSON has no such numbers
+    assert not said or not VALIDATOR.is_valid(document)
+
+
+def test_the_published_schema_takes_older_and_newer_documents() -> None:
+    Draft202012Validator.check_schema(VALIDATOR.schema)
+    VALIDATOR.validate(json.loads((Path(__file__).parent / "data" / "calibration-1.json").read_text()))
+    document = example().to_dict()
+    document["collectives"][0] |= {
+        "knots": [[4096, 2e-9]],
+        "alpha_interval_s": [-1e-5, 3e-5],
+        "outliers": [1024],
+        "placement": "strided",
+        "num_groups": 2,
+        "waiting_s": 1e-4,
+        "points": [[1024, 1e-3, 0.0, 9, 0.0, [1e-3] * 7]],
+    }
+    document["corrections"] = [{"compute": 0.5, "network": 2.0, "waiting_s": 0.0, "num_trials": 1}]
+    document["overlap"] = {"compute": 0.0, "network": 10.0}
+    VALIDATOR.validate(document)
+    assert Calibration.from_dict(document).to_dict() == document
 
 
 def test_two_fits_of_one_kind_and_shape_are_refused() -> None:

@@ -1,0 +1,37 @@
+"""What schemathesis makes up from the OpenAPI document: no 5xx, and nothing that the document does not say.
+
+Other seeds, and more of each: ``make fuzz``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fuzz._server import Served, served
+from benchmarks.fuzz.http import PHASES, attack
+from tests.service.postgres import Postgres
+
+SEED = 1
+
+
+def check(service: Served, folder: Path, num_examples: int, phases: tuple[str, ...], at_least: int) -> None:
+    found = attack(service, folder, SEED, num_examples, phases)
+    assert not found["failures"] and not found["errors"], found["output"]
+    assert set(found["phases"].values()) == {"success"} and found["complete"], found["output"]
+    assert found["operations"] >= 38
+    assert found["cases"] >= at_least
+    assert not found["logged_errors"], service.log.read_text()
+
+
+@pytest.mark.slow
+def test_five_thousand_requests_find_nothing(tmp_path: Path) -> None:
+    with served(tmp_path) as service:
+        check(service, tmp_path, 30, PHASES, at_least=5000)
+
+
+@pytest.mark.slow
+def test_nor_do_some_on_postgresql_with_jobs_that_wait(postgres: Postgres, tmp_path: Path) -> None:
+    with served(tmp_path, postgres.database()) as service:
+        check(service, tmp_path, 8, ("fuzzing", "stateful"), at_least=300)

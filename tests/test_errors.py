@@ -1,0 +1,53 @@
+"""Messages about values are short, however large the value, and take no long time to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autosbp.errors import InputError, in_short
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        1.5,
+        "it's",
+        b"x",
+        [],
+        (),
+        {},
+        [1, "a", [2.0]],
+        (1,),
+        (1, 2),
+        {"a": [1, (2,)], 3: None},
+        {"k": {"l": [{}]}},
+    ],
+)
+def test_a_small_value_is_shown_as_it_is(value: object) -> None:
+    assert in_short(value) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 500, [["y" * 300]], list(range(1000)), {str(number): number for number in range(99)}]
+)
+def test_a_large_value_is_shown_by_its_beginning(value: object) -> None:
+    assert in_short(value) == repr(value)[:197] + "..."
+
+
+def test_values_without_an_end_are_cut_short() -> None:
+    shared: Any = ["x"]
+    for _ in range(60):
+        shared = [shared] * 10  # its repr has 10^60 letters
+    within: list[Any] = []
+    within.append(within)
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = {"a": deep}
+    for value in (shared, within, deep):
+        assert len(in_short(value)) == 200
+    assert in_short(10**5000) == "an integer of 16610 bits"
+    assert len(str(InputError("field", shared, "less is expected"))) < 300

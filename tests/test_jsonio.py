@@ -1,0 +1,54 @@
+"""Reading files: what is no document, or one that would fill the memory, is an ``InputError``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autosbp import jsonio
+from autosbp.errors import InputError
+from autosbp.jsonio import Fields, loads_yaml, read_file
+
+
+def merges(levels: int) -> str:
+    """A few lines, each of which merges the one before ten times."""
+    lines = ["a0: &a0 {" + ", ".join(f"k{key}: 1" for key in range(10)) + "}"]
+    lines += [f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 10)}]}}" for level in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: 2001-99-99", "[" * 5000, "a: *b", "!!python/object:os.system {}", "{a: ", "\x00", "? {}\n: 1", merges(12)],
+    ids=["no date", "deep", "no anchor", "python", "cut off", "control", "key", "merges"],
+)
+def test_bad_yaml_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="valid YAML is expected"):
+        loads_yaml(text, "f.yaml")
+
+
+def test_merges_are_read() -> None:
+    assert loads_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}")["b"] == {"x": 1, "y": 2}
+
+
+@pytest.mark.parametrize("name", ["f.yaml", "f.json"])
+def test_files_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(jsonio, "MAX_YAML_BYTES", 8)
+    monkeypatch.setattr(jsonio, "MAX_JSON_BYTES", 8)
+    (tmp_path / name).write_text('{"a": 1}')
+    assert read_file(tmp_path / name) == {"a": 1}
+    (tmp_path / name).write_text('{"a": 12}')
+    with pytest.raises(InputError, match="at most 8 bytes are read"):
+        read_file(tmp_path / name)
+    (tmp_path / name).write_bytes(b'"\xff"')
+    with pytest.raises(InputError, match="a readable text file is expected"):
+        read_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), True, "1", None, [1.0]])
+def test_what_is_no_float_is_no_number(value: object) -> None:
+    fields = Fields({"a": value}, "", ("a",))
+    for accessor in (fields.number, fields.positive):
+        with pytest.raises(InputError, match="^a: "):
+            accessor("a")
