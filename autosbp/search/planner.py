@@ -43,7 +43,7 @@ from autosbp.search.warm_start import restarted
 
 BASELINE_SHARE = 0.1
 """The part of a whole search that a baseline gets. Most are solved at once."""
-BASELINES_LEAVE = 0.5
+BASELINES_LEAVE = 0.25
 """Of the time limit: what the search has left at the least, however long baselines took."""
 MAX_BYTES = 2**62
 """More than any device has."""
