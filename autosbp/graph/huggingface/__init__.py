@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from autosbp.errors import InputError, UnsupportedError
 from autosbp.graph.ir import FLOATS, LogicalGraph
+from autosbp.limits import more_memory
+
+_MOST_BYTES = 8 * 2**30
 
 if TYPE_CHECKING:
     from autosbp.graph.huggingface._inputs import ExampleInputs
@@ -47,20 +50,21 @@ def capture_hf_config(
     set_image_size(hf_config, image_size)
     dtype = getattr(torch, _dtype(config))
     chosen = training_class(hf_config, config)
-    try:
-        module = build_on_meta(lambda: chosen.cls._from_config(hf_config, dtype=dtype), dtype)
-    except Exception as error:  # modules check their sizes with errors of many types
-        raise refused(hf_config.model_type, error) from error
-    use_expert_op(module)
-    provenance = {"source": f"transformers {transformers.__version__} {type(module).__name__}"}
-    if chosen.note:
-        provenance["class"] = chosen.note
-    return _captured(
-        lambda full: example_inputs(module, hf_config, chosen, Sizes(seq_len, image_size), dtype, full=full),
-        module,
-        name or hf_config.model_type,
-        provenance,
-    )
+    with more_memory(_MOST_BYTES):  # parameters take none, but a million layers or a large table of positions do
+        try:
+            module = build_on_meta(lambda: chosen.cls._from_config(hf_config, dtype=dtype), dtype)
+        except Exception as error:  # modules check their sizes with errors of many types
+            raise refused(hf_config.model_type, error) from error
+        use_expert_op(module)
+        provenance = {"source": f"transformers {transformers.__version__} {type(module).__name__}"}
+        if chosen.note:
+            provenance["class"] = chosen.note
+        return _captured(
+            lambda full: example_inputs(module, hf_config, chosen, Sizes(seq_len, image_size), dtype, full=full),
+            module,
+            name or hf_config.model_type,
+            provenance,
+        )
 
 
 def _captured(

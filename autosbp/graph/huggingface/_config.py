@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autosbp.errors import InputError
+from autosbp.limits import more_memory
 
+_MOST_BYTES = 256 * 2**20
 _IGNORED = ("auto_map", "transformers_version", "architectures")
 # Layers that are dropped at random, and masks drawn on the host, have no fixed graph.
 _OFF = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "apply_spec_augment")
@@ -23,7 +25,11 @@ def read_config(config: Mapping[str, Any]) -> Any:
     if not isinstance(model_type, str):
         raise InputError("config.model_type", model_type, "a Hugging Face model type is expected, such as gpt2")
     try:
-        found = AutoConfig.for_model(model_type, **{**fields, "use_cache": False})
+        with more_memory(_MOST_BYTES):  # some classes make a list as long as a number says
+            found = AutoConfig.for_model(model_type, **{**fields, "use_cache": False})
+    except MemoryError:
+        limit = f"a config whose lists take at most {_MOST_BYTES >> 20} MiB is expected"
+        raise InputError("config", model_type, limit) from None
     except (ValueError, KeyError) as error:
         raise InputError("config.model_type", model_type, f"a known type is expected ({str(error)[:200]})") from None
     except Exception as error:  # transformers validates configs with errors of many types

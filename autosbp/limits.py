@@ -1,0 +1,43 @@
+"""Limits that this process puts on itself for a while."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # no such limits on this system
+    resource = None  # type: ignore[assignment]
+
+_STATUS = Path("/proc/self/status")
+_DATA = re.compile(r"^VmData:\s+(\d+) kB$", re.MULTILINE)
+
+
+@contextmanager
+def more_memory(num_bytes: int) -> Iterator[None]:
+    """Within, the whole process gets at most ``num_bytes`` more private memory: what asks for more gets a ``MemoryError``,
+    torch's allocator a ``RuntimeError``, before the machine has none left. Only where the system counts it (Linux); a lower
+    limit that is there already stays."""
+    used = _used_bytes()
+    if resource is None or used is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = used + num_bytes
+    known = [limit for limit in (soft, hard, wanted) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _used_bytes() -> int | None:
+    try:
+        found = _DATA.search(_STATUS.read_text())
+    except OSError:
+        return None
+    return None if found is None else 1024 * int(found[1])
