@@ -93,6 +93,11 @@ BucketBytes = Annotated[
     typer.Option("--bucket-bytes", metavar="BYTES", help="The most that gradients are reduced in together; 25 MiB."),
 ]
 
+Deterministic = Annotated[
+    bool,
+    typer.Option("--deterministic", help="Only what gives the same bits in every run; trials of the plan enforce it."),
+]
+
 DataParallel = Annotated[
     int | None,
     typer.Option("--data-parallel", metavar="N", help="Devices of a stage that split the batch; 1 forbids it."),
@@ -143,6 +148,7 @@ def plan(
     recompute: Recompute = None,
     offload: Offload = False,
     bucket_bytes: BucketBytes = None,
+    deterministic: Deterministic = False,
     data_parallel: DataParallel = None,
     tensor_parallel: TensorParallel = None,
     stage: Stage = None,
@@ -171,6 +177,7 @@ def plan(
         recompute=recompute,
         offload=offload,
         bucket_bytes=bucket_bytes,
+        deterministic=deterministic,
         data_parallel=data_parallel,
         tensor_parallel=tensor_parallel,
         stage_of=_stages(stage or []),

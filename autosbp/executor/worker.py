@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autosbp.executor.determinism import digest, require_determinism
 from autosbp.executor.measure import quartiles, step_memory
 from autosbp.executor.parameters import full_parameters
 from autosbp.executor.pipeline import make_trainer
@@ -37,6 +38,9 @@ def main() -> None:
         importlib.import_module(module)
     plan, graph = Plan.from_dict(request["plan"]), from_dict(request["graph"])
     rank = int(os.environ["RANK"])
+    deterministic = bool(plan.document.get("options", {}).get("deterministic", False))
+    if deterministic:
+        require_determinism()
     cuda = plan.cluster.device.kind == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
@@ -79,6 +83,8 @@ def main() -> None:
         "peak_memory_bytes": memory.peak if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "collectives": [[call.kind, call.num_bytes, list(call.ranks)] for call in issued],
     }
+    if deterministic:
+        mine["parameters_digest"] = digest(trainer.locals)
     everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, mine)
     if rank == 0:
@@ -117,6 +123,12 @@ def report(plan: Plan, everyone: list[dict[str, Any]], losses: list[float], want
         "collectives": everyone[0]["collectives"],
         "times_s": times,
         "torch": torch.__version__,
+        # Of plans that require determinism: each rank's parameters after the last step, the same in every run.
+        **(
+            {"parameters_digests": digests}
+            if all(digests := [one.get("parameters_digest") for one in everyone])
+            else {}
+        ),
     }
 
 

@@ -22,6 +22,7 @@ NAMES = (
     "data_parallel",
     "tensor_parallel",
     "recompute",
+    "deterministic",
 )
 """Options that take strategies away; batch and optimizer are part of the task."""
 MAPPINGS = ("pins", "stage_of")

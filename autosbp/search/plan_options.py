@@ -8,8 +8,10 @@ from typing import Any
 
 from autosbp.cluster import MAX_DEVICES, Cluster
 from autosbp.errors import InfeasibleError, InputError
+from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import Fields, check_integer
 from autosbp.pipeline import MAX_STAGES, RUNNABLE, SCHEDULES
+from autosbp.sbp.reproducible import why_irreproducible
 from autosbp.search import SEARCHERS
 from autosbp.search._baselines import BASELINES as BASELINES
 from autosbp.search._baselines import DEFAULT_BASELINES as DEFAULT_BASELINES
@@ -29,6 +31,7 @@ _SELDOM = (
     "recompute",
     "offload",
     "bucket_bytes",
+    "deterministic",
 )
 
 
@@ -50,6 +53,7 @@ class PlanOptions:
         recompute: 0: no block; k: every repeated block, k together. None: as many blocks as memory asks for.
         bucket_bytes: parameters are gathered together, and gradients reduced together, in messages of up to so many bytes;
             by default 25 MiB. More is fewer messages, less is an earlier first one.
+        deterministic: only what gives the same bits in every run (``sbp.reproducible``); trials enforce it.
         offload: the optimizer's state may be on the host, where the cluster's file tells of one: all of it or none.
     """
 
@@ -72,6 +76,7 @@ class PlanOptions:
     recompute: int | None = None
     offload: bool = False
     bucket_bytes: int | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
@@ -112,8 +117,9 @@ class PlanOptions:
                 check_integer(name, getattr(self, name), 1, MAX_DEVICES)
         if self.recompute is not None:
             check_integer("recompute", self.recompute, 0, MAX_STAGES)
-        if not isinstance(self.offload, bool):
-            raise InputError("offload", self.offload, "true or false is expected")
+        for name in ("offload", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(name, getattr(self, name), "true or false is expected")
         if self.bucket_bytes is not None:
             check_integer("bucket_bytes", self.bucket_bytes, 1, 2**40)
         for name in ("global_batch", "micro_batch"):
@@ -141,6 +147,7 @@ class PlanOptions:
             "recompute": self.recompute,
             "offload": self.offload or None,
             "bucket_bytes": self.bucket_bytes,
+            "deterministic": self.deterministic or None,
         }
         return plain | {name: value for name, value in seldom.items() if value is not None}
 
@@ -171,3 +178,15 @@ def require_room(num_parameters: int, parameter_bytes: int, cluster: Cluster, op
         held = "parameters and gradients" if options.offload else "parameters, gradients and optimizer state"
         detail = f"{held} alone, split over {cluster.num_devices} devices, do not fit"
         raise InfeasibleError("memory_limit_bytes", limit, least, detail)
+
+
+def require_reproducible(graph: LogicalGraph, kind: str) -> None:
+    """Refuse a model with an op that may give other bits in another run, whatever its layout, on a kind of device.
+
+    Raises:
+        InfeasibleError: ``deterministic``, with the first such op.
+    """
+    for node in graph.nodes:
+        why = why_irreproducible(graph, node, kind)
+        if why:
+            raise InfeasibleError("deterministic", "true", None, f"{node.name} ({node.op}) {why}")

@@ -38,7 +38,7 @@ from autosbp.search._stored_apart import best_stored_apart
 from autosbp.search._structures import Structures
 from autosbp.search._weights import AS_USED
 from autosbp.search.fewer import fewer_devices
-from autosbp.search.plan_options import PlanOptions, require_room
+from autosbp.search.plan_options import PlanOptions, require_reproducible, require_room
 from autosbp.search.warm_start import restarted
 
 BASELINE_SHARE = 0.1
@@ -139,6 +139,8 @@ class Planner:
         problems: LayoutProblems | None = None,
     ) -> None:
         check_graph(graph)
+        if options.deterministic:
+            require_reproducible(graph, cluster.device.kind)
         summary = graph.summary()
         require_room(summary["num_parameters"], summary["parameter_bytes"], cluster, options)
         if calibration is not None and (cluster.groups or calibration.cluster.groups):

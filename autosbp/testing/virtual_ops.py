@@ -6,7 +6,7 @@ mesh. Random numbers come from a fixed seed. Both raise ``AssertionError`` that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -133,18 +133,23 @@ def _whole(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """Outputs of the whole op, a random gradient of each, and the gradients of the tracked inputs."""
     leaves = [value.clone().requires_grad_(flag) for value, flag in zip(inputs, tracked, strict=True)]
-    values = iter(leaves)
+    args, kwargs = fill_arguments(node, leaves)
+    result = op_of(node.op)(*args, **kwargs)
+    outputs = [result] if isinstance(result, torch.Tensor) else list(result)
+    gradients = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) for out in outputs]
+    return [out.detach() for out in outputs], gradients, _gradients(outputs, leaves, tracked, gradients)
+
+
+def fill_arguments(node: Node, tensors: Iterable[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an op, with these tensors where it reads one, in order."""
+    values = iter(tensors)
 
     def fill(arg: Any) -> Any:
         if isinstance(arg, Ref):
             return next(values)
         return [fill(item) for item in arg] if isinstance(arg, tuple) else to_fx_arg(arg, {})
 
-    args = [fill(arg) for arg in node.args]
-    result = op_of(node.op)(*args, **{key: fill(arg) for key, arg in node.kwargs.items()})
-    outputs = [result] if isinstance(result, torch.Tensor) else list(result)
-    gradients = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) for out in outputs]
-    return [out.detach() for out in outputs], gradients, _gradients(outputs, leaves, tracked, gradients)
+    return [fill(arg) for arg in node.args], {key: fill(arg) for key, arg in node.kwargs.items()}
 
 
 def _gradients(

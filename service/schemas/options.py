@@ -92,6 +92,9 @@ class PlanOptions(Request):
         description="The most that gradients are reduced in together; 25 MiB by default.",
         json_schema_extra=_within(1, 2**40),
     )
+    deterministic: bool | None = Field(
+        default=None, description="Whether only what gives the same bits in every run is allowed; trials enforce it."
+    )
     stage_of: dict[
         Annotated[str, Field(max_length=512)], Annotated[int, Field(json_schema_extra=_within(0, MAX_STAGES - 1))]
     ] = Field(
