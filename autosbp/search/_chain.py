@@ -51,13 +51,6 @@ class Chain:
         return self.block.program.is_exact and self.rest.program.is_exact
 
     @property
-    def work(self) -> float:
-        """As of a program."""
-        size = float(len(self.block.problem.unary_s[0]))
-        products = 2 * self.repeats.count.bit_length() * size**3
-        return self.block.program.work + self.rest.program.work + products
-
-    @property
     def rounds(self) -> int:
         return self.block.program.rounds + self.rest.program.rounds + self.repeats.count.bit_length()
 

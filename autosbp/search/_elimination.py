@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,32 @@ def _planned(
     """Slots 0..n-1 are the unary costs, the next ones the edges."""
     scopes = [(i,) for i in range(problem.num_variables)] + [(edge.u, edge.v) for edge in problem.edges]
     return plan_elimination([len(costs) for costs in problem.unary_s], scopes, max_entries, last, kept)
+
+
+def work_of(problem: SearchProblem, program: Program | Chain) -> float:
+    """Additions of an elimination: equal products, as those of repeated blocks, are made once."""
+    if isinstance(program, Chain):
+        parts = sum(work_of(part.problem, part.program) for part in (program.block, program.rest))
+        size = float(len(program.block.problem.unary_s[0]))
+        return parts + 2 * program.repeats.count.bit_length() * size**3
+    slots: list[Hashable] = [
+        (id(costs), id(use)) for costs, use in zip(problem.unary_s, problem.memory_bytes, strict=True)
+    ]
+    slots.extend(id(edge.table) for edge in problem.edges)
+    slots.extend([None] * (program.num_slots - len(slots)))
+    known: dict[Hashable, int] = {}
+    total = 0.0
+    for step in program.steps:
+        for group in step.groups:
+            key = (
+                group.sizes,
+                *sorted((str(slots[slot]), axes) for slot, axes in zip(group.slots, group.axes, strict=True)),
+            )
+            if key not in known:
+                known[key] = -1 - len(known)
+                total += math.prod(map(float, group.sizes))
+            slots[group.output] = known[key]
+    return total
 
 
 def minimise(

@@ -11,7 +11,7 @@ from autosbp.errors import InfeasibleError
 from autosbp.search._base import Edge, SearchOptions, SearchProblem, SearchResult
 from autosbp.search._chain import Chain
 from autosbp.search._coordinate_descent import cheapest_values, descend
-from autosbp.search._elimination import minimise, plan_problem
+from autosbp.search._elimination import minimise, plan_problem, work_of
 from autosbp.search._exhaustive import exhaustive
 from autosbp.search._forest import solve_forest
 from autosbp.search._local import Neighbourhood
@@ -36,7 +36,7 @@ SPLIT_TABLE_ENTRIES = 1 << 20  # once tables must be split, exactness is gone, a
 SAT_WORK_PER_S = 0.25  # CP-SAT's deterministic seconds, which last longer than real ones, per second of the limit
 SPLICE_LAST = 4
 MIN_REST = 0.25  # of the time limit, for the searcher of dense problems
-HARD_WORK = 2e8  # additions of an elimination; messages, which mostly prove as much, are quicker then
+HARD_WORK = 4e8  # additions of an elimination; messages, which mostly prove as much, are quicker then
 MOST_WORK = 2e9  # of one elimination of several, where messages left a gap
 DENSE_GAP = 0.02  # where messages leave more, what is still hard to eliminate gets other means
 Dense = Callable[[SearchOptions], SearchResult]
@@ -162,7 +162,7 @@ class _Exact:
         given = whole = self.whole or canonical(run.problem)
         program = plan_problem(whole.problem)
         if run.problem.memory_limit_bytes is None:
-            if _is_hard(program):
+            if _is_hard(whole.problem, program):
                 whole = self._pass_messages(whole)
                 if self._is_settled:
                     return
@@ -178,11 +178,11 @@ class _Exact:
         reduced = prune(whole, run.cost_s)
         self.left = None if reduced is given else reduced
         self.raise_relaxed(quick_bound(reduced.problem, self.check))
-        if run.problem.memory_limit_bytes is not None and _is_hard(plan_problem(reduced.problem)):
+        if run.problem.memory_limit_bytes is not None and _is_hard(reduced.problem, plan_problem(reduced.problem)):
             reduced = self._price_messages(reduced, near)
             if run.is_close:
                 return
-            if _is_hard(plan_problem(reduced.problem), MOST_WORK) and run.gap <= DENSE_GAP:
+            if _is_hard(reduced.problem, plan_problem(reduced.problem), MOST_WORK) and run.gap <= DENSE_GAP:
                 self._close(reduced)
                 return
             self.narrowed = True
@@ -345,9 +345,9 @@ class _Exact:
                     run.offer(reduced.lift(closed.assignment))
 
 
-def _is_hard(program: Program | Chain, work: float | None = None) -> bool:
+def _is_hard(problem: SearchProblem, program: Program | Chain, most: float | None = None) -> bool:
     """Whether messages are quicker than an elimination."""
-    return not program.is_exact or program.work > (HARD_WORK if work is None else work)
+    return not program.is_exact or work_of(problem, program) > (HARD_WORK if most is None else most)
 
 
 def _as_tuples(reduced: Reduced) -> tuple[tuple[int, ...], ...]:

@@ -45,11 +45,6 @@ class Program:
     left: tuple[tuple[int, tuple[int, ...]], ...] = ()
     num_variables: int = 0
 
-    @property
-    def work(self) -> float:
-        """Additions at the most: equal products are made once."""
-        return math.fsum(math.prod(map(float, group.sizes)) for step in self.steps for group in step.groups)
-
 
 def plan_elimination(
     sizes: Sequence[int],
