@@ -61,8 +61,9 @@ def exact(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     split (mini-buckets): the bound stays sound, the gap may stay open.
 
     ``certificate`` holds what ``checker.check_certificate`` verifies the bound with; None where it stopped before any bound.
-    ``evaluations`` counts assignments costed. ``info`` holds ``distinct_products``, ``operations`` (min-plus
-    additions), ``duals`` (Lagrangian evaluations), ``price_s_per_byte``, ``kept_values`` and ``rounds``.
+    ``evaluations`` counts assignments costed. ``info`` holds, of what was needed, ``distinct_products``,
+    ``operations`` (min-plus additions), ``duals`` (Lagrangian evaluations), ``price_s_per_byte``,
+    ``kept_values`` and ``rounds``.
 
     Raises:
         InfeasibleError: no assignment is feasible (proved): ``memory_limit_bytes`` with the least memory that would

@@ -80,11 +80,6 @@ class Messages:
         self._base_s = -np.inf
         self.prices: Sequence[float] = [0.0] * problem.num_variables
 
-    @property
-    def num_entries(self) -> int:
-        """Of all tables: what a sweep touches, twice."""
-        return sum(edge.table.size for edge in self.problem.edges)
-
     def reprice(self, prices_s_per_byte: Sequence[float]) -> None:
         """Begin anew at other prices of memory, from the messages of the last ones."""
         self.prices, self.bound_s, self._excess = prices_s_per_byte, -np.inf, []

@@ -14,27 +14,14 @@ from autosbp.plan import Plan, plan_id_of
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
 from autosbp.torchrun import run_ranks
+from tests.export.ranks import DISTRIBUTES
 
-WORKER = """
-import json, sys
-from pathlib import Path
-
-import torch
-import torch.distributed as dist
-
-from autosbp.processes import end_rank
-
-source, shapes = Path(sys.argv[1]).read_text(), json.loads(Path(sys.argv[2]).read_text())
-plan = {}
-exec(compile(source, "parallelize.py", "exec"), plan)
-dist.init_process_group("gloo")
-state = {name: torch.arange(float(torch.Size(shape).numel())).reshape(shape) for name, shape in shapes.items()}
-tensors = plan["distribute"](state, plan["make_mesh"]())
-for name, tensor in tensors.items():
-    assert torch.equal(tensor.full_tensor(), plan["parameter"](state, name)), name
-    assert tensor.placements == plan["PARAMETERS"][name][2], name
+WORKER = (
+    DISTRIBUTES
+    + """    assert tensor.placements == plan["PARAMETERS"][name][2], name
 end_rank()
 """
+)
 
 
 def test_the_module_distributes_a_state_dict_on_real_ranks(

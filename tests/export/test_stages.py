@@ -21,6 +21,7 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan
 from autosbp.torchrun import run_ranks
 from tests.executor.pipeline.strategies import tensor_parallel
+from tests.export.ranks import DISTRIBUTES
 from tests.export.test_grids import changed
 from tests.search.plans import graph_of, planned
 
@@ -188,24 +189,9 @@ def test_the_trace_has_every_pass_of_every_stage_and_ends_before_what_comes_once
     assert 0.5 * plan.document["simulated_step_time_s"] < end_s <= plan.document["simulated_step_time_s"]
 
 
-WORKER = """
-import json, sys
-from pathlib import Path
-
-import torch
-import torch.distributed as dist
-
-from autosbp.processes import end_rank
-
-source, shapes = Path(sys.argv[1]).read_text(), json.loads(Path(sys.argv[2]).read_text())
-plan = {}
-exec(compile(source, "parallelize.py", "exec"), plan)
-dist.init_process_group("gloo")
-state = {name: torch.arange(float(torch.Size(shape).numel())).reshape(shape) for name, shape in shapes.items()}
-tensors = plan["distribute"](state, plan["make_mesh"]())
-for name, tensor in tensors.items():
-    assert torch.equal(tensor.full_tensor(), plan["parameter"](state, name)), name
-stage = dist.get_rank() // 2
+WORKER = (
+    DISTRIBUTES
+    + """stage = dist.get_rank() // 2
 mine = {name for chunk in plan["CHUNKS"][stage::2] for name in chunk[1]}
 assert set(tensors) == mine, (stage, set(tensors) ^ mine)
 everyone = [None] * dist.get_world_size()
@@ -214,6 +200,7 @@ assert set().union(*everyone) == set(plan["PARAMETERS"])
 assert everyone[0] == everyone[1] != everyone[2] == everyone[3]
 end_rank()
 """
+)
 
 
 def test_dtensor_gives_each_rank_the_parameters_of_its_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
