@@ -1,9 +1,10 @@
 """How long a plan takes from cold, and what is proved of it: ``python -m benchmarks.search_scale [CASE ...] [--rounds N]
-[--json]``.
+[--replan] [--json]``.
 
 Every case is a process of its own that imports, loads the graph, searches the whole space (stages, schedules, cuts,
 microbatch, storage, layouts) and its baselines, without torch. Of several rounds, each of all cases, a case's median by its
-seconds is shown.
+seconds is shown. With ``--replan`` a case is planned for twice the batch, too, and with outer links of half the bandwidth:
+each from cold, and after the plan of the case itself in the same process.
 """
 
 from __future__ import annotations
@@ -21,9 +22,15 @@ PROGRAM = """
 import json, resource, sys, time
 started = time.perf_counter()
 from autosbp.api import PlanOptions, capture, load_cluster, make_plan
+from autosbp.costmodel.faster import faster_link
 graph = capture(sys.argv[1])
+def planned(batch, bandwidth):
+    cluster, _ = faster_link(load_cluster(sys.argv[2]), None, 0, float(bandwidth))
+    return make_plan(graph, cluster, None, PlanOptions(global_batch=int(batch)))
+for before in sys.argv[5:]:
+    planned(*before.split(","))
 loaded = time.perf_counter()
-plan = make_plan(graph, load_cluster(sys.argv[2]), None, PlanOptions(global_batch=int(sys.argv[3])))
+plan = planned(*sys.argv[3:5])
 document, strategy = plan.document, plan.strategy
 assert "torch" not in sys.modules
 print(json.dumps({
@@ -67,10 +74,16 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """A row; of a case that does not end in ``MOST_S``, the limit alone, with ``ended`` false."""
+REPLANS: Mapping[str, tuple[int, float]] = {"batch": (2, 1.0), "links": (1, 0.5)}
+"""Changes of a case: times its batch, and times the bandwidth of its outer links."""
+
+
+def measure(case: Case, times: int = 1, bandwidth: float = 1.0, *, after: bool = False) -> dict[str, Any]:
+    """A row; of a case that does not end in ``MOST_S``, the limit alone, with ``ended`` false. With so many times the batch,
+    and the bandwidth; and, if wished, ``after`` the case itself was planned, whose time counts to ``load_s``."""
     started = time.perf_counter()
-    program = [sys.executable, "-c", PROGRAM, case.model, case.cluster, str(case.batch)]
+    asked = [str(times * case.batch), str(bandwidth), *([f"{case.batch},1.0"] if after else [])]
+    program = [sys.executable, "-c", PROGRAM, case.model, case.cluster, *asked]
     try:
         run = subprocess.run(program, capture_output=True, text=True, check=False, timeout=MOST_S)
     except subprocess.TimeoutExpired:
@@ -79,6 +92,15 @@ def measure(case: Case) -> dict[str, Any]:
         sys.exit(run.stderr)
     found: dict[str, Any] = json.loads(run.stdout)
     return {"seconds": time.perf_counter() - started, "limit_s": case.limit_s, **found}
+
+
+def replanned(case: Case) -> dict[str, float | None]:
+    """Seconds of plans of the changed case, from cold and after the case itself; None where they do not end."""
+    return {
+        f"{change}_{kind}_s": measure(case, *changed, after=kind == "warm").get("plan_s")
+        for change, changed in REPLANS.items()
+        for kind in ("cold", "warm")
+    }
 
 
 def median(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -91,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"by default {' '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=1, help="how often all cases are measured")
+    parser.add_argument("--replan", action="store_true", help="also plan changed cases, from cold and after the case")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     unknown = set(arguments.cases) - set(CASES)
@@ -103,7 +126,7 @@ def main() -> None:
     for at in range(arguments.rounds):
         rounds.append({})
         for name in names:
-            rounds[-1][name] = measure(CASES[name])
+            rounds[-1][name] = measure(CASES[name]) | (replanned(CASES[name]) if arguments.replan else {})
             if at + 1 == arguments.rounds:
                 show(name, median([each[name] for each in rounds]))
     rows = {name: median([each[name] for each in rounds]) for name in names}
@@ -125,6 +148,10 @@ def show(name: str, row: Mapping[str, Any]) -> None:
         f"{row['peak_bytes'] / 2**30:.2f} GiB",
         flush=True,
     )
+    for change in REPLANS:
+        cold, warm = row.get(f"{change}_cold_s"), row.get(f"{change}_warm_s")
+        if cold and warm:
+            print(f"{'':<18} planned for another {change}: {warm:.1f} s, from cold {cold:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -38,16 +38,39 @@ class StepCost:
         return self.forward_comm_s + self.backward_comm_s + self.local_s
 
 
+@dataclass(slots=True)
+class BoxingTables:
+    """What models that cost the same steps the same on one mesh have in common: tables by tensor, costs of steps, and what
+    callers work out from these, by their keys."""
+
+    tables: dict[tuple[tuple[int, ...], int, bool, bool], BoxingTable] = field(default_factory=dict)
+    step_costs: dict[tuple[Step, int, bool], StepCost] = field(default_factory=dict)
+    known: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of arrays."""
+        others = [each for found in self.known.values() for each in (found if isinstance(found, tuple) else (found,))]
+        arrays = sum(each.nbytes for each in others if isinstance(each, np.ndarray))
+        return arrays + sum(table.num_cost_bytes for table in self.tables.values())
+
+
 class BoxingModel:
     """Costs of steps and cheapest paths for one mesh; tables are cached per tensor shape. ``known`` is for what callers work
-    out from these, by their keys. Not safe across threads."""
+    out from these, by their keys. ``kept`` are tables of an earlier model that costs steps the same. Not safe across
+    threads."""
 
-    def __init__(self, network: NetworkModel, mesh: Mesh, copy_bytes_per_s: float | None = None) -> None:
+    def __init__(
+        self,
+        network: NetworkModel,
+        mesh: Mesh,
+        copy_bytes_per_s: float | None = None,
+        kept: BoxingTables | None = None,
+    ) -> None:
         self.network, self.mesh = network, mesh
         self.copy_bytes_per_s = copy_bytes_per_s or network.cluster.device.memory_bandwidth_bytes_per_s
-        self._tables: dict[tuple[tuple[int, ...], int, bool, bool], BoxingTable] = {}
-        self._step_costs: dict[tuple[Step, int, bool], StepCost] = {}
-        self.known: dict[Hashable, Any] = {}
+        kept = BoxingTables() if kept is None else kept
+        self._tables, self._step_costs, self.known = kept.tables, kept.step_costs, kept.known
 
     @property
     def device(self) -> Device:
@@ -169,6 +192,13 @@ class BoxingTable:
             partial = (steps.numbers[found.chosen] == self._all_states[P]).any(axis=1)
             self._step_s[partial[found.source] | partial[found.target]] = np.inf
         self._rows: dict[int, NDArray[np.float64]] = {}
+        self._every: NDArray[np.float64] | None = None
+
+    @property
+    def num_cost_bytes(self) -> int:
+        """Of the arrays of costs that are known by now."""
+        every = 0 if self._every is None else self._every.nbytes
+        return self._step_s.nbytes + every + sum(row.nbytes for row in self._rows.values())
 
     @property
     def stops(self) -> tuple[NdSbp, ...]:
@@ -185,8 +215,7 @@ class BoxingTable:
     def costs_of(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
         """``cost_s[sources]``; no other rows are computed."""
         wanted, inverse = np.unique(sources, return_inverse=True)
-        found = self._costs_from(wanted.tolist())
-        return np.asarray(found[inverse, : self.num_layouts])
+        return np.asarray(self._costs_from(wanted.tolist())[inverse, : self.num_layouts])
 
     def between(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.float64]:
         """``cost_s[sources, targets]``."""
@@ -194,11 +223,14 @@ class BoxingTable:
         return np.asarray(self._costs_from(wanted.tolist())[inverse, targets])
 
     def _costs_from(self, sources: Sequence[int]) -> NDArray[np.float64]:
-        """Seconds from some layouts to all stops; (sources, stops)."""
+        """Seconds from some layouts to all stops; (sources, stops). How many are asked for says how they are computed, as
+        the two ways round sums differently: costs must not depend on what was asked for before."""
+        if len(sources) > FEW * self.num_layouts:
+            if self._every is None:
+                self._every = self._closure()[: self.num_layouts]
+            return self._every[sources]
         missing = [at for at in sources if at not in self._rows]
-        if len(missing) > FEW * self.num_layouts:
-            self._rows = dict(enumerate(self._closure()))
-        elif missing:
+        if missing:
             self._rows.update(zip(missing, self._relaxed(missing), strict=True))
         found = np.empty((len(sources), len(self._even.chosen)))
         for row, at in zip(found, sources, strict=True):

@@ -12,7 +12,9 @@ as a pipelined ring, as nccl-tests does.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -90,6 +92,15 @@ class NetworkModel:
             if fit.num_groups is None:
                 self._fits.setdefault((fit.kind, fit.group_shape), fit)
         self._known: dict[tuple[str, tuple[int, ...]], AlphaBeta] = {}
+
+    @cached_property
+    def key(self) -> Hashable:
+        """All that times depend on; how many of the outermost units there are is no part of it."""
+        links = tuple((level.latency_s, level.bandwidth_bytes_per_s) for level in self.cluster.levels)
+        fits = tuple(
+            (*name, fit.alpha_s, fit.beta_s_per_byte, fit.knots, fit.waiting_s) for name, fit in self._fits.items()
+        )
+        return links, tuple(level.count for level in self.cluster.levels[1:]), fits, self.correction
 
     def alpha_beta(self, kind: str, group_shape: tuple[int, ...]) -> AlphaBeta:
         if (kind, group_shape) not in self._known:

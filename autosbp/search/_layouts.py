@@ -12,29 +12,28 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.folding import KEPT, fold
+from autosbp.costmodel.folding import KEPT, Folding
 from autosbp.costmodel.network import NetworkModel
-from autosbp.costmodel.recompute import recomputable_blocks
 from autosbp.costmodel.synchronisation import shared_message_bytes
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph, Parameter
 from autosbp.plan import BUCKET_BYTES, Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import NdSbp
-from autosbp.search._analysis import Analysis
 from autosbp.search._assembly import Allowed
 from autosbp.search._base import SearchProblem
 from autosbp.search._build import BuiltProblem, ProblemBuilder
+from autosbp.search._graph_parts import GraphParts
 from autosbp.search._parameters import ParameterCosts
+from autosbp.search._reuse import REUSE
 from autosbp.search._strategy import strategy_of
-from autosbp.search._unfold import OUTSIDE, Shapes, UnfoldedProblem, ends, one_block, unfold
+from autosbp.search._unfold import OUTSIDE, UnfoldedProblem, ends, one_block, unfold
 from autosbp.search._weights import AS_USED, USE, Weights
 from autosbp.search.pinned import Pins
 
@@ -99,15 +98,33 @@ class LayoutProblems:
     ) -> None:
         self.graph, self.network, self.compute, self.pins = graph, network, compute, pins
         self.global_batch, self.optimizer, self.offload = global_batch, optimizer, offload
-        self.folding = None if pins else fold(graph)
         self.bucket_bytes = bucket_bytes
         self.message = shared_message_bytes(graph, bucket_bytes)
+        self._parts = self._parts_of(folds=not pins)
         self._boxing: dict[Mesh, BoxingModel] = {}
-        self._bound: dict[int, LogicalGraph] = {}
-        self._shapes: Shapes = {}
-        self._small: dict[tuple[int, bool], tuple[LogicalGraph, Analysis]] = {}
         self._builders: dict[tuple[int, Mesh, int, str, bool], ProblemBuilder] = {}
         self._tables: dict[tuple[int, Mesh, int, bool], dict[Hashable, NDArray[np.float64]]] = {}
+
+    def _parts_of(self, *, folds: bool) -> GraphParts:
+        return REUSE.parts(self.graph, self.pins.names, frozenset(self.pins.stored), folds=folds)
+
+    @property
+    def folding(self) -> Folding | None:
+        return self._parts.folding
+
+    @property
+    def starts(self) -> frozenset[str] | None:
+        """The ops that a stage may begin with; None is any."""
+        return self._parts.starts
+
+    @property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        """The ops of each block that may be recomputed."""
+        return self._parts.blocks
+
+    def bound(self, micro_batch: int) -> LogicalGraph:
+        """The whole graph at a microbatch."""
+        return self._parts.bound(micro_batch)
 
     @property
     def most_stages(self) -> int:
@@ -116,33 +133,9 @@ class LayoutProblems:
             return self.folding.count
         return sum(node.name in self.graph.computed for node in self.graph.nodes)
 
-    @cached_property
-    def starts(self) -> frozenset[str] | None:
-        """The ops that a stage may begin with: the first of each repeated block, and of what follows; None is any."""
-        if self.folding is None:
-            return None
-        blocks = self.folding.blocks
-        last = blocks[-1][: self.folding.num_ops]
-        behind = self.graph.positions[last[-1]] + 1
-        after = [node.name for node in self.graph.nodes[behind:] if node.name in self.graph.computed]
-        return frozenset((*(block[0] for block in blocks[1:]), *after[:1]))
-
-    @cached_property
-    def blocks(self) -> tuple[tuple[str, ...], ...]:
-        """The ops of each block that may be recomputed."""
-        if self.folding is not None:
-            return tuple(block[: self.folding.num_ops] for block in self.folding.blocks)
-        return recomputable_blocks(self.graph.bind(**self.graph.symbols) if self.graph.symbols else self.graph)
-
-    def bound(self, micro_batch: int) -> LogicalGraph:
-        """The whole graph at a microbatch."""
-        if micro_batch not in self._bound:
-            self._bound[micro_batch] = self.graph.bind(**dict.fromkeys(self.graph.symbols, micro_batch))
-        return self._bound[micro_batch]
-
     def boxing(self, view: Mesh) -> BoxingModel:
         if view not in self._boxing:
-            self._boxing[view] = BoxingModel(self.network, view, self.compute.copy_bytes_per_s)
+            self._boxing[view] = REUSE.boxing(self.network, view, self.compute.copy_bytes_per_s)
         return self._boxing[view]
 
     def num_micro(self, space: Space) -> int:
@@ -161,7 +154,7 @@ class LayoutProblems:
 
     def least_memory(self, space: Space) -> int:
         """Bytes that no strategy of the space goes below; raises ``InfeasibleError`` without even splits."""
-        _, analysis = self._smaller(space.micro_batch, space.again)
+        _, analysis = self._parts.smaller(space.micro_batch, space.again)
         copies = None
         if self.folding is not None:
             times = {OUTSIDE: 1, 0: 1, 1: self.folding.count - 2, 2: 0, KEPT - 1: 1}
@@ -174,9 +167,9 @@ class LayoutProblems:
         built = self._builder(space).build(memory_limit_bytes, space.structure.allowed, dominated=dominated)
         found: BuiltProblem | UnfoldedProblem | None = built
         if self.folding is not None:
-            found = unfold(built, self.folding, self._shapes)
+            found = unfold(built, self.folding, self._parts.shapes)
             if found is None:  # blocks that are not alike after all
-                self.folding, self._small, self._builders, self._shapes = None, {}, {}, {}
+                self._parts, self._builders = self._parts_of(folds=False), {}
                 return self.build(space, memory_limit_bytes, dominated=dominated)
         assert found is not None
         least = found.problem.fixed_memory_bytes + _least(found.problem)
@@ -247,7 +240,7 @@ class LayoutProblems:
     def _builder(self, space: Space) -> ProblemBuilder:
         key = (space.stages, space.view, space.micro_batch, space.storage, space.again)
         if key not in self._builders:
-            graph, analysis = self._smaller(space.micro_batch, space.again)
+            graph, analysis = self._parts.smaller(space.micro_batch, space.again)
             self._builders[key] = ProblemBuilder(
                 graph, self.boxing(space.view), self.compute, num_micro=self.num_micro(space), optimizer=self.optimizer,
                 analysis=analysis, weights=self.weights(space), storage=space.storage, message=self.message,
@@ -255,19 +248,6 @@ class LayoutProblems:
                 offload=self.offload, bucket_bytes=self.bucket_bytes,
             )  # fmt: skip
         return self._builders[key]
-
-    def _smaller(self, micro_batch: int, again: bool) -> tuple[LogicalGraph, Analysis]:
-        """The graph that problems are made from, folded where it can be."""
-        if (micro_batch, again) not in self._small:
-            if self.folding is None:
-                bound = self.bound(micro_batch)
-            else:
-                graph = self.folding.graph
-                bound = graph.bind(**dict.fromkeys(graph.symbols, micro_batch))
-            runs = {name: at for at, block in enumerate(self.blocks) for name in block} if again else None
-            analysis = Analysis(bound, self.pins.names, frozenset(self.pins.stored), runs)
-            self._small[micro_batch, again] = bound, analysis
-        return self._small[micro_batch, again]
 
 
 def fullest_stage(blocks: int, stages: int, block_s: float, before_s: float, behind_s: float) -> float:

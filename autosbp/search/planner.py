@@ -32,6 +32,7 @@ from autosbp.search._document import plan_document
 from autosbp.search._groups import GroupSearch
 from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._leanest import Leanest
+from autosbp.search._reuse import REUSE
 from autosbp.search._space_solver import Kind, Tally, nearer
 from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._stored_apart import best_stored_apart
@@ -87,6 +88,7 @@ def make_plan(
 
     began = time.monotonic()
     fewer = fewer_devices((winner.strategy, winner.costs), cluster, calibration, options, on)
+    REUSE.trim()
     return plan if fewer is None else plan.with_member("fewer_devices", fewer, time.monotonic() - began)
 
 

@@ -16,6 +16,13 @@ def test_a_case_is_planned_in_a_process_of_its_own() -> None:
     assert row["step_time_s"] <= min(row["baselines"].values())
 
 
+def test_a_changed_case_is_the_same_plan_from_cold_and_after_another() -> None:
+    case = Case("zoo:mlp-small", "local:2x2", 64, 1.0)
+    cold, warm = (measure(case, 2, 0.5, after=after) for after in (False, True))
+    assert cold["step_time_s"] == warm["step_time_s"]
+    assert cold["step_time_s"] != measure(case)["step_time_s"]
+
+
 def test_an_unknown_case_is_refused_with_those_there_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
