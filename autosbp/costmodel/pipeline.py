@@ -11,16 +11,26 @@ those with the embedding and the loss, what they really cost. ``message_driven``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+
+import numpy as np
 
 from autosbp.costmodel.message_driven import StageSeconds, Timed, message_driven
-from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, stage_passes
+from autosbp.costmodel.pipeline_passes import (
+    BACKWARD,
+    FORWARD,
+    KINDS,
+    WEIGHTS,
+    Ints,
+    Order,
+    Pass,
+    stage_order,
+    stage_passes,
+)
 from autosbp.errors import InputError
 from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, Pipeline
 
-KINDS = (FORWARD, BACKWARD, WEIGHTS)
 _BESIDE = (GPIPE, ONE_F_ONE_B)
 
 
@@ -118,8 +128,8 @@ def pass_spans(chunks: Sequence[Chunk], pipeline: Pipeline, num_micro: int) -> l
     begun = _run(pipeline, times, num_micro, beside=pipeline.schedule in _BESIDE).starts
     found = []
     for stage in range(pipeline.num_stages):
-        for one in stage_passes(pipeline, stage, num_micro):
-            at = (KINDS.index(one.kind) * len(chunks) + one.chunk) * num_micro + one.micro
+        numbers = stage_order(pipeline, stage, num_micro).numbers(len(chunks), num_micro).tolist()
+        for at, one in zip(numbers, stage_passes(pipeline, stage, num_micro), strict=True):
             found.append(Span(stage, one, begun[at], begun[at] + times[one.chunk].own_s[one.kind]))
     return found
 
@@ -178,16 +188,11 @@ def _orders(
     chunks = num_stages * num_virtual
     pipeline = Pipeline(num_stages, tuple(map(str, range(1, chunks))), schedule)
 
-    def number(one: Pass) -> int:
-        return (KINDS.index(one.kind) * chunks + one.chunk) * num_micro + one.micro
-
     found = []
     for stage in range(num_stages):
-        passes = stage_passes(pipeline, stage, num_micro)
-        sources = [_source(one, chunks) for one in passes]
-        nobody = len(KINDS) * chunks * num_micro
-        follows = [False, *(one.kind == then.kind for one, then in pairwise(passes)), False]
-        found.append((list(map(number, passes)), [nobody if one is None else number(one) for one in sources], follows))
+        order = stage_order(pipeline, stage, num_micro)
+        follows = [False, *(order.kinds[1:] == order.kinds[:-1]).tolist(), False]
+        found.append((order.numbers(chunks, num_micro).tolist(), _sources(order, chunks, num_micro).tolist(), follows))
     return tuple(found)
 
 
@@ -206,10 +211,12 @@ class _Times:
         self.sends_s = {FORWARD: ahead, BACKWARD: back, WEIGHTS: 0.0}
 
 
-def _source(one: Pass, num_chunks: int) -> Pass | None:
-    """What must have ended first: forward of the chunk before; backward of the chunk behind, or the last forward."""
-    if one.kind == FORWARD:
-        return replace(one, chunk=one.chunk - 1) if one.chunk else None
-    if one.kind == BACKWARD and one.chunk + 1 < num_chunks:
-        return replace(one, chunk=one.chunk + 1)
-    return replace(one, kind=FORWARD if one.kind == BACKWARD else BACKWARD)
+def _sources(order: Order, num_chunks: int, num_micro: int) -> Ints:
+    """The number of what must have ended before each pass: forward of the chunk before; backward of the chunk behind, or
+    the last forward; backward of the same chunk. One more than all numbers stands for nothing."""
+    forward, backward, weights = (order.kinds == at for at in range(len(KINDS)))
+    behind = backward & (order.chunks + 1 < num_chunks)
+    # To the same kind of a neighbour, or to the kind before of the same chunk.
+    own = order.numbers(num_chunks, num_micro)
+    found = np.where(behind, own + num_micro, own - np.where(forward, 1, num_chunks) * num_micro)
+    return np.where(forward & (order.chunks == 0), len(KINDS) * num_chunks * num_micro, found)

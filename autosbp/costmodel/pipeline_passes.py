@@ -13,9 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
+KINDS = (FORWARD, BACKWARD, WEIGHTS)
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,72 +32,101 @@ class Pass:
     micro: int
 
 
-Task = tuple[bool, int, int]
-"""(backward, chunk of the model, microbatch)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """The passes of one stage, in order: of each its kind, by its place in ``KINDS``, its chunk and its microbatch."""
 
+    kinds: Ints
+    chunks: Ints
+    micros: Ints
 
-def stage_order(stage: int, num_stages: int, num_virtual: int, num_micro: int) -> list[Task]:
-    """The tasks of one stage in the order of the schedule; chunk c of the model lies on stage c mod p."""
-    total, group = num_micro * num_virtual, num_stages * num_virtual
-
-    def task(backward: bool, index: int) -> Task:
-        virtual = index % group // num_stages if num_virtual > 1 else 0
-        micro = index // group * num_stages + index % num_stages if num_virtual > 1 else index
-        chunk = num_virtual - 1 - virtual if backward else virtual
-        return (backward, chunk * num_stages + stage, micro)
-
-    if num_virtual > 1:
-        warmup = min(total, 2 * (num_stages - stage - 1) + (num_virtual - 1) * num_stages)
-    else:
-        warmup = min(total, num_stages - stage - 1)
-    order = [task(False, index) for index in range(warmup)]
-    for index in range(total - warmup):
-        order += [task(False, warmup + index), task(True, index)]
-    return order + [task(True, index) for index in range(total - warmup, total)]
+    def numbers(self, num_chunks: int, num_micro: int) -> Ints:
+        """One number for each pass of a pipeline."""
+        found: Ints = (self.kinds * num_chunks + self.chunks) * num_micro + self.micros
+        return found
 
 
 def stage_passes(pipeline: Pipeline, stage: int, num_micro: int) -> tuple[Pass, ...]:
     """The passes of one stage, in order."""
-    return _passes(pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, stage, num_micro)
+    order = stage_order(pipeline, stage, num_micro)
+    columns = (order.kinds.tolist(), order.chunks.tolist(), order.micros.tolist())
+    return tuple(Pass(KINDS[kind], chunk, micro) for kind, chunk, micro in zip(*columns, strict=True))
+
+
+def stage_order(pipeline: Pipeline, stage: int, num_micro: int) -> Order:
+    """``stage_passes`` as arrays."""
+    return _order(pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, stage, num_micro)
 
 
 @lru_cache(maxsize=256)
-def _passes(num_stages: int, num_virtual: int, schedule: str, stage: int, num_micro: int) -> tuple[Pass, ...]:
+def _order(num_stages: int, num_virtual: int, schedule: str, stage: int, num_micro: int) -> Order:
     """Where a pipeline is cut does not matter."""
-    pipeline = Pipeline(num_stages, tuple(map(str, range(1, num_stages * num_virtual))), schedule)
-    return tuple(_ORDERS[schedule](pipeline, stage, num_micro))
+    ranks, kinds, turns, micros = _ORDERS[schedule](_Stage(stage, num_stages, num_virtual, num_micro))
+    order = np.argsort(ranks, kind="stable")
+    return Order(kinds[order], turns[order] * num_stages + stage, micros[order])
 
 
-def _gpipe(pipeline: Pipeline, stage: int, num_micro: int) -> list[Pass]:
-    forward = [Pass(FORWARD, chunk, micro) for chunk in pipeline.chunks_of(stage) for micro in range(num_micro)]
-    return forward + [Pass(BACKWARD, one.chunk, one.micro) for one in forward]
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Of the stages of a pipeline one, with as many chunks and microbatches."""
+
+    at: int
+    stages: int
+    virtual: int
+    num_micro: int
+
+    @property
+    def total(self) -> int:
+        """Passes of one kind."""
+        return self.num_micro * self.virtual
+
+    def taken(self, kind: int) -> tuple[Ints, Ints]:
+        """Which of the stage's chunks, and which microbatch, the passes of a kind are of in the order in which they come:
+        ``stages`` microbatches through each chunk in turn, backward from the last one on."""
+        index = np.arange(self.total)
+        if self.virtual == 1:
+            return np.zeros_like(index), index
+        turn = index // self.stages % self.virtual
+        micro = index // (self.stages * self.virtual) * self.stages + index % self.stages
+        return (turn if KINDS[kind] == FORWARD else self.virtual - 1 - turn), micro
 
 
-def _one_f_one_b(pipeline: Pipeline, stage: int, num_micro: int) -> list[Pass]:
-    order = stage_order(stage, pipeline.num_stages, pipeline.num_virtual, num_micro)
-    return [Pass(BACKWARD if backward else FORWARD, chunk, micro) for backward, chunk, micro in order]
+_Ranked = tuple[Ints, Ints, Ints, Ints]
+"""Of passes what they are ranked by, their kinds, which of their stage's chunks they are of, and their microbatches."""
 
 
-def _zero_bubble(pipeline: Pipeline, stage: int, num_micro: int) -> list[Pass]:
-    stages, virtual = pipeline.num_stages, pipeline.num_virtual
-    total = num_micro * virtual
-
-    def one(kind: str, index: int) -> Pass:
-        """As ``stage_order`` numbers them: ``stages`` microbatches through each chunk in turn."""
-        turn, micro = index // stages % virtual, index // (stages * virtual) * stages + index % stages
-        chunk = turn if kind == FORWARD else virtual - 1 - turn
-        return Pass(kind, chunk * stages + stage, micro)
-
-    warmup = min(total, (virtual - 1) * stages + stages - 1 - stage)
-    order = [one(FORWARD, index) for index in range(warmup)]
-    for index in range(total):
-        order += [one(FORWARD, warmup + index)] if warmup + index < total else []
-        order.append(one(BACKWARD, index))
-        order += [one(WEIGHTS, index - stage)] if index >= stage else []
-    return order + [one(WEIGHTS, index) for index in range(total - min(stage, total), total)]
+def _ranked(stage: _Stage, *ranks: Ints) -> _Ranked:
+    """Passes of the first kinds, given the ranks of each."""
+    taken = [stage.taken(kind) for kind in range(len(ranks))]
+    return (
+        np.concatenate(ranks),
+        np.repeat(np.arange(len(ranks)), stage.total),
+        np.concatenate([turns for turns, _ in taken]),
+        np.concatenate([micros for _, micros in taken]),
+    )
 
 
-_ORDERS: Mapping[str, Callable[[Pipeline, int, int], list[Pass]]] = {
+def _gpipe(stage: _Stage) -> _Ranked:
+    index = np.arange(2 * stage.total)
+    within = index % stage.total
+    return index, index // stage.total, within // stage.num_micro, within % stage.num_micro
+
+
+def _one_f_one_b(stage: _Stage) -> _Ranked:
+    """So many forward passes that the last stage has its first microbatch, then one of each kind in turn."""
+    ahead = stage.stages - stage.at - 1
+    warmup = ahead if stage.virtual == 1 else 2 * ahead + (stage.virtual - 1) * stage.stages
+    index = np.arange(stage.total)
+    return _ranked(stage, 2 * (index - min(stage.total, warmup)), 2 * index + 1)
+
+
+def _zero_bubble(stage: _Stage) -> _Ranked:
+    warmup = (stage.virtual - 1) * stage.stages + stage.stages - 1 - stage.at
+    index = np.arange(stage.total)
+    return _ranked(stage, 3 * (index - min(stage.total, warmup)), 3 * index + 1, 3 * (index + stage.at) + 2)
+
+
+_ORDERS: Mapping[str, Callable[[_Stage], _Ranked]] = {
     GPIPE: _gpipe,
     ONE_F_ONE_B: _one_f_one_b,
     INTERLEAVED: _one_f_one_b,

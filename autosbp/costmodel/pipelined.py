@@ -104,6 +104,7 @@ class _Pipelined:
                 costs[key] = self._chunk(chunk)
         self.chunks = [costs[key] for key in self.keys]
         cuts = range(len(self.chunks) - 1)
+        self._stage_calls_s: dict[StageCall, float] = {}
         self.ahead_s = [*(self._messages_s(at, backward=False) for at in cuts), 0.0]
         self.back_s = [0.0, *(self._messages_s(at, backward=True) for at in cuts)]
 
@@ -240,9 +241,11 @@ class _Pipelined:
             return self.models[stage][0].network.time_s(
                 call.kind, call.num_bytes, self.strategy.mesh.group_shape(call.axes)
             )
-        devices = [stage * self.strategy.mesh.size for stage in call.stages]
-        shape = placed_mesh(devices, (len(devices),), self.counts).group_shape((0,))
-        return self.network.time_s(call.kind, call.num_bytes, shape)
+        if call not in self._stage_calls_s:
+            devices = [stage * self.strategy.mesh.size for stage in call.stages]
+            shape = placed_mesh(devices, (len(devices),), self.counts).group_shape((0,))
+            self._stage_calls_s[call] = self.network.time_s(call.kind, call.num_bytes, shape)
+        return self._stage_calls_s[call]
 
     def _traffic(self, stage: int) -> float:
         """Bytes that a rank sends in a step."""

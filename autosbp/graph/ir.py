@@ -217,7 +217,7 @@ class LogicalGraph:
     def parameter_names(self) -> frozenset[str]:
         return frozenset(leaf.name for leaf in self.parameters)
 
-    @property
+    @cached_property
     def trained(self) -> tuple[Parameter, ...]:
         """The parameters that an optimizer updates: all but frozen ones."""
         return tuple(leaf for leaf in self.parameters if leaf.trained and leaf.meta.is_float)

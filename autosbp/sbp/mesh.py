@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -83,11 +85,10 @@ class Mesh:
 
     def all_groups(self, axes: Sequence[int]) -> list[list[int]]:
         """Every process group over ``axes``, each once, ordered by its first rank."""
-        seen: dict[int, list[int]] = {}
-        for rank in range(self.size):
-            ranks = self.group_ranks(axes, rank)
-            seen.setdefault(ranks[0], ranks)
-        return [seen[first] for first in sorted(seen)]
+        others = [axis for axis in range(self.ndim) if axis not in axes]
+        ranks = np.arange(self.size).reshape(self.shape).transpose(*others, *axes)
+        groups: list[list[int]] = ranks.reshape(-1, self.group_size(axes)).tolist()
+        return groups
 
     def to_dict(self) -> dict[str, object]:
         return {

@@ -7,9 +7,16 @@ from itertools import pairwise
 import pytest
 
 from autosbp.costmodel.pipeline import Chunk, pass_spans, pipeline_time
-from autosbp.costmodel.pipeline_passes import stage_order, stage_passes
+from autosbp.costmodel.pipeline_passes import BACKWARD, stage_passes
 from autosbp.errors import InputError
-from autosbp.pipeline import GPIPE, Pipeline
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline
+
+
+def order_of(stage: int, stages: int, virtual: int, micro: int) -> list[tuple[bool, int, int]]:
+    """(backward, chunk, microbatch) of each pass of a stage."""
+    cuts = tuple(map(str, range(1, stages * virtual)))
+    passes = stage_passes(Pipeline(stages, cuts, INTERLEAVED if virtual > 1 else ONE_F_ONE_B), stage, micro)
+    return [(one.kind == BACKWARD, one.chunk, one.micro) for one in passes]
 
 
 @pytest.mark.parametrize(("stages", "virtual", "micro"), [(1, 1, 4), (4, 1, 8), (8, 3, 64), (4, 2, 4), (35, 3, 280)])
@@ -25,7 +32,7 @@ def test_every_stage_runs_each_of_its_tasks_once_and_forward_before_backward(
     stages: int, virtual: int, micro: int
 ) -> None:
     for stage in range(stages):
-        order = stage_order(stage, stages, virtual, micro)
+        order = order_of(stage, stages, virtual, micro)
         tasks = {
             (back, chunk * stages + stage, m)
             for back in (False, True)
@@ -40,7 +47,7 @@ def test_every_stage_runs_each_of_its_tasks_once_and_forward_before_backward(
 def test_one_forward_one_backward_keeps_no_more_microbatches_than_there_are_stages_behind() -> None:
     for stage in range(4):
         held = most = 0
-        for backward, _, _ in stage_order(stage, 4, 1, 16):
+        for backward, _, _ in order_of(stage, 4, 1, 16):
             held += -1 if backward else 1
             most = max(most, held)
         assert most == 4 - stage

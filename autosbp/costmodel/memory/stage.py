@@ -10,8 +10,10 @@ is sent stays until the runtime waits for it (``KEPT_SENDS``). A message-driven 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from autosbp.costmodel.alike import chunk_key
 from autosbp.costmodel.memory.autograd import Leaf, Machine, Node
@@ -19,7 +21,7 @@ from autosbp.costmodel.memory.rank import StepRun
 from autosbp.costmodel.memory.state import optimizer_bytes
 from autosbp.costmodel.memory.tensors import Meter, Tensor
 from autosbp.costmodel.message_driven import GRADIENT_REGISTERS
-from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, stage_passes
+from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, KINDS, Ints, Order, stage_order
 from autosbp.costmodel.stages import Chunk, Stages, sent_bytes
 from autosbp.graph.ir import DTYPE_BYTES, Ref
 from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
@@ -58,8 +60,8 @@ def stage_memory(
         if key not in known:
             known[key] = _needs(stages, chunk, device)
         needs[chunk.index] = known[key]
-    passes = stage_passes(stages.pipeline, stage, strategy.num_micro)
-    total = _fullest(passes, needs, strategy.num_micro - 1, _registers(stages, stage))
+    order = stage_order(stages.pipeline, stage, strategy.num_micro)
+    total = _fullest(order, needs, strategy.num_micro - 1, _registers(stages, stage))
     stored = set(stages.parameters_of(stage))
     total["optimizer"] = optimizer_bytes((leaf for leaf in stages.graph.trained if leaf.name in stored), strategy)
     return {name: total[name] for name in PURPOSES if total[name] or name != "gathered"}
@@ -99,36 +101,48 @@ def _needs(stages: Stages, chunk: Chunk, device: str) -> Needs:
     )
 
 
-def _fullest(passes: Sequence[Pass], needs: Mapping[int, Needs], last: int, beside: Counter[str]) -> Counter[str]:
+def _fullest(order: Order, needs: Mapping[int, Needs], last: int, beside: Counter[str]) -> Counter[str]:
     """By purpose, during the pass in which all is most. ``last`` is the last microbatch, ``beside`` what is there besides,
     by the kind of the pass."""
-    peaks = {(index, *key): parts.total() for index, need in needs.items() for key, parts in need.peaks.items()}
-    waiting = {(index, when): need.there(when).total() for index, need in needs.items() for when in (FRESH, LATER)}
-    when = dict.fromkeys(needs, FRESH)
-    there = sum(waiting[index, FRESH] for index in needs)
-    kept = most = 0
-    best: tuple[tuple[int, str, str], int, dict[int, str]] | None = None
-    for one in passes:
-        need, index = needs[one.chunk], one.chunk
-        kept += need.kept if one.kind == FORWARD else 0
-        if one.kind != WEIGHTS:
-            moment = LAST if one.kind == BACKWARD and one.micro == last else when[index]
-            more = kept - need.kept + (need.owed if one.kind == BACKWARD else 0) + beside[one.kind]
-            total = peaks[index, one.kind, moment] + more + there - waiting[index, when[index]]
-            if total > most:
-                most, best = total, ((index, one.kind, moment), more, dict(when))
-        if one.kind == BACKWARD:
-            there += waiting[index, LATER] - waiting[index, when[index]]
-            when[index] = LATER
-            kept += need.deferred + need.sent - need.kept
-        elif one.kind == WEIGHTS:
-            kept -= need.deferred
-    if best is None:
+    chunks = list(needs)
+    each = [needs[chunk] for chunk in chunks]
+    own = np.searchsorted(chunks, order.chunks)
+    places = np.arange(len(own))
+    forward, backward, weights = (order.kinds == at for at in range(len(KINDS)))
+
+    def of(values: Iterable[int]) -> Ints:
+        """Of the chunk of each pass."""
+        return np.fromiter(values, dtype=np.int64, count=len(each))[own]
+
+    # A chunk has gradients from the end of its first backward pass on.
+    firsts = [int(np.argmax(backward & (own == at))) for at in range(len(each))]
+    later = places > np.array(firsts)[own]
+    waiting = {when: [need.there(when).total() for need in each] for when in (FRESH, LATER)}
+    there = sum(waiting[FRESH]) + sum(
+        np.where(places > first, late - fresh, 0)
+        for first, fresh, late in zip(firsts, waiting[FRESH], waiting[LATER], strict=True)
+    )
+    there = there - np.where(later, of(waiting[LATER]), of(waiting[FRESH]))
+    kept, deferred = of(need.kept for need in each), of(need.deferred for need in each)
+    change = np.where(forward, kept, np.where(backward, deferred + of(need.sent for need in each) - kept, -deferred))
+    flight = np.cumsum(change) - change  # of microbatches, before each pass
+    more = np.where(
+        forward, flight + beside[FORWARD], flight - kept + of(need.owed for need in each) + beside[BACKWARD]
+    )
+    moments = np.where(backward & (order.micros == last), 2, later)
+    total = more + there
+    for kind, passes in ((FORWARD, forward), (BACKWARD, backward)):
+        for at, moment in enumerate((FRESH, LATER, LAST) if kind == BACKWARD else (FRESH, LATER)):
+            peaks = of(need.peaks[kind, moment].total() for need in each)
+            total += np.where(passes & (moments == at), peaks, 0)
+    total[weights] = 0
+    fullest = int(total.argmax())
+    if total[fullest] <= 0:
         return Counter()
-    (chunk, kind, moment), more, moments = best
-    parts = needs[chunk].peaks[kind, moment] + Counter(activations=more)
-    for index, other in needs.items():
-        parts += other.there(moments[index]) if index != chunk else Counter()
+    running, kind = int(own[fullest]), KINDS[order.kinds[fullest]]
+    parts = each[running].peaks[kind, (FRESH, LATER, LAST)[moments[fullest]]] + Counter(activations=int(more[fullest]))
+    for at, other in enumerate(each):
+        parts += other.there(LATER if fullest > firsts[at] else FRESH) if at != running else Counter()
     return parts
 
 
