@@ -19,6 +19,8 @@ MIN_SIZES = 3
 MAX_SIZE_BYTES = 2**32
 OVERLAP = "compute beside an all-reduce"
 """The name of the measurement of ``calibration._overlap``."""
+SHARING = "compute while others of the same cores wait"
+"""The name of the measurement of ``calibration._sharing``."""
 _KB, _MB, _GB = 2**10, 2**20, 2**30
 # Steps of 4x from 1 KB. A run leaves out the largest where time or memory does not hold them.
 DEFAULT_SIZES = {
@@ -126,5 +128,5 @@ def measurement_names(request: Request) -> list[str]:
     """The names of all measurements of the run, in order."""
     collectives = [one.name for sizes in series(request) for one in sizes]
     return [
-        *collectives, *(one.name for one in waitings(request)), OVERLAP, *(op_name(key) for key in request.op_keys)
+        *collectives, *(one.name for one in waitings(request)), OVERLAP, SHARING, *map(op_name, request.op_keys)
     ]  # fmt: skip

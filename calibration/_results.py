@@ -10,6 +10,7 @@ from typing import Any
 
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, OpTime, Point
 from autosbp.costmodel.overlap import Overlap
+from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import CalibrationError
 from autosbp.jsonio import loads
 from calibration._fit import BETA_FLOOR_S_PER_BYTE, MIN_POINTS, fit_collective
@@ -54,6 +55,7 @@ class Results:
     points: dict[Series, list[Point]] = field(default_factory=lambda: defaultdict(list))
     waiting_s: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
     overlap: Overlap | None = None
+    sharing: Sharing | None = None
     ops: dict[str, OpTime] = field(default_factory=dict)
     done: bool = False
     taken: bool = False
@@ -87,6 +89,10 @@ class Results:
             self.made.add(self.begun[-1])
         elif "overlap" in record:
             self.overlap = Overlap(record["overlap"]["compute"], record["overlap"]["network"])
+            self.made.add(self.begun[-1])
+        elif "sharing" in record:
+            found = record["sharing"]
+            self.sharing = None if found is None else Sharing(found["speedup"], tuple(found["units"]))
             self.made.add(self.begun[-1])
         elif "op" in record:
             self.ops[record["op"]["key"]] = OpTime(record["op"]["forward_s"], record["op"]["backward_s"])
@@ -125,7 +131,7 @@ def assemble(request: Request, results: Results, method: str, partial: bool = Fa
     notes = [*_flat(fits, method), *_few_repeats(request, fits), *_left_out(results)]
     return Calibration(
         request.cluster, request.backend, method, tuple(fits), results.ops, results.done, tuple(notes),
-        overlap=results.overlap,
+        overlap=results.overlap, sharing=results.sharing,
     )  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 Started by ``calibration._launch`` as ``torchrun -m calibration._worker REQUEST.json RESULTS.jsonl``; it also runs under
 any other launcher that sets torchrun's environment. Lines of the results file are objects: ``{"request": ID}``, then
 ``{"ranks": [pid, ...]}``, ``{"begin": NAME}`` before each measurement and ``{"point": ...}``, ``{"waiting": ...}``,
-``{"overlap": ...}``, ``{"op": ...}`` or ``{"left_out": REASON}`` after it, and ``{"done": true}``. What the file holds
-already is not measured again.
+``{"overlap": ...}``, ``{"sharing": ...}``, ``{"op": ...}`` or ``{"left_out": REASON}`` after it, and ``{"done": true}``.
+What the file holds already is not measured again.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from calibration._overlap import measure_overlap
 from calibration._placements import Placement
 from calibration._request import Measurement, Request, op_name, series
 from calibration._results import Series, read_results
+from calibration._sharing import measure_sharing
 from calibration._timing import sample, slowest_rank_times, summary
 from calibration._waiting import measure_waiting
 
@@ -60,6 +61,7 @@ def main(request_path: str, results_path: str) -> None:
         Collectives(request, device, log, known.points, known.made).measure()
         measure_waiting(request, device, log, known.made)
         measure_overlap(device, log, known.made)
+        measure_sharing(request, device, log, known.made)
         for key in request.op_keys:
             if op_name(key) not in known.made:
                 log.write({"begin": op_name(key)})

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from autosbp.cluster import Cluster
 from autosbp.costmodel.overlap import Overlap
+from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import InputError
 from autosbp.jsonio import Fields, check_integer, digest
 
@@ -162,6 +163,7 @@ class Calibration:
     notes: tuple[str, ...] = ()
     corrections: tuple[Correction, ...] = ()
     overlap: Overlap | None = None
+    sharing: Sharing | None = None
 
     @property
     def correction(self) -> Correction:
@@ -184,6 +186,7 @@ class Calibration:
             "notes": list(self.notes),
             **({"corrections": [asdict(one) for one in self.corrections]} if self.corrections else {}),
             **({"overlap": asdict(self.overlap)} if self.overlap else {}),
+            **({"sharing": self.sharing.to_dict()} if self.sharing else {}),
         }
 
     @staticmethod
@@ -204,6 +207,7 @@ class Calibration:
                 "notes",
                 "corrections",
                 "overlap",
+                "sharing",
             ),
         )
         fields.schema(SCHEMA)
@@ -225,6 +229,7 @@ class Calibration:
                 for index, entry in enumerate(fields.sequence("corrections", ()))
             ),
             _overlap(fields.raw("overlap")) if fields.has("overlap") else None,
+            Sharing.from_dict(fields.raw("sharing"), "sharing", cluster.num_devices) if fields.has("sharing") else None,
         )
         keys = set[tuple[object, ...]]()
         for index, fit in enumerate(calibration.collectives):

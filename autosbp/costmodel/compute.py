@@ -78,7 +78,7 @@ class ComputeModel:
 
     With a calibration that timed ops, an op whose local shape was timed takes that time; any other takes its roofline
     time multiplied by what the timed shapes of the same op (else of all ops of its kind) took relative to theirs, those
-    of about its size most of all (``costmodel.between``).
+    of about its size most of all (``costmodel.between``). ``sharing`` is of ranks that share hardware, None where none do.
     """
 
     def __init__(self, device: Device, calibration: Calibration | None = None) -> None:
@@ -87,6 +87,8 @@ class ComputeModel:
         self.measured: Mapping[str, OpTime] = {} if calibration is None else _scaled(calibration)
         self.curves = None if self.measured else device.curves
         self._overlap = None if calibration is None else calibration.overlap
+        shares = calibration is not None and calibration.sharing is not None and calibration.sharing.shares
+        self.sharing = calibration.sharing if calibration is not None and shares else None
         self._forward: dict[str, RatioCurve] = {}
         self._backward: dict[str, RatioCurve] = {}
         self._learn()

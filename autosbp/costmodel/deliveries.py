@@ -76,8 +76,12 @@ class LinkModel:
                 links[link] = links.get(link, 0.0) + seconds
         return max(links.values(), default=0.0)
 
-    def even_exchange_s(self, senders: NDArray[np.int64], receivers: NDArray[np.int64], size: int) -> float:
-        """As ``exchange_s``, of messages of ``size`` bytes each from a device to another one."""
+    def even_exchange_s(
+        self, senders: NDArray[np.int64], receivers: NDArray[np.int64], size: int, at_once: bool = False
+    ) -> float:
+        """As ``exchange_s``, of messages of ``size`` bytes each from a device to another one. ``at_once``: those that share
+        a link share its bandwidth alone, as where p2p was measured with all devices sending; their latencies pass beside
+        each other."""
         slowest = 0.0
         apart = np.zeros(len(senders), dtype=bool)
         for level, link in enumerate(self._links):
@@ -85,9 +89,10 @@ class LinkModel:
             crossing = (units[0] != units[1]) & ~apart
             if crossing.any():
                 apart |= crossing
-                seconds = max(link.alpha_s + float(link.transfer_s(np.array([size], dtype=np.float64))[0]), 0.0)
+                transfer_s = float(link.transfer_s(np.array([size], dtype=np.float64))[0])
                 busiest = max(int(np.unique(end[crossing], return_counts=True)[1].max()) for end in units)
-                slowest = max(slowest, busiest * seconds)
+                in_turn_s = busiest * max(link.alpha_s + transfer_s, 0.0)
+                slowest = max(slowest, max(link.alpha_s + busiest * transfer_s, 0.0) if at_once else in_turn_s)
         return slowest
 
     def least_s(self, src: Counts, dst: Counts) -> Floats:

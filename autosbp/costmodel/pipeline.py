@@ -31,7 +31,8 @@ from autosbp.costmodel.pipeline_passes import (
 from autosbp.errors import InputError
 from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, Pipeline
 
-_BESIDE = (GPIPE, ONE_F_ONE_B)
+BESIDE = (GPIPE, ONE_F_ONE_B)
+"""Schedules that go on at once where a pass of the same direction follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,12 @@ def pipeline_time(
         raise InputError("num_micro", num_micro, f"a multiple of the {num_stages} stages is expected to interleave")
     kind = schedule or (INTERLEAVED if num_virtual > 1 else ONE_F_ONE_B)
     pipeline = Pipeline(num_stages, tuple(map(str, range(1, len(chunks)))), kind)
-    times = _chunk_times(chunks, num_stages, send_s)
+    times = chunk_times(chunks, num_stages, send_s)
     driven = kind == MESSAGE_DRIVEN
     if driven:
         ends = [passes[-1].end_s for passes in _driven(times, num_micro)]
     else:
-        ends = _run(pipeline, times, num_micro, beside=schedule in _BESIDE).ready
+        ends = _run(pipeline, times, num_micro, beside=schedule in BESIDE).ready
     busy = [num_micro * sum(chunk.busy_s for chunk in chunks[stage::num_stages]) for stage in range(num_stages)]
     stage = max(range(num_stages), key=busy.__getitem__)
     sent = 0.0 if driven else num_micro * sum(times[at].sent_s for at in range(stage, len(chunks), num_stages))
@@ -121,11 +122,11 @@ def pipeline_time(
 
 def pass_spans(chunks: Sequence[Chunk], pipeline: Pipeline, num_micro: int) -> list[Span]:
     """When every pass of a step runs, by its stage and in its order; ``chunks`` have times of their own for all messages."""
-    times = _chunk_times(chunks, pipeline.num_stages, 0.0)
+    times = chunk_times(chunks, pipeline.num_stages, 0.0)
     if pipeline.schedule == MESSAGE_DRIVEN:
         stages = enumerate(_driven(times, num_micro))
         return [Span(stage, one.what, one.start_s, one.end_s) for stage, passes in stages for one in passes]
-    begun = _run(pipeline, times, num_micro, beside=pipeline.schedule in _BESIDE).starts
+    begun = _run(pipeline, times, num_micro, beside=pipeline.schedule in BESIDE).starts
     found = []
     for stage in range(pipeline.num_stages):
         numbers = stage_order(pipeline, stage, num_micro).numbers(len(chunks), num_micro).tolist()
@@ -134,7 +135,7 @@ def pass_spans(chunks: Sequence[Chunk], pipeline: Pipeline, num_micro: int) -> l
     return found
 
 
-def _driven(times: Sequence[_Times], num_micro: int) -> list[list[Timed]]:
+def _driven(times: Sequence[Times], num_micro: int) -> list[list[Timed]]:
     seconds = [
         StageSeconds(time.own_s[FORWARD], time.own_s[BACKWARD], time.sends_s[FORWARD], time.sends_s[BACKWARD])
         for time in times
@@ -142,14 +143,15 @@ def _driven(times: Sequence[_Times], num_micro: int) -> list[list[Timed]]:
     return message_driven(seconds, num_micro)
 
 
-def _chunk_times(chunks: Sequence[Chunk], num_stages: int, send_s: float) -> list[_Times]:
-    return [_Times(chunk, at, len(chunks), send_s if num_stages > 1 else None) for at, chunk in enumerate(chunks)]
+def chunk_times(chunks: Sequence[Chunk], num_stages: int, send_s: float) -> list[Times]:
+    """Of each chunk; ``send_s`` are those of messages without a time of their own."""
+    return [Times(chunk, at, len(chunks), send_s if num_stages > 1 else None) for at, chunk in enumerate(chunks)]
 
 
-def _run(pipeline: Pipeline, times: Sequence[_Times], num_micro: int, *, beside: bool) -> _Ran:
+def _run(pipeline: Pipeline, times: Sequence[Times], num_micro: int, *, beside: bool) -> _Ran:
     """Each turn runs every stage as far as what it waits for is there. What a pass sends goes ``beside`` the next of the
     same direction, or before any."""
-    orders = _orders(pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, num_micro)
+    orders = pass_orders(pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, num_micro)
     own_s = [time.own_s[kind] for kind in KINDS for time in times]
     sends_s = [time.sends_s[kind] for kind in KINDS for time in times]
     nobody = len(own_s) * num_micro
@@ -180,7 +182,7 @@ def _run(pipeline: Pipeline, times: Sequence[_Times], num_micro: int, *, beside:
 
 
 @lru_cache(maxsize=32)
-def _orders(
+def pass_orders(
     num_stages: int, num_virtual: int, schedule: str, num_micro: int
 ) -> tuple[tuple[list[int], list[int], list[bool]], ...]:
     """The passes of each stage in order, numbered by kind, chunk and microbatch; what each waits for; and whether it is of
@@ -196,7 +198,7 @@ def _orders(
     return tuple(found)
 
 
-class _Times:
+class Times:
     """Seconds of a chunk's passes with their sends; ``send_s`` is None where nothing is sent."""
 
     def __init__(self, chunk: Chunk, at: int, num_chunks: int, send_s: float | None) -> None:

@@ -5,12 +5,15 @@ on the links that they share. What happens once a step (gathers of parameters, r
 parameters, the losses, the optimizer) is added behind a stage's last pass. Times are those of the stage that is done
 last; traffic and memory, those of the stage that has most. Where a cluster has groups of unlike devices, each stage has
 the times of its own, and memory is that of the stage that is nearest to its devices' limit.
+
+Where ranks share hardware (``costmodel.sharing``), passes of the simulated step go faster while other stages wait. The
+step that search minimises has them as calibrated; so has ``message_driven``, which nothing here runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -24,7 +27,10 @@ from autosbp.costmodel.network import beta_factor
 from autosbp.costmodel.offload import optimizer_s
 from autosbp.costmodel.pipeline import Chunk as Passes
 from autosbp.costmodel.pipeline import Span, pass_spans, pipeline_time
-from autosbp.costmodel.simulate import alone_s
+from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS
+from autosbp.costmodel.shared_pipeline import Parts, Shared, shared_passes
+from autosbp.costmodel.sharing import Paces
+from autosbp.costmodel.simulate import alone_parts, alone_s
 from autosbp.costmodel.stage_models import StageModels, stage_limits
 from autosbp.costmodel.stages import Chunk, StageCall, Stages
 from autosbp.costmodel.timeline import Event, Timeline
@@ -46,7 +52,8 @@ Seconds = tuple[float, float]
 @dataclass(frozen=True, slots=True)
 class _ChunkCost:
     """Of a chunk: each pass of a microbatch, in sum and ``together``, which is where collectives run beside ops; what
-    comes on top ``once`` a step; and the bytes that its ranks send inside their stage in a step."""
+    comes on top ``once`` a step; the bytes that its ranks send inside their stage in a step; and the ``parts`` of its passes
+    where stages share hardware."""
 
     forward: Seconds
     backward: Seconds
@@ -56,6 +63,7 @@ class _ChunkCost:
     once: Seconds
     once_together_s: float
     inside_bytes: float
+    parts: Mapping[str, Parts]
 
     @property
     def passes_s(self) -> Seconds:
@@ -80,7 +88,8 @@ def pipeline_spans(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel,
     """When every pass of a simulated step runs, without what comes once a step behind a stage's last one; arguments and
     errors as of ``evaluate_pipelined``."""
     found = _Pipelined(graph, strategy, boxing, compute)
-    return pass_spans(found.together(), found.stages.pipeline, strategy.num_micro)
+    shared = found.shared()
+    return shared.spans if shared else pass_spans(found.together(), found.stages.pipeline, strategy.num_micro)
 
 
 class _Pipelined:
@@ -118,13 +127,14 @@ class _Pipelined:
         return [end + sum(self._once_s(stage)) + self._optimizer_s(stage) for stage, end in ends]
 
     def costs(self) -> Costs:
-        together = self.together()
+        shared = self.shared()
+        beside = shared.ends if shared else self._ends(self.together())
         stages = range(self.stages.pipeline.num_stages)
         optimizer = [self._optimizer_s(stage) for stage in stages]
         once = [self._once_s(stage) for stage in stages]
         ends = self.ends()
         quicker = [
-            end + self._once_together_s(at) + optimizer[at] for at, end in enumerate(self._ends(together))
+            end + self._once_together_s(at) + optimizer[at] for at, end in enumerate(beside)
         ]  # fmt: skip
         last = max(stages, key=ends.__getitem__)
         compute_s, comm_s = (a + b for a, b in zip(self._busy_s(last), once[last], strict=True))
@@ -157,6 +167,19 @@ class _Pipelined:
             Passes(cost.forward_together_s, cost.backward_together_s, cost.weights_s, ahead_s, back_s)
             for cost, ahead_s, back_s in zip(self.chunks, self.ahead_s, self.back_s, strict=True)
         ]
+
+    def shared(self) -> Shared | None:
+        """The passes of ``together``, where stages share hardware; None where none do."""
+        sharing, pipeline = self.compute.sharing, self.stages.pipeline
+        if sharing is None or pipeline.schedule == MESSAGE_DRIVEN:
+            return None
+        paces = Paces(sharing, pipeline.num_stages, self.strategy.mesh.size)
+        parts = [cost.parts for cost in self.chunks]
+        cuts = range(len(self.chunks) - 1)
+        ahead_s = [*(self._messages_s(at, False, at_once=True) for at in cuts), 0.0]
+        back_s = [0.0, *(self._messages_s(at, True, at_once=True) for at in cuts)]
+        chunks = [replace(one, send_s=ahead_s[at], return_s=back_s[at]) for at, one in enumerate(self.together())]
+        return shared_passes(chunks, parts, pipeline, self.strategy.num_micro, paces)
 
     def _ends(self, passes: Sequence[Passes]) -> Sequence[float]:
         """When each stage is done with its passes."""
@@ -192,7 +215,17 @@ class _Pipelined:
             (once[0], once[1]),
             together[2] + together[3] - together[0] - together[1],
             (strategy.num_micro - 1) * (sent[0] + sent[1]) + sent[2] + sent[3],
+            self._parts(forward, backward, later_s) if compute.sharing else {},
         )
+
+    def _parts(self, forward: Sequence[Event], backward: Sequence[Event], later_s: float) -> Mapping[str, Parts]:
+        """What a backward pass leaves for later is taken evenly from all that it computes."""
+        overlap = self.compute.overlap
+        ahead, back = alone_parts(forward, overlap), alone_parts(backward, overlap)
+        computed_s = sum(seconds for seconds, computes in back if computes)
+        left = 1.0 - min(later_s / computed_s, 1.0) if computed_s else 1.0
+        rest = [(left * seconds if computes else seconds, computes) for seconds, computes in back]
+        return {FORWARD: tuple(ahead), BACKWARD: tuple(rest), WEIGHTS: ((later_s, True),)}
 
     def _weights_s(self, chunk: Chunk, backward: Iterable[Event]) -> float:
         """What the backward of a microbatch leaves for later."""
@@ -215,14 +248,16 @@ class _Pipelined:
         group_size = self.strategy.mesh.group_size
         return float(sum(beta_factor(call["kind"], group_size(call["axes"])) * call["num_bytes"] for call in calls))
 
-    def _messages_s(self, upper: int, backward: bool) -> float:
-        """What crosses the cut behind a chunk, of one microbatch, from all ranks of its stage at once."""
+    def _messages_s(self, upper: int, backward: bool, at_once: bool = False) -> float:
+        """What crosses the cut behind a chunk, of one microbatch, from all ranks of its stage; ``at_once`` as
+        ``LinkModel.even_exchange_s`` has it."""
         size, pipeline = self.strategy.mesh.size, self.stages.pipeline
         source, target = pipeline.stage_of(upper + backward), pipeline.stage_of(upper + (not backward))
         ranks = np.arange(size)
         sizes = [num_bytes for _, num_bytes, gradient in self.stages.boundary(upper) if gradient or not backward]
         links = self.models.between(source, target)
-        return sum(links.even_exchange_s(source * size + ranks, target * size + ranks, each) for each in sizes)
+        ends = source * size + ranks, target * size + ranks
+        return sum(links.even_exchange_s(*ends, each, at_once) for each in sizes)
 
     def _once_s(self, stage: int) -> Seconds:
         own = [self.chunks[at].once for at in self.stages.pipeline.chunks_of(stage)]

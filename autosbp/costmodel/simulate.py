@@ -110,3 +110,24 @@ def alone_s(events: Iterable[Event], overlap: Overlap) -> float:
     simulation = Simulation(overlap)
     simulation.run(events)
     return simulation.drain()
+
+
+def alone_parts(events: Iterable[Event], overlap: Overlap) -> list[tuple[float, bool]]:
+    """The seconds of ``alone_s``, one part behind the other, and whether the program computes in it: it waits in all
+    others."""
+    simulation = Simulation(overlap)
+    simulation.run(events)
+    end_s = simulation.drain()
+    parts: list[tuple[float, bool]] = []
+    done_s = 0.0
+    for span in simulation.spans:
+        if span.event.key is not None or span.event.category == "comm" or span.end_s <= span.start_s:
+            continue
+        if span.start_s > done_s:
+            parts.append((span.start_s - done_s, False))
+        if parts and parts[-1][1]:
+            parts[-1] = (parts[-1][0] + span.end_s - span.start_s, True)
+        else:
+            parts.append((span.end_s - span.start_s, True))
+        done_s = span.end_s
+    return [*parts, (end_s - done_s, False)] if end_s > done_s else parts

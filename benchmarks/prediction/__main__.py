@@ -115,7 +115,7 @@ def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
         )  # fmt: skip
         calibrated_s = time.monotonic() - started
         chosen, others = candidates(graph, cluster, calibration, case.batch, effort.count, effort.lessons)
-        taught = calibration
+        taught, trials = calibration, list[dict[str, Any]]()
         if others:
             trials = measure(graph, others, cluster.num_devices, effort.rounds, nodes.launch)
             taught = learn(calibration, [
@@ -136,6 +136,7 @@ def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
         "untaught": summary(rows, "untaught_s"),
         "correction": asdict(taught.correction),
         "rows": rows,
+        "lessons": [{name: row[name] for name in ("strategy", "predicted_s", "measured_s")} for row in trials],
         "calibration": taught.to_dict(),
     }
 

@@ -35,6 +35,8 @@ TABLE = (
     (2, "tensor parallel", GPIPE, 1),
 )
 """In the order in which those that fit are taken."""
+LESSON = (2, "tensor parallel", INTERLEAVED, 2)
+"""What is tried before, to learn from."""
 
 
 def pipelined(
@@ -42,7 +44,25 @@ def pipelined(
 ) -> Iterator[tuple[str, Strategy]]:
     """The first ``count`` rows of ``TABLE`` that fit, with their labels. Every chunk has an op with parameters; stages of
     one device lie on different nodes."""
-    for stages, layout, schedule, virtual in TABLE:
+    yield from _rows(graph, cluster, calibration, batch, count, TABLE)
+
+
+def lesson(
+    graph: LogicalGraph, cluster: Cluster, calibration: Calibration | None, batch: int
+) -> Iterator[tuple[str, Strategy]]:
+    """``LESSON``, where it fits."""
+    yield from _rows(graph, cluster, calibration, batch, 1, (LESSON,))
+
+
+def _rows(
+    graph: LogicalGraph,
+    cluster: Cluster,
+    calibration: Calibration | None,
+    batch: int,
+    count: int,
+    rows: Sequence[tuple[int, str, str, int]],
+) -> Iterator[tuple[str, Strategy]]:
+    for stages, layout, schedule, virtual in rows:
         parts = stage_cluster(cluster, cluster.num_devices // stages)
         if count == 0 or (parts.num_devices == 1 and cluster.devices_per_node > 1):
             continue

@@ -11,7 +11,7 @@ import numpy as np
 from autosbp.api import Calibration, Cluster, LogicalGraph, PlanOptions, make_plan, predict_costs
 from autosbp.plan import Costs, Strategy
 from autosbp.search.sampling import sample_strategies
-from benchmarks.prediction._pipelines import pipelined
+from benchmarks.prediction._pipelines import lesson, pipelined
 
 SEED = 0
 OVERSAMPLE = 3
@@ -30,7 +30,7 @@ class Candidate:
 def candidates(
     graph: LogicalGraph, cluster: Cluster, calibration: Calibration, batch: int, count: int, lessons: int
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """``count`` different strategies by predicted step time, and ``lessons`` others."""
+    """``count`` different strategies by predicted step time, and ``lessons`` others, with one more that has a pipeline."""
     options = PlanOptions(global_batch=batch, micro_batch=batch, stages=1)
     plan = make_plan(graph, cluster, calibration, options)
     named = {"plan": plan.strategy}
@@ -56,6 +56,8 @@ def candidates(
         found[str(rest[at].strategy.to_dict())] = rest[at]
     left = [candidate for at, candidate in enumerate(rest) if at not in chosen]
     taught = [left[at] for at in _spread(len(left), lessons)]
+    if lessons:
+        taught += [predicted(*each) for each in lesson(graph, cluster, calibration, batch)]
     return sorted(found.values(), key=lambda candidate: candidate.costs.simulated_step_time_s), taught
 
 

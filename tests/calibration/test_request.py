@@ -26,7 +26,7 @@ def test_measurements_come_placement_by_placement_with_sizes_ascending() -> None
     ]
     names = measurement_names(request)
     assert names[0] == "all_reduce over 1x2, 1024 bytes" and names[-1] == "op k"
-    assert len(set(names)) == len(names) == 5 * 6 * 3 + 3 * 6 + 1 + 1  # the last two: overlap and an op
+    assert len(set(names)) == len(names) == 5 * 6 * 3 + 3 * 6 + 1 + 1 + 1  # the last: overlap, sharing and an op
     assert len(list(series(replace(request, variants=False)))) == 3 * 6
 
 

@@ -10,12 +10,13 @@ import pytest
 
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import OpTime
+from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical
 from autosbp.processes import start_ticks
 from calibration import Request, assemble, read_results
 from calibration._launch import continue_or_begin, mark_taken
-from calibration._request import series, waitings
+from calibration._request import SHARING, series, waitings
 
 REQUEST = Request(load_cluster("local:2"), "gloo", (1024, 4096, 16384), op_keys=("k",))
 
@@ -32,6 +33,7 @@ def lines() -> list[bytes]:
         shape = list(waiting.placement.group_shape)
         made.append({"begin": waiting.name})
         made.append({"waiting": {"kind": waiting.kind, "group_shape": shape, "seconds": 2e-3}})
+    made += [{"begin": SHARING}, {"sharing": {"speedup": 1.75, "units": [0, 0]}}]
     made += [{"begin": "op k"}, {"op": {"key": "k", "forward_s": 1e-3, "backward_s": 2e-3}}, {"done": True}]
     return [canonical(record) + b"\n" for record in made]
 
@@ -42,6 +44,7 @@ def test_a_whole_run_is_a_complete_calibration(tmp_path: Path) -> None:
     calibration = assemble(REQUEST, read_results(path), "relative")
     assert calibration.complete and len(calibration.collectives) == 6 and calibration.ops == {"k": OpTime(1e-3, 2e-3)}
     assert all(fit.waiting_s == 2e-3 for fit in calibration.collectives)
+    assert calibration.sharing == Sharing(1.75, (0, 0))
     assert calibration.notes == () and read_results(path).pids == (7, 8)
 
 
@@ -49,7 +52,7 @@ def test_a_run_that_ended_early_is_refused_by_name_or_taken_as_partial(tmp_path:
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(lines()[:11]) + b'{"poi')
     results = read_results(path)
-    with pytest.raises(CalibrationError, match="all_gather over 2, 4096 bytes: .* 22 measurements before its end"):
+    with pytest.raises(CalibrationError, match="all_gather over 2, 4096 bytes: .* 23 measurements before its end"):
         assemble(REQUEST, results, "relative")
     partial = assemble(REQUEST, results, "relative", partial=True)
     assert not partial.complete and [fit.kind for fit in partial.collectives] == ["all_reduce"]

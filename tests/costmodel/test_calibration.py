@@ -116,10 +116,21 @@ BAD: list[tuple[list[Any], Any, str]] = [
     (["ops", "op"], [1.0], "ops[op]"),
     (["ops", "op"], [1.0, float("inf")], "ops[op].backward_s"),
     (["ops", "op"], {"forward_s": 1}, "ops[op]"),
+    (["sharing"], {"speedup": 0.9, "units": [0] * 4}, "sharing.speedup"),
+    (["sharing"], {"speedup": 65.0, "units": [0] * 4}, "sharing.speedup"),
+    (["sharing"], {"speedup": 2.0, "units": [0, 1]}, "sharing.units"),
+    (["sharing"], {"speedup": 2.0, "units": [0, 1, 4, 0]}, "sharing.units[2]"),
+    (["sharing"], {"speedup": 2.0, "units": [0, 1, -1, 0]}, "sharing.units[2]"),
+    (["sharing"], {"speedup": 2.0}, "sharing.units"),
 ]
 
 
-UNSAID = ("collectives[0].group_shape", "collectives[0].knots[1]", "collectives[1].points[0].quantiles_s")
+UNSAID = (
+    "collectives[0].group_shape",
+    "collectives[0].knots[1]",
+    "collectives[1].points[0].quantiles_s",
+    "sharing.units",
+)
 """Fields in which the reader finds what a schema cannot say: that they fit the cluster, or ascend."""
 
 
@@ -165,6 +176,7 @@ def test_the_published_schema_takes_older_and_newer_documents() -> None:
     }
     document["corrections"] = [{"compute": 0.5, "network": 2.0, "waiting_s": 0.0, "num_trials": 1}]
     document["overlap"] = {"compute": 0.0, "network": 10.0}
+    document["sharing"] = {"speedup": 1.5, "units": [0, 1, 0, 1]}
     VALIDATOR.validate(document)
     assert Calibration.from_dict(document).to_dict() == document
 

@@ -14,7 +14,10 @@ from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.network import NetworkModel, beta_factor
+from autosbp.costmodel.pipeline import Span
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, stage_passes
+from autosbp.costmodel.pipelined import pipeline_spans
+from autosbp.costmodel.sharing import Sharing
 from autosbp.costmodel.stages import StageCall, Stages
 from autosbp.errors import InputError
 from autosbp.pipeline import ZERO_BUBBLE, Pipeline
@@ -71,6 +74,27 @@ def test_the_parts_make_the_step_and_it_is_no_shorter_where_nothing_overlaps(sch
     assert found.bubble_s > 0.0
     assert 0.0 < found.simulated_step_time_s <= found.step_time_s * (1 + 1e-9)
     assert found.memory_bytes_per_device == sum(found.memory.values())
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), SCHEDULES)
+def test_stages_that_share_cores_are_quicker_in_the_simulated_step_alone(schedule: str, virtual: int) -> None:
+    strategy = staged("tensor parallel", schedule, virtual)
+    graph = graph_of("gpt2").bind(batch=2)
+    boxing = BoxingModel(NetworkModel(CLUSTER), strategy.mesh)
+
+    def of(sharing: Sharing | None) -> tuple[Costs, list[Span]]:
+        compute = ComputeModel(CLUSTER.device, Calibration(CLUSTER, "gloo", "relative", (), sharing=sharing))
+        return evaluate(graph, strategy, boxing, compute), pipeline_spans(graph, strategy, boxing, compute)
+
+    alone, spans = of(None)
+    assert of(Sharing(1.0, (0, 1, 0, 1))) == of(Sharing(2.0, (0, 1, 2, 3))) == (alone, spans)
+    shared, quicker = of(Sharing(2.0, (0, 1, 0, 1)))
+    assert replace(shared, simulated_step_time_s=alone.simulated_step_time_s) == alone
+    as_calibrated, slower = of(Sharing(1.0 + 1e-9, (0, 1, 0, 1)))
+    saved_s = as_calibrated.simulated_step_time_s - shared.simulated_step_time_s
+    assert alone.compute_s / 4 < saved_s < 2 * alone.compute_s  # both stages' passes, at twice their speed at most
+    assert [(span.stage, span.what) for span in quicker] == [(span.stage, span.what) for span in spans]
+    assert max(span.end_s for span in quicker) < max(span.end_s for span in slower)
 
 
 def test_a_stage_does_a_part_of_the_work_of_the_strategy_without_a_pipeline() -> None:
