@@ -26,8 +26,9 @@ chaos: setup  ## the service under kills: LONG=1 for the long form
 launchers: setup  ## lost submissions on a real Slurm: EACH=20 of every kind (root; scripts/system)
 	@.venv/bin/python -m benchmarks.launchers --each $(or $(EACH),20) --check --json
 
-fuzz: setup  ## made-up requests: SEED=N repeats a run, CASES=N of each route
-	@.venv/bin/python -m benchmarks.fuzz $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) --check --json
+fuzz: setup  ## made-up requests and changed documents: SEED=N repeats a run, CASES=N of each route, INPUTS=20000 OUTPUT=benchmarks/data/fuzz.json the long form
+	@.venv/bin/python -m benchmarks.fuzz $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) \
+	  $(if $(INPUTS),--inputs $(INPUTS)) $(if $(OUTPUT),-o $(OUTPUT)) --check --json
 
 clean:
 	rm -rf .venv demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

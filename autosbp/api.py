@@ -36,6 +36,7 @@ __all__ = [
     "capture",
     "capture_hf_config",
     "capture_module",
+    "capture_onnx",
     "learn_from_trials",
     "load_cluster",
     "load_graph",
@@ -43,6 +44,7 @@ __all__ = [
     "op_keys",
     "pareto_front",
     "predict_costs",
+    "read_onnx",
     "require_room",
     "run_trial",
     "what_if",
@@ -73,6 +75,24 @@ def capture_hf_config(
     from autosbp.graph.huggingface import capture_hf_config as run
 
     return discover_rules(run(config, seq_len, image_size=image_size))
+
+
+def read_onnx(data: bytes) -> dict[str, Any]:
+    """An ONNX file without its weights, as a document (needs the extra ``onnx``); it is parsed in a process with limits."""
+    from autosbp.graph.onnx import read_onnx as run
+
+    return dict(run(data).document)
+
+
+def capture_onnx(document: Mapping[str, Any], name: str | None = None) -> LogicalGraph:
+    """Capture the ONNX model of a document of ``read_onnx``; by default under the name that the file has."""
+    from autosbp.discovery import discover_rules
+    from autosbp.graph.onnx import Skeleton
+    from autosbp.graph.onnx import capture_onnx as run
+
+    graph = discover_rules(run(Skeleton.from_dict(document), name))
+    check_graph(graph)
+    return graph
 
 
 def capture_module(

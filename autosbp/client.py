@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -110,15 +111,18 @@ class Client:
         hf_config: Mapping[str, Any] | None = None,
         seq_len: int | None = None,
         image_size: int | None = None,
+        onnx: bytes | None = None,
     ) -> str:
-        """Store a model given in one of three forms, waiting for its capture if one is needed; the model's id."""
-        given = [form for form in (graph, zoo, hf_config) if form is not None]
+        """Store a model given in one of four forms, waiting for its capture if one is needed; the model's id."""
+        given = [form for form in (graph, zoo, hf_config, onnx) if form is not None]
         if len(given) != 1:
-            raise InputError("model", len(given), "exactly one of graph, zoo and hf_config is expected")
+            raise InputError("model", len(given), "exactly one of graph, zoo, hf_config and onnx is expected")
         body: Mapping[str, Any] = graph or {"zoo": zoo}
         if hf_config is not None:
             sizes = {"seq_len": seq_len, "image_size": image_size}
             body = {"hf_config": hf_config, **{key: size for key, size in sizes.items() if size is not None}}
+        if onnx is not None:
+            body = {"onnx": b64encode(onnx).decode()}
         answer = self._at.post("/v1/models", body)
         if "kind" not in answer:
             return str(answer["id"])

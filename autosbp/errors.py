@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+_LONGEST_FIELD = 300
 _MOST_BITS = 4096  # Python writes no integers of more than 4,300 digits
 
 
@@ -37,8 +38,9 @@ class InputError(AutosbpError):
     exit_code = 2
 
     def __init__(self, field: str, value: object, limit: str) -> None:
-        self.field, self.value, self.limit = field, value, limit
-        super().__init__(f"{field}: {in_short(value)} is not accepted; {limit}")
+        self.field = field if len(field) <= _LONGEST_FIELD else f"{field[: _LONGEST_FIELD - 3]}..."
+        self.value, self.limit = value, limit
+        super().__init__(f"{self.field}: {in_short(value)} is not accepted; {limit}")
 
 
 def in_short(value: object, room: int = 200) -> str:

@@ -37,10 +37,22 @@ def _no_constant(name: str) -> Any:
     raise InputError("document", name, "JSON numbers must be finite")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise InputError("document", text, "JSON numbers must be finite")
+    return number
+
+
 def loads(text: str | bytes, what: str = "document") -> Any:
-    """Parse JSON; NaN, infinity and syntax errors are an ``InputError``."""
+    """Parse JSON; NaN, infinity (1e999, too), syntax errors and halves of characters are an ``InputError``."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        document = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        if (b"\\u" in text or b"\xed" in text) if isinstance(text, bytes) else "\\u" in text:
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
+    except UnicodeEncodeError as error:
+        raise InputError(what, ascii(error.object[error.start]), "strings must hold whole characters") from None
     except (ValueError, RecursionError) as error:
         raise InputError(what, str(error), "valid JSON is expected") from None
 
@@ -69,7 +81,13 @@ def loads_yaml(text: str, what: str = "document") -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Merges (``<<``) of merges grow by a factor each: a few lines would fill the memory."""
+    """Merges (``<<``) of merges grow by a factor each: a few lines would fill the memory. Texts hold whole characters."""
+
+    def construct_scalar(self, node: Any) -> Any:
+        """A text, or what one is made of."""
+        value = super().construct_scalar(node)
+        value.encode()
+        return value
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Replace merges by what they bring."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from autosbp.cluster import Cluster
 from autosbp.errors import InputError
-from autosbp.jsonio import Fields, check_integer, digest
+from autosbp.jsonio import MAX_INT, Fields, check_integer, digest
 from autosbp.pipeline import Pipeline
 from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.placement import NdSbp, format_nd_sbp, parse_nd_sbp
@@ -29,7 +29,7 @@ class Signature:
 
     @staticmethod
     def parse(text: str, field: str) -> Signature:
-        left, arrow, right = text.partition("->")
+        left, arrow, right = text.partition("->") if isinstance(text, str) else ("", "", "")
         if not arrow:
             raise InputError(field, text, "layouts -> layouts is expected")
         return Signature(
@@ -154,7 +154,8 @@ class Strategy:
             if len(route) < 2:
                 raise InputError(item.at("path"), len(route), "at least two layouts are expected")
             gradient = item.boolean("gradient", True)
-            paths[tuple(item.sequence("shape")), item.integer("bytes"), gradient, route[0], route[-1]] = route
+            shape = tuple(check_integer(item.at("shape"), size, 0, MAX_INT) for size in item.sequence("shape"))
+            paths[shape, item.integer("bytes"), gradient, route[0], route[-1]] = route
         for layout in (*parameters.values(), *(layout for route in paths.values() for layout in route)):
             if len(layout) != mesh.ndim:
                 raise InputError(path, format_nd_sbp(layout), f"{mesh.ndim} entries are expected, one per mesh axis")
@@ -360,6 +361,9 @@ class Plan:
         for key in ("plan_id", "strategy", "cluster", "baselines", "baseline_strategies", "provenance"):
             if key not in data:
                 raise InputError(key, None, "this field is required")
+        for key in ("baselines", "baseline_strategies", "provenance"):
+            if not isinstance(data[key], Mapping):
+                raise InputError(key, data[key], "a mapping is expected")
         Strategy.from_dict(data["strategy"])
         Cluster.from_dict(data["cluster"])
         if data["plan_id"] != plan_id_of(data):

@@ -5,7 +5,7 @@
 | ``FILE.json``, ``FILE.json.gz`` | a graph document |
 | ``zoo:NAME`` | a model that ships with autosbp |
 | ``hf:FILE`` | a Hugging Face config file |
-| ``onnx:FILE`` | not supported yet |
+| ``onnx:FILE`` | an ONNX model (``autosbp.graph.onnx``) |
 | ``package.module:factory`` | a callable that returns a module and example inputs |
 
 Documents and the zoo are read without torch. What is captured here gets rules for ops that the table lacks
@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from autosbp.errors import InputError, UnsupportedError
+from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.serialize import from_dict
 from autosbp.jsonio import loads
@@ -103,10 +103,10 @@ def _hugging_face(path: str, seq_len: int | None, image_size: int | None) -> Log
 
 
 def _onnx(path: str) -> LogicalGraph:
-    raise UnsupportedError(
-        f"onnx:{path}: ONNX models cannot be captured yet; give the torch model that it was exported from as "
-        "package.module:factory, or a Hugging Face config as hf:config.json"
-    )
+    from autosbp.discovery import discover_rules
+    from autosbp.graph.onnx import capture_onnx, read_onnx_file
+
+    return discover_rules(capture_onnx(read_onnx_file(Path(path)), Path(path).stem))
 
 
 def _factory(model: str) -> LogicalGraph:

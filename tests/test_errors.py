@@ -51,3 +51,8 @@ def test_values_without_an_end_are_cut_short() -> None:
         assert len(in_short(value)) == 200
     assert in_short(10**5000) == "an integer of 16610 bits"
     assert len(str(InputError("field", shared, "less is expected"))) < 300
+
+
+def test_an_error_shows_the_beginning_of_a_long_field() -> None:
+    error = InputError("a" * 5000, 1, "another is expected")
+    assert len(error.field) == 300 and len(str(error)) < 400

@@ -8,7 +8,7 @@ import pytest
 
 from autosbp import jsonio
 from autosbp.errors import InputError
-from autosbp.jsonio import Fields, loads_yaml, read_file
+from autosbp.jsonio import Fields, loads, loads_yaml, read_file
 
 
 def merges(levels: int) -> str:
@@ -52,3 +52,15 @@ def test_what_is_no_float_is_no_number(value: object) -> None:
     for accessor in (fields.number, fields.positive):
         with pytest.raises(InputError, match="^a: "):
             accessor("a")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1e999}', '["\\ud800"]', b'["\\ud800"]', b'["\xed\xa0\x80"]', "-1e400"])
+def test_what_json_has_no_other_form_for_is_refused(text: str | bytes) -> None:
+    with pytest.raises(InputError, match="finite|whole characters"):
+        loads(text)
+
+
+def test_yaml_texts_hold_whole_characters() -> None:
+    assert loads_yaml('"\\u00e9"') == "é"
+    with pytest.raises(InputError, match="valid YAML"):
+        loads_yaml('"\\ud800"')

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from autosbp import sources
-from autosbp.errors import GraphError, InputError, UnsupportedError
+from autosbp.errors import GraphError, InputError
 from autosbp.graph.serialize import from_dict
 from autosbp.sources import load_model
+from benchmarks.fuzz._corpus import onnx_models
 from tests.graph.documents import document
 from tests.graph.test_capture import LLAMA
 
@@ -89,9 +90,13 @@ def test_a_sequence_length_is_for_hugging_face_configs() -> None:
         load_model("zoo:mlp", seq_len=8)
 
 
-def test_onnx_is_refused_with_what_to_do() -> None:
-    with pytest.raises(UnsupportedError, match="package.module:factory"):
-        load_model("onnx:model.onnx")
+def test_an_onnx_file_is_captured_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(onnx_models()[0])
+    graph = load_model(f"onnx:{path}")
+    assert (graph.name, len(graph.parameters)) == ("model", 2)
+    with pytest.raises(InputError, match="a readable file is expected"):
+        load_model("onnx:none.onnx")
 
 
 @pytest.mark.parametrize(

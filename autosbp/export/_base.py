@@ -37,7 +37,7 @@ def needed_graph(plan: Plan, graph: LogicalGraph | None, target: str) -> Logical
 
 def checked_graph(plan: Plan, graph: LogicalGraph) -> LogicalGraph:
     """The graph, if it is the plan's."""
-    wanted = plan.document["provenance"]["graph_hash"]
+    wanted = plan.document["provenance"].get("graph_hash")
     if graph.graph_hash != wanted:
         raise InputError("graph", graph.graph_hash, f"the plan's graph {wanted} is expected")
     return graph

@@ -1,49 +1,89 @@
-"""What nobody would send: ``python -m benchmarks.fuzz [--seed N] [--cases N] [--check] [--json]``.
+"""What nobody would send: ``python -m benchmarks.fuzz [--seed N] [--cases N] [--inputs N] [--check] [--json] [-o FILE]``.
 
-Requests that schemathesis makes up from the OpenAPI document, to the service on SQLite: ``--cases`` of each route at random,
-beside those that cover the document's schemas. With ``--check`` it exits with 1 where anything is found; every finding is
-printed with what shows it.
+- Requests that schemathesis makes up from the OpenAPI document, to the service on SQLite: ``--cases`` of each route at random,
+  beside those that cover the document's schemas.
+- Changed graphs, clusters, calibrations, cluster files, plans, ONNX files and Hugging Face configurations: ``--inputs`` in all,
+  as many kinds at once as there are processors.
+
+With ``--check`` it exits with 1 where anything is found; every finding is printed with what shows it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import secrets
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fuzz import documents, http
 from benchmarks.fuzz._server import served
-from benchmarks.fuzz.http import attack
+from benchmarks.fuzz._targets import TARGETS
+
+_LONG = sum(target.num_inputs for target in TARGETS.values())
 
 
 def main() -> int:
     """Run it and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="another one each time by default")
-    parser.add_argument("--cases", type=int, default=100, help="random requests of each route")
+    parser.add_argument("--cases", type=int, default=100, help="random requests of each route; 0: none at all")
+    parser.add_argument("--inputs", type=int, default=2000, help=f"changed documents; {_LONG} for the long form")
     parser.add_argument("--check", action="store_true", help="exit with 1 where anything is found")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser.add_argument("-o", "--output", type=Path, help="write the result into a file")
     arguments = parser.parse_args()
     seed = secrets.randbelow(2**31) if arguments.seed is None else arguments.seed
-    with tempfile.TemporaryDirectory(prefix="autosbp-fuzz-") as folder:
-        requests = _requests(Path(folder), seed, arguments.cases)
-    found = {"seed": seed, "requests": requests, "passed": not (requests["failures"] or requests["errors"])}
     print(f"seed {seed}")
-    print(f"{requests['cases']} requests in {requests['seconds']:.0f} s: {len(requests['failures'])} kinds of failures")
+    requests = _requests(seed, arguments.cases) if arguments.cases else None
+    begun_s = time.monotonic()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        names = [*TARGETS] if arguments.inputs else []
+        changed = dict(zip(names, pool.map(lambda name: _changed(name, seed, arguments.inputs), names), strict=True))
+    clean = requests is None or not (requests["failures"] or requests["errors"])
+    found = {
+        "command": " ".join(["python -m benchmarks.fuzz", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "seed": seed,
+        "requests": requests,
+        "documents": changed,
+        "inputs": sum(one["inputs"] for one in changed.values()),
+        "peak_bytes": max((one["peak_bytes"] for one in changed.values()), default=0),
+        "seconds": round(time.monotonic() - begun_s, 1),
+        "passed": clean and not any(one["findings"] for one in changed.values()),
+    }
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
     if arguments.json:
         print(json.dumps(found))
     return 1 if arguments.check and not found["passed"] else 0
 
 
-def _requests(folder: Path, seed: int, num_cases: int) -> dict[str, Any]:
-    with served(folder) as service:
-        found = attack(service, folder, seed, num_cases)
+def _requests(seed: int, num_cases: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="autosbp-fuzz-") as name, served(Path(name)) as service:
+        found = http.attack(service, Path(name), seed, num_cases)
     output = found.pop("output")
     if found["failures"] or found["errors"]:
         print(output)
+    print(f"{found['cases']} requests in {found['seconds']:.0f} s: {len(found['failures'])} kinds of failures")
+    return found
+
+
+def _changed(name: str, seed: int, num_inputs: int) -> dict[str, Any]:
+    found = documents.attack(name, seed, -(-TARGETS[name].num_inputs * num_inputs // _LONG)).to_dict()
+    for finding in found["findings"]:
+        print(json.dumps(finding, indent=1))
+    counts = ", ".join(f"{found[key]} {key}" for key in ("accepted", "refused", "crash", "hang", "memory", "unclear"))
+    print(
+        f"{found['inputs']} {name} in {found['seconds']:.0f} s: {counts}; at most {found['slowest_cpu_s']:.1f} s of processor, "
+        f"{found['peak_bytes'] / 2**20:.0f} MiB"
+    )
     return found
 
 

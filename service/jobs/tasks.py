@@ -22,9 +22,13 @@ _MOST_POINTS = 200
 
 
 def capture(inputs: Document, context: TaskContext) -> Document:
-    """Capture the model of a Hugging Face configuration as a graph document."""
-    context.progress(None, "capturing a Hugging Face configuration")
-    graph = api.capture_hf_config(inputs["hf_config"], inputs["seq_len"], inputs.get("image_size"))
+    """Capture the model of a Hugging Face configuration or of an ONNX file as a graph document."""
+    if "onnx" in inputs:
+        context.progress(None, "capturing an ONNX model")
+        graph = api.capture_onnx(inputs["onnx"], inputs["name"])
+    else:
+        context.progress(None, "capturing a Hugging Face configuration")
+        graph = api.capture_hf_config(inputs["hf_config"], inputs["seq_len"], inputs.get("image_size"))
     _stop_if_cancelled(context)
     return graph.to_dict()
 

@@ -40,16 +40,16 @@ _LINKS = {
 
 @routes.post(
     "",
-    summary="Store a model: a graph, a model of the zoo, or a Hugging Face configuration",
+    summary="Store a model: a graph, a model of the zoo, a Hugging Face configuration, or ONNX",
     status_code=201,
     response_model=Model | Job,
     responses={**accepted(), **made(Model, "model_id", **_LINKS), **posted()},
-    openapi_extra={**IDEMPOTENT, **any_of("GraphDocument", "ZooModel", "HfModel")},
+    openapi_extra={**IDEMPOTENT, **any_of("GraphDocument", "ZooModel", "HfModel", "OnnxModel")},
 )
 def create(
     state: StateDep, response: Response, body: Annotated[JsonBody, Body(openapi_examples=EXAMPLES)]
 ) -> Model | Job:
-    """A graph document or a model of the zoo answers 201 (200 if it is known), a configuration 202 with a job."""
+    """A graph document or a model of the zoo answers 201 (200 if it is known), others answer 202 with a job."""
     outcome = models.create(state, body)
     if isinstance(outcome, JobRow):
         return queued(response, outcome)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from service.schemas.calibrations import CalibrationRequest
 from service.schemas.clusters import PresetCluster
-from service.schemas.models import HfModel, ZooModel
+from service.schemas.models import HfModel, OnnxModel, ZooModel
 
 _REF = "#/components/schemas/"
 _FILES: Mapping[str, str] = {
@@ -19,7 +19,7 @@ _FILES: Mapping[str, str] = {
     "ClusterDocument": "cluster.schema.json",
     "CalibrationDocument": "calibration.schema.json",
 }
-_MODELS: tuple[type[BaseModel], ...] = (ZooModel, HfModel, PresetCluster, CalibrationRequest)
+_MODELS: tuple[type[BaseModel], ...] = (ZooModel, HfModel, OnnxModel, PresetCluster, CalibrationRequest)
 """Bodies that routes read by hand, because they take others as well."""
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
+from autosbp.errors import InputError
 from autosbp.zoo import zoo_names
 from service.schemas._base import Document, Request, Response
 
@@ -27,12 +29,31 @@ class HfModel(Request):
     seq_len: int | None = Field(None, ge=1, le=2**20, description="Sequence length; the model's own by default.")
 
 
+class OnnxModel(Request):
+    """A model by an ONNX file without external data, with its weights, which are not stored. It is parsed in a process with
+    limits; a first output that is a float scalar is the training loss."""
+
+    onnx: str = Field(
+        min_length=1, description="The file in base64.", json_schema_extra={"contentEncoding": "base64"}
+    )
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = Field(
+        None, description="Of the model; by default that of the file's graph."
+    )
+
+    def content(self) -> bytes:
+        """The file; ``InputError`` where it is no base64."""
+        try:
+            return base64.b64decode(self.onnx, validate=True)
+        except ValueError as error:
+            raise InputError("onnx", self.onnx, f"base64 is expected ({error})") from None
+
+
 class Model(Response):
     """A stored model graph, without the graph itself."""
 
     id: str = Field(examples=["mod-0a1b2c3d4e5f6071"])
     name: str
-    source: str = Field(description="graph, zoo:NAME or hf_config.")
+    source: str = Field(description="graph, zoo:NAME, hf_config or onnx.")
     graph_hash: str
     summary: Document = Field(description="Counts and sizes of the graph.")
     created_at: datetime

@@ -1,18 +1,22 @@
-"""Models: content-addressed graphs. Documents and the zoo are stored at once; a job captures HF configurations."""
+"""Models: content-addressed graphs. Documents and the zoo are stored at once; a job captures HF configurations and ONNX models,
+of which a file is parsed, and left, before the job is made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, undefer
 
 from autosbp import api
 from autosbp.errors import InputError
+from service.access.gate import too_many
 from service.models import JobRow, ModelRow, SearchRow, StrategyRow
 from service.problems import conflict
 from service.schemas._base import Document
-from service.schemas.models import HfModel, ZooModel
+from service.schemas.models import HfModel, OnnxModel, ZooModel
 from service.services import jobs
 from service.services._documents import check_name, read
 from service.services._pictures import pictured, pictures
@@ -21,11 +25,14 @@ from service.services._window import Window
 from service.settings import Settings
 from service.state import State
 
+_PARSER = threading.Lock()
+_PATIENCE_S = 5.0
+
 
 def create(state: State, body: Document) -> tuple[ModelRow, bool] | JobRow:
-    """Store a graph document or a model of the zoo, or queue the capture of a configuration."""
-    if "hf_config" in body:
-        payload = HfModel.read(body).model_dump()
+    """Store a graph document or a model of the zoo, or queue the capture of a configuration or an ONNX model."""
+    if "hf_config" in body or "onnx" in body:
+        payload = HfModel.read(body).model_dump() if "hf_config" in body else _onnx(state.settings, body)
         with state.database.write() as session:
             return jobs.again(state, session) or jobs.submit(state, session, "capture", payload)
     if "zoo" in body:
@@ -37,6 +44,20 @@ def create(state: State, body: Document) -> tuple[ModelRow, bool] | JobRow:
         source, model = "graph", read("graph", api.load_graph, body)
     with state.database.write() as session:
         return store(session, model, source)
+
+
+def _onnx(settings: Settings, body: Document) -> dict[str, Any]:
+    """The payload of the capture of an ONNX file: what it holds, without weights. One is parsed at a time."""
+    request = OnnxModel.read(body)
+    content = request.content()
+    if not _PARSER.acquire(timeout=_PATIENCE_S):
+        raise too_many(_PATIENCE_S, "other ONNX files are being parsed")
+    try:
+        found = api.read_onnx(content)
+    finally:
+        _PARSER.release()
+    _check_size(settings, len(found["nodes"]))
+    return {"onnx": found, "name": check_name("name", request.name or found["name"])}
 
 
 def _check_size(settings: Settings, num_ops: int) -> None:
@@ -58,16 +79,20 @@ def store(session: Session, model: api.LogicalGraph, source: str) -> tuple[Model
 
 
 def prepare_capture(_session: Session, job: JobRow) -> Document:
-    """Inputs of a capture: what the client posted."""
+    """Inputs of a capture: what the client posted, or what an ONNX file holds."""
     return job.payload
 
 
 def store_capture(settings: Settings, session: Session, job: JobRow, found: Document) -> Document:
     """Store the captured graph."""
     _check_size(settings, len(found["nodes"]))
-    row, _ = store(session, api.load_graph(found), "hf_config")
+    row, _ = store(session, api.load_graph(found), _source(job.payload))
     job.resource = f"/v1/models/{row.id}"
     return {"model_id": row.id}
+
+
+def _source(payload: Mapping[str, Any]) -> str:
+    return "onnx" if "onnx" in payload else "hf_config"
 
 
 def get(state: State, model_id: str) -> ModelRow:

@@ -81,6 +81,28 @@ def test_a_tampered_plan_is_refused() -> None:
     assert caught.value.field == "plan_id"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("strategy.signatures.relu_0", 7),
+        ("strategy.paths[0].shape", [[2], 3]),
+        ("provenance", []),
+        ("baselines", None),
+        ("baseline_strategies", "data_parallel"),
+    ],
+)
+def test_a_plan_with_its_right_id_is_read_strictly_all_the_same(field: str, value: object) -> None:
+    document = make_plan(capture("zoo:mlp-small"), load_cluster("local:2")).to_dict()
+    path = {"shape": [4], "bytes": 4, "path": ["S0", "B"]}
+    strategy = {**document["strategy"], "paths": [{**path, "shape": value} if "paths" in field else path]}
+    if "signatures" in field:
+        strategy["signatures"] = {**strategy["signatures"], "relu_0": value}
+    changed = {**document, "strategy": strategy, **({} if "." in field else {field: value})}
+    with pytest.raises(InputError) as caught:
+        Plan.from_dict({**changed, "plan_id": plan_id_of(changed)})
+    assert caught.value.field == field
+
+
 def test_a_baseline_as_a_plan_is_whole() -> None:
     plan = make_plan(capture("zoo:gpt2-demo"), load_cluster("local:2x2"), None, PlanOptions(global_batch=16))
     baseline = plan.with_baseline("data_parallel")

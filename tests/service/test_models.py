@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from benchmarks.fuzz._corpus import onnx_models
 from tests.service import documents
 
 
@@ -93,3 +95,30 @@ def test_a_model_is_deleted_unless_a_search_refers_to_it(shared: TestClient, ids
     assert answer.status_code == 409
     assert answer.json()["type"] == "urn:autosbp:problem:conflict"
     assert shared.get(f"/v1/models/{ids['model_id']}").status_code == 200
+
+
+def test_an_onnx_file_is_captured_by_a_job_and_its_weights_are_not_stored(shared: TestClient) -> None:
+    content = b64encode(onnx_models()[0]).decode()
+    answer = shared.post("/v1/models", json={"onnx": content, "name": "perceptron"})
+    assert answer.status_code == 202, answer.text
+    job = documents.wait(shared, answer.json()["id"])
+    assert job["state"] == "succeeded", job
+    model = shared.get(job["resource"]).json()
+    assert (model["source"], model["name"], model["summary"]["num_parameters"]) == ("onnx", "perceptron", 15)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"onnx": "?"}, "onnx"),
+        ({"onnx": "aGVsbG8="}, "model.file"),
+        ({"onnx": b64encode(onnx_models()[1]).decode()}, "model.graph.node[1].op_type"),
+        ({"onnx": "aGVsbG8=", "name": "../x"}, "name"),
+        ({"onnx": "aGVsbG8=", "zoo": "mlp"}, "zoo"),
+    ],
+)
+def test_a_bad_onnx_file_is_422_and_makes_no_job(shared: TestClient, body: dict[str, Any], field: str) -> None:
+    before = [job["id"] for job in shared.get("/v1/jobs").json()["items"]]
+    answer = shared.post("/v1/models", json=body)
+    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+    assert [job["id"] for job in shared.get("/v1/jobs").json()["items"]] == before
