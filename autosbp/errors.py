@@ -124,6 +124,10 @@ class InfeasibleError(AutosbpError):
             parts.append(f"without {conflict[0]} there is a plan")
         super().__init__(f"infeasible: {'. '.join(part for part in parts if part)}")
 
+    def __reduce__(self) -> tuple[type[InfeasibleError], tuple[object, ...]]:
+        """Pickled by what it says, not by its text."""
+        return InfeasibleError, (self.constraint, self.limit, self.needed, self.detail, self.conflict)
+
 
 class CertificateError(AutosbpError):
     """A certificate of a search is wrong.

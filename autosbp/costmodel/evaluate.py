@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autosbp.beside import in_turn
+from autosbp.costmodel.alike import KnownChunks
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory import memory_bytes
@@ -18,27 +20,32 @@ from autosbp.costmodel.simulate import alone_s
 from autosbp.costmodel.timeline import Event, Timeline
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Costs, Strategy
+from autosbp.sbp.parameters import ParameterFlow, parameter_flow
 
 
-def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> Costs:
+def evaluate(
+    graph: LogicalGraph,
+    strategy: Strategy,
+    boxing: BoxingModel,
+    compute: ComputeModel,
+    known: KnownChunks | None = None,
+) -> Costs:
     """Predicted costs of one training step on one device. ``graph`` is bound at the microbatch, ``boxing`` on the
-    strategy's mesh; of a pipeline, the mesh of one stage."""
+    strategy's mesh; of a pipeline, the mesh of one stage. ``known`` is kept for other strategies of the same graph on
+    the same devices and links."""
     if strategy.pipeline is not None:
-        return evaluate_pipelined(graph, strategy, boxing, compute)
-    timeline = Timeline(graph, strategy, boxing, compute)
-    phases = timeline.phases()
-    spent = dict.fromkeys(("compute", "comm", "optimizer", "wait"), 0.0)
-    traffic = 0.0
-    for events, times in phases:
-        for event in events:
-            spent[event.category] += times * event.summed_s
-            if event.category == "comm":
-                size = strategy.mesh.group_size(event.details["axes"])
-                traffic += times * beta_factor(event.details["kind"], size) * event.details["num_bytes"]
-    memory = memory_bytes(graph, strategy, timeline.flow, device=boxing.device.kind)
+        return evaluate_pipelined(graph, strategy, boxing, compute, known)
+    flow = parameter_flow(graph, strategy)
+    run = in_turn if known is None else known.run
+    (spent, traffic, simulated), memory = run(
+        [
+            lambda: _time(graph, strategy, boxing, compute, flow),
+            lambda: memory_bytes(graph, strategy, flow, device=boxing.device.kind),
+        ]
+    )
     return Costs(
         step_time_s=sum(spent.values()),
-        simulated_step_time_s=simulated_s(phases, compute),
+        simulated_step_time_s=simulated,
         compute_s=spent["compute"],
         exposed_comm_s=spent["comm"],
         bubble_s=0.0,
@@ -47,6 +54,22 @@ def evaluate(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compu
         memory_bytes_per_device=sum(memory.values()),
         memory=memory,
     )
+
+
+def _time(
+    graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel, flow: ParameterFlow
+) -> tuple[dict[str, float], float, float]:
+    """Seconds by category, bytes that a rank sends, and the seconds of a step in which nothing waits that does not have to."""
+    phases = Timeline(graph, strategy, boxing, compute, flow).phases()
+    spent = dict.fromkeys(("compute", "comm", "optimizer", "wait"), 0.0)
+    traffic = 0.0
+    for events, times in phases:
+        for event in events:
+            spent[event.category] += times * event.summed_s
+            if event.category == "comm":
+                size = strategy.mesh.group_size(event.details["axes"])
+                traffic += times * beta_factor(event.details["kind"], size) * event.details["num_bytes"]
+    return spent, traffic, simulated_s(phases, compute)
 
 
 def simulated_s(phases: Sequence[tuple[Sequence[Event], int]], compute: ComputeModel) -> float:

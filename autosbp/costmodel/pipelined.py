@@ -12,17 +12,18 @@ step that search minimises has them as calibrated; so has ``message_driven``, wh
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import numpy as np
 
-from autosbp.costmodel.alike import chunk_key
+from autosbp.costmodel.alike import KnownChunks, chunk_key
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.collectives import Collective
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.memory.stage import Needs, stage_memory
+from autosbp.costmodel.memory.stage import memory_runs, stage_memory
 from autosbp.costmodel.network import beta_factor
 from autosbp.costmodel.offload import optimizer_s
 from autosbp.costmodel.pipeline import Chunk as Passes
@@ -70,13 +71,19 @@ class _ChunkCost:
         return self.forward[0] + self.backward[0] + self.weights_s, self.forward[1] + self.backward[1]
 
 
-def evaluate_pipelined(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> Costs:
+def evaluate_pipelined(
+    graph: LogicalGraph,
+    strategy: Strategy,
+    boxing: BoxingModel,
+    compute: ComputeModel,
+    known: KnownChunks | None = None,
+) -> Costs:
     """Predicted costs of one training step on one device; arguments as of ``evaluate``.
 
     Raises:
         InputError: for a pipeline that does not fit the graph, or more devices than the cluster has.
     """
-    return _Pipelined(graph, strategy, boxing, compute).costs()
+    return _Pipelined(graph, strategy, boxing, compute, known, with_memory=True).costs()
 
 
 def pipelined_step_s(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> float:
@@ -93,8 +100,18 @@ def pipeline_spans(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel,
 
 
 class _Pipelined:
-    def __init__(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> None:
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        strategy: Strategy,
+        boxing: BoxingModel,
+        compute: ComputeModel,
+        known: KnownChunks | None = None,
+        *,
+        with_memory: bool = False,
+    ) -> None:
         self.graph, self.strategy, self.boxing, self.compute = graph, strategy, boxing, compute
+        self.known = KnownChunks() if known is None else known
         self.network = boxing.network
         self.counts = tuple(level.count for level in self.network.cluster.levels)
         if strategy.num_devices > prod(self.counts):
@@ -107,11 +124,14 @@ class _Pipelined:
         self.keys = [
             (chunk_key(self.stages, chunk), self.models.groups[stage_of(chunk.index)]) for chunk in self.stages.chunks
         ]
-        costs: dict[Hashable, _ChunkCost] = {}
-        for key, chunk in zip(self.keys, self.stages.chunks, strict=True):
-            if key not in costs:
-                costs[key] = self._chunk(chunk)
-        self.chunks = [costs[key] for key in self.keys]
+        everywhere = ("seconds", self.stages.pipeline.schedule == ZERO_BUBBLE, self.stages.key)
+        seconds: dict[Hashable, Callable[[], _ChunkCost]] = {
+            (*everywhere, *key): partial(self._chunk, chunk)
+            for key, chunk in zip(self.keys, self.stages.chunks, strict=True)
+        }
+        kind = boxing.device.kind
+        self.known.prepare({**seconds, **(memory_runs(self.stages, self.stages.chunks, kind) if with_memory else {})})
+        self.chunks = [self.known.of((*everywhere, *key), seconds[*everywhere, *key]) for key in self.keys]
         cuts = range(len(self.chunks) - 1)
         self._stage_calls_s: dict[StageCall, float] = {}
         self.ahead_s = [*(self._messages_s(at, backward=False) for at in cuts), 0.0]
@@ -138,8 +158,8 @@ class _Pipelined:
         ]  # fmt: skip
         last = max(stages, key=ends.__getitem__)
         compute_s, comm_s = (a + b for a, b in zip(self._busy_s(last), once[last], strict=True))
-        known: dict[Hashable, Needs] = {}
-        memories = [stage_memory(self.stages, stage, device=self.boxing.device.kind, known=known) for stage in stages]
+        kind = self.boxing.device.kind
+        memories = [stage_memory(self.stages, stage, device=kind, known=self.known) for stage in stages]
         bytes_of = [sum(parts.values()) for parts in memories]
         limits = stage_limits(self.network.cluster, self.strategy.mesh.size, len(stages))
         fullest = max(stages, key=lambda stage: bytes_of[stage] - limits[stage])

@@ -62,6 +62,23 @@ class Chunk:
         return parameter_flow(self.graph, self.strategy, self.shared)
 
 
+class Hashed:
+    """A large key, compared by content; its hash is worked out once."""
+
+    __slots__ = ("_content", "_hash")
+
+    def __init__(self, content: Hashable) -> None:
+        self._content, self._hash = content, hash(content)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Hashed) and self._hash == other._hash and self._content == other._content
+
+
 class Stages:
     """A pipelined strategy, cut.
 
@@ -78,9 +95,9 @@ class Stages:
             raise InputError("strategy.pipeline", None, "a pipeline is expected")
         self.graph, self.strategy, self.pipeline = graph, strategy, strategy.pipeline
         self.pipeline.check(strategy.num_micro)
-        # Of ``costmodel.alike``: the first chunk that each is like, and these by all that they are told apart by.
-        self.kinds: dict[int, int] = {}
-        self.known_kinds: dict[Hashable, int] = {}
+        # Of ``costmodel.alike``: by what each chunk is told apart from others, and these as one object each.
+        self.kinds: dict[int, Hashable] = {}
+        self.known_kinds: dict[Hashable, Hashable] = {}
         graphs = cut_graph(graph, self.pipeline.cuts)
         check_recompute(graph, strategy, graphs)
         readers: dict[str, list[int]] = {}
@@ -93,6 +110,14 @@ class Stages:
         reading = {index for name in shared for index in readers[name]}
         reached = shared & {name for index in reading for name in self.chunks[index].flow.sources}
         self.shared = _shared(graph, strategy, {name: readers[name] for name in readers if name in reached})
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for strategies of one graph in which chunks that are alike (``costmodel.alike``) take equally long and equally
+        much, but for what their schedules make of it."""
+        strategy = self.strategy
+        paths = Hashed(frozenset(strategy.paths.items()))
+        return strategy.mesh, paths, strategy.num_micro, strategy.gather, strategy.bucket_bytes, strategy.offload
 
     def of(self, stage: int) -> tuple[Chunk, ...]:
         """The chunks of one stage."""

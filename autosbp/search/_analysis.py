@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from autosbp.graph.ir import LogicalGraph, Node, Ref
-from autosbp.sbp.groups import boxing_group
+from autosbp.sbp.groups import boxing_group, sends_gradient
 from autosbp.search._clusters import OpCluster, form_clusters, names_of
 
 
@@ -17,6 +17,18 @@ class Read:
     cluster: int
     node: Node
     position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A made value and its external ``reads`` in one boxing group, ``label``. Joints of one ``kind`` have makers and readers
+    of the same classes that meet in the same way: what one costs, all do."""
+
+    ref: Ref
+    label: str
+    maker: int
+    reads: tuple[Read, ...]
+    kind: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,26 @@ class Analysis:
         self.parameters: dict[str, list[Read]] = {}
         self._find_reads()
         self.class_of, self.classes = self._find_classes()
+        self.joints = self._find_joints()
+
+    def _find_joints(self) -> tuple[Joint, ...]:
+        kinds: dict[Hashable, int] = {}
+        found = []
+        for ref, groups in self.values.items():
+            maker = self.home[ref.name]
+            made = (self.class_of[maker], self.clusters[maker].position[ref.name], ref.index)
+            meta, gradient = self.graph.meta(ref), self.graph.has_gradient(ref)
+            for label, users in groups.items():
+                places = tuple(self._place(user) for user in users)
+                again = users[0].node.name in self.again
+                key = (made, meta, gradient, sends_gradient(label), again, places)
+                found.append(Joint(ref, label, maker, tuple(users), kinds.setdefault(key, len(kinds))))
+        return tuple(found)
+
+    def _place(self, read: Read) -> tuple[int, int, int]:
+        """Which input of which op of which class of clusters."""
+        at = self.clusters[read.cluster].position[read.node.name]
+        return self.class_of[read.cluster], at, read.position
 
     def _find_reads(self) -> None:
         for at, cluster in enumerate(self.clusters):

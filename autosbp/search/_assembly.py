@@ -52,14 +52,15 @@ class Assembly:
     def _states(self, read: Read) -> tuple[Sbp, ...]:
         return self.analysis.clusters[read.cluster].input_states(read.node.name, read.position)
 
-    def _port(self, variable: int, ids: NDArray[np.int64], table: BoxingTable | None, *, made: bool = False) -> None:
+    def _port(self, ids: NDArray[np.int64], table: BoxingTable | None, *, made: bool = False) -> Port:
+        """Where a variable whose values have these layout ids meets an edge."""
         among: NDArray[np.float64] | None = None
         if table is not None:
             key = ("among", id(table), ids.tobytes())
             if key not in self._tables:
                 self._tables[key] = self._between(table, ids, ids)
             among = self._tables[key]
-        self.ports.setdefault(variable, []).append(Port(ids, among, made))
+        return Port(ids, among, made)
 
     def _local_bytes(self, layout: NdSbp, num_bytes: int) -> float:
         for axis, sbp in zip(self.boxing.mesh.axes, layout, strict=True):

@@ -14,9 +14,11 @@ their optimum times m / (m + p - 1) is a bound.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+from autosbp.beside import spread
 from autosbp.errors import InfeasibleError
 from autosbp.search import SearchResult
 from autosbp.search._candidate import Candidate
@@ -36,9 +38,9 @@ HOPE = 0.85
 
 @dataclass(frozen=True)
 class Solved:
-    """A space without the memory limit."""
+    """A space without the memory limit; ``layouts`` are None where another process made them."""
 
-    layouts: Layouts
+    layouts: Layouts | None
     result: SearchResult
     bound_s: float
     estimate_s: float
@@ -54,6 +56,33 @@ class Walk:
     bound: float = 0.0
     solved: dict[int, Solved] = field(default_factory=dict)
 
+    def told(self) -> Told:
+        """What another process needs of it."""
+        plain = {
+            at: replace(each, layouts=None, result=replace(each.result, certificate=None))
+            for at, each in self.solved.items()
+        }
+        return Told(self.sizes, self.start, self.bound, plain)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A walk without what cannot be handed from one process to another."""
+
+    sizes: list[int]
+    start: int
+    bound: float
+    solved: dict[int, Solved]
+
+
+@dataclass(frozen=True)
+class Walked:
+    """A walk, where there is one, with the failures on its way and what its searches add up to."""
+
+    walk: Told | None
+    failures: tuple[InfeasibleError, ...]
+    tally: Tally
+
 
 class Best(Recomputing):
     """See the module's docstring."""
@@ -62,7 +91,7 @@ class Best(Recomputing):
         self, structures: Iterable[Structure], kind: Kind, tally: Tally, best: Candidate | None = None
     ) -> Candidate:
         """The best strategy over these structures, at least as good as ``best``; raises ``InfeasibleError``."""
-        self.best, self.problem = best, None
+        self.best, self.problem, self.failures = best, None, []
         every = list(structures)
         single = [structure for structure in every if structure.stages == 1 or not kind.relaxes]
         piped = [structure for structure in every if structure.stages > 1 and kind.relaxes]
@@ -76,7 +105,7 @@ class Best(Recomputing):
         least = min((structure.view.ndim for structure in single), default=0)
         early = [structure for structure in single if structure.view.ndim == least or not kind.proves]
         opened = [self._opened(structure, kind, tally) for structure in early]
-        walks = [walk for structure in piped if (walk := self._walked(structure, kind, tally)) is not None]
+        walks = self._walks(piped, kind, tally)
         tight = [walk for walk in walks if self._promise(walk)[0]]
         for walk in sorted((walk for walk in walks if walk not in tight), key=self._promise):
             tally.bounds.append(walk.bound if spent() else self._pipelined_sizes(walk, kind, tally))
@@ -129,13 +158,42 @@ class Best(Recomputing):
         tally.bounds.append(-INFINITE)
         return True
 
+    def _walks(self, piped: Sequence[Structure], kind: Kind, tally: Tally) -> list[Walk]:
+        """Of the structures where there is one. None needs another, so that two cores share them; each process keeps the
+        problems that it built."""
+        mine: dict[int, Walk] = {}
+
+        def walked(at: int) -> Walked:
+            before, self.problem, self.failures = self.problem, None, []
+            own = Tally(tally.share)
+            walk = self._walked(piped[at], kind, own)
+            self.problem = before
+            if walk is not None:
+                mine[at] = walk
+            return Walked(None if walk is None else walk.told(), tuple(self.failures), own)
+
+        tasks = [partial(walked, at) for at in range(len(piped))]
+        walks = []
+        for at, found in enumerate(spread(tasks) if self.problems.pays_to_share else [task() for task in tasks]):
+            tally.evaluations += found.tally.evaluations
+            tally.bounds += found.tally.bounds
+            for error in found.failures:
+                self.problem = nearer(self.problem, error)
+            if found.walk is not None:
+                walks.append(mine[at] if at in mine else Walk(piped[at], **vars(found.walk)))
+        return walks
+
+    def _fail(self, error: InfeasibleError) -> None:
+        self.problem = nearer(self.problem, error)
+        self.failures.append(error)
+
     def _walked(self, structure: Structure, kind: Kind, tally: Tally) -> Walk | None:
         if self._overdue(tally):
             return None
         try:
             return self._walk(structure, kind, tally)
         except InfeasibleError as error:
-            self.problem = nearer(self.problem, error)
+            self._fail(error)
             return None
 
     def _promise(self, walk: Walk) -> tuple[bool, float]:
@@ -201,7 +259,7 @@ class Best(Recomputing):
                 self._require_room(walk, at, kind)
                 self._solved(walk, at, kind, tally)
             except InfeasibleError as error:
-                self.problem = nearer(self.problem, error)
+                self._fail(error)
                 continue
             walk.start = at
             if not kind.proves:
@@ -281,10 +339,12 @@ class Best(Recomputing):
         except InfeasibleError as error:
             self.problem = nearer(self.problem, error)
             return INFINITE, INFINITE
-        layouts, result = solved.layouts, solved.result
+        result = solved.result
         bound, estimate = solved.bound_s, solved.estimate_s
         if bound >= self._cutoff or result.cost_s >= CERTAIN * self._cutoff:
             return bound, estimate
+        space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
+        layouts = solved.layouts or self.problems.build(space, None)
         limit = self.limit
         if result.memory_bytes <= self.limit:
             candidates = list(self._candidates(layouts, result))
@@ -293,5 +353,5 @@ class Best(Recomputing):
                 self._keep(fitting)
                 return bound, estimate
             limit = self._tighter(limit, result, candidates)
-        self._try(walk.structure, layouts.space.micro_batch, kind, tally, limit)
+        self._try(walk.structure, space.micro_batch, kind, tally, limit)
         return bound, estimate

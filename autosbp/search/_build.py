@@ -19,12 +19,12 @@ from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.groups import sends_gradient
 from autosbp.sbp.placement import NdSbp, Sbp, without_invariants
-from autosbp.search._analysis import Analysis, Read
+from autosbp.search._analysis import Analysis, Joint, Read
 from autosbp.search._assembly import Allowed
 from autosbp.search._base import Edge, SearchProblem
 from autosbp.search._clusters import OpCluster
 from autosbp.search._domains import Domain, UnaryCosts, make_domain
-from autosbp.search._dominance import Sieve
+from autosbp.search._dominance import Port, Sieve
 from autosbp.search._tied_parameters import TiedParameters
 from autosbp.search._weights import AS_USED, Weights
 
@@ -107,18 +107,26 @@ class _SharedCopy:
     read: tuple[NDArray[np.float64], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """What joints of a kind have in common: how their makers and readers meet it, and the edge between the one maker and the
+    one reader, or the copy that several readers share."""
+
+    made: Port
+    reads: tuple[Port, ...]
+    met: NDArray[np.float64] | _SharedCopy
+
+
 class _Assembly(TiedParameters):
     def __init__(self, builder: ProblemBuilder, limit: int | None, allowed: Allowed | None) -> None:
         super().__init__(builder, limit, allowed)
-        self._alike: dict[Hashable, NDArray[np.float64]] = {}
-        self._shared: dict[Hashable, _SharedCopy] = {}
+        self._joined: dict[int, _Joined] = {}
 
     def run(self, dominated: bool) -> BuiltProblem:
         graph = self.graph
         domains = self._variables()
-        for ref, groups in self.analysis.values.items():
-            for label, users in groups.items():
-                self._connect(ref, label, users, domains)
+        for joint in self.analysis.joints:
+            self._connect(joint, domains)
         tied = {
             name: users
             for name, users in self.analysis.parameters.items()
@@ -185,52 +193,50 @@ class _Assembly(TiedParameters):
             raise InfeasibleError("micro_batch", size, None, detail)
         return domain
 
-    def _connect(self, ref: Ref, label: str, users: list[Read], domains: list[Domain]) -> None:
-        """Edges from the maker of ``ref`` to its readers, through one shared copy where there are several."""
-        maker, again = self.analysis.home[ref.name], users[0].node.name in self.analysis.again
-        table = self._table(ref, label, again=again)
-        place = self.analysis.clusters[maker].position[ref.name]
-        # Clusters of one class have the same options and domains: what one meets, its like in every layer does.
-        alike: Hashable = (
-            *(id(table), sends_gradient(label), self.analysis.class_of[maker], place, ref.index),
-            tuple(self._place(user) for user in users),
-        )
-        self._port(maker, table.ids(self._made(maker, ref, label), domains[maker].rows), table, made=True)
-        if len(users) == 1:
-            reader = users[0].cluster
-            self._port(reader, table.ids(self._states(users[0]), domains[reader].rows), table)
-            if alike not in self._alike:
-                made = self._made(maker, ref, label)
-                self._alike[alike] = self._boxing_table(
-                    domains[maker], made, domains[reader], self._states(users[0]), table
-                )
-            self.edges.append(Edge(maker, reader, self._alike[alike]))
+    def _connect(self, joint: Joint, domains: list[Domain]) -> None:
+        """Edges from the maker of a value to its readers, through one shared copy where there are several."""
+        if joint.kind not in self._joined:
+            self._joined[joint.kind] = self._join(joint, domains)
+        joined, maker = self._joined[joint.kind], joint.maker
+        self.ports.setdefault(maker, []).append(joined.made)
+        for user, port in zip(joint.reads, joined.reads, strict=True):
+            self.ports.setdefault(user.cluster, []).append(port)
+        if not isinstance(joined.met, _SharedCopy):
+            self.edges.append(Edge(maker, joint.reads[0].cluster, joined.met))
             return
-        if alike not in self._shared:
-            self._shared[alike] = self._shared_copy(
-                domains[maker], self._made(maker, ref, label), users, domains, table
-            )
-        shared = self._shared[alike]
-        copy = self._variable(f"{ref.name}@{label}", *shared.costs, ref.name)
+        shared = joined.met
+        copy = self._variable(f"{joint.ref.name}@{joint.label}", *shared.costs, joint.ref.name)
         self.edges.append(Edge(maker, copy, shared.made))
-        for user, read in zip(users, shared.read, strict=True):
-            self._port(user.cluster, table.ids(self._states(user), domains[user.cluster].rows), None)
+        for user, read in zip(joint.reads, shared.read, strict=True):
             self.edges.append(Edge(copy, user.cluster, read))
+
+    def _join(self, joint: Joint, domains: list[Domain]) -> _Joined:
+        users = joint.reads
+        again = users[0].node.name in self.analysis.again
+        table = self._table(joint.ref, joint.label, again=again)
+        maker, made = domains[joint.maker], self._made(joint.maker, joint.ref, joint.label)
+        port = self._port(table.ids(made, maker.rows), table, made=True)
+        wanted = [table.ids(self._states(user), domains[user.cluster].rows) for user in users]
+        if len(users) == 1:
+            reader = domains[users[0].cluster]
+            edge = self._boxing_table(maker, made, reader, self._states(users[0]), table)
+            return _Joined(port, (self._port(wanted[0], table),), edge)
+        copy = self._shared_copy(maker, made, users, wanted, table)
+        return _Joined(port, tuple(self._port(ids, None) for ids in wanted), copy)
 
     def _made(self, maker: int, ref: Ref, label: str) -> tuple[Sbp, ...]:
         made = self.analysis.clusters[maker].output_states(ref)
         return made if sends_gradient(label) else without_invariants(made)
 
-    def _place(self, read: Read) -> tuple[int, int, int]:
-        """Which input of which op of which class of clusters."""
-        at = self.analysis.clusters[read.cluster].position[read.node.name]
-        return self.analysis.class_of[read.cluster], at, read.position
-
     def _shared_copy(
-        self, maker: Domain, made: tuple[Sbp, ...], users: list[Read], domains: list[Domain], table: BoxingTable
+        self,
+        maker: Domain,
+        made: tuple[Sbp, ...],
+        users: Sequence[Read],
+        wanted: Sequence[NDArray[np.int64]],
+        table: BoxingTable,
     ) -> _SharedCopy:
-        """A copy that several readers share, in any of the layouts that they want."""
-        wanted = [table.ids(self._states(user), domains[user.cluster].rows) for user in users]
+        """A copy that several readers share, in any of the layouts ``wanted``."""
         layouts = np.unique(np.concatenate(wanted))
         split = np.array([self._local_bytes(table.layouts[at], table.num_bytes) for at in layouts])
         saved = any(self._keeps(user) for user in users)

@@ -18,6 +18,11 @@ from autosbp.sbp.placement import Sbp
 from autosbp.sbp.rules import node_options
 from autosbp.sbp.sharding import AxisOption
 
+Options = tuple[AxisOption, ...]
+"""Of one node."""
+Grown = tuple[Options, ...]
+"""Of a cluster: in each, the layouts of its nodes."""
+
 
 @dataclass(frozen=True)
 class OpCluster:
@@ -66,19 +71,18 @@ def form_clusters(graph: LogicalGraph) -> list[OpCluster]:
         for ref in set(node.refs()):
             parameter_uses[ref.name] = parameter_uses.get(ref.name, 0) + 1
     tied = {name for name in graph.parameter_names if parameter_uses.get(name, 0) > 1}
+    known = _Known()
     for node in graph.nodes:
         if node.name not in graph.computed:
             continue
-        options = useful_options(graph, node)
+        options = known.useful(graph, node)
         reads = {home[ref.name] for ref in node.refs() if ref.name in home}
         draft = next(iter(reads)) if len(reads) == 1 else None
-        if draft is None or not draft.follow(node, options):
-            draft = _Draft(node, options)
+        if draft is None or not draft.follow(node, options, known):
+            draft = _Draft(node, known.begun(node, options))
             drafts.append(draft)
         home[node.name] = draft
-    return [
-        OpCluster(tuple(draft.nodes), tuple(draft.options), _class_key(graph, draft.nodes, tied)) for draft in drafts
-    ]
+    return [OpCluster(tuple(draft.nodes), draft.options, _class_key(graph, draft.nodes, tied)) for draft in drafts]
 
 
 def names_of(cluster: OpCluster) -> frozenset[str]:
@@ -88,32 +92,81 @@ def names_of(cluster: OpCluster) -> frozenset[str]:
 
 def useful_options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
     """The node's layouts less those whose only P inputs are parameters or data: making one P never helps."""
-    made = [ref.name in graph.computed and ref.name not in graph.parameter_names for ref in node.refs()]
+    return _useful(node_options(graph, node), _made(graph, node))
+
+
+def _made(graph: LogicalGraph, node: Node) -> tuple[bool, ...]:
+    """Which inputs are neither parameters nor data."""
+    return tuple(ref.name in graph.computed and ref.name not in graph.parameter_names for ref in node.refs())
+
+
+def _useful(options: Options, made: tuple[bool, ...]) -> Options:
     return tuple(
         option
-        for option in node_options(graph, node)
+        for option in options
         if option.factor != "P" or any(sbp.is_partial and own for sbp, own in zip(option.ins, made, strict=True))
     )
 
 
-class _Draft:
-    def __init__(self, node: Node, options: tuple[AxisOption, ...]) -> None:
+class _Known:
+    """What nodes that are alike have in common: their options, and how clusters grow by them. Options are told apart by
+    identity: those of like ops are one object (``sbp.sharding.axis_options``)."""
+
+    def __init__(self) -> None:
+        self._useful: dict[tuple[int, tuple[bool, ...]], tuple[Options, Options]] = {}
+        self._begun: dict[int, tuple[Options, Grown]] = {}
+        self._grown: dict[Hashable, tuple[object, Grown | None]] = {}
+
+    def useful(self, graph: LogicalGraph, node: Node) -> Options:
+        options, made = node_options(graph, node), _made(graph, node)
+        key = (id(options), made)
+        if key not in self._useful:
+            self._useful[key] = options, _useful(options, made)  # kept alive, so that no others have their id
+        return self._useful[key][1]
+
+    def begun(self, node: Node, options: Options) -> Grown:
+        """The options of a cluster of one node."""
         if not options:
             raise GraphError(f"{node.name}.op", node.op, "an op with at least one layout is expected")
-        self.nodes = [node]
-        self.options: list[tuple[AxisOption, ...]] = [(option,) for option in options]
+        if id(options) not in self._begun:
+            self._begun[id(options)] = options, tuple((option,) for option in options)
+        return self._begun[id(options)][1]
 
-    def follow(self, node: Node, options: tuple[AxisOption, ...]) -> bool:
+    def grown(self, cluster: Grown, reads: tuple[tuple[int, int, int], ...], options: Options) -> Grown | None:
+        """The options of a cluster and a node that reads it, if every one of the cluster's gives the node one; ``reads`` are
+        the node's argument, the member and its output."""
+        key = (id(cluster), reads, id(options))
+        if key not in self._grown:
+            self._grown[key] = (cluster, options), _follow(cluster, reads, options)
+        return self._grown[key][1]
+
+
+def _follow(cluster: Grown, reads: tuple[tuple[int, int, int], ...], options: Options) -> Grown | None:
+    grown = []
+    for option in cluster:
+        wanted = [option[member].outs[index] for _, member, index in reads]
+        matches = [own for own in options if [own.ins[at] for at, _, _ in reads] == wanted]
+        if len(matches) != 1:  # none: a boxing is needed; several: the choice is the node's own variable
+            return None
+        grown.append((*option, matches[0]))
+    return tuple(grown)
+
+
+class _Draft:
+    def __init__(self, node: Node, options: Grown) -> None:
+        self.nodes = [node]
+        self.places = {node.name: 0}
+        self.options = options
+
+    def follow(self, node: Node, options: Options, known: _Known) -> bool:
         """Add the node if every layout of the cluster gives it one; otherwise change nothing."""
-        position = {member.name: at for at, member in enumerate(self.nodes)}
-        reads = [(at, ref) for at, ref in enumerate(node.refs()) if ref.name in position]
-        grown = []
-        for option in self.options:
-            wanted = [option[position[ref.name]].outs[ref.index] for _, ref in reads]
-            matches = [own for own in options if [own.ins[at] for at, _ in reads] == wanted]
-            if len(matches) != 1:  # none: a boxing is needed; several: the choice is the node's own variable
-                return False
-            grown.append((*option, matches[0]))
+        reads = tuple(
+            (at, self.places[ref.name], ref.index) for at, ref in enumerate(node.refs()) if ref.name in self.places
+        )
+        grown = known.grown(self.options, reads, options)
+        if grown is None:
+            return False
+        self.places[node.name] = len(self.nodes)
         self.nodes.append(node)
         self.options = grown
         return True

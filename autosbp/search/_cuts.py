@@ -95,53 +95,88 @@ def find_places(
     return Places(names, before[chosen], crossing[chosen], float(before[-1]), tuple(chosen), stages, program)
 
 
+class Cutter:
+    """Cuts of the same places into different numbers of chunks.
+
+    Args:
+        places: where chunks may begin.
+        seconds_per_byte: what a message takes, twice at each end, forward and back.
+        stages: chunk c is of stage c mod these; as many as chunks if not said.
+    """
+
+    def __init__(self, places: Places, seconds_per_byte: float, stages: int | None = None) -> None:
+        self.places, self.seconds_per_byte, self.stages = places, seconds_per_byte, stages
+        self._alike = places.pace is None and not places.held
+        self._balances: dict[float, _Balance] = {}
+
+    def cut(self, num_chunks: int) -> tuple[str, ...] | None:
+        """The cuts of the chunks whose slowest takes least; None where there are fewer places than that, or none hold ops
+        to their stages."""
+        places, stages = self.places, self.stages or num_chunks
+        best: tuple[float, tuple[str, ...]] | None = None
+        for level in places.levels(num_chunks - 1):
+            slowest, picked = self._balance(level, num_chunks, stages).run(num_chunks)
+            if slowest < (np.inf if best is None else best[0]):
+                best = slowest, tuple(places.names[at] for at in picked)
+            if best is not None and best[0] <= ENOUGH * _even_s(places, num_chunks, stages):
+                break
+        return None if best is None else best[1]
+
+    def _balance(self, level: float, num_chunks: int, stages: int) -> _Balance:
+        """Of the places where no more bytes than this cross. What more chunks of like stages go through holds fewer, too."""
+        if level in self._balances and self._alike:
+            return self._balances[level]
+        chosen = np.flatnonzero(self.places.crossing <= level)
+        self._balances[level] = _Balance(self.places, chosen, self.seconds_per_byte, stages, stages / num_chunks)
+        return self._balances[level]
+
+
 def cut(places: Places, num_chunks: int, seconds_per_byte: float, stages: int | None = None) -> tuple[str, ...] | None:
-    """The cuts of the chunks whose slowest takes least; None where there are fewer places than that, or none hold ops to
-    their stages. A message takes ``seconds_per_byte`` twice at each end, forward and back. Chunk c is of stage c mod
-    ``stages``, of which there are as many as chunks if not said."""
-    best: tuple[float, tuple[str, ...]] | None = None
-    for level in places.levels(num_chunks - 1):
-        chosen = np.flatnonzero(places.crossing <= level)
-        slowest, picked = _balance(places, chosen, num_chunks, seconds_per_byte, stages or num_chunks)
-        if slowest < (np.inf if best is None else best[0]):
-            best = slowest, tuple(places.names[at] for at in picked)
-        if best is not None and best[0] <= ENOUGH * _even_s(places, num_chunks, stages or num_chunks):
-            break
-    return None if best is None else best[1]
+    """``Cutter.cut`` of one number of chunks."""
+    return Cutter(places, seconds_per_byte, stages).cut(num_chunks)
 
 
-def _balance(
-    places: Places, chosen: NDArray[np.int64], num_chunks: int, seconds_per_byte: float, stages: int
-) -> tuple[float, list[int]]:
-    """The least slowest chunk, by dynamic programming; of equals, the one with the earliest cuts."""
-    sends = seconds_per_byte * places.crossing[chosen]
-    # chunk[i, j]: from place i to place j; place 0 is the model's begin, the last end its end.
-    known: dict[tuple[int, float], Floats] = {}
+class _Balance:
+    """The least slowest chunk, by dynamic programming; of equals, the one with the earliest cuts. ``room`` is the part of a
+    stage's that a chunk has."""
 
-    def chunks(stage: int) -> Floats:
+    def __init__(
+        self, places: Places, chosen: NDArray[np.int64], seconds_per_byte: float, stages: int, room: float
+    ) -> None:
+        self.places, self.chosen, self.stages, self.room = places, chosen, stages, room
+        self.sends = seconds_per_byte * places.crossing[chosen]
+        self._known: dict[tuple[int, float], Floats] = {}
+        self._slowest = [self._chunks(0)[0]]  # of so many chunks up to each place
+        self._choices: list[NDArray[np.int64]] = []
+
+    def run(self, num_chunks: int) -> tuple[float, list[int]]:
+        """Seconds, and the places of the cuts."""
+        for at in range(len(self._slowest), num_chunks):
+            before = np.concatenate([[np.inf], self._slowest[-1][:-1]])
+            through = np.maximum(before[:, None], self._chunks(at % self.stages))
+            choice = through.argmin(axis=0)
+            self._choices.append(choice)
+            self._slowest.append(np.take_along_axis(through, choice[None], axis=0)[0])
+        at, picked = len(self.chosen), []
+        for choice in reversed(self._choices[: num_chunks - 1]):
+            at = int(choice[at])
+            picked.append(int(self.chosen[at - 1]))
+            at -= 1
+        return float(self._slowest[num_chunks - 1][-1]), picked[::-1]
+
+    def _chunks(self, stage: int) -> Floats:
+        """``[i, j]``: from place i to place j; place 0 is the model's begin, the last end its end."""
+        places, chosen = self.places, self.chosen
         before_s, total_s, limit = pace_of(places, stage)
         key = id(before_s), limit
-        if key not in known:
+        if key not in self._known:
             starts = np.concatenate([[0.0], before_s[chosen]])
             ends = np.concatenate([before_s[chosen], [total_s]])
-            chunk = (ends + np.append(sends, 0.0))[None, :] - starts[:, None] + np.concatenate([[0.0], sends])[:, None]
+            sent = np.concatenate([[0.0], self.sends])[:, None]
+            chunk = (ends + np.append(self.sends, 0.0))[None, :] - starts[:, None] + sent
             chunk[np.tri(len(starts), k=-1, dtype=bool)] = np.inf
-            known[key] = _fitting(places, chosen, chunk, limit * stages / num_chunks)
-        return _held_chunks(places, chosen, known[key], stage)
-
-    slowest = chunks(0)[0]
-    choices = []
-    for at in range(1, num_chunks):
-        own = chunks(at % stages)
-        through = np.maximum(np.concatenate([[np.inf], slowest[:-1]])[:, None], own)
-        choices.append(through.argmin(axis=0))
-        slowest = through.min(axis=0)
-    at, picked = len(chosen), []
-    for choice in reversed(choices):
-        at = int(choice[at])
-        picked.append(int(chosen[at - 1]))
-        at -= 1
-    return float(slowest[-1]), picked[::-1]
+            self._known[key] = _fitting(places, chosen, chunk, limit * self.room)
+        return _held_chunks(places, chosen, self._known[key], stage)
 
 
 def pace_of(places: Places, stage: int) -> tuple[Floats, float, float]:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autosbp.beside import in_turn, spread
+from autosbp.costmodel.alike import KnownChunks
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.folding import KEPT, Folding
@@ -36,6 +38,9 @@ from autosbp.search._strategy import strategy_of
 from autosbp.search._unfold import OUTSIDE, UnfoldedProblem, ends, one_block, unfold
 from autosbp.search._weights import AS_USED, USE, Weights
 from autosbp.search.pinned import Pins
+
+MANY_OPS = 150
+"""Of a graph: the problems of smaller ones are solved in the time that a process takes to start."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class LayoutProblems:
         self.global_batch, self.optimizer, self.offload = global_batch, optimizer, offload
         self.bucket_bytes = bucket_bytes
         self.message = shared_message_bytes(graph, bucket_bytes)
+        self.known_chunks = KnownChunks(spread if self.pays_to_share else in_turn)
         self._parts = self._parts_of(folds=not pins)
         self._boxing: dict[Mesh, BoxingModel] = {}
         self._builders: dict[tuple[int, Mesh, int, str, bool], ProblemBuilder] = {}
@@ -132,6 +138,11 @@ class LayoutProblems:
         if self.folding is not None:
             return self.folding.count
         return sum(node.name in self.graph.computed for node in self.graph.nodes)
+
+    @property
+    def pays_to_share(self) -> bool:
+        """Whether its problems take so long that another process is worth its start."""
+        return len(self.graph.nodes) >= MANY_OPS
 
     def boxing(self, view: Mesh) -> BoxingModel:
         if view not in self._boxing:

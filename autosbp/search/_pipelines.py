@@ -11,7 +11,7 @@ from autosbp.costmodel.deliveries import LinkModel
 from autosbp.graph.ir import LogicalGraph
 from autosbp.pipeline import LEAN, MESSAGE_DRIVEN, SCHEDULES, ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
-from autosbp.search._cuts import Pace, Places, cut, find_places, pace_of
+from autosbp.search._cuts import Cutter, Pace, Places, cut, find_places, pace_of
 
 VIRTUAL = (1, 2, 3, 4, 6, 8, 12, 16)
 """Chunks that a stage may have."""
@@ -67,8 +67,9 @@ def pipelines(
     per_byte = _seconds_per_byte(places, strategy, links)
     num_micro = strategy.num_micro
     deferred = _deferred(graph, strategy)
+    cutter = Cutter(places, per_byte, stages)
     cuts = {
-        virtual: _cut(places, stages * virtual, per_byte, stages)
+        virtual: _cut(cutter, stages * virtual)
         for virtual in {shape.virtual for shape in shapes(stages, num_micro, kinds)}
         if stages * virtual <= len(places.names) + 1
     }
@@ -103,11 +104,12 @@ def shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy
     return chosen
 
 
-def _cut(places: Places, num_chunks: int, per_byte: float, stages: int) -> tuple[str, ...] | None:
+def _cut(cutter: Cutter, num_chunks: int) -> tuple[str, ...] | None:
     """With room for all, by about what ops take, else wherever it is quickest."""
-    found = cut(places, num_chunks, per_byte, stages)
+    found, places = cutter.cut(num_chunks), cutter.places
     if found is None and places.pace is not None:
-        return cut(replace(places, pace=replace(places.pace, limits=None)), num_chunks, per_byte, stages)
+        roomy = replace(places, pace=replace(places.pace, limits=None))
+        return cut(roomy, num_chunks, cutter.seconds_per_byte, cutter.stages)
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autosbp.costmodel.memory import memory_bytes
-from autosbp.costmodel.memory.stage import stage_memory
+from autosbp.costmodel.memory.stage import memory_runs, stage_memory
 from autosbp.costmodel.recompute import block_runs
 from autosbp.costmodel.stages import Stages
 from autosbp.plan import Strategy
@@ -78,7 +78,11 @@ class Recomputation:
         if strategy.pipeline is None:
             return sum(memory_bytes(graph, strategy, device=device).values())
         stages, last = Stages(graph, strategy), strategy.num_stages - 1
+
+        known = self.problems.known_chunks
+        looked_at = range(last + 1) if self.limits is not None else (0, last)
+        known.prepare(memory_runs(stages, [chunk for stage in looked_at for chunk in stages.of(stage)], device))
+        taken = [sum(stage_memory(stages, stage, device=device, known=known).values()) for stage in looked_at]
         if self.limits is not None:
-            taken = [sum(stage_memory(stages, stage, device=device).values()) for stage in range(last + 1)]
             return self.limit + max(size - limit for size, limit in zip(taken, self.limits, strict=True))
-        return max(sum(stage_memory(stages, stage, device=device).values()) for stage in (0, last))
+        return max(taken)

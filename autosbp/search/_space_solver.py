@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from autosbp.beside import is_child
 from autosbp.cluster import prime_factors
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.deliveries import LinkModel
@@ -97,6 +98,7 @@ class SpaceSolver:
         self.recomputes = _recomputes(problems, options)
         self.best: Candidate | None = None
         self.problem: InfeasibleError | None = None
+        self.failures: list[InfeasibleError] = []
         self._costed: deque[Candidate] = deque(maxlen=8)
 
     def micro_batches(self, stages: int) -> list[int]:
@@ -302,7 +304,8 @@ class SpaceSolver:
         for known in self._costed:
             if known.strategy == strategy:
                 return known.costs
-        self._costed.append(Candidate(strategy, evaluate(graph, strategy, boxing, self.problems.compute)))
+        costs = evaluate(graph, strategy, boxing, self.problems.compute, self.problems.known_chunks)
+        self._costed.append(Candidate(strategy, costs))
         return self._costed[-1].costs
 
     def _state_bytes(self, graph: LogicalGraph, strategy: Strategy) -> float:
@@ -332,7 +335,7 @@ class SpaceSolver:
 
     def _progress(self) -> Callable[[float, float], bool] | None:
         report = self.report
-        return None if report is None else lambda best, _: report(best)
+        return None if report is None or is_child() else lambda best, _: report(best)
 
     @property
     def _cutoff(self) -> float:

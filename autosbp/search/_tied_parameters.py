@@ -49,7 +49,7 @@ class TiedParameters(Assembly):
                 there = self._table(Ref(name), boxing_group(self.graph, user.node, user.position))
                 stored = there.ids(without_invariants(tuple(states)), rows)
             wanted = there.ids(self._states(user), domain.rows)
-            self._port(user.cluster, wanted, None)
+            self.ports.setdefault(user.cluster, []).append(self._port(wanted, None))
             copy = self._copy_edges(variable, stored, user.cluster, wanted, there, name)
             if there is table:
                 found.append(copy)

@@ -16,6 +16,7 @@ from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import check_integer
 from autosbp.plan import Plan
+from autosbp.search._garbage import seldom_collected
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import Planner, Progress, first_plan
 
@@ -41,7 +42,8 @@ def pareto_front(
     check_integer("num_points", num_points, 2, MAX_POINTS)
     if cluster.groups:
         raise InputError("cluster", cluster.name, "devices that are alike are expected of a front: memory is theirs")
-    return _Front(graph, cluster, calibration, options or PlanOptions(), progress).run(num_points)
+    with seldom_collected():
+        return _Front(graph, cluster, calibration, options or PlanOptions(), progress).run(num_points)
 
 
 class _Front:

@@ -29,6 +29,7 @@ from autosbp.search._best import Best
 from autosbp.search._candidate import Candidate
 from autosbp.search._conflict import with_conflict
 from autosbp.search._document import plan_document
+from autosbp.search._garbage import seldom_collected
 from autosbp.search._groups import GroupSearch
 from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._leanest import Leanest
@@ -79,7 +80,20 @@ def make_plan(
         InfeasibleError: when no strategy meets the options or fits in memory; ``conflict`` names a smallest set of options
             that exclude each other.
     """
-    options = options or PlanOptions()
+    with seldom_collected():
+        found = _planned(graph, cluster, calibration, options or PlanOptions(), progress, start)
+        REUSE.trim()
+    return found
+
+
+def _planned(
+    graph: LogicalGraph,
+    cluster: Cluster,
+    calibration: Calibration | None,
+    options: PlanOptions,
+    progress: Progress | None,
+    start: Strategy | None,
+) -> Plan:
     _, plan, winner = first_plan(graph, cluster, calibration, options, progress, start)
 
     def on(fewer: Cluster, measured: Calibration | None, asked: PlanOptions) -> tuple[Strategy, Costs]:
@@ -88,7 +102,6 @@ def make_plan(
 
     began = time.monotonic()
     fewer = fewer_devices((winner.strategy, winner.costs), cluster, calibration, options, on)
-    REUSE.trim()
     return plan if fewer is None else plan.with_member("fewer_devices", fewer, time.monotonic() - began)
 
 

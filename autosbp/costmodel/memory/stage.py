@@ -10,12 +10,13 @@ is sent stays until the runtime waits for it (``KEPT_SENDS``). A message-driven 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from autosbp.costmodel.alike import chunk_key
+from autosbp.costmodel.alike import KnownChunks, chunk_key
 from autosbp.costmodel.memory.autograd import Leaf, Machine, Node
 from autosbp.costmodel.memory.rank import StepRun
 from autosbp.costmodel.memory.state import optimizer_bytes
@@ -31,6 +32,7 @@ from autosbp.sbp.deferral import defers_weights
 from autosbp.sbp.placement import local_shape
 from autosbp.sbp.program import Op, made_layout
 
+Peaks = Mapping[tuple[str, str], Counter[str]]
 PURPOSES = ("parameters", "gradients", "optimizer", "activations", "gathered", "temporaries", "data")
 RESIDENT = ("parameters", "gradients", "data")
 """What is there between passes, too, whatever is in flight; so are copies of parameters that are gathered once a step."""
@@ -48,18 +50,13 @@ them there."""
 
 
 def stage_memory(
-    stages: Stages, stage: int, *, device: str = "cpu", known: dict[Hashable, Needs] | None = None
+    stages: Stages, stage: int, *, device: str = "cpu", known: KnownChunks | None = None
 ) -> dict[str, int]:
     """Bytes by purpose, at the moment of a step when they are most together. ``known`` keeps what chunks need, for those
-    of other stages that are alike."""
-    strategy, chunks = stages.strategy, stages.of(stage)
-    known = {} if known is None else known
-    needs = {}
-    for chunk in chunks:
-        key = chunk_key(stages, chunk)
-        if key not in known:
-            known[key] = _needs(stages, chunk, device)
-        needs[chunk.index] = known[key]
+    of other stages and strategies that are alike."""
+    strategy = stages.strategy
+    known = KnownChunks() if known is None else known
+    needs = {chunk.index: _needs(stages, chunk, device, known) for chunk in stages.of(stage)}
     order = stage_order(stages.pipeline, stage, strategy.num_micro)
     total = _fullest(order, needs, strategy.num_micro - 1, _registers(stages, stage))
     stored = set(stages.parameters_of(stage))
@@ -73,7 +70,7 @@ class Needs:
     passes; what each microbatch keeps between its passes, between its backward and its weight gradients (of that,
     ``owed`` comes into being during backward), and after both."""
 
-    peaks: Mapping[tuple[str, str], Counter[str]]
+    peaks: Peaks
     resident: Counter[str]
     kept: int
     deferred: int
@@ -84,20 +81,36 @@ class Needs:
         return self.resident - Counter(gradients=self.resident["gradients"]) if when == FRESH else self.resident
 
 
-def _needs(stages: Stages, chunk: Chunk, device: str) -> Needs:
+def _needs(stages: Stages, chunk: Chunk, device: str, known: KnownChunks) -> Needs:
     strategy, schedule = stages.strategy, stages.pipeline.schedule
-    peaks = _ChunkRun(chunk, strategy, Machine(Meter(), device=device)).peaks()
-    names = (*RESIDENT, *(["gathered"] if strategy.gather == "step" else []))
-    resident = Counter({name: peaks[FORWARD, LATER][name] for name in names})
-    values, gradients = KEPT_SENDS[schedule]
-    ahead = sum(size for _, size, _ in stages.boundary(chunk.index))
-    back = sum(size for _, size, gradient in (stages.boundary(chunk.index - 1) if chunk.index else ()) if gradient)
-    return Needs(
-        peaks,
-        resident,
+
+    def needs() -> Needs:
+        peaks, kept = known.of(_run_key(stages, chunk, device), partial(_run, chunk, strategy, device))
+        names = (*RESIDENT, *(["gathered"] if strategy.gather == "step" else []))
+        resident = Counter({name: peaks[FORWARD, LATER][name] for name in names})
+        values, gradients = KEPT_SENDS[schedule]
+        ahead = sum(size for _, size, _ in stages.boundary(chunk.index))
+        back = sum(size for _, size, gradient in (stages.boundary(chunk.index - 1) if chunk.index else ()) if gradient)
+        deferred, owed = _deferred(chunk, strategy) if schedule == ZERO_BUBBLE else (0, 0)
+        return Needs(peaks, resident, kept, deferred, owed, values * ahead + gradients * back)
+
+    return known.of(("needs", schedule, *_run_key(stages, chunk, device)), needs)
+
+
+def memory_runs(stages: Stages, chunks: Iterable[Chunk], device: str) -> dict[Hashable, Callable[[], object]]:
+    """What takes long of chunks' memory, for ``KnownChunks.prepare``."""
+    return {_run_key(stages, chunk, device): partial(_run, chunk, stages.strategy, device) for chunk in chunks}
+
+
+def _run_key(stages: Stages, chunk: Chunk, device: str) -> tuple[Hashable, ...]:
+    return "memory", device, stages.key, chunk_key(stages, chunk)
+
+
+def _run(chunk: Chunk, strategy: Strategy, device: str) -> tuple[Peaks, int]:
+    """Peaks by pass, and what one more microbatch keeps."""
+    return (
+        _ChunkRun(chunk, strategy, Machine(Meter(), device=device)).peaks(),
         _ChunkRun(chunk, strategy, Machine(Meter(), device=device)).kept(),
-        *(_deferred(chunk, strategy) if schedule == ZERO_BUBBLE else (0, 0)),
-        values * ahead + gradients * back,
     )
 
 

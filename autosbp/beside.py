@@ -1,0 +1,141 @@
+"""Pure tasks on two cores: a forked child takes some of them, whichever comes next, and hands back what they gave.
+
+Who runs a task makes no difference to what it gives, so plans do not depend on which process is quicker. Where no child can
+be made (one core, no fork, a limit on processes or memory), or the child ends early, this process runs what is left.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+MAX_TASKS = 4096
+"""Numbers of tasks in a pipe, which has room for them all."""
+_NUMBER = 2
+"""Bytes of a number; reads of so few are whole."""
+_state = {"alone": False, "child": False}
+
+
+def in_turn(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """As ``spread``, in this process."""
+    return [task() for task in tasks]
+
+
+def spread(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """What each task gives, in their order.
+
+    Tasks must not depend on each other, and change nothing that matters outside; what they give is pickled where a child
+    ran them. What a task raises is raised here: as if they had run one after the other, the first of those that do.
+    """
+    if not 2 <= len(tasks) <= MAX_TASKS or not _has_room():
+        return in_turn(tasks)
+    numbers = _queue(len(tasks))
+    found: dict[int, T] = {}
+    child = _Child.of(tasks, numbers)
+    _state["alone"] = True
+    try:
+        _run(tasks, numbers, found)
+        found.update(child.answers() if child else {})
+    finally:
+        _state["alone"] = False
+        os.close(numbers)
+        if child:
+            child.end()
+    return [found[at] if at in found else task() for at, task in enumerate(tasks)]
+
+
+def is_child() -> bool:
+    """Whether this process runs tasks for another: only that one tells others of its progress."""
+    return _state["child"]
+
+
+def _has_room() -> bool:
+    """Whether there is a second core, and no child at work already."""
+    if _state["alone"] or sys.platform != "linux":
+        return False
+    return len(os.sched_getaffinity(0)) > 1
+
+
+def _queue(count: int) -> int:
+    """A pipe with the numbers of the tasks, which ends behind them."""
+    end, begin = os.pipe()
+    os.write(begin, b"".join(at.to_bytes(_NUMBER, "big") for at in range(count)))
+    os.close(begin)
+    return end
+
+
+def _run(tasks: Sequence[Callable[[], T]], numbers: int, found: dict[int, T]) -> None:
+    """Tasks as they come, until there are none, or one raises: it is run again in its turn."""
+    while number := os.read(numbers, _NUMBER):
+        at = int.from_bytes(number, "big")
+        try:
+            found[at] = tasks[at]()
+        except Exception:
+            return
+
+
+class _Child:
+    """The other process. Belongs to the thread that made it."""
+
+    def __init__(self, pid: int, answers: int) -> None:
+        self._pid, self._answers = pid, answers
+
+    @staticmethod
+    def of(tasks: Sequence[Callable[[], T]], numbers: int) -> _Child | None:
+        """None where the system has no room for it."""
+        answers, ours = os.pipe()
+        try:
+            with warnings.catch_warnings():
+                # Of other threads, whose locks may be held for ever: a child only computes, and takes none of theirs.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError:
+            os.close(answers)
+            os.close(ours)
+            return None
+        if pid == 0:
+            _serve(tasks, numbers, ours)
+        os.close(ours)
+        return _Child(pid, answers)
+
+    def answers(self) -> dict[int, T]:
+        """What it gave; nothing where it ended early."""
+        parts = []
+        while part := os.read(self._answers, 1 << 20):
+            parts.append(part)
+        with suppress(pickle.UnpicklingError, EOFError):  # cut off where it ended
+            answers: dict[int, T] = pickle.loads(b"".join(parts))  # noqa: S301 - our own child's
+            return answers
+        return {}
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        os.close(self._answers)
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def _serve(tasks: Sequence[Callable[[], T]], numbers: int, answers: int) -> None:
+    """The child's life. It ends without what a process does at its end: buffers and handlers are the parent's."""
+    code = 1
+    try:
+        gc.disable()  # what it would look at is the parent's, and would be copied
+        _state.update(alone=True, child=True)
+        found: dict[int, T] = {}
+        _run(tasks, numbers, found)
+        rest = memoryview(pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
+        while rest:
+            rest = rest[os.write(answers, rest) :]
+        code = 0
+    finally:
+        os._exit(code)

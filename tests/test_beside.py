@@ -1,0 +1,90 @@
+"""Tasks on two cores: as if one process had run them, whatever becomes of the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from autosbp import beside
+from autosbp.beside import spread
+
+two_cores = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs a second core"
+)
+
+
+def squares(count: int) -> list[Callable[[], int]]:
+    return [partial(pow, at, 2) for at in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 300])
+def test_answers_come_in_the_order_of_the_tasks(count: int) -> None:
+    assert spread(squares(count)) == [at**2 for at in range(count)]
+
+
+def who(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+@two_cores
+def test_two_processes_take_what_comes_next() -> None:
+    ran = spread([partial(who, 0.2)] * 6)
+    assert len(set(ran)) == 2 and os.getpid() in ran
+
+
+@two_cores
+def test_a_long_task_leaves_the_others_to_the_other_process() -> None:
+    ran = spread([partial(who, 1.0), *[partial(who, 0.02)] * 9])
+    assert len(set(ran[1:])) == 1 and ran[0] not in ran[1:]
+
+
+def dies_elsewhere(parent: int, at: int) -> int:
+    time.sleep(0.05)
+    if os.getpid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return at
+
+
+def test_what_a_killed_child_leaves_is_done_here() -> None:
+    assert spread([partial(dies_elsewhere, os.getpid(), at) for at in range(8)]) == list(range(8))
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def refuses(at: int) -> int:
+    if at in (3, 5):
+        raise ValueError(f"task {at}")
+    return at
+
+
+def test_the_first_task_that_fails_is_the_one_that_is_told_of() -> None:
+    with pytest.raises(ValueError, match="task 3"):
+        spread([partial(refuses, at) for at in range(8)])
+
+
+def test_without_a_fork_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(beside.os, "fork", fork)
+    assert set(spread([partial(who, 0.0)] * 4)) == {os.getpid()}
+    assert spread(squares(9)) == [at**2 for at in range(9)]
+
+
+def test_tasks_of_tasks_start_no_more_processes() -> None:
+    ran = spread([lambda: spread([partial(who, 0.01)] * 3) for _ in range(4)])
+    assert all(len(set(inner)) == 1 for inner in ran)
+    assert len({pid for inner in ran for pid in inner}) <= 2
+
+
+def test_no_descriptors_are_left_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        spread(squares(4))
+    assert os.listdir("/proc/self/fd") == before
