@@ -50,8 +50,7 @@ class Folding:
 def fold(graph: LogicalGraph) -> Folding | None:
     """The folded graph; None where blocks are few, or differ in more than the names of their ops and parameters, or are
     joined by more than what each hands to the next. ``graph`` may be symbolic."""
-    bound = graph.bind(**graph.symbols) if graph.symbols else graph
-    found = find_blocks(bound)
+    found = find_blocks(graph.captured)
     if len(found.blocks) < LEAST:
         return None
     return _Folder(graph, found).run()

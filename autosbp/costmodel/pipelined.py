@@ -19,6 +19,7 @@ from math import prod
 
 import numpy as np
 
+from autosbp.beside import in_turn
 from autosbp.costmodel.alike import KnownChunks, chunk_key
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.collectives import Collective
@@ -44,6 +45,8 @@ from autosbp.sbp.deferral import defers_weights
 from autosbp.sbp.placed_mesh import placed_mesh
 from autosbp.sbp.program import Op
 
+LONG = 20_000
+"""Microbatches times chunks: to simulate fewer takes no longer than to start a process."""
 WEIGHTS_SHARE = 0.5
 """Of the backward of a product, its weights' part: as many FLOPs as its input's."""
 Seconds = tuple[float, float]
@@ -147,12 +150,12 @@ class _Pipelined:
         return [end + sum(self._once_s(stage)) + self._optimizer_s(stage) for stage, end in ends]
 
     def costs(self) -> Costs:
-        shared = self.shared()
-        beside = shared.ends if shared else self._ends(self.together())
-        stages = range(self.stages.pipeline.num_stages)
+        pipeline = self.stages.pipeline
+        long = pipeline.num_chunks * self.strategy.num_micro >= LONG
+        ends, beside = (self.known.run if long else in_turn)([self.ends, self._simulated_ends])
+        stages = range(pipeline.num_stages)
         optimizer = [self._optimizer_s(stage) for stage in stages]
         once = [self._once_s(stage) for stage in stages]
-        ends = self.ends()
         quicker = [
             end + self._once_together_s(at) + optimizer[at] for at, end in enumerate(beside)
         ]  # fmt: skip
@@ -200,6 +203,11 @@ class _Pipelined:
         back_s = [0.0, *(self._messages_s(at, True, at_once=True) for at in cuts)]
         chunks = [replace(one, send_s=ahead_s[at], return_s=back_s[at]) for at, one in enumerate(self.together())]
         return shared_passes(chunks, parts, pipeline, self.strategy.num_micro, paces)
+
+    def _simulated_ends(self) -> Sequence[float]:
+        """When each stage is done with its passes, where collectives run beside ops."""
+        shared = self.shared()
+        return shared.ends if shared else self._ends(self.together())
 
     def _ends(self, passes: Sequence[Passes]) -> Sequence[float]:
         """When each stage is done with its passes."""

@@ -264,14 +264,39 @@ class LogicalGraph:
 
         return digest({**to_dict(self, fold=False), "provenance": {}})
 
+    @cached_property
+    def _symbolic(self) -> frozenset[str]:
+        """The nodes with arguments that depend on symbols."""
+
+        def depends(arg: Arg) -> bool:
+            return any(map(depends, arg)) if isinstance(arg, tuple) else isinstance(arg, Sym)
+
+        return frozenset(node.name for node in self.nodes if depends((*node.args, *node.kwargs.values())))
+
+    @cached_property
+    def captured(self) -> LogicalGraph:
+        """The graph bound at the sizes that it was captured with; itself where it has no symbols."""
+        return self.bind(**self.symbols) if self.symbols else self
+
     def bind(self, **values: int) -> LogicalGraph:
         """The same graph with every symbol replaced by a number; needs a value for each symbol."""
 
         def fix(arg: Arg) -> Arg:
             return evaluate(arg.expr, values) if isinstance(arg, Sym) else arg
 
+        fixed: dict[TensorMeta, TensorMeta] = {}
+
         def fix_meta(meta: TensorMeta) -> TensorMeta:
-            return TensorMeta(tuple(evaluate(dim, values) for dim in meta.shape), meta.dtype)
+            if meta not in fixed:
+                fixed[meta] = TensorMeta(tuple(evaluate(dim, values) for dim in meta.shape), meta.dtype)
+            return fixed[meta]
+
+        def fix_node(node: Node) -> Node:
+            args, kwargs = node.args, node.kwargs
+            if node.name in self._symbolic:
+                args = tuple(map_arg(arg, fix) for arg in args)
+                kwargs = {key: map_arg(arg, fix) for key, arg in kwargs.items()}
+            return Node(node.name, node.op, args, kwargs, tuple(map(fix_meta, node.outputs)), node.rule)
 
         return LogicalGraph(
             self.name,
@@ -279,10 +304,7 @@ class LogicalGraph:
             self.parameters,
             tuple(replace(leaf, meta=fix_meta(leaf.meta)) for leaf in self.inputs),
             self.constants,
-            tuple(
-                replace(node.map_args(fix), outputs=tuple(fix_meta(meta) for meta in node.outputs))
-                for node in self.nodes
-            ),
+            tuple(map(fix_node, self.nodes)),
             self.loss,
             self.provenance,
             self.rules,

@@ -232,7 +232,7 @@ def _options(graph: LogicalGraph, node: Node) -> tuple[AxisOption, ...]:
 
 def check_graph(graph: LogicalGraph) -> None:
     """Check every op and shape of a graph, bound at the sizes it was captured with and one more; ``GraphError``."""
-    bound = graph.bind(**graph.symbols)
+    bound = graph.captured
     _check_nodes(bound)
     if graph.symbols:
         _check_nodes(graph.bind(**{symbol: size + 1 for symbol, size in graph.symbols.items()}))

@@ -38,7 +38,7 @@ class GraphParts:
         """The ops of each block that may be recomputed."""
         if self.folding is not None:
             return tuple(block[: self.folding.num_ops] for block in self.folding.blocks)
-        return recomputable_blocks(self.graph.bind(**self.graph.symbols) if self.graph.symbols else self.graph)
+        return recomputable_blocks(self.graph.captured)
 
     @cached_property
     def starts(self) -> frozenset[str] | None:

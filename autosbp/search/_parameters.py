@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -108,6 +109,10 @@ class ParameterCosts:
 
     def _as_used(self, meta: TensorMeta, local: Floats, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
         """Stored as used, P whole: gradients of B axes are all-reduced."""
+        seconds, memory = self._known("as_used", meta, rows, states, lambda: self._used(meta, local, rows, states))
+        return self.weights.once * seconds, memory
+
+    def _used(self, meta: TensorMeta, local: Floats, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
         reduced = np.array([sbp == B for sbp in states], dtype=bool)[rows]
         seconds = self._optimizer_s(local) + self._over_b("all_reduce", local, rows, states)
         stored = [I if sbp == P else sbp for sbp in states]
@@ -119,20 +124,40 @@ class ParameterCosts:
             copies = 2.0 * local * (ids[0] != ids[1])
         # Gradients of several microbatches are added up beside the buffer that they are reduced in.
         buffers = local * (reduced.any(axis=1) & (local <= self.bucket_bytes) & (self.num_micro > 1))
-        return self.weights.once * seconds, self._state(meta, local) + copies + buffers
+        return seconds, self._state(meta, local) + copies + buffers
 
     def _apart(
         self, meta: TensorMeta, local: Floats, parts: Floats, copied_s: Floats, rows: Rows, states: Sequence[Sbp]
     ) -> tuple[Floats, Floats]:
         """Stored split in ``parts`` over B axes: gathered, and gradients reduce-scattered, with local copies."""
-        gather = copied_s + self._over_b("all_gather", local, rows, states)
-        scatter = self._over_b("reduce_scatter", local, rows, states)
-        own_s = self.weights.once * self._optimizer_s(local / parts)
-        state = self._state(meta, local / parts)
+        over = self._over_b
+        own_s, gather, scatter, state = self._known(
+            "split", meta, rows, states, lambda: (
+                self._optimizer_s(local / parts), copied_s + over("all_gather", local, rows, states),
+                over("reduce_scatter", local, rows, states), self._state(meta, local / parts),
+            ),
+        )  # fmt: skip
+        own_s = self.weights.once * own_s
         if self.storage == USE:
             return own_s + self.weights.micro * (2.0 * gather + scatter), state
         copies = 0.0 if self.storage == CHEAPEST else 2.0 * local
         return own_s + self.weights.once * (gather + scatter), state + copies
+
+    def _known(
+        self, what: str, meta: TensorMeta, rows: Rows, states: Sequence[Sbp], make: Callable[[], tuple[Floats, ...]]
+    ) -> tuple[Floats, ...]:
+        """What problems of other microbatches, stages' shares and ways to store have in common: before it is weighed."""
+        host = self.boxing.network.cluster.host if self.offload else None
+        layouts = hashlib.blake2b(rows.tobytes(), digest_size=16).digest(), rows.shape, tuple(states)
+        device = self.compute.device.op_overhead_s, self.compute.copy_bytes_per_s, host
+        key = (
+            what, meta, layouts, device, self.optimizer, self.bucket_bytes, self.message, self.num_micro > 1, self.offload,
+        )  # fmt: skip
+        known = self.boxing.known
+        if key not in known:
+            known[key] = make()
+        found: tuple[Floats, ...] = known[key]
+        return found
 
     def _over_b(self, kind: str, local: Floats, rows: Rows, states: Sequence[Sbp]) -> Floats:
         """Seconds of a collective over the axes on which a layout is B."""

@@ -147,7 +147,9 @@ def onnx_models() -> tuple[bytes, ...]:
 
     op, x, weights = helper.make_node, floats("x", "batch", 4), [tensor("w", 3, 4), tensor("b", 3)]
     gemm = op("Gemm", ["x", "w", "b"], ["h"], transB=1)
-    branches = [helper.make_graph([op(kind, ["h"], ["z"])], kind, [], [floats("z", "batch", 3)]) for kind in ("Relu", "Neg")]
+    branches = [
+        helper.make_graph([op(kind, ["h"], ["z"])], kind, [], [floats("z", "batch", 3)]) for kind in ("Relu", "Neg")
+    ]
     choice = op("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])
     act = helper.make_function("own", "Act", ["i"], ["o"], [op("Relu", ["i"], ["o"])], opsets[:1])
     convolutions = [

@@ -33,9 +33,7 @@ class OnnxModel(Request):
     """A model by an ONNX file without external data, with its weights, which are not stored. It is parsed in a process with
     limits; a first output that is a float scalar is the training loss."""
 
-    onnx: str = Field(
-        min_length=1, description="The file in base64.", json_schema_extra={"contentEncoding": "base64"}
-    )
+    onnx: str = Field(min_length=1, description="The file in base64.", json_schema_extra={"contentEncoding": "base64"})
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = Field(
         None, description="Of the model; by default that of the file's graph."
     )
