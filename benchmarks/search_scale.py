@@ -4,7 +4,8 @@
 Every case is a process of its own that imports, loads the graph, searches the whole space (stages, schedules, cuts,
 microbatch, storage, layouts) and its baselines, without torch. Of several rounds, each of all cases, a case's median by its
 seconds is shown. With ``--replan`` a case is planned for twice the batch, too, and with outer links of half the bandwidth:
-each from cold, and after the plan of the case itself in the same process.
+each from cold, and after the plan of the case itself in the same process. The memory is that of the process and of the
+one that helps it, each at its fullest, pages that they share counted twice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ print(json.dumps({
     "schedule": strategy.pipeline.schedule if strategy.pipeline else None, "micro_batch": strategy.micro_batch,
     "gather": strategy.gather, "memory_bytes_per_device": document["memory_bytes_per_device"],
     "baselines": {name: each.get("step_time_s") for name, each in document["baselines"].items()},
-    "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    "peak_bytes": 1024 * sum(
+        resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ),
 }))
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -215,7 +215,7 @@ class BoxingTable:
     def costs_of(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
         """``cost_s[sources]``; no other rows are computed."""
         wanted, inverse = np.unique(sources, return_inverse=True)
-        return np.asarray(self._costs_from(wanted.tolist())[inverse, : self.num_layouts])
+        return np.asarray(self._costs_from(wanted.tolist())[inverse])
 
     def between(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.float64]:
         """``cost_s[sources, targets]``."""
@@ -223,12 +223,16 @@ class BoxingTable:
         return np.asarray(self._costs_from(wanted.tolist())[inverse, targets])
 
     def _costs_from(self, sources: Sequence[int]) -> NDArray[np.float64]:
-        """Seconds from some layouts to all stops; (sources, stops). How many are asked for says how they are computed, as
-        the two ways round sums differently: costs must not depend on what was asked for before."""
-        if len(sources) > FEW * self.num_layouts:
-            if self._every is None:
-                self._every = self._closure()[: self.num_layouts]
-            return self._every[sources]
+        """Seconds from some layouts to all; (sources, layouts). How many are asked for says how they are computed, as the two
+        ways round sums differently: costs must not depend on what was asked for before."""
+        if len(sources) <= FEW * self.num_layouts:
+            return self._rows_of(sources)[:, : self.num_layouts]
+        if self._every is None:
+            self._every = self._closure()
+        return self._every[sources]
+
+    def _rows_of(self, sources: Sequence[int]) -> NDArray[np.float64]:
+        """Seconds from few layouts to all stops; (sources, stops)."""
         missing = [at for at in sources if at not in self._rows]
         if missing:
             self._rows.update(zip(missing, self._relaxed(missing), strict=True))
@@ -238,14 +242,13 @@ class BoxingTable:
         return found
 
     def _closure(self) -> NDArray[np.float64]:
-        """All pairs (Floyd 1962)."""
+        """All pairs of layouts (Floyd 1962): first through the stops that are none, which then are needed no more."""
         costs = self._direct()
         np.fill_diagonal(costs, 0.0)
-        through = np.empty_like(costs)
-        for at in range(len(costs)):
-            np.add(costs[:, at, None], costs[at], out=through)
-            np.minimum(costs, through, out=costs)
-        return costs
+        _go_through(costs, range(self.num_layouts, len(costs)))
+        among = np.ascontiguousarray(costs[: self.num_layouts, : self.num_layouts])
+        _go_through(among, range(self.num_layouts))
+        return among
 
     def _direct(self) -> NDArray[np.float64]:
         """Seconds of the one step from each stop to each."""
@@ -286,7 +289,7 @@ class BoxingTable:
 
     def costs_from(self, src: NdSbp) -> NDArray[np.float64]:
         """Seconds from a layout to each of ``layouts``."""
-        return np.asarray(self._costs_from([self._at(src)])[0, : self.num_layouts])
+        return np.asarray(self._costs_from([self._at(src)])[0])
 
     def costs_to(self, dst: NdSbp) -> NDArray[np.float64]:
         """Seconds from each of ``layouts`` to one."""
@@ -294,7 +297,7 @@ class BoxingTable:
 
     def path(self, src: NdSbp, dst: NdSbp) -> tuple[Step, ...]:
         start, at = self._at(src), self._at(dst)
-        costs = self._costs_from([start])[0]
+        costs = self._rows_of([start])[0]
         order, ends, starts = self._even.by_target
         steps: list[Step] = []
         while at != start:
@@ -315,3 +318,11 @@ class BoxingTable:
             limit = "even splits in mesh order are expected, and Pmax or Pmin only without a gradient and alone"
             raise InputError("layout", format_nd_sbp(layout), limit)
         return self.index[layout]
+
+
+def _go_through(costs: NDArray[np.float64], stops: Iterable[int]) -> None:
+    """Make all pairs as cheap as they are through any of these stops; in place."""
+    through = np.empty_like(costs)
+    for at in stops:
+        np.add(costs[:, at, None], costs[at], out=through)
+        np.minimum(costs, through, out=costs)

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -85,10 +83,17 @@ class Mesh:
 
     def all_groups(self, axes: Sequence[int]) -> list[list[int]]:
         """Every process group over ``axes``, each once, ordered by its first rank."""
-        others = [axis for axis in range(self.ndim) if axis not in axes]
-        ranks = np.arange(self.size).reshape(self.shape).transpose(*others, *axes)
-        groups: list[list[int]] = ranks.reshape(-1, self.group_size(axes)).tolist()
-        return groups
+        firsts = self._ranks_along([axis for axis in range(self.ndim) if axis not in axes])
+        behind = self._ranks_along(axes)
+        return [[first + rank for rank in behind] for first in firsts]
+
+    def _ranks_along(self, axes: Sequence[int]) -> list[int]:
+        """The ranks whose index is 0 along all other axes, in row-major order of these."""
+        ranks = [0]
+        for axis in axes:
+            step = prod(self.shape[axis + 1 :])
+            ranks = [rank + step * index for rank in ranks for index in range(self.axes[axis].size)]
+        return ranks
 
     def to_dict(self) -> dict[str, object]:
         return {

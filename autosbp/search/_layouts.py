@@ -39,8 +39,9 @@ from autosbp.search._unfold import OUTSIDE, UnfoldedProblem, ends, one_block, un
 from autosbp.search._weights import AS_USED, USE, Weights
 from autosbp.search.pinned import Pins
 
-MANY_OPS = 150
-"""Of a graph: the problems of smaller ones are solved in the time that a process takes to start."""
+FEW_OPS, MANY_OPS = 40, 150
+"""Of a graph: in the time that a process takes to start, the problems of smaller ones than the first are solved, and
+strategies of smaller ones than the second are costed."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class LayoutProblems:
         self.global_batch, self.optimizer, self.offload = global_batch, optimizer, offload
         self.bucket_bytes = bucket_bytes
         self.message = shared_message_bytes(graph, bucket_bytes)
-        self.known_chunks = KnownChunks(spread if self.pays_to_share else in_turn)
+        self.known_chunks = KnownChunks(spread if len(graph.nodes) >= MANY_OPS else in_turn)
         self._parts = self._parts_of(folds=not pins)
         self._boxing: dict[Mesh, BoxingModel] = {}
         self._builders: dict[tuple[int, Mesh, int, str, bool], ProblemBuilder] = {}
@@ -142,7 +143,7 @@ class LayoutProblems:
     @property
     def pays_to_share(self) -> bool:
         """Whether its problems take so long that another process is worth its start."""
-        return len(self.graph.nodes) >= MANY_OPS
+        return len(self.graph.nodes) >= FEW_OPS
 
     def boxing(self, view: Mesh) -> BoxingModel:
         if view not in self._boxing:

@@ -30,7 +30,8 @@ CASES = [
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Small models are shared, too; the pids of the other processes."""
-    monkeypatch.setattr(_layouts, "MANY_OPS", 1)
+    for name in ("FEW_OPS", "MANY_OPS"):
+        monkeypatch.setattr(_layouts, name, 1)
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)  # no limit strikes, however slow this machine is
     pids, fork = [], os.fork
 
