@@ -10,7 +10,7 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.search._analysis import Analysis
 from autosbp.search._unfold import Shapes
 
-MAX_SIZES = 32
+MAX_SIZES = 24
 """Microbatches that are kept at once; searches of one batch look at about half as many."""
 
 

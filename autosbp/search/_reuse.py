@@ -18,7 +18,7 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.sbp.mesh import Mesh
 from autosbp.search._graph_parts import GraphParts
 
-MAX_GRAPHS = 4
+MAX_GRAPHS = 2
 MAX_BYTES = 192 << 20
 """Of boxing tables that are kept from one plan to the next."""
 
