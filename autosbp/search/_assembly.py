@@ -15,6 +15,7 @@ from autosbp.sbp.placement import NdSbp, Sbp
 from autosbp.search._analysis import Read
 from autosbp.search._base import Edge
 from autosbp.search._clusters import OpCluster
+from autosbp.search._domains import ValueCosts
 from autosbp.search._dominance import Port
 
 if TYPE_CHECKING:
@@ -33,16 +34,18 @@ class Assembly:
         self.anchors: list[str] = []
         self.unary: list[NDArray[np.float64]] = []
         self.memory: list[NDArray[np.int64]] = []
+        self.parts: list[ValueCosts] = []
         self.edges: list[Edge] = []
         self.ports: dict[int, list[Port]] = {}
-        self._costs: dict[Hashable, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
+        self._costs: dict[Hashable, ValueCosts] = {}
         self._tables = builder.tables
 
-    def _variable(self, name: str, seconds: NDArray[np.float64], memory: NDArray[np.int64], anchor: str) -> int:
+    def _variable(self, name: str, costs: ValueCosts, anchor: str) -> int:
         self.names.append(name)
         self.anchors.append(anchor)
-        self.unary.append(seconds)
-        self.memory.append(memory)
+        self.unary.append(costs.seconds)
+        self.memory.append(costs.memory)
+        self.parts.append(costs)
         return len(self.names) - 1
 
     def _table(self, ref: Ref, label: str = "", *, again: bool = False) -> BoxingTable:

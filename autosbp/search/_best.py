@@ -92,6 +92,7 @@ class Best(Recomputing):
     ) -> Candidate:
         """The best strategy over these structures, at least as good as ``best``; raises ``InfeasibleError``."""
         self.best, self.problem, self.failures = best, None, []
+        self.begin()
         every = list(structures)
         single = [structure for structure in every if structure.stages == 1 or not kind.relaxes]
         piped = [structure for structure in every if structure.stages > 1 and kind.relaxes]
@@ -108,18 +109,19 @@ class Best(Recomputing):
         walks = self._walks(piped, kind, tally)
         tight = [walk for walk in walks if self._promise(walk)[0]]
         for walk in sorted((walk for walk in walks if walk not in tight), key=self._promise):
-            tally.bounds.append(walk.bound if spent() else self._pipelined_sizes(walk, kind, tally))
+            self.keep_open(walk.structure, walk.bound if spent() else self._pipelined_sizes(walk, kind, tally))
         opened += [self._opened(structure, kind, tally) for structure in single if structure not in early]
-        left = [entry for entry in opened if entry is not None]
+        left = [entry for entry in opened if entry is not None and self._has_room(entry[2], kind, tally)]
+        tight = [walk for walk in tight if self._has_room(walk.structure, kind, tally)]
         self._pending = []
         if len(self.recomputes) > 1 and kind.relaxes and kind.proves:
             # Quick to look at where a search under the memory limit is not, and cuts that short.
             open_structures = [(bound, structure) for bound, _, structure in left]
             self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in tight)], kind, tally, spent)
         for walk in sorted(tight, key=self._promise):
-            tally.bounds.append(walk.bound if spent() else self._pipelined_sizes(walk, kind, tally))
+            self.keep_open(walk.structure, walk.bound if spent() else self._pipelined_sizes(walk, kind, tally))
         for bound, first, structure in sorted(left, key=lambda entry: entry[0]):
-            tally.bounds.append(bound)
+            self.keep_open(structure, bound)
             if first is not None and bound < self._cutoff and not spent():
                 self._limited_sizes(structure, first, bound, kind, tally)
         if len(self.recomputes) > 1 and kind.relaxes and self.best is None:
@@ -129,7 +131,15 @@ class Best(Recomputing):
         if self.best is None:
             batch = self.problems.global_batch
             raise self.problem or InfeasibleError("global_batch", batch, None, "no microbatch splits evenly")
+        self.settle(kind, tally)
         return self.best
+
+    def _has_room(self, structure: Structure, kind: Kind, tally: Tally) -> bool:
+        """Whether stages may have room for something better than the best known."""
+        if not all(self.shut(structure, kind)):
+            return True
+        tally.bounds.append(self._cutoff)
+        return False
 
     def _opened(self, structure: Structure, kind: Kind, tally: Tally) -> tuple[float, int | None, Structure] | None:
         """Begin with one set of devices. A bound, and the largest microbatch that can fit, where it is left open; None for
@@ -238,11 +248,14 @@ class Best(Recomputing):
             roomy = self._first(structure, kind, self.limit // 2)
         except InfeasibleError:
             roomy = first
+        shut = self.shut(structure, kind)
         for direction in (range(roomy, len(sizes)), range(roomy - 1, first - 1, -1)):
             for at in direction:
                 before = self._cutoff
                 if bound >= before or (self.best is not None and self._out_of_time()):
                     return
+                if shut[at]:
+                    continue
                 self._try(structure, sizes[at], kind, tally)
                 if self.best is not None and self._cutoff == before:
                     break
@@ -299,38 +312,34 @@ class Best(Recomputing):
         blocks_s = self._blocks_s(layouts, kind, tally) if layouts.space.stages > 1 else -INFINITE
         return max(result.lower_bound_s, blocks_s) * self._working(layouts.space), blocks_s
 
-    def _pipelined_sizes(self, walk: Walk, kind: Kind, tally: Tally) -> float:
-        """Smaller microbatches first, then larger ones, as long as they get better; a bound over all."""
-        bounds = []
+    def _pipelined_sizes(self, walk: Walk, kind: Kind, tally: Tally) -> list[float]:
+        """Smaller microbatches first, then larger ones, as long as they get better; a bound for each."""
+        bounds, shut = [walk.bound] * len(walk.sizes), self.shut(walk.structure, kind)
         whole, waits = self.problems.global_batch, walk.structure.stages - 1
-        work = walk.bound
         least = INFINITE
         for at in range(walk.start, len(walk.sizes)):
-            if work >= self._cutoff or self._out_of_time():
-                bounds.append(work)
+            if bounds[at] >= self._cutoff or self._out_of_time():
                 break
+            if shut[at]:
+                continue
             # Smaller microbatches have no less to do than this one.
-            work, estimate = self._pipelined(walk, at, kind, tally)
-            bounds.append(work)
+            bound, estimate = self._pipelined(walk, at, kind, tally)
+            bounds[at:] = [max(bound, walk.bound)] * (len(bounds) - at)
             if estimate > WORSE * least:
                 break
             least = min(least, estimate)
         least = INFINITE
         for at in range(walk.start - 1, -1, -1):
-            # What larger microbatches save is in the walk's bound; how long stages wait is known.
-            bound = walk.bound * (1 + waits * walk.sizes[at] / whole)
-            worse = False
-            if bound < self._cutoff and not self._out_of_time():
-                bound, estimate = self._pipelined(walk, at, kind, tally)
-                worse, least = estimate > WORSE * least, min(least, estimate)
-            else:
-                worse = True
-            bounds.append(bound)
-            if worse:
-                if at > 0:
-                    bounds.append(walk.bound * (1 + waits * walk.sizes[at - 1] / whole))
+            # What larger microbatches save is in the walk's bound; about how long stages wait is known.
+            if walk.bound * (1 + waits * walk.sizes[at] / whole) >= self._cutoff or self._out_of_time():
                 break
-        return max(walk.bound, min(bounds, default=walk.bound))
+            if shut[at]:
+                continue
+            bounds[at], estimate = self._pipelined(walk, at, kind, tally)
+            if estimate > WORSE * least:
+                break
+            least = min(least, estimate)
+        return [max(bound, walk.bound) for bound in bounds]
 
     def _pipelined(self, walk: Walk, at: int, kind: Kind, tally: Tally) -> tuple[float, float]:
         """A bound of a space, and about what the best strategy in it takes."""

@@ -23,24 +23,34 @@ from autosbp.search._analysis import Analysis, Joint, Read
 from autosbp.search._assembly import Allowed
 from autosbp.search._base import Edge, SearchProblem
 from autosbp.search._clusters import OpCluster
-from autosbp.search._domains import Domain, UnaryCosts, make_domain
+from autosbp.search._domains import Domain, UnaryCosts, ValueCosts, make_domain
 from autosbp.search._dominance import Port, Sieve
 from autosbp.search._tied_parameters import TiedParameters
 from autosbp.search._weights import AS_USED, Weights
 
-ClassCost = tuple[Domain, NDArray[np.float64], NDArray[np.int64]]
+ClassCost = tuple[Domain, ValueCosts]
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What the costs of each variable are made of, and where variables meet their edges; no value is left out."""
+
+    parts: tuple[ValueCosts, ...]
+    ports: Mapping[int, Sequence[Port]]
 
 
 @dataclass(frozen=True)
 class BuiltProblem:
     """A problem with what is needed to read an assignment back as layouts. The first variables are those of ``clusters``;
-    ``anchors`` are the op or parameter that each variable belongs to."""
+    ``anchors`` are the op or parameter that each variable belongs to; ``detail`` is there where builders know more than one
+    way to store parameters."""
 
     problem: SearchProblem
     clusters: tuple[OpCluster, ...]
     domains: tuple[Domain, ...]
     parameter_variables: Mapping[str, tuple[int, tuple[NdSbp, ...]]]
     anchors: tuple[str, ...]
+    detail: Detail | None = None
 
 
 class ProblemBuilder:
@@ -58,6 +68,7 @@ class ProblemBuilder:
         bucket_bytes: the most that gradients are reduced in together.
         message: bytes that gradients travel in; those of the graph where there are none.
         tables: keeps edge costs, for builders that differ in nothing but storage.
+        others: more ways to store parameters, of which problems tell the costs in ``detail``.
     """
 
     def __init__(
@@ -75,15 +86,16 @@ class ProblemBuilder:
         tables: dict[Hashable, NDArray[np.float64]] | None = None,
         offload: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
+        others: Sequence[str] = (),
     ) -> None:
         self.graph, self.boxing = graph, boxing
         self.tables = {} if tables is None else tables
-        self.analysis = analysis or Analysis(graph)
+        self.analysis, self.others = analysis or Analysis(graph), others
         self.weights = weights or Weights(float(num_micro))
         self.class_costs: dict[int, tuple[Allowed | None, list[ClassCost]]] = {}
         self.unary = UnaryCosts(
             graph, compute, boxing, optimizer, num_micro, self.weights, storage, message,
-            self.analysis.again, self.analysis.handed, offload=offload, bucket_bytes=bucket_bytes,
+            self.analysis.again, self.analysis.handed, offload=offload, bucket_bytes=bucket_bytes, others=others,
         )  # fmt: skip
 
     def least_memory(self, allowed: Allowed | None = None, copies: Sequence[int] | None = None) -> int:
@@ -102,7 +114,7 @@ class ProblemBuilder:
 class _SharedCopy:
     """The variable of a copy that several readers share: its costs, and its edges from the maker and to each reader."""
 
-    costs: tuple[NDArray[np.float64], NDArray[np.int64]]
+    costs: ValueCosts
     made: NDArray[np.float64]
     read: tuple[NDArray[np.float64], ...]
 
@@ -138,23 +150,27 @@ class _Assembly(TiedParameters):
             fixed_memory_bytes=sum(leaf.meta.num_bytes for leaf in graph.data),
         )  # fmt: skip
         clusters = tuple(self.analysis.clusters)
-        problem, kept = (problem, tuple(domains)) if dominated else self._sifted(problem, domains)
-        return BuiltProblem(problem, clusters, kept, variables, tuple(self.anchors))
+        if self.builder.others:
+            detail = Detail(tuple(self.parts), self.ports)
+            return BuiltProblem(problem, clusters, tuple(domains), variables, tuple(self.anchors), detail)
+        if not dominated:
+            problem, domains = self._sifted(problem, domains)
+        return BuiltProblem(problem, clusters, tuple(domains), variables, tuple(self.anchors))
 
-    def _sifted(self, problem: SearchProblem, domains: list[Domain]) -> tuple[SearchProblem, tuple[Domain, ...]]:
+    def _sifted(self, problem: SearchProblem, domains: list[Domain]) -> tuple[SearchProblem, list[Domain]]:
         """Without the values of clusters that no optimum needs."""
         sieve = Sieve()
         masks = [
             sieve.mask(self.unary[at], None if self.limit is None else self.memory[at], self.ports.get(at, ()))
             for at in range(len(domains))
         ]
-        kept = tuple(
+        kept = [
             Domain(domain.cluster, domain.mesh, domain.rows[mask]) for domain, mask in zip(domains, masks, strict=True)
-        )
+        ]
         return sieve.smaller(problem, [*masks, *[None] * (problem.num_variables - len(domains))]), kept
 
     def least_memory(self, copies: Sequence[int] | None) -> int:
-        least = [int(memory.min()) for _, _, memory in self._class_costs()]
+        least = [int(costs.memory.min()) for _, costs in self._class_costs()]
         classes = self.analysis.class_of
         return sum(least[kind] * times for kind, times in zip(classes, copies or [1] * len(classes), strict=True))
 
@@ -165,7 +181,7 @@ class _Assembly(TiedParameters):
             costs = []
             for kind in self.analysis.classes:
                 domain = self._domain(kind.cluster)
-                costs.append((domain, *self.builder.unary.of(domain, kind.own, kind.carried)))
+                costs.append((domain, self.builder.unary.of(domain, kind.own, kind.carried)))
             known[id(allowed)] = (allowed, costs)  # kept alive, so that no other has its id
         return known[id(allowed)][1]
 
@@ -174,9 +190,9 @@ class _Assembly(TiedParameters):
         costs = self._class_costs()
         domains = []
         for cluster, kind in zip(self.analysis.clusters, self.analysis.class_of, strict=True):
-            domain, seconds, memory = costs[kind]
+            domain, own = costs[kind]
             domains.append(Domain(cluster, domain.mesh, domain.rows))
-            self._variable(cluster.name, seconds, memory, cluster.name)
+            self._variable(cluster.name, own, cluster.name)
         least = sum(int(use.min()) for use in self.memory)
         if self.limit is not None and least > self.limit:
             detail = "even the least memory of every op does not fit"
@@ -205,7 +221,7 @@ class _Assembly(TiedParameters):
             self.edges.append(Edge(maker, joint.reads[0].cluster, joined.met))
             return
         shared = joined.met
-        copy = self._variable(f"{joint.ref.name}@{joint.label}", *shared.costs, joint.ref.name)
+        copy = self._variable(f"{joint.ref.name}@{joint.label}", shared.costs, joint.ref.name)
         self.edges.append(Edge(maker, copy, shared.made))
         for user, read in zip(joint.reads, shared.read, strict=True):
             self.edges.append(Edge(copy, user.cluster, read))
@@ -244,8 +260,8 @@ class _Assembly(TiedParameters):
         if copy_key not in self._costs:
             weights = self.builder.weights
             kept = weights.working if users[0].node.name in self.analysis.again else weights.kept
-            memory = np.ceil(kept * split * saved).astype(np.int64)
-            self._costs[copy_key] = (np.zeros(len(layouts)), memory)
+            memory, none = kept * split * saved, np.zeros(len(layouts))
+            self._costs[copy_key] = ValueCosts(none, np.ceil(memory).astype(np.int64), memory, ())
         key: Hashable = ("made", id(table), maker.rows.tobytes(), made, layouts.tobytes())
         if key not in self._tables:
             self._tables[key] = self._between(table, table.ids(made, maker.rows), layouts)

@@ -21,7 +21,7 @@ from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import I, NdSbp, Sbp
 from autosbp.sbp.rules import sharding_of
 from autosbp.search._clusters import OpCluster
-from autosbp.search._parameters import ParameterCosts
+from autosbp.search._parameters import ParameterCosts, Stored, none_stored
 from autosbp.search._weights import AS_USED, Weights
 
 Floats = NDArray[np.float64]
@@ -63,6 +63,18 @@ def make_domain(cluster: OpCluster, mesh: Mesh, allowed: Callable[[int, int], bo
     return Domain(cluster, mesh, rows[keep])
 
 
+@dataclass(frozen=True, slots=True)
+class ValueCosts:
+    """Per value of a variable: weighted seconds and bytes of a step; of these the bytes that a microbatch ``kept``, and what
+    its parameters take, ``stored`` in one way or another; and, without weights, the least seconds of the ops' ``forward``."""
+
+    seconds: Floats
+    memory: NDArray[np.int64]
+    kept: Floats
+    stored: tuple[Stored, ...]
+    forward_s: float = 0.0
+
+
 class UnaryCosts:
     """Seconds and bytes of each value of a domain: compute, internal collectives, parameters, activations."""
 
@@ -81,6 +93,7 @@ class UnaryCosts:
         *,
         offload: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
+        others: Sequence[str] = (),
     ) -> None:
         self.graph, self.compute, self.boxing = graph, compute, boxing
         self.again, self.handed = again, handed
@@ -88,21 +101,28 @@ class UnaryCosts:
         self.trained = frozenset(leaf.name for leaf in graph.trained)
         self.highs = {leaf.name: leaf.high for leaf in graph.inputs}
         message = shared_message_bytes(graph, bucket_bytes) if message is None else message
-        self.stores = ParameterCosts(
-            compute, boxing, optimizer, num_micro, self.weights, storage, message,
-            offload=offload, bucket_bytes=bucket_bytes,
-        )  # fmt: skip
+        self.ways = [
+            ParameterCosts(
+                compute, boxing, optimizer, num_micro, self.weights, way, message,
+                offload=offload, bucket_bytes=bucket_bytes,
+            )
+            for way in (storage, *others)
+        ]  # fmt: skip
+        self.stores = self.ways[0]
 
-    def of(self, domain: Domain, own: frozenset[str], shared_reads: frozenset[Ref]) -> tuple[Floats, NDArray[np.int64]]:
-        """(seconds per step, bytes) per value. ``own`` are parameters that only this cluster reads; ``shared_reads``
+    def of(self, domain: Domain, own: frozenset[str], shared_reads: frozenset[Ref]) -> ValueCosts:
+        """Costs of each value. ``own`` are parameters that only this cluster reads; ``shared_reads``
         are boxed tensors whose memory another variable carries."""
         weights = self.weights
         seconds = np.zeros(len(domain.rows))
         kept = np.zeros(len(domain.rows))
-        state_s, state = np.zeros(len(domain.rows)), np.zeros(len(domain.rows))
+        stored = [none_stored(len(domain.rows)) for _ in self.ways]
         saved: set[tuple[Ref, tuple[Sbp, ...]]] = set()
+        forward_s = 0.0
         for at, node in enumerate(domain.cluster.nodes):
-            seconds += self._compute_s(domain, node, at)
+            ahead, back = self._compute_s(domain, node, at)
+            seconds += (2 if node.name in self.again else 1) * ahead + back
+            forward_s += float(ahead.min())
             seconds += self._internal_s(domain, node, at)
             weight = weights.working if node.name in self.again else weights.kept
             for ref, states in self._saved(domain.cluster, node, shared_reads):
@@ -115,28 +135,28 @@ class UnaryCosts:
             for position, ref in enumerate(node.refs()):
                 if ref.name in own:
                     states = domain.cluster.input_states(node.name, position)
-                    time, use = self.parameter(domain.rows, states, ref)
-                    state_s += time
-                    state += use
+                    meta, trains = self.graph.meta(ref), ref.name in self.trained
+                    stored = [
+                        before.plus(way.of(meta, trains, domain.rows, states))
+                        for way, before in zip(self.ways, stored, strict=True)
+                    ]
             if node.name == self.graph.loss.name:
                 seconds += self._loss_s(domain)
-        total = weights.micro * seconds + state_s
-        return total, np.ceil(kept + state).astype(np.int64)
+        total = weights.micro * seconds + stored[0].seconds
+        return ValueCosts(total, np.ceil(kept + stored[0].memory).astype(np.int64), kept, tuple(stored), forward_s)
 
     def _local_bytes(self, domain: Domain, ref: Ref, states: Sequence[Sbp]) -> Floats:
         return self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
 
-    def parameter(
-        self, rows: Rows, states: Sequence[Sbp], ref: Ref, *, storage: str | None = None
-    ) -> tuple[Floats, Floats]:
-        """Seconds and bytes of a parameter used in ``states``, see ``ParameterCosts``; stored as the search's ``storage``
-        says, or as given."""
-        return self.stores.of(self.graph.meta(ref), ref.name in self.trained, rows, states, storage)
+    def parameter(self, rows: Rows, states: Sequence[Sbp], ref: Ref) -> Stored:
+        """Costs of a parameter used, and stored, in ``states``, see ``ParameterCosts.of``."""
+        return self.stores.of(self.graph.meta(ref), ref.name in self.trained, rows, states, AS_USED)
 
-    def _compute_s(self, domain: Domain, node: Node, at: int) -> Floats:
+    def _compute_s(self, domain: Domain, node: Node, at: int) -> tuple[Floats, Floats]:
+        """Of forward and of backward."""
         sharding = sharding_of(self.graph, node)
         if sharding.free:
-            return np.zeros(len(domain.rows))
+            return np.zeros(len(domain.rows)), np.zeros(len(domain.rows))
         cluster = domain.cluster
         work = domain.split_product([option[at].divides for option in cluster.options])
         work /= 2 - 1 / domain.split_product([option[at].skewed for option in cluster.options])
@@ -148,15 +168,12 @@ class UnaryCosts:
             states = cluster.output_states(Ref(node.name, index))
             touched += meta.num_bytes / domain.split_product([sbp.is_split for sbp in states])
         forward, backward = self.compute.roofline_s(node.op, node.outputs[0].dtype, sharding.flops / work, touched)
-        count = 2 if node.name in self.again else 1
-        total = count * forward + backward
         if self.compute.measured:
-            keys = self.op_keys(domain, node, at)
-            times = [self.compute.measured.get(key) for key in keys]
+            times = [self.compute.measured.get(key) for key in self.op_keys(domain, node, at)]
             known = np.array([time is not None for time in times])
-            values = np.array([0.0 if time is None else count * time.forward_s + time.backward_s for time in times])
-            total = np.where(known, values, total)
-        return total
+            forward = np.where(known, [0.0 if time is None else time.forward_s for time in times], forward)
+            backward = np.where(known, [0.0 if time is None else time.backward_s for time in times], backward)
+        return forward, backward
 
     def op_keys(self, domain: Domain, node: Node, at: int) -> list[str]:
         """The timed op of each value (``costmodel.compute.op_key``); ``""`` where a split implementation runs instead."""

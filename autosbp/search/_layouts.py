@@ -249,6 +249,21 @@ class LayoutProblems:
             taken[name] = taken.get(name, 0) + int(use[value])
         return taken
 
+    def stage_problem(
+        self, structure: Structure, micro_batch: int, storages: Sequence[str], *, again: bool
+    ) -> BuiltProblem:
+        """The problem of a stage that works off all microbatches, before it is unfolded, with the costs of all these ways to
+        store parameters in its ``detail``. Bytes are those of one microbatch; of recomputed blocks what they are handed. Raises
+        ``InfeasibleError`` where no microbatch splits evenly."""
+        graph, analysis = self._parts.smaller(micro_batch, again)
+        weights = Weights(float(self.global_batch // micro_batch), working=0.0)
+        builder = ProblemBuilder(
+            graph, self.boxing(structure.view), self.compute, num_micro=1, optimizer=self.optimizer,
+            analysis=analysis, weights=weights, storage=storages[0], others=storages, message=self.message,
+            offload=self.offload, bucket_bytes=self.bucket_bytes,
+        )  # fmt: skip
+        return builder.build(None, structure.allowed)
+
     def _builder(self, space: Space) -> ProblemBuilder:
         key = (space.stages, space.view, space.micro_batch, space.storage, space.again)
         if key not in self._builders:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -22,6 +23,29 @@ from autosbp.search._weights import AS_USED, CHEAPEST, FASTEST, USE, Weights
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Weighted seconds of a step, bytes, and those of gradients among them; and the seconds that pass ``often``, with every
+    microbatch, among all."""
+
+    seconds: Floats
+    memory: Floats
+    gradients: Floats
+    often: Floats
+
+    def plus(self, other: Stored) -> Stored:
+        """Of both."""
+        return Stored(
+            self.seconds + other.seconds, self.memory + other.memory, self.gradients + other.gradients,
+            self.often + other.often,
+        )  # fmt: skip
+
+
+def none_stored(count: int) -> Stored:
+    """Of so many values, of nothing."""
+    return Stored(*np.zeros((4, count)))
 
 
 class ParameterCosts:
@@ -56,17 +80,19 @@ class ParameterCosts:
 
     def of(
         self, meta: TensorMeta, trained: bool, rows: Rows, states: Sequence[Sbp], storage: str | None = None
-    ) -> tuple[Floats, Floats]:
-        """Weighted seconds and bytes of a parameter used in ``states[rows[i, axis]]``, stored as ``storage`` says where it
-        is given. A frozen one has its bytes alone."""
+    ) -> Stored:
+        """Of a parameter used in ``states[rows[i, axis]]``, stored as ``storage`` says where it is given. A frozen one has its
+        bytes alone."""
         storage = storage or self.storage
         mesh, weights = self.boxing.mesh, self.weights
         widths = np.array([axis.size for axis in mesh.axes], dtype=np.float64)
         split = np.array([sbp.is_split for sbp in states], dtype=bool)[rows]
         local = meta.num_bytes / np.where(split, widths, 1.0).prod(axis=1)
         if not trained:
-            return np.zeros(len(rows)), weights.state * local
+            none = np.zeros(len(rows))
+            return Stored(none, weights.state * local, none, none)
         seconds, memory = self._as_used(meta, local, rows, states)
+        gradients, often = local, np.zeros(len(rows))
         if storage != AS_USED:
             parts, copied_s = self._parts(meta, rows, states)
             apart_s, apart = self._apart(meta, local, parts, copied_s, rows, states)
@@ -75,7 +101,12 @@ class ParameterCosts:
             else:
                 chosen = (parts > 1) & ((storage != FASTEST) | (apart_s < seconds))
                 seconds, memory = np.where(chosen, apart_s, seconds), np.where(chosen, apart, memory)
-        return seconds, weights.state * memory
+                copies = 0.0 if storage == USE else local
+                gradients = np.where(chosen, local / parts + copies, gradients)
+                if storage == USE:
+                    once_s = weights.once * self._optimizer_s(local / parts)
+                    often = np.where(chosen, apart_s - once_s, often)
+        return Stored(seconds, weights.state * memory, weights.state * gradients, often)
 
     def splits(self, meta: TensorMeta, used: NdSbp) -> bool:
         """Whether a trained parameter that is used so is stored apart."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from autosbp.errors import InfeasibleError
 from autosbp.search._base import SearchResult
 from autosbp.search._layouts import Layouts, Space, Structure
-from autosbp.search._space_solver import CERTAIN, INFINITE, Kind, SpaceSolver, Tally, nearer
+from autosbp.search._space_solver import CERTAIN, INFINITE, Kind, Tally, nearer
+from autosbp.search._stage_limited import StageLimited
 
 SHARE = 0.5
 """Of the time left, what may have passed while this still begins something."""
@@ -28,7 +29,7 @@ class Estimated:
     result: SearchResult
 
 
-class Recomputing(SpaceSolver):
+class Recomputing(StageLimited):
     """Recomputation makes a step slower, and room. So only structures whose bounds, which are without the memory limit, are
     below the best strategy so far are looked at; these bounds hold with recomputation, too."""
 
@@ -69,11 +70,14 @@ class Recomputing(SpaceSolver):
     ) -> Iterable[Estimated]:
         """Of a structure, from large microbatches to small ones: as long as they get better, and memory binds."""
         least = INFINITE
-        for size in self.micro_batches(structure.stages):
+        sizes, shut = self.micro_batches(structure.stages), self.shut(structure, kind)
+        for at, size in enumerate(sizes):
             if bound >= self._cutoff or (self.best is not None and self._late(spent)):
                 return
             if bound * (1 + (structure.stages - 1) * size / self.problems.global_batch) >= self._cutoff:
                 continue  # stages wait too long for each other
+            if shut[at]:
+                continue
             try:
                 found = self._quickest(structure, size, kind, tally)
             except InfeasibleError as error:

@@ -16,8 +16,8 @@ from autosbp.sbp.storage import split_storage
 from autosbp.search._analysis import Read
 from autosbp.search._assembly import Assembly
 from autosbp.search._base import Edge
-from autosbp.search._domains import Domain
-from autosbp.search._weights import AS_USED
+from autosbp.search._domains import Domain, ValueCosts
+from autosbp.search._parameters import Stored
 from autosbp.search.pinned import Pins
 
 
@@ -39,9 +39,9 @@ class TiedParameters(Assembly):
             rows, ids = rows[kept], ids[kept]
         key: Hashable = ("tied", id(table), pinned)
         if key not in self._costs:
-            seconds, memory = self.builder.unary.parameter(rows, states, Ref(name), storage=AS_USED)
-            self._costs[key] = (seconds, np.ceil(memory).astype(np.int64))
-        variable = self._variable(name, *self._costs[key], name)
+            own = self.builder.unary.parameter(rows, states, Ref(name))
+            self._costs[key] = ValueCosts(own.seconds, _whole(own.memory), np.zeros(len(rows)), (own,))
+        variable = self._variable(name, self._costs[key], name)
         found = []
         for user in users:
             domain, stored, there = domains[user.cluster], ids, table
@@ -80,13 +80,14 @@ class TiedParameters(Assembly):
             read = np.concatenate([layouts, layouts, flat])
             kept = weights.state * np.array([2 * self._local_bytes(table.layouts[at], num_bytes) for at in read])
             kept[: len(layouts)] = 0
-            self._costs[key] = (np.zeros(len(read)), np.ceil(kept).astype(np.int64))
+            none = np.zeros(len(read))
+            self._costs[key] = ValueCosts(none, _whole(kept), none, (Stored(none, kept, kept / 2, none),))
             same = stored[:, None] == layouts[None, :]
             boxed = np.where(same | (not copies), np.inf, weights.once * table.costs_of(stored)[:, layouts])
             parts = [np.where(same, 0.0, np.inf), boxed, np.where(gathers, weights.once * gathered_s, np.inf)]
             self._tables["made", key] = np.concatenate(parts, axis=1)
             self._tables["read", key] = np.where(read[:, None] == wanted[None, :], 0.0, np.inf)
-        copy = self._variable(f"{self.names[reader]}@{name}", *self._costs[key], self.anchors[reader])
+        copy = self._variable(f"{self.names[reader]}@{name}", self._costs[key], self.anchors[reader])
         self.edges.append(Edge(variable, copy, self._tables["made", key]))
         self.edges.append(Edge(copy, reader, self._tables["read", key]))
         others = 2 * len(layouts)
@@ -118,6 +119,10 @@ class TiedParameters(Assembly):
         flat = np.array([at for at, _, _ in found], dtype=np.int64)
         sources = np.array([source for _, _, source in found], dtype=np.int64)
         return flat, np.array([seconds for _, seconds, _ in found]), stored[:, None] == sources[None, :]
+
+
+def _whole(memory: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.ceil(memory).astype(np.int64)
 
 
 def _no_copies(stored: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:

@@ -166,28 +166,34 @@ class _Unfolder:
         return inside[1] == inside[2]
 
 
+def part_variables(built: BuiltProblem, folding: Folding) -> tuple[list[int], list[int], list[int]]:
+    """Variables of the folded problem that lie before all blocks, in one block of the middle, and behind all blocks."""
+    positions = folding.graph.positions
+    blocks = [positions[name] for name in folding.block_of if name in positions]
+    first, last = min(blocks), max(blocks)
+    before, block, behind = [], [], []
+    for at, anchor in enumerate(built.anchors):
+        home, place = folding.block_of.get(anchor, OUTSIDE), positions.get(anchor)
+        if home == 1:
+            block.append(at)
+        elif place is not None and anchor not in folding.block_of:
+            if place < first:
+                before.append(at)
+            elif place > last:
+                behind.append(at)
+    return before, block, behind
+
+
 def one_block(unfolded: UnfoldedProblem) -> SearchProblem:
     """One block of the middle alone, free to choose what it is handed and hands on, without a memory limit: no run of n
     blocks costs less than n times its optimum."""
-    folding = unfolded.folding
-    anchors = unfolded.built.anchors
-    return _part(unfolded, [at for at, anchor in enumerate(anchors) if folding.block_of.get(anchor, OUTSIDE) == 1])
+    return _part(unfolded, part_variables(unfolded.built, unfolded.folding)[1])
 
 
 def ends(unfolded: UnfoldedProblem) -> tuple[SearchProblem, SearchProblem]:
     """What comes before the first block, and behind the last one, each alone as ``one_block`` is."""
-    folding = unfolded.folding
-    positions = folding.graph.positions
-    blocks = [positions[name] for name in folding.block_of if name in positions]
-    parts: tuple[list[int], list[int]] = [], []
-    for at, anchor in enumerate(unfolded.built.anchors):
-        place = positions.get(anchor)
-        if place is not None and anchor not in folding.block_of:
-            if place < min(blocks):
-                parts[0].append(at)
-            elif place > max(blocks):
-                parts[1].append(at)
-    return _part(unfolded, parts[0]), _part(unfolded, parts[1])
+    before, _, behind = part_variables(unfolded.built, unfolded.folding)
+    return _part(unfolded, before), _part(unfolded, behind)
 
 
 def _part(unfolded: UnfoldedProblem, inner: Sequence[int]) -> SearchProblem:

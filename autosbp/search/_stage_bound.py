@@ -1,0 +1,330 @@
+"""A bound on the steps of a structure under the memory limit, stage by stage.
+
+A stage that holds n of the repeated blocks works n times what one block takes in all microbatches, and holds n times its
+state and what k microbatches of it keep, k being those that every schedule has in flight there. By Lagrangian duality it
+has room for no more blocks than
+
+    n <= (T - waits + price * limit) / min over layouts of (seconds + price * (state + k * kept))
+
+at any price. A step of T seconds is out of reach where the stages, together, have no room for all blocks. Every block is
+free to be stored and used in any layout, so that the bound holds for all mixtures.
+
+Waits: stage s begins when those before it are done with the forward pass of the first microbatch, and these go on with the
+backward pass of the last one behind it, beside what it does once a step. With one chunk a stage they pass all of their
+blocks, with several one each at the least; where weight gradients are put off, forward waits alone are sure (Narayanan et
+al. 2021, section 2.2; Qi et al. 2023, section 2.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from autosbp.errors import InfeasibleError
+from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.search._layouts import LayoutProblems, Structure
+from autosbp.search._pipelines import shapes
+from autosbp.search._stage_costs import LEAN, Part, Prices
+from autosbp.search._unfold import part_variables
+
+ROUNDING = 1e-9
+MOST_PRICES = 6
+"""Prices tried at once, for one number of microbatches in flight."""
+NEAR, NEAR_LARGE = 0.01, 0.1
+"""So near to a price that was tried none is tried again; where parts are large."""
+PRECISION = 1e-4
+"""Of a bound."""
+STEADY = 3
+"""So many times the stages, in microbatches: where schedules whose passes are in another order have all gradients while as
+many microbatches are in flight as there are stages ahead."""
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What may be recomputed: blocks are ``kept``, or made ``again``, or some of them this and some that. No less than
+    ``fewest`` of them are made again together, and no more than ``most``; of these, the first one's input is kept."""
+
+    kept: bool
+    again: bool
+    fewest: int = 1
+    most: int = 1
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the strategies of a structure may be: how parameters are stored, what is recomputed, schedules; and the bytes of a
+    device."""
+
+    storages: tuple[str, ...]
+    recomputed: tuple[Recomputed, ...]
+    schedules: tuple[str, ...]
+    limit: int
+
+
+Hints = dict[tuple[Recomputed, int, bool], float]
+"""Prices that were good, by what may be recomputed and how many microbatches are in flight."""
+
+
+class StageBounds:
+    """Bounds of a structure by the sizes of its microbatches, largest first. Nothing is said where blocks are not known."""
+
+    def __init__(
+        self, problems: LayoutProblems, structure: Structure, sizes: Sequence[int], wanted: Wanted, hints: Hints
+    ) -> None:
+        self.problems, self.structure, self.sizes, self.wanted = problems, structure, sizes, wanted
+        self.hints = hints
+        self._rooms: dict[int, _Room | None] = {}
+        self._shut_s = [0.0] * len(sizes)
+
+    def shut(self, seconds: float, out_of_time: Callable[[], bool]) -> list[bool]:
+        """Of each size, whether no microbatch of it allows for a step of so many seconds.
+
+        What a large microbatch takes and a small one keeps bounds all between them: most sizes need no problem of their own.
+        """
+        at = 0
+        while at < len(self.sizes):
+            if self._shut_s[at] >= seconds:
+                at += 1
+                continue
+            if self.problems.folding is None or out_of_time():
+                break
+            room = self._room(at)
+            last = at - 1 if room is None else self._last_shut(room, at, seconds)
+            if room is None:
+                last = at  # no even split
+            self._shut_s[at : last + 1] = [seconds] * (last + 1 - at)
+            at = max(last, at) + 1
+        return [each >= seconds for each in self._shut_s]
+
+    def least(self, at: int, seconds: float) -> float:
+        """The least step that a size may allow for, not above ``seconds``, for which ``shut`` was asked."""
+        room = self._rooms.get(at)
+        if self._shut_s[at] >= seconds or room is None:
+            return min(self._shut_s[at], seconds)
+        return room.least(self._shut_s[at], seconds, self.sizes[at : at + 1])
+
+    def _last_shut(self, room: _Room, at: int, seconds: float) -> int:
+        """The last of the sizes from one on that its costs show to be shut; the one before it where that is not."""
+        low, high = at - 1, len(self.sizes) - 1
+        if not room.is_shut(seconds, self.sizes[at : at + 1]):
+            return low
+        low = at
+        while low < high:
+            middle = (low + high + 1) // 2
+            if room.is_shut(seconds, self.sizes[at : middle + 1]):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _room(self, at: int) -> _Room | None:
+        if at not in self._rooms:
+            room = None
+            with suppress(InfeasibleError):
+                room = _room(self.problems, self.structure, self.sizes[at], self.wanted, self.hints)
+            self._rooms[at] = room
+        return self._rooms[at]
+
+
+def _room(problems: LayoutProblems, structure: Structure, micro_batch: int, wanted: Wanted, hints: Hints) -> _Room:
+    """Raises ``InfeasibleError`` where nothing splits evenly."""
+    folding = problems.folding
+    assert folding is not None
+    count = problems.global_batch // micro_batch
+    parts: dict[bool, tuple[Part, Part, Part]] = {}
+    for again in sorted({again for each in wanted.recomputed for again in (False, each.again)}):
+        built = problems.stage_problem(structure, micro_batch, wanted.storages, again=again)
+        before, block, behind = (Part(built, inner, count) for inner in part_variables(built, folding))
+        parts[again] = before, block, behind
+    return _Room(parts, folding.count, structure.stages, micro_batch, problems.global_batch, wanted, hints)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """When memory is looked at: whether gradients are there, and of how many microbatches what they keep is; and whether what
+    happens once a step counts."""
+
+    gradients: bool
+    in_flight: int
+    once: bool = True
+
+
+_Key = tuple[Recomputed, _Moment, float]
+
+
+class _Room:
+    """How many blocks stages have room for. ``parts`` are what is before the blocks, a block, and what is behind, as they
+    are and recomputed; ``micro_batch`` is the size that their costs are of."""
+
+    def __init__(
+        self, parts: dict[bool, tuple[Part, Part, Part]], blocks: int, stages: int, micro_batch: int, batch: int,
+        wanted: Wanted, hints: Hints,
+    ) -> None:  # fmt: skip
+        self.parts, self.blocks, self.stages = parts, blocks, stages
+        self.micro_batch, self.batch, self.wanted = micro_batch, batch, wanted
+        self.count = batch // micro_batch
+        self.hints = hints
+        self._near = NEAR_LARGE if any(part.is_large for every in parts.values() for part in every) else NEAR
+        self._refines = True
+        self._tried: dict[_Key, dict[float, float]] = {}
+        self._edges: dict[_Key, tuple[tuple[int, ...], list[tuple[float, float]]]] = {}
+
+    def least(self, low: float, high: float, sizes: Sequence[int]) -> float:
+        """The least seconds that are not out of reach for microbatches of these sizes; known to be between two."""
+        if self.is_shut(high, sizes):
+            return high
+        while high - low > PRECISION * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.is_shut(middle, sizes) else (low, middle)
+        return low
+
+    def is_shut(self, seconds: float, sizes: Sequence[int]) -> bool:
+        """Whether no microbatch of these sizes allows for such a step; at prices known to be good, or better ones."""
+        share, kinds = sizes[-1] / self.micro_batch, {ONE_F_ONE_B}
+        if self.stages > 1:
+            counts = [self.batch // size for size in sizes]
+            kinds = {shape.schedule for count in counts for shape in shapes(self.stages, count, self.wanted.schedules)}
+        seconds *= 1 - ROUNDING
+        return all(
+            any(self._held(seconds, kind, share, refines) < self.blocks for refines in (False, True))
+            for kind in sorted(kinds)
+        )
+
+    def _held(self, seconds: float, kind: str, share: float, refines: bool) -> int:
+        """Blocks that the stages have room for, not more than there are; ``share`` of a microbatch is kept and waited for.
+        Prices are those that are known to be good, or better ones are looked for."""
+        self._refines = refines
+        held = 0
+        for stage in range(self.stages):
+            own = min(
+                max(self._capacity(seconds - waits, kind, stage, share, each, once) for each in self.wanted.recomputed)
+                for once, waits in self._waits(kind, stage, held * share, share)
+            )
+            if stage == 0 and own < 1:
+                return -1
+            # Blocks here cost those behind less room than they take, so that as many as there is room for are best; and
+            # where there is room for less than none, fewer ahead would leave no more.
+            held = min(held + own, self.blocks)
+        return held
+
+    def _waits(self, kind: str, stage: int, held: float, share: float) -> list[tuple[bool, float]]:
+        """Seconds that a stage waits for those before it, and whether what it does once a step comes on top."""
+        block = self.parts[False][1]
+        blocks = stage * share if kind == INTERLEAVED else held
+        found = [(True, blocks * block.forward_s)]
+        if stage and kind != ZERO_BUBBLE:
+            found.append((False, blocks * block.shortest_s))
+        return found
+
+    def _moments(self, kind: str, stage: int, once: bool) -> list[_Moment]:
+        """When all warm up, and when the first gradients are there."""
+        ahead = min(self.stages - stage, self.count)
+        in_turn = kind in (GPIPE, ONE_F_ONE_B, MESSAGE_DRIVEN)
+        steady = in_turn or self.count >= STEADY * self.stages
+        if steady and ahead < self.count:
+            return [_Moment(True, _few(ahead), once)]
+        filled = _Moment(False, _few(ahead), once)
+        if self.count == 1:
+            return [filled]
+        return [filled, _Moment(True, _few(min(ahead, self.count - 1)) if steady else 0, once)]
+
+    def _capacity(self, seconds: float, kind: str, stage: int, share: float, recomputed: Recomputed, once: bool) -> int:
+        """Blocks that one stage has room for."""
+        before, _, behind = self.parts[recomputed.again]
+        ends = [part for part, here in ((before, stage == 0), (behind, stage == self.stages - 1)) if here]
+        limit = float(self.wanted.limit)
+        if recomputed.again:
+            limit -= recomputed.fewest * share * self.parts[False][1].least_kept
+        most = 2.0 * (self.blocks + 1)
+        for moment in self._moments(kind, stage, once):
+            price, each = self._price(recomputed, moment, seconds, share, limit)
+            prices = _prices(price, moment, share)
+            left = seconds - sum(part.at(prices).least_s for part in ends) + price * limit
+            most = min(most, left / each if each > 0 else math.inf)
+        return math.floor(most * (1 + ROUNDING))
+
+    def _price(
+        self, recomputed: Recomputed, moment: _Moment, seconds: float, share: float, limit: float
+    ) -> tuple[float, float]:
+        """A price of memory at which few blocks find room, and the least priced seconds of one.
+
+        Of the layouts that are known, a quick one that is too large and a small one that is too slow cost the same at the
+        best price. If another costs less there, it becomes known, and the best price is another one."""
+        tried = self._tried.setdefault((recomputed, moment, share), {})
+        hint = self.hints.get((recomputed, moment.in_flight, moment.once))
+        if hint is not None and not tried:
+            tried[hint] = self._block(_prices(hint, moment, share), recomputed)
+        for _ in range(MOST_PRICES if self._refines or not tried else 0):
+            price = _best_price(self._edge(recomputed, moment, share), seconds, limit)
+            if any(abs(price - other) <= self._near * other for other in tried):
+                break
+            tried[price] = self._block(_prices(price, moment, share), recomputed)
+        best = min(tried.items(), key=lambda entry: (seconds + entry[0] * limit) / max(entry[1], 1e-30))
+        self.hints[recomputed, moment.in_flight, moment.once] = best[0]
+        return best
+
+    def _edge(self, recomputed: Recomputed, moment: _Moment, share: float) -> list[tuple[float, float]]:
+        """Bytes and seconds of the blocks known that are the least at some price, ever fewer bytes."""
+        counts = tuple(len(self.parts[again][1].known(once=moment.once)) for again in (False, recomputed.again))
+        key = recomputed, moment, share
+        if self._edges.get(key, ((), []))[0] != counts:
+            found = []
+            for again, interval, wanted in ((False, 1, recomputed.kept), (True, recomputed.most, recomputed.again)):
+                kept = moment.in_flight * share / interval
+                if wanted:
+                    found += [
+                        (each.seconds, each.stays + moment.gradients * each.gradients + kept * each.kept)
+                        for each in self.parts[again][1].known(once=moment.once)
+                    ]
+            self._edges[key] = counts, _lower_edge(found)
+        return self._edges[key][1]
+
+    def _block(self, prices: Prices, recomputed: Recomputed) -> float:
+        """The least priced seconds of a block."""
+        found = []
+        if recomputed.kept:
+            found.append(self.parts[False][1].at(prices).least_s)
+        if recomputed.again:
+            less = replace(prices, kept=prices.kept / recomputed.most)
+            found.append(self.parts[True][1].at(less).least_s)
+        return min(found)
+
+
+def _lower_edge(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The corners of the lower left edge of the convex hull, from the least first coordinate to the least second one."""
+    corners: list[tuple[float, float]] = []
+    for x, y in sorted(points):
+        if corners and y >= corners[-1][1]:
+            continue
+        while len(corners) > 1:
+            (x1, y1), (x2, y2) = corners[-2:]
+            if (y2 - y1) * (x - x1) < (y - y1) * (x2 - x1):
+                break
+            corners.pop()
+        corners.append((x, y))
+    return corners
+
+
+def _best_price(corners: Sequence[tuple[float, float]], seconds: float, limit: float) -> float:
+    """The price at which mixtures of blocks, each of (seconds, bytes), find least room in so many seconds and bytes."""
+    best, least = 0.0, seconds / corners[0][0]
+    for (quick, large), (slow, small) in pairwise(corners):
+        price = (slow - quick) / (large - small)
+        room = (seconds + price * limit) / (quick + price * large)
+        if room < least:
+            best, least = price, room
+    slow, small = corners[-1]
+    # Where even the smallest are too many for the memory before they are for the time, nothing but bytes counts.
+    return LEAN * slow / small if small > 0 and limit * slow < seconds * small else best
+
+
+def _prices(price: float, moment: _Moment, share: float) -> Prices:
+    return Prices(price, price * moment.gradients, price * moment.in_flight * share, moment.once)
+
+
+def _few(number: int) -> int:
+    """Up to 4, or the power of two below: so few numbers are looked at."""
+    return number if number <= 4 else 1 << (number.bit_length() - 1)

@@ -1,0 +1,141 @@
+"""Bounds of stages under the memory limit: no strategy that exists is shut out, and memory raises bounds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from autosbp.api import PlanOptions, load_cluster, make_plan
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.plan import Costs, Strategy
+from autosbp.search import _space_solver
+from autosbp.search._layouts import Structure
+from autosbp.search._stage_bound import Recomputed, StageBounds, Wanted, _best_price, _lower_edge
+from autosbp.search._stage_costs import Part, Prices
+from autosbp.search._stage_limited import StageLimited
+from autosbp.search._unfold import part_variables
+from autosbp.search._weights import FASTEST, STEP, USE
+from autosbp.search.planner import Planner
+from tests.search.plans import graph_of
+
+GIB = 2**30
+STORAGES = (FASTEST, STEP, USE)
+SCHEDULED = PlanOptions().schedules
+EVERY = (Recomputed(True, False), Recomputed(True, True), Recomputed(False, True, 2, 4))
+BATCH = 64
+Met = list[tuple[Strategy, Costs]]
+
+
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch) -> Met:
+    """The strategies that searches without bounds of stages come to."""
+    found: Met = []
+    costed = _space_solver.SpaceSolver._costs
+
+    def keep(self, graph, strategy, boxing):  # type: ignore[no-untyped-def]
+        costs = costed(self, graph, strategy, boxing)
+        found.append((strategy, costs))
+        return costs
+
+    monkeypatch.setattr(_space_solver.SpaceSolver, "_costs", keep)
+    monkeypatch.setattr(StageLimited, "_bounds_stages", lambda _self, _kind: False)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stages", "schedules", "limit_gib"),
+    [
+        (None, SCHEDULED, 40), (None, SCHEDULED, 2), (2, ONE_F_ONE_B, 2), (2, INTERLEAVED, 4), (2, ZERO_BUBBLE, 4),
+        (4, GPIPE, 40), (4, INTERLEAVED, 40), (4, ONE_F_ONE_B, 2), (4, ZERO_BUBBLE, 40),
+    ],
+)  # fmt: skip
+def test_no_strategy_is_shut_out_with_its_own_memory_as_the_limit(
+    met: Met, stages: int | None, schedules: str | tuple[str, ...], limit_gib: int
+) -> None:
+    graph, cluster = graph_of("gpt2"), load_cluster("dgx-a100-40g:1")
+    kinds = (schedules,) if isinstance(schedules, str) else schedules
+    options = PlanOptions(
+        global_batch=BATCH, memory_limit_bytes=limit_gib * GIB, stages=stages, schedules=kinds, baselines=()
+    )
+    make_plan(graph, cluster, None, options)
+    problems = Planner(graph, cluster, None, PlanOptions(global_batch=BATCH), None).problems
+    assert met
+    for strategy, costs in met:
+        kinds = (strategy.pipeline.schedule,) if strategy.pipeline else (ONE_F_ONE_B,)
+        wanted = Wanted(STORAGES, EVERY, kinds, costs.memory_bytes_per_device)
+        structure = Structure(strategy.num_stages, strategy.mesh)
+        bounds = StageBounds(problems, structure, [strategy.micro_batch], wanted, {})
+        assert bounds.shut(costs.step_time_s * (1 - 1e-7), lambda: False) == [False], (strategy.pipeline, costs)
+        assert 0 < bounds.least(0, costs.step_time_s) <= costs.step_time_s
+
+
+def test_the_memory_limit_raises_the_bound_and_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = graph_of("gpt2"), load_cluster("dgx-a100-40g:1")
+    options = PlanOptions(global_batch=BATCH, memory_limit_bytes=2 * GIB, baselines=(), micro_batch=8, time_limit_s=60)
+    with_bounds = make_plan(graph, cluster, None, options).document
+    monkeypatch.setattr(StageLimited, "_bounds_stages", lambda _self, _kind: False)
+    without = make_plan(graph, cluster, None, options).document
+    assert with_bounds["step_time_s"] <= without["step_time_s"] * (1 + 1e-12)
+    assert without["lower_bound_s"] < with_bounds["lower_bound_s"] <= with_bounds["step_time_s"]
+
+
+def test_larger_microbatches_bound_what_lies_between() -> None:
+    """One problem stands for several sizes: what it says of each is no more than what a problem of its own does."""
+    graph, cluster = graph_of("gpt2"), load_cluster("dgx-a100-40g:1")
+    planner = Planner(graph, cluster, None, PlanOptions(global_batch=BATCH), None)
+    wanted = Wanted(STORAGES, EVERY, (ONE_F_ONE_B,), GIB // 2)
+    structure = next(each for each in planner.structures() if each.stages == 2)
+    sizes = planner.search.micro_batches(2)
+    own = [StageBounds(planner.problems, structure, [size], wanted, {}) for size in sizes]
+    together = StageBounds(planner.problems, structure, sizes, wanted, {})
+    step_s = 0.5
+    shut = together.shut(step_s, lambda: False)
+    assert any(shut) and len([room for room in together._rooms.values() if room]) < len(sizes)
+    for at, each in enumerate(own):
+        assert not shut[at] or each.shut(step_s, lambda: False)[0]
+
+
+def test_no_time_says_nothing() -> None:
+    graph, cluster = graph_of("gpt2"), load_cluster("dgx-a100-40g:1")
+    planner = Planner(graph, cluster, None, PlanOptions(global_batch=BATCH), None)
+    bounds = StageBounds(planner.problems, planner.structures()[0], [8], Wanted(STORAGES, EVERY, (), 1), {})
+    assert bounds.shut(1.0, lambda: True) == [False] and bounds.least(0, 1.0) == 0.0
+
+
+def test_the_best_price_is_the_dual_of_the_largest_mixture() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        points = [(float(t), float(m)) for t, m in rng.uniform(0.1, 1.0, (rng.integers(1, 12), 2))]
+        seconds, limit = rng.uniform(1.0, 20.0, 2)
+        corners = _lower_edge(points)
+        assert corners[0][0] == min(points)[0] and all(a[1] > b[1] for a, b in pairwise(corners))
+        price = _best_price(corners, seconds, limit)
+        room = (seconds + price * limit) / min(t + price * m for t, m in points)
+        most = linprog([-1.0] * len(points), np.array(points).T, [seconds, limit])
+        assert most.fun is not None and room == pytest.approx(-most.fun, rel=1e-4)
+
+
+@pytest.mark.parametrize("micro_batch", [2, 16])
+def test_prices_of_parts_are_concave_and_told_by_what_is_chosen(micro_batch: int) -> None:
+    planner = Planner(graph_of("gpt2"), load_cluster("dgx-a100-40g:1"), None, PlanOptions(global_batch=BATCH), None)
+    problems, structure = planner.problems, planner.structures()[0]
+    assert problems.folding is not None
+    built = problems.stage_problem(structure, micro_batch, STORAGES, again=False)
+    part = Part(built, part_variables(built, problems.folding)[1], BATCH // micro_batch)
+    quick, lean = part.known(once=True)
+    assert lean.stays < quick.stays and lean.seconds > quick.seconds
+    assert 0 < part.forward_s < part.shortest_s <= quick.seconds * micro_batch / BATCH * (1 + 1e-12)
+    steps = np.linspace(0.0, 2 * (lean.seconds - quick.seconds) / (quick.stays - lean.stays), 9).tolist()
+    found = [part.at(Prices(price, price, price)) for price in steps]
+    for price, each in zip(steps, found, strict=True):
+        paid = price * (each.stays + each.gradients + each.kept)
+        assert each.least_s == pytest.approx(each.seconds + paid)
+    rises = [after.least_s - before.least_s for before, after in pairwise(found)]
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(rises))
+    part.is_large = True  # dominated values left out before
+    for price, each in zip(steps[1:], found[1:], strict=True):
+        again = part._priced(Prices(price, price, price))
+        assert again.least_s == pytest.approx(each.least_s, rel=1e-12)
