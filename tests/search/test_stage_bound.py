@@ -72,14 +72,22 @@ def test_no_strategy_is_shut_out_with_its_own_memory_as_the_limit(
         assert 0 < bounds.least(0, costs.step_time_s) <= costs.step_time_s
 
 
-def test_the_memory_limit_raises_the_bound_and_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_raise_the_bound_and_change_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, cluster = graph_of("gpt2"), load_cluster("dgx-a100-40g:1")
-    options = PlanOptions(global_batch=BATCH, memory_limit_bytes=2 * GIB, baselines=(), micro_batch=8, time_limit_s=60)
+    options = PlanOptions(
+        global_batch=BATCH,
+        memory_limit_bytes=2 * GIB,
+        baselines=(),
+        stages=2,
+        schedules=(ONE_F_ONE_B,),
+        time_limit_s=60,
+    )
     with_bounds = make_plan(graph, cluster, None, options).document
     monkeypatch.setattr(StageLimited, "_bounds_stages", lambda _self, _kind: False)
     without = make_plan(graph, cluster, None, options).document
     assert with_bounds["step_time_s"] <= without["step_time_s"] * (1 + 1e-12)
     assert without["lower_bound_s"] < with_bounds["lower_bound_s"] <= with_bounds["step_time_s"]
+    assert with_bounds["gap"] < 0.8 * without["gap"]
 
 
 def test_larger_microbatches_bound_what_lies_between() -> None:
