@@ -96,6 +96,8 @@ class StageBounds:
             if room is None:
                 last = at  # no even split
             self._shut_s[at : last + 1] = [seconds] * (last + 1 - at)
+            if last >= at:
+                self._rooms.pop(at, None)  # a better step is out of reach, too
             at = max(last, at) + 1
         return [each >= seconds for each in self._shut_s]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from autosbp.beside import spread
 from autosbp.sbp.mesh import Mesh
 from autosbp.search._layouts import Structure
 from autosbp.search._recompute import INTERVALS
@@ -50,22 +52,24 @@ class StageLimited(SpaceSolver):
     def settle(self, kind: Kind, tally: Tally) -> None:
         """The least bound of what was kept open, raised by those of stages as far as time allows."""
         level = self._cutoff
-        deadline = max(self.deadline, time.monotonic() + SHARE * self.options.time_limit_s)
+        left = sorted(self.left, key=lambda left: min(left.bounds, default=INFINITE))
+        if self._bounds_stages(kind):
+            deadline = max(self.deadline, time.monotonic() + SHARE * self.options.time_limit_s)
+            tasks = [partial(self._raised, each, kind, level, deadline) for each in left]
+            raised = spread(tasks) if self.problems.pays_to_share else [task() for task in tasks]
+            left = [Left(each.structure, bounds) for each, bounds in zip(left, raised, strict=True)]
+        if left:
+            tally.bounds.append(min(level, *(bound for each in left for bound in each.bounds)))
 
-        def late() -> bool:
-            return time.monotonic() >= deadline
-
-        for left in sorted(self.left, key=lambda left: min(left.bounds, default=INFINITE)):
-            if self._bounds_stages(kind) and min(left.bounds, default=INFINITE) < level and not late():
-                stages = self._bounds_of(left.structure, kind)
-                stages.shut(level, late)
-                left.bounds = [
-                    bound if bound >= level else max(bound, stages.least(at, level))
-                    for at, bound in enumerate(left.bounds)
-                ]
-            level = min(level, *left.bounds) if left.bounds else level
-        if self.left:
-            tally.bounds.append(level)
+    def _raised(self, left: Left, kind: Kind, level: float, deadline: float) -> list[float]:
+        """Its bounds, and those of stages where these are higher, up to a level."""
+        if min(left.bounds, default=INFINITE) >= level:
+            return left.bounds
+        stages = self._bounds_of(left.structure, kind)
+        stages.shut(level, lambda: time.monotonic() >= deadline)
+        return [
+            bound if bound >= level else max(bound, stages.least(at, level)) for at, bound in enumerate(left.bounds)
+        ]
 
     def _bounds_stages(self, kind: Kind) -> bool:
         problems = self.problems
