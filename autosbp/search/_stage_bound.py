@@ -33,6 +33,8 @@ from autosbp.search._unfold import part_variables
 ROUNDING = 1e-9
 MOST_PRICES = 6
 """Prices tried at once, for one number of microbatches in flight."""
+MOST_VARIABLES = 200
+"""Of a part: what lies before or behind the blocks may be most of a model."""
 NEAR, NEAR_LARGE = 0.01, 0.1
 """So near to a price that was tried none is tried again; where parts are large."""
 PRECISION = 1e-4
@@ -68,14 +70,20 @@ Hints = dict[tuple[Recomputed, int, bool], float]
 """Prices that were good, by what may be recomputed and how many microbatches are in flight."""
 
 
+class _TooLargeError(Exception):
+    """A part takes too long to be priced often."""
+
+
 class StageBounds:
-    """Bounds of a structure by the sizes of its microbatches, largest first. Nothing is said where blocks are not known."""
+    """Bounds of a structure by the sizes of its microbatches, largest first. Nothing is said where blocks are not known, or
+    are too large."""
 
     def __init__(
         self, problems: LayoutProblems, structure: Structure, sizes: Sequence[int], wanted: Wanted, hints: Hints
     ) -> None:
         self.problems, self.structure, self.sizes, self.wanted = problems, structure, sizes, wanted
         self.hints = hints
+        self._is_silent = problems.folding is None
         self._rooms: dict[int, _Room | None] = {}
         self._shut_s = [0.0] * len(sizes)
 
@@ -89,9 +97,13 @@ class StageBounds:
             if self._shut_s[at] >= seconds:
                 at += 1
                 continue
-            if self.problems.folding is None or out_of_time():
+            if self._is_silent or out_of_time():
                 break
-            room = self._room(at)
+            try:
+                room = self._room(at)
+            except _TooLargeError:
+                self._is_silent = True
+                break
             last = at - 1 if room is None else self._last_shut(room, at, seconds)
             if room is None:
                 last = at  # no even split
@@ -132,14 +144,19 @@ class StageBounds:
 
 
 def _room(problems: LayoutProblems, structure: Structure, micro_batch: int, wanted: Wanted, hints: Hints) -> _Room:
-    """Raises ``InfeasibleError`` where nothing splits evenly."""
+    """Raises ``InfeasibleError`` where nothing splits evenly, and ``_TooLargeError``."""
     folding = problems.folding
     assert folding is not None
     count = problems.global_batch // micro_batch
     parts: dict[bool, tuple[Part, Part, Part]] = {}
     for again in sorted({again for each in wanted.recomputed for again in (False, each.again)}):
         built = problems.stage_problem(structure, micro_batch, wanted.storages, again=again)
-        before, block, behind = (Part(built, inner, count) for inner in part_variables(built, folding))
+        inner = part_variables(built, folding)
+        if max(map(len, inner)) > MOST_VARIABLES:
+            raise _TooLargeError
+        before, block, behind = (Part(built, each, count) for each in inner)
+        if before.is_huge or block.is_huge or behind.is_huge:
+            raise _TooLargeError
         parts[again] = before, block, behind
     return _Room(parts, folding.count, structure.stages, micro_batch, problems.global_batch, wanted, hints)
 

@@ -21,8 +21,9 @@ from autosbp.search._elimination import Solution, minimise, plan_problem, work_o
 Floats = NDArray[np.float64]
 LEAN = 1e6
 """Times what a quick layout takes in seconds is what it pays for its bytes where nothing but bytes counts."""
-MUCH_WORK = 1e6
-"""Additions of an elimination from which on it is quicker to leave dominated values out before it."""
+MUCH_WORK, MOST_WORK = 1e6, 3e8
+"""Additions of an elimination from which on it is quicker to leave dominated values out before it; and which are too many to
+be made at every price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Part:
         whole, parts = built.problem, [built.detail.parts[v] for v in inner]
         columns = {id(part): _Columns.of(part) for part in parts}
         self.columns = [columns[id(part)] for part in parts]
-        self.switches = [self._switch(built.detail, v) if v < len(built.clusters) else None for v in inner]
+        self._built, self._inner = built, inner
         self.problem = SearchProblem(
             tuple(whole.names[v] for v in inner),
             tuple(part.seconds for part in parts),
@@ -71,12 +72,20 @@ class Part:
         copies = {new[v] for v in near | stored if v in new and v >= len(built.clusters)}
         self.passing = tuple(edge for edge in self.problem.edges if not {edge.u, edge.v} & copies)
         self.program = plan_problem(self.problem)
-        self.is_large = work_of(self.problem, self.program) > MUCH_WORK
+        work = work_of(self.problem, self.program)
+        self.is_large, self.is_huge = work > MUCH_WORK, work > MOST_WORK
         self.count = count
         self.forward_s = sum(part.forward_s for part in parts)
         self.least_kept = sum(float(part.kept.min()) for part in parts)
         self._at: dict[Prices, Priced] = {}
         self._known: dict[bool, list[Priced]] = {False: [], True: []}
+
+    @cached_property
+    def switches(self) -> list[Floats | None]:
+        """Of clusters, what each value pays to stand for another; None of copies."""
+        assert self._built.detail is not None
+        detail, count = self._built.detail, len(self._built.clusters)
+        return [self._switch(detail, variable) if variable < count else None for variable in self._inner]
 
     def _switch(self, detail: Detail, variable: int) -> Floats:
         """What each value pays, row by column, to stand for another with all neighbours as they are."""
