@@ -256,12 +256,13 @@ class _Assembly(TiedParameters):
         layouts = np.unique(np.concatenate(wanted))
         split = np.array([self._local_bytes(table.layouts[at], table.num_bytes) for at in layouts])
         saved = any(self._keeps(user) for user in users)
-        copy_key: Hashable = ("copy", id(table), layouts.tobytes(), saved)
+        twice = saved and self.builder.unary.kept_by_maker(list(users[0].node.refs())[users[0].position])
+        copy_key: Hashable = ("copy", id(table), layouts.tobytes(), saved, twice)
         if copy_key not in self._costs:
             weights = self.builder.weights
             kept = weights.working if users[0].node.name in self.analysis.again else weights.kept
             memory, none = kept * split * saved, np.zeros(len(layouts))
-            self._costs[copy_key] = ValueCosts(none, np.ceil(memory).astype(np.int64), memory, ())
+            self._costs[copy_key] = ValueCosts(none, np.ceil(memory).astype(np.int64), memory * (not twice), ())
         key: Hashable = ("made", id(table), maker.rows.tobytes(), made, layouts.tobytes())
         if key not in self._tables:
             self._tables[key] = self._between(table, table.ids(made, maker.rows), layouts)

@@ -65,8 +65,9 @@ def make_domain(cluster: OpCluster, mesh: Mesh, allowed: Callable[[int, int], bo
 
 @dataclass(frozen=True, slots=True)
 class ValueCosts:
-    """Per value of a variable: weighted seconds and bytes of a step; of these the bytes that a microbatch ``kept``, and what
-    its parameters take, ``stored`` in one way or another; and, without weights, the least seconds of the ops' ``forward``."""
+    """Per value of a variable: weighted seconds and bytes of a step; of these the bytes that a microbatch ``kept``, less what
+    another variable may count, too, and what its parameters take, ``stored`` in one way or another; and, without weights, the
+    least seconds of the ops' ``forward``."""
 
     seconds: Floats
     memory: NDArray[np.int64]
@@ -98,6 +99,7 @@ class UnaryCosts:
         self.graph, self.compute, self.boxing = graph, compute, boxing
         self.again, self.handed = again, handed
         self.num_micro, self.weights = num_micro, weights or Weights(float(num_micro))
+        self.nodes = {node.name: node for node in graph.nodes}
         self.trained = frozenset(leaf.name for leaf in graph.trained)
         self.highs = {leaf.name: leaf.high for leaf in graph.inputs}
         message = shared_message_bytes(graph, bucket_bytes) if message is None else message
@@ -115,7 +117,7 @@ class UnaryCosts:
         are boxed tensors whose memory another variable carries."""
         weights = self.weights
         seconds = np.zeros(len(domain.rows))
-        kept = np.zeros(len(domain.rows))
+        kept, twice = np.zeros((2, len(domain.rows)))
         stored = [none_stored(len(domain.rows)) for _ in self.ways]
         saved: set[tuple[Ref, tuple[Sbp, ...]]] = set()
         forward_s = 0.0
@@ -128,7 +130,9 @@ class UnaryCosts:
             for ref, states in self._saved(domain.cluster, node, shared_reads):
                 if (ref, states) not in saved:
                     saved.add((ref, states))
-                    kept += weight * self._local_bytes(domain, ref, states)
+                    size = weight * self._local_bytes(domain, ref, states)
+                    kept += size
+                    twice += size * (ref.name != node.name and self.kept_by_maker(ref))
             for ref in (Ref(node.name, index) for index in range(len(node.outputs) if self.handed else 0)):
                 if ref in self.handed:
                     kept += weights.handed * self._local_bytes(domain, ref, domain.cluster.output_states(ref))
@@ -143,7 +147,15 @@ class UnaryCosts:
             if node.name == self.graph.loss.name:
                 seconds += self._loss_s(domain)
         total = weights.micro * seconds + stored[0].seconds
-        return ValueCosts(total, np.ceil(kept + stored[0].memory).astype(np.int64), kept, tuple(stored), forward_s)
+        memory = np.ceil(kept + stored[0].memory).astype(np.int64)
+        return ValueCosts(total, memory, kept - twice, tuple(stored), forward_s)
+
+    def kept_by_maker(self, ref: Ref) -> bool:
+        """Whether an op keeps what it makes, of which this is a view: it need not be there a second time."""
+        node = self.nodes.get(ref.name)
+        while node is not None and sharding_of(self.graph, node).free:
+            node = next((self.nodes[source.name] for source in node.refs() if source.name in self.nodes), None)
+        return node is not None and saves_output(self.graph, node)
 
     def _local_bytes(self, domain: Domain, ref: Ref, states: Sequence[Sbp]) -> Floats:
         return self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])

@@ -13,6 +13,9 @@ Waits: stage s begins when those before it are done with the forward pass of the
 backward pass of the last one behind it, beside what it does once a step. With one chunk a stage they pass all of their
 blocks, with several one each at the least; where weight gradients are put off, forward waits alone are sure (Narayanan et
 al. 2021, section 2.2; Qi et al. 2023, section 2.1).
+
+Memory: of blocks that are kept, all that autograd keeps, each tensor once; of those recomputed, what runs are handed; where
+all are, one whole block besides, as there is when backward begins.
 """
 
 from __future__ import annotations
@@ -46,12 +49,11 @@ many microbatches are in flight as there are stages ahead."""
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What may be recomputed: blocks are ``kept``, or made ``again``, or some of them this and some that. No less than
-    ``fewest`` of them are made again together, and no more than ``most``; of these, the first one's input is kept."""
+    """What may be recomputed: blocks are ``kept``, or made ``again``, or some of them this and some that; no more than ``most``
+    are made again together, of which the first one's input is kept."""
 
     kept: bool
     again: bool
-    fewest: int = 1
     most: int = 1
 
 
@@ -232,7 +234,7 @@ class _Room:
     def _waits(self, kind: str, stage: int, held: float, share: float) -> list[tuple[bool, float]]:
         """Seconds that a stage waits for those before it, and whether what it does once a step comes on top."""
         block = self.parts[False][1]
-        blocks = stage * share if kind == INTERLEAVED else held
+        blocks = stage * share if kind in (INTERLEAVED, ZERO_BUBBLE) else held  # chunks of a block each
         found = [(True, blocks * block.forward_s)]
         if stage and kind != ZERO_BUBBLE:
             found.append((False, blocks * block.shortest_s))
@@ -252,11 +254,11 @@ class _Room:
 
     def _capacity(self, seconds: float, kind: str, stage: int, share: float, recomputed: Recomputed, once: bool) -> int:
         """Blocks that one stage has room for."""
-        before, _, behind = self.parts[recomputed.again]
+        before, _, behind = self.parts[not recomputed.kept]
         ends = [part for part, here in ((before, stage == 0), (behind, stage == self.stages - 1)) if here]
         limit = float(self.wanted.limit)
-        if recomputed.again:
-            limit -= recomputed.fewest * share * self.parts[False][1].least_kept
+        if not recomputed.kept:  # when backward begins, a block is there whole
+            limit -= share * self.parts[False][1].least_kept
         most = 2.0 * (self.blocks + 1)
         for moment in self._moments(kind, stage, once):
             price, each = self._price(recomputed, moment, seconds, share, limit)

@@ -88,8 +88,8 @@ class StageLimited(SpaceSolver):
         """What ``Recomputation`` makes of strategies."""
         every = self.options.recompute
         if every:
-            return (Recomputed(False, True, every, every),)
+            return (Recomputed(False, True, every),)
         kept = Recomputed(True, False)
         if len(self.recomputes) == 1:
             return (kept,)
-        return kept, Recomputed(True, True), Recomputed(False, True, min(INTERVALS), max(INTERVALS))
+        return kept, Recomputed(True, True), Recomputed(False, True, max(INTERVALS))

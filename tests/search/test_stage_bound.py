@@ -10,22 +10,29 @@ import pytest
 from scipy.optimize import linprog
 
 from autosbp.api import PlanOptions, load_cluster, make_plan
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.memory import rank_memory
+from autosbp.costmodel.network import NetworkModel
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Costs, Strategy
-from autosbp.search import _space_solver, _stage_bound
+from autosbp.search import SEARCHERS, SearchOptions, _space_solver, _stage_bound
+from autosbp.search._build import ProblemBuilder
 from autosbp.search._layouts import Structure
+from autosbp.search._memory import least_memory
 from autosbp.search._stage_bound import Recomputed, StageBounds, Wanted, _best_price, _lower_edge
 from autosbp.search._stage_costs import Part, Prices
 from autosbp.search._stage_limited import StageLimited
+from autosbp.search._strategy import strategy_of
 from autosbp.search._unfold import part_variables
-from autosbp.search._weights import FASTEST, STEP, USE
+from autosbp.search._weights import AS_USED, FASTEST, STEP, USE, Weights
 from autosbp.search.planner import Planner
 from tests.search.plans import graph_of
 
 GIB = 2**30
 STORAGES = (FASTEST, STEP, USE)
 SCHEDULED = PlanOptions().schedules
-EVERY = (Recomputed(True, False), Recomputed(True, True), Recomputed(False, True, 2, 4))
+EVERY = (Recomputed(True, False), Recomputed(True, True), Recomputed(False, True, 4))
 BATCH = 64
 Met = list[tuple[Strategy, Costs]]
 
@@ -149,3 +156,25 @@ def test_prices_of_parts_are_concave_and_told_by_what_is_chosen(micro_batch: int
     for price, each in zip(steps[1:], found[1:], strict=True):
         again = part._priced(Prices(price, price, price))
         assert again.least_s == pytest.approx(each.least_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "vit-large"])
+def test_what_parts_keep_is_no_more_than_autograd_keeps(model: str) -> None:
+    cluster = load_cluster("dgx-a100-40g:1")
+    graph = graph_of(model).bind(**dict.fromkeys(graph_of(model).symbols, 16))
+    compute = ComputeModel(cluster.device, None)
+    boxing = BoxingModel(NetworkModel(cluster, None), cluster.mesh(), compute.copy_bytes_per_s)
+    weights = Weights(1.0, state=0.0)
+    builder = ProblemBuilder(
+        graph, boxing, compute, num_micro=1, optimizer="adamw", weights=weights, others=(AS_USED,)
+    )  # fmt: skip
+    built = builder.build(None)
+    assert built.detail is not None
+    quick = SEARCHERS["exact"](built.problem, SearchOptions()).assignment
+    for assignment in (quick, least_memory(built.problem, lambda: None).assignment):
+        strategy = strategy_of(
+            built, assignment, graph, boxing, global_batch=16, micro_batch=16, optimizer="adamw"
+        )  # fmt: skip
+        kept = rank_memory(graph, strategy, device="cuda").kept
+        told = sum(float(part.kept[value]) for part, value in zip(built.detail.parts, assignment, strict=True))
+        assert 0.9 * kept < told <= kept
