@@ -13,6 +13,7 @@ import resource
 import sys
 import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 from autosbp.errors import AutosbpError, InputError
@@ -41,9 +42,15 @@ def main() -> None:
         begun_s = _cpu_s()
         print(json.dumps({"begins": number, "cpu_s": begun_s}), file=say, flush=True)
         found = _outcome(target, generator(name, seed, number))
-        peak = 1024 * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        peak = max(_peak_bytes(), 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
         used_s = _cpu_s() - begun_s
         print(json.dumps({"ends": number, "cpu_s": used_s, "peak_bytes": peak, **found}), file=say, flush=True)
+
+
+def _peak_bytes() -> int:
+    """Of this process alone: ``ru_maxrss`` begins with what the one that started it had."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def _cpu_s() -> float:

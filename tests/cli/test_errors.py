@@ -135,7 +135,7 @@ def changed(plan: dict[str, Any], **members: Any) -> dict[str, Any]:
         ({"plan_id": "plan-0000000000000000"}, "is the hash of this plan"),
         ({"strategy": {}}, "strategy.mesh"),
         ({"cluster": []}, "a mapping is expected"),
-        ({"provenance": None}, "plan_id"),
+        ({"provenance": None}, "provenance: None is not accepted"),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "diff", "trial", "export"])
