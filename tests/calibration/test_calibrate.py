@@ -131,7 +131,7 @@ def test_what_a_killed_command_has_measured_is_kept_and_its_ranks_are_not(tmp_pa
     arguments = ["calibrate", "--cluster", "local:2", "--sizes", "1024,65536,4194304", "--no-variants", "-o", str(path)]
     with subprocess.Popen([*COMMAND, *arguments], env=environment(), stderr=subprocess.PIPE) as command:
         assert command.stderr is not None
-        while not command.stderr.readline().startswith(b"[3/25]"):
+        while not command.stderr.readline().startswith(b"[3/"):
             assert command.poll() is None
         command.kill()
     left = read_results(partial)
