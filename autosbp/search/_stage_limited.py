@@ -47,7 +47,10 @@ class StageLimited(SpaceSolver):
         known, or time is over."""
         if self.best is None or not self._bounds_stages(kind):
             return [False] * len(self.micro_batches(structure.stages))
-        return self._bounds_of(structure, kind).shut(self._cutoff, self._out_of_time)
+        stages = self._bounds_of(structure, kind)
+        found = stages.shut(self._cutoff, self._out_of_time)
+        self._hints.setdefault(structure.stages, {}).update(stages.hints)
+        return found
 
     def settle(self, kind: Kind, tally: Tally) -> None:
         """The least bound of what was kept open, raised by those of stages as far as time allows."""
@@ -62,7 +65,8 @@ class StageLimited(SpaceSolver):
             tally.bounds.append(min(level, *(bound for each in left for bound in each.bounds)))
 
     def _raised(self, left: Left, kind: Kind, level: float, deadline: float) -> list[float]:
-        """Its bounds, and those of stages where these are higher, up to a level."""
+        """Its bounds, and those of stages where these are higher, up to a level. What one structure teaches of prices is kept
+        from the others: which process does which makes no difference."""
         if min(left.bounds, default=INFINITE) >= level:
             return left.bounds
         stages = self._bounds_of(left.structure, kind)
@@ -80,7 +84,7 @@ class StageLimited(SpaceSolver):
         if key not in self._stage_bounds:
             wanted = Wanted(kind.storages, self._recomputed(), self.options.schedules, self.limit)
             sizes = self.micro_batches(structure.stages)
-            hints = self._hints.setdefault(structure.stages, {})
+            hints = dict(self._hints.get(structure.stages, {}))
             self._stage_bounds[key] = StageBounds(self.problems, structure, sizes, wanted, hints)
         return self._stage_bounds[key]
 

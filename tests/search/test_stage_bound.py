@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from unittest.mock import Mock
 
@@ -22,7 +23,7 @@ from autosbp.search._layouts import Structure
 from autosbp.search._memory import least_memory
 from autosbp.search._stage_bound import Recomputed, StageBounds, Wanted, _best_price, _lower_edge
 from autosbp.search._stage_costs import Part, Prices
-from autosbp.search._stage_limited import StageLimited
+from autosbp.search._stage_limited import Left, StageLimited
 from autosbp.search._strategy import strategy_of
 from autosbp.search._unfold import part_variables
 from autosbp.search._weights import AS_USED, FASTEST, STEP, USE, Weights
@@ -96,6 +97,23 @@ def test_stages_raise_the_bound_and_change_no_plan(monkeypatch: pytest.MonkeyPat
     assert with_bounds["step_time_s"] <= without["step_time_s"] * (1 + 1e-12)
     assert without["lower_bound_s"] < with_bounds["lower_bound_s"] <= with_bounds["step_time_s"]
     assert with_bounds["gap"] < 0.8 * without["gap"]
+
+
+def test_settling_one_structure_teaches_nothing_of_another() -> None:
+    """So that it makes no difference which of two processes settles which."""
+    graph, cluster = graph_of("gpt2"), load_cluster("dgx-a100-40g:1")
+    planner = Planner(graph, cluster, None, PlanOptions(global_batch=BATCH, memory_limit_bytes=GIB), None)
+    search, kind = planner.search, planner.kind()
+    one, other = [structure for structure in planner.structures() if structure.stages == 2][:2]
+    count = len(search.micro_batches(2))
+    told = []
+    for structures in ((other,), (one, other)):
+        search.begin()
+        for structure in structures:
+            bounds = search._raised(Left(structure, [0.0] * count), kind, 0.5, math.inf)
+        assert len(search._stage_bounds) == len(structures) and not search._hints
+        told.append(bounds)
+    assert told[0] == told[1] and max(told[0]) > 0
 
 
 def test_larger_microbatches_bound_what_lies_between(monkeypatch: pytest.MonkeyPatch) -> None:
