@@ -77,11 +77,12 @@ def capture_hf_config(
     return discover_rules(run(config, seq_len, image_size=image_size))
 
 
-def read_onnx(data: bytes) -> dict[str, Any]:
-    """An ONNX file without its weights, as a document (needs the extra ``onnx``); it is parsed in a process with limits."""
+def read_onnx(data: bytes, shown: str = "...") -> dict[str, Any]:
+    """An ONNX file without its weights, as a document (needs the extra ``onnx``); it is parsed in a process with limits.
+    Errors call it ``shown``."""
     from autosbp.graph.onnx import read_onnx as run
 
-    return dict(run(data).document)
+    return dict(run(data, shown).document)
 
 
 def capture_onnx(document: Mapping[str, Any], name: str | None = None) -> LogicalGraph:

@@ -14,17 +14,26 @@ from __future__ import annotations
 
 import json
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
+from autosbp.bodies import model_body
 from autosbp.cluster import Cluster
-from autosbp.connection import KEY_VARIABLE, Connection, Document, NotFoundError, UnreachableError, error_of
-from autosbp.errors import InputError, ServiceError
+from autosbp.connection import (
+    KEY_VARIABLE,
+    Connection,
+    Document,
+    NotFoundError,
+    TooLargeError,
+    UnreachableError,
+    error_of,
+)
+from autosbp.errors import ServiceError
 
 __all__ = [
     "KEY_VARIABLE",
@@ -33,6 +42,7 @@ __all__ = [
     "Job",
     "NotFoundError",
     "StillRunningError",
+    "TooLargeError",
     "UnreachableError",
     "error_of",
 ]
@@ -111,18 +121,16 @@ class Client:
         hf_config: Mapping[str, Any] | None = None,
         seq_len: int | None = None,
         image_size: int | None = None,
-        onnx: bytes | None = None,
+        onnx: bytes | Path | None = None,
+        name: str | None = None,
     ) -> str:
-        """Store a model given in one of four forms, waiting for its capture if one is needed; the model's id."""
-        given = [form for form in (graph, zoo, hf_config, onnx) if form is not None]
-        if len(given) != 1:
-            raise InputError("model", len(given), "exactly one of graph, zoo, hf_config and onnx is expected")
-        body: Mapping[str, Any] = graph or {"zoo": zoo}
-        if hf_config is not None:
-            sizes = {"seq_len": seq_len, "image_size": image_size}
-            body = {"hf_config": hf_config, **{key: size for key, size in sizes.items() if size is not None}}
-        if onnx is not None:
-            body = {"onnx": b64encode(onnx).decode()}
+        """Store a model given in one of four forms, waiting for its capture if one is needed; the model's id.
+
+        ``onnx`` is a file or its content. Its model is called ``name``; by default as the file, or as its content says.
+        ``TooLargeError`` where the service takes no file as large: capture it here, and post its graph.
+        """
+        sizes = {"seq_len": seq_len, "image_size": image_size}
+        body = model_body(graph, zoo, hf_config, onnx, sizes=sizes, name=name)
         answer = self._at.post("/v1/models", body)
         if "kind" not in answer:
             return str(answer["id"])

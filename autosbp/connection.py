@@ -40,6 +40,10 @@ class NotFoundError(ServiceError):
     """The service does not hold what was asked for."""
 
 
+class TooLargeError(ServiceError):
+    """The service takes no request that large."""
+
+
 class Connection:
     """Sends requests to one service; may be used by several threads.
 
@@ -159,7 +163,7 @@ def error_of(problem: Mapping[str, Any]) -> AutosbpError:
         return _infeasible(problem, detail)
     if name in _BY_DETAIL:
         return _BY_DETAIL[name](detail)
-    refused = NotFoundError if name == "not-found" else ServiceError
+    refused = NotFoundError if name == "not-found" else TooLargeError if problem.get("status") == 413 else ServiceError
     return refused(f"{problem.get('title')} ({problem.get('status')}): {detail}")
 
 

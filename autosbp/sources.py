@@ -104,9 +104,9 @@ def _hugging_face(path: str, seq_len: int | None, image_size: int | None) -> Log
 
 def _onnx(path: str) -> LogicalGraph:
     from autosbp.discovery import discover_rules
-    from autosbp.graph.onnx import capture_onnx, read_onnx_file
+    from autosbp.graph.onnx import capture_onnx, model_name, read_onnx_file
 
-    return discover_rules(capture_onnx(read_onnx_file(Path(path)), Path(path).stem))
+    return discover_rules(capture_onnx(read_onnx_file(Path(path)), model_name(path)))
 
 
 def _factory(model: str) -> LogicalGraph:

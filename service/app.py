@@ -42,6 +42,7 @@ from service.services.jobs import counts
 from service.settings import Settings
 from service.state import State
 from service.web.install import install as install_pages
+from service.web.install import refusal
 from service.work import runner_of
 
 _ROUTES = (  # tried in this order: those that are asked for most come first
@@ -93,7 +94,7 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
     gate = Gate(settings, database)
     app.state.service, app.state.failure = State(settings, database, runner, gate, feed, metrics), None
     app.state.chores = Chores(database, chores_of(settings, database))
-    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, answer=refusal)
     app.add_middleware(Edge, metrics=metrics, access_log=settings.access_log)
     handlers.install(app)
     for routes in _ROUTES:

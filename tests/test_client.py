@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,7 +24,7 @@ from autosbp.errors import (
     UnsupportedError,
 )
 from service.problems import problem_of
-from tests.service import documents
+from tests.service import documents, onnx_files
 from tests.service.server import Server
 
 
@@ -66,6 +67,24 @@ def test_a_model_is_posted_as_a_name_of_the_zoo_or_as_a_configuration(client: Cl
         client.post_model(hf_config={"model_type": "abacus"})
 
 
+def test_an_onnx_file_is_posted_by_its_path_or_its_content(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "my perceptron.onnx"
+    path.write_bytes(onnx_files.good())
+    model = client.post_model(onnx=path)
+    assert client.get_model(model)["name"] == "my-perceptron"
+    assert model == client.post_model(onnx=onnx_files.good(), name="my-perceptron")
+    assert client.get_model(client.post_model(onnx=onnx_files.good()))["name"] == "perceptron"
+    for bad in onnx_files.refused():
+        path.write_bytes(bad.content)
+        with pytest.raises(InputError, match=re.escape(bad.words)) as refused:
+            client.post_model(onnx=path)
+        assert refused.value.field == bad.field, bad.name
+    with pytest.raises(InputError, match="sizes of all dims but the batch"):
+        client.post_model(onnx=onnx_files.of_any_width())
+    with pytest.raises(InputError, match="readable file"):
+        client.post_model(onnx=tmp_path / "none.onnx")
+
+
 def test_errors_come_back_as_the_library_raises_them(client: Client) -> None:
     with pytest.raises(InputError) as refused:
         client.post_cluster({**documents.cluster(), "levels": []})
@@ -100,6 +119,8 @@ def test_exactly_one_form_of_model_is_given(client: Client) -> None:
         client.post_model()
     with pytest.raises(InputError, match="exactly one"):
         client.post_model(documents.graph(), zoo="gpt2")
+    with pytest.raises(InputError, match="a name is for an ONNX file"):
+        client.post_model(zoo="gpt2", name="mine")
 
 
 def test_a_number_that_json_cannot_hold_is_an_input_error(client: Client) -> None:

@@ -37,7 +37,8 @@ def is_id(text: str) -> bool:
 
 
 def post_model(client: Client, model: str, sizes: ModelSizes = NO_SIZES) -> str:
-    """Store a MODEL: the service reads its own zoo and captures Hugging Face configs, all else is captured here."""
+    """Store a MODEL: the service reads its own zoo and captures Hugging Face configs and ONNX files, all else is captured
+    here; so is an ONNX file that is too large for it."""
     scheme, _, rest = model.partition(":")
     if is_id(model):
         return model
@@ -45,6 +46,13 @@ def post_model(client: Client, model: str, sizes: ModelSizes = NO_SIZES) -> str:
         return client.post_model(hf_config=read_file(Path(rest)), seq_len=sizes.seq_len, image_size=sizes.image_size)
     if scheme == "zoo" and sizes == NO_SIZES:
         return client.post_model(zoo=rest)
+    if scheme == "onnx" and sizes == NO_SIZES:
+        from autosbp.client import TooLargeError
+
+        try:
+            return client.post_model(onnx=Path(rest))
+        except TooLargeError as error:
+            note(f"{error}; {rest} is captured here")
     return client.post_model(read_model(model, sizes).to_dict())
 
 

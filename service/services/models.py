@@ -32,9 +32,7 @@ _PATIENCE_S = 5.0
 def create(state: State, body: Document) -> tuple[ModelRow, bool] | JobRow:
     """Store a graph document or a model of the zoo, or queue the capture of a configuration or an ONNX model."""
     if "hf_config" in body or "onnx" in body:
-        payload = HfModel.read(body).model_dump() if "hf_config" in body else _onnx(state.settings, body)
-        with state.database.write() as session:
-            return jobs.again(state, session) or jobs.submit(state, session, "capture", payload)
+        return submit(state, HfModel.read(body).model_dump() if "hf_config" in body else _onnx(state.settings, body))
     if "zoo" in body:
         source = f"zoo:{ZooModel.read(body).zoo}"
         model = api.capture(source)
@@ -46,18 +44,28 @@ def create(state: State, body: Document) -> tuple[ModelRow, bool] | JobRow:
         return store(session, model, source)
 
 
-def _onnx(settings: Settings, body: Document) -> dict[str, Any]:
-    """The payload of the capture of an ONNX file: what it holds, without weights. One is parsed at a time."""
+def submit(state: State, payload: Document) -> JobRow:
+    """Queue a capture."""
+    with state.database.write() as session:
+        return jobs.again(state, session) or jobs.submit(state, session, "capture", payload)
+
+
+def _onnx(settings: Settings, body: Document) -> Document:
     request = OnnxModel.read(body)
-    content = request.content()
+    return read_onnx(settings, request.content(), request.name)
+
+
+def read_onnx(settings: Settings, content: bytes, name: str | None, shown: str | None = None) -> Document:
+    """The payload of the capture of an ONNX file: what it holds, without weights. One is parsed at a time. Errors call it
+    ``shown``, or by its model's name."""
     if not _PARSER.acquire(timeout=_PATIENCE_S):
         raise too_many(_PATIENCE_S, "other ONNX files are being parsed")
     try:
-        found = api.read_onnx(content)
+        found = api.read_onnx(content, shown or name or "...")
     finally:
         _PARSER.release()
     _check_size(settings, len(found["nodes"]))
-    return {"onnx": found, "name": check_name("name", request.name or found["name"])}
+    return {"onnx": found, "name": check_name("name", name or found["name"])}
 
 
 def _check_size(settings: Settings, num_ops: int) -> None:

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 
 from autosbp.errors import InputError
 
-_MOST_FIELDS = 200
+WITH_FILES = "multipart/form-data"
+_MOST_FIELDS, _MOST_FILES = 200, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that was chosen in a form: its name as the browser says it, and its content."""
+
+    name: str
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The fields that were filled in; empty ones are absent."""
+    """The fields that were filled in, and the files that were chosen; empty ones are absent."""
 
     fields: Mapping[str, str]
+    files: Mapping[str, Upload] = field(default_factory=dict)
 
     @staticmethod
     def parse(body: bytes) -> Form:
@@ -51,7 +63,23 @@ class Form:
 
 
 async def _form(request: Request) -> Form:
-    return Form.parse(await request.body())
+    kind, _, parameters = request.headers.get("content-type", "").lower().partition(";")
+    if kind.strip() != WITH_FILES:
+        return Form.parse(await request.body())
+    if "charset" in parameters:
+        raise InputError("form", kind, "fields in UTF-8 are expected, and no charset of another kind")
+    most_bytes = request.app.state.service.settings.max_body_bytes  # of the body; so a part needs no smaller limit
+    try:
+        async with request.form(max_files=_MOST_FILES, max_fields=_MOST_FIELDS, max_part_size=most_bytes) as parts:
+            given = parts.multi_items()
+            texts = {name: one.strip() for name, one in given if isinstance(one, str) and one.strip()}
+            chosen = {name: one for name, one in given if isinstance(one, UploadFile) and one.filename}
+            files = {name: Upload(str(one.filename), await one.read()) for name, one in chosen.items()}
+    except HTTPException as error:
+        if error.status_code != 400:
+            raise
+        raise InputError("form", str(error.detail), "the parts of a browser's form are expected") from None
+    return Form(texts, files)
 
 
 FormDep = Annotated[Form, Depends(_form)]

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from service.db import Database
-from service.handlers import methods_of
+from service.handlers import answer_to, methods_of
 from service.settings import Settings
 from service.web import assets
 from service.web.route import HEADERS, failed
@@ -48,14 +48,22 @@ def install(app: FastAPI, settings: Settings, database: Database) -> None:
     async def lost(request: Request, error: Exception) -> Response:
         if not _is_of_browser(request):
             return await usual(request, error)
-        response = failed(request, error)
+        response = refusal(request, error)
         if response.status_code == 405:
             response.headers["allow"] = methods_of(request)
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
         return response
 
     app.add_exception_handler(HTTPException, lost)
+
+
+def refusal(request: Request, error: Exception) -> Response:
+    """What is said to a request that reached no route: a page to a browser, a problem document to a program."""
+    if not _is_of_browser(request):
+        return answer_to(error, request.url.path)
+    response = failed(request, error)
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response
 
 
 def _is_of_browser(request: Request) -> bool:

@@ -24,6 +24,7 @@ _HELP = {
     401: "This service asks for an API key. Whoever runs it can make one with “autosbp keys create”.",
     403: "Another key may be allowed to do this.",
     404: "It may have been deleted, or it may be another tenant’s.",
+    413: "Go back: the form is as you left it.",
     429: "Wait a moment, then load the page again.",
     500: "The service’s log says what happened, under the request id below.",
     503: "Load the page again in a moment.",

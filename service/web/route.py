@@ -17,6 +17,7 @@ from service.handlers import answer_to
 from service.models import KeyRow
 from service.problems import ProblemError
 from service.state import State
+from service.web.forms import WITH_FILES
 from service.web.rendering import problem_page
 from service.web.sessions import COOKIE, Session, Sessions
 
@@ -31,7 +32,7 @@ HEADERS = {
     "vary": "cookie, hx-request",
 }
 """Of every page, in the place of those that the interface has."""
-_FORM = "application/x-www-form-urlencoded"
+_FORMS = ("application/x-www-form-urlencoded", WITH_FILES)
 
 
 class PageRoute(GuardedRoute):
@@ -70,9 +71,12 @@ class PageRoute(GuardedRoute):
         """403 for a form that another site's page sends, 415 for a body that is no form."""
         check_origin(request)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != _FORM:
+        if kind not in _FORMS:
             raise ProblemError(
-                415, "media-type", "The body is no form", f"{_FORM} is expected, not {kind or 'nothing'}"
+                415,
+                "media-type",
+                "The body is no form",
+                f"one of {', '.join(_FORMS)} is expected, not {kind or 'nothing'}",
             )
 
 

@@ -11,7 +11,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from autosbp.errors import InputError
 from autosbp.graph import onnx
-from autosbp.graph.onnx import Skeleton, read_onnx, read_onnx_file
+from autosbp.graph.onnx import Skeleton, model_name, read_onnx, read_onnx_file
 from benchmarks.fuzz._corpus import onnx_models
 
 
@@ -140,6 +140,24 @@ def test_files_that_are_not_there_or_too_large_are_refused(tmp_path: Path, monke
     monkeypatch.setattr(onnx, "MAX_FILE_BYTES", 10)
     with pytest.raises(InputError, match="at most 10 bytes"):
         read_onnx(written(plain()))
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("model.onnx", "model"),
+        ("/there/resnet50-v1.5.onnx", "resnet50-v1.5"),
+        ("C:\\there\\bert_base.onnx", "bert_base"),
+        ("My model (2).onnx", "My-model-2-"),
+        ("Größe.onnx", "Gr-e"),
+        (".onnx", "onnx"),
+        ("模型.onnx", None),
+        ("", None),
+        ("a" * 100, "a" * 64),
+    ],
+)
+def test_a_model_is_called_as_its_file_in_letters_that_every_name_may_have(file: str, name: str | None) -> None:
+    assert model_name(file) == name
 
 
 def test_the_process_has_no_more_memory_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

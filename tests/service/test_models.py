@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from benchmarks.fuzz._corpus import onnx_models
-from tests.service import documents
+from tests.service import documents, onnx_files
 
 
 def test_a_graph_is_stored_under_its_hash_and_read_back(client: TestClient) -> None:
@@ -115,6 +115,7 @@ def test_an_onnx_file_is_captured_by_a_job_and_its_weights_are_not_stored(shared
         ({"onnx": b64encode(onnx_models()[1]).decode()}, "model.graph.node[1].op_type"),
         ({"onnx": "aGVsbG8=", "name": "../x"}, "name"),
         ({"onnx": "aGVsbG8=", "zoo": "mlp"}, "zoo"),
+        ({"onnx": b64encode(onnx_files.external()).decode()}, "model.graph.initializer"),
     ],
 )
 def test_a_bad_onnx_file_is_422_and_makes_no_job(shared: TestClient, body: dict[str, Any], field: str) -> None:

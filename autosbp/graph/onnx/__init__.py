@@ -19,16 +19,16 @@ from typing import IO, Any
 from autosbp.errors import InputError, UnsupportedError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.onnx._child import NO_PACKAGE
+from autosbp.graph.onnx._files import MAX_FILE_BYTES, model_name, read_content
 from autosbp.graph.onnx._skeleton import Skeleton
 
-MAX_FILE_BYTES = 256 * 2**20
 MEMORY_BYTES = 768 * 2**20
 """Private memory of the process: about twice the largest file, and what Python and the parser take."""
 CPU_S = 30
 _WALL_S = 300.0
 _MOST_SAID = 64 * 2**20
 
-__all__ = ["Skeleton", "capture_onnx", "read_onnx", "read_onnx_file"]
+__all__ = ["MAX_FILE_BYTES", "Skeleton", "capture_onnx", "model_name", "read_content", "read_onnx", "read_onnx_file"]
 
 
 def capture_onnx(skeleton: Skeleton, name: str | None = None) -> LogicalGraph:
@@ -59,8 +59,8 @@ def read_onnx_file(path: Path) -> Skeleton:
         return _read(file, num_bytes, str(path))
 
 
-def read_onnx(data: bytes) -> Skeleton:
-    """The skeleton of a model in ``data``; every op of it is one that is read.
+def read_onnx(data: bytes, shown: str = "...") -> Skeleton:
+    """The skeleton of a model in ``data``, which errors call ``shown``; every op of it is one that is read.
 
     Raises:
         InputError: for what is too large, no ONNX, has external data or an unknown op, or needs more than a limit.
@@ -69,7 +69,7 @@ def read_onnx(data: bytes) -> Skeleton:
     with TemporaryFile() as file:
         file.write(data)
         file.seek(0)
-        return _read(file, len(data), "...")
+        return _read(file, len(data), shown)
 
 
 def _read(file: IO[bytes], num_bytes: int, shown: str) -> Skeleton:

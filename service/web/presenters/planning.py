@@ -10,13 +10,19 @@ from typing import Any
 
 from autosbp.cluster import presets
 from autosbp.errors import InputError
+from autosbp.graph.onnx import MAX_FILE_BYTES
 from autosbp.jsonio import loads
 from autosbp.pipeline import SCHEDULES
 from autosbp.search import SEARCHERS
 from autosbp.zoo.catalog import read_catalog
-from service.web.forms import Form
+from service.web.forms import Form, Upload
 
 _GIB = 2**30
+ONNX = "onnx"
+"""The field of the ONNX file, and the source that it is."""
+AGAIN = "again"
+"""The field that names a capture which failed: the form is shown again as it was."""
+_ROOM_BYTES = 2**16
 _FEW_DEVICES = ("local", "emulated")
 
 
@@ -30,9 +36,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a form asks for: bodies for the services; ``model_id``, ``cluster_id`` where stored ones were chosen."""
+    """What a form asks for: bodies for the services, or an ONNX file; ``model_id``, ``cluster_id`` where stored ones were
+    chosen."""
 
     model: Mapping[str, Any] | None
+    onnx: Upload | None
     model_id: str | None
     cluster: Mapping[str, Any] | None
     cluster_id: str | None
@@ -64,6 +72,17 @@ def schedules() -> tuple[str, ...]:
     return tuple(SCHEDULES)
 
 
+def most_file_bytes(max_body_bytes: int) -> int:
+    """How large a file may be so that the form around it is no larger than a body may be."""
+    return min(max(max_body_bytes - _ROOM_BYTES, max_body_bytes // 2), MAX_FILE_BYTES)
+
+
+def is_of_model(problem: Mapping[str, Any]) -> bool:
+    """Whether a problem is of the ONNX file."""
+    field = str(problem.get("field", ""))
+    return field in (ONNX, "model") or field.startswith("model.")
+
+
 def _described(preset: Mapping[str, Any]) -> str:
     if "groups" in preset:
         return " and ".join(f"{group['name']}: {_described(group)}" for group in preset["groups"])
@@ -73,16 +92,27 @@ def _described(preset: Mapping[str, Any]) -> str:
 
 def asked(form: Form) -> Asked:
     """``InputError`` names the field of the form."""
-    model_id, model = _model(form)
+    onnx = _onnx(form) if form.text("source") == ONNX else None
+    model_id, model = (None, None) if onnx else _model(form)
     cluster_id, cluster = _cluster(form)
-    return Asked(model, model_id, cluster, cluster_id, form.text("calibration_id"), _options(form))
+    return Asked(model, onnx, model_id, cluster, cluster_id, form.text("calibration_id"), _options(form))
 
 
 def carried(form: Form) -> dict[str, str]:
     """The fields that a form repeats when the capture of its model is over."""
     return {
-        name: value for name, value in form.fields.items() if name not in ("source", "hf_config", "zoo", "model_id")
+        name: value
+        for name, value in form.fields.items()
+        if name not in ("source", "hf_config", "zoo", "model_id", AGAIN)
     }
+
+
+def once_more(form: Form, captured: Mapping[str, Any]) -> Form:
+    """The form as it was before the capture of its model: what was ``captured`` says where that was from."""
+    fields = {name: value for name, value in form.fields.items() if name not in (AGAIN, "model_id")}
+    if "onnx" in captured:
+        return Form({**fields, "source": ONNX})
+    return Form({**fields, "source": "config", "hf_config": json.dumps(captured.get("hf_config"), indent=2)})
 
 
 def _model(form: Form) -> tuple[str | None, dict[str, Any] | None]:
@@ -92,12 +122,29 @@ def _model(form: Form) -> tuple[str | None, dict[str, Any] | None]:
     if source == "zoo":
         return None, {"zoo": _needed(form, "zoo", "a model of the zoo")}
     if source != "config":
-        raise InputError("source", source, "zoo, config or stored is expected")
-    config = loads(_needed(form, "hf_config", "the content of a config.json"), "hf_config")
+        raise InputError("source", source, "zoo, config, onnx or stored is expected")
+    config = loads(form.text("hf_config") or _config_file(form), "hf_config")
     if not isinstance(config, dict):
         raise InputError("hf_config", json.dumps(config)[:100], "a JSON object is expected")
     sizes = {name: form.integer(name) for name in ("seq_len", "image_size")}
     return None, {"hf_config": config, **{name: size for name, size in sizes.items() if size is not None}}
+
+
+def _onnx(form: Form) -> Upload:
+    if ONNX not in form.files:
+        raise InputError(ONNX, None, "an ONNX file is expected: choose one")
+    return form.files[ONNX]
+
+
+def _config_file(form: Form) -> str:
+    """The text of the file; browsers that run scripts have put it into the field."""
+    file = form.files.get("hf_config_file")
+    if file is None:
+        raise InputError("hf_config", None, "the content of a config.json is expected")
+    try:
+        return file.content.decode()
+    except UnicodeDecodeError as error:
+        raise InputError("hf_config", file.name, f"JSON in UTF-8 is expected ({error})") from None
 
 
 def _cluster(form: Form) -> tuple[str | None, dict[str, Any] | None]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from autosbp.errors import AutosbpError
+from autosbp.errors import AutosbpError, InputError
+from autosbp.graph.onnx import model_name
 from service.jobs._base import FINAL
 from service.models import JobRow, ModelRow, SearchRow
-from service.problems import ProblemError, problem_of
-from service.schemas._base import PathId
+from service.problems import ProblemError, not_found, problem_of
+from service.schemas._base import ID_PATTERN, Document, PathId
+from service.schemas.options import PlanOptions
 from service.schemas.searches import SearchRequest
 from service.services import calibrations, clusters, jobs, models, searches, strategies
 from service.services._window import Window
 from service.state import State, StateDep
-from service.web.forms import Form, FormDep
+from service.web.forms import Form, FormDep, Upload
 from service.web.presenters import planning
 from service.web.presenters.lists import job_line
 from service.web.presenters.strategy import brief
@@ -40,11 +43,16 @@ def form(request: Request, state: StateDep, model_id: Chosen = "", cluster_id: C
 
 @routes.post("/plan")
 def plan(request: Request, state: StateDep, given: FormDep) -> Response:
-    """Store what is new and search; a Hugging Face configuration is captured first, by a job."""
+    """Store what is new and search; a Hugging Face configuration or an ONNX file is captured first, by a job."""
     try:
+        if (failed := given.text(planning.AGAIN)) is not None:
+            return _again(request, state, given, failed)
         asked = planning.asked(given)
+        PlanOptions.read(dict(asked.options)).checked()
+        parsed = None if asked.onnx is None else _parsed(state, asked.onnx)
         cluster_id = asked.cluster_id or clusters.create(state, dict(asked.cluster or {}))[0].id
         outcome = None if asked.model is None else models.create(state, dict(asked.model))
+        outcome = outcome if parsed is None else models.submit(state, parsed)
         if isinstance(outcome, JobRow):
             return _form(request, state, given, 202, waiting=outcome, cluster_id=cluster_id)
         model_id = asked.model_id or (outcome[0].id if outcome else "")
@@ -56,6 +64,22 @@ def plan(request: Request, state: StateDep, given: FormDep) -> Response:
         problem = problem_of(error)
         return _form(request, state, given, int(problem["status"]), problem=problem)
     return RedirectResponse(f"/searches/{job.payload['search_id']}", 303)
+
+
+def _parsed(state: State, file: Upload) -> Document:
+    """The payload of the capture of an ONNX file; the form says which file is refused, and why."""
+    most_bytes = planning.most_file_bytes(state.settings.max_body_bytes)
+    if len(file.content) > most_bytes:
+        value, limit = f"{file.name}, {len(file.content)} bytes", f"a file of at most {most_bytes} bytes is expected"
+        raise InputError(planning.ONNX, value, limit)
+    return models.read_onnx(state.settings, file.content, model_name(file.name), file.name)
+
+
+def _again(request: Request, state: State, given: Form, job_id: str) -> Response:
+    """The form as it was before its model could not be captured, with the reason."""
+    if re.fullmatch(ID_PATTERN, job_id) is None or (job := jobs.get(state, job_id)).kind != "capture":
+        raise not_found("capture", job_id)
+    return _form(request, state, planning.once_more(given, job.payload), problem=job.problem)
 
 
 @routes.get("/plan/captures/{job_id}")
@@ -116,6 +140,8 @@ def _form(
         given=given.fields,
         problem=problem,
         wrong=(problem or {}).get("field", ""),
+        wrong_file=problem is not None and planning.is_of_model(problem),
+        most_bytes=planning.most_file_bytes(state.settings.max_body_bytes),
         zoo=planning.zoo(),
         presets=planning.cluster_presets(),
         searchers=planning.searchers(),

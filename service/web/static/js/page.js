@@ -58,6 +58,19 @@ function showChosen(form) {
   }
 }
 
+// A file that the service would refuse for its size is told of before it is sent.
+function checkSize(input) {
+  const most = Number(input.dataset.mostBytes);
+  const large = [...input.files].find((file) => file.size > most);
+  const field = input.getAttribute("aria-label") ?? input.labels[0].textContent;
+  const words = large ? `${field}: ${large.name} has ${large.size.toLocaleString("en")} bytes; at most ${most.toLocaleString("en")} bytes are accepted.` : "";
+  input.setCustomValidity(words);
+  if (large) input.setAttribute("aria-invalid", "true");
+  else input.removeAttribute("aria-invalid");
+  document.getElementById(`${input.id}-wrong`).textContent = words;
+  return !large;
+}
+
 async function readFile(input) {
   const target = document.getElementById(input.dataset.readInto);
   const file = input.files[0];
@@ -99,7 +112,8 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("change", (event) => {
   const form = event.target.closest("form[data-choices]");
   if (form) showChosen(form);
-  if (event.target.matches("[data-read-into]")) readFile(event.target);
+  const small = !event.target.matches("[data-most-bytes]") || checkSize(event.target);
+  if (small && event.target.matches("[data-read-into]")) readFile(event.target);
   countTicks();
 });
 

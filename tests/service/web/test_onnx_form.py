@@ -1,0 +1,184 @@
+"""The form with files: an ONNX file is parsed when it is posted, captured by a job, and planned; whatever is wrong with it, the
+form comes back with the reason and with all else that was filled in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from httpx import Response
+from starlette.testclient import TestClient
+
+from service.settings import Settings
+from service.web.presenters.planning import most_file_bytes
+from tests.service import documents, onnx_files
+from tests.service.conftest import running
+from tests.service.onnx_files import Refused
+from tests.service.web.conftest import FORM, HOSTILE, HTML, Stored
+from tests.service.web.html import Page
+
+FILLED = {"source": "onnx", "preset": "local", "nodes": "2", "global_batch": "8", "time_limit_s": "5", "stages": "1"}
+HEADERS = {**HTML, **FORM}
+
+
+def send(client: TestClient, name: str, content: bytes, **changes: str) -> Response:
+    """Fill in the form and choose a file."""
+    files = {"onnx": (name, content, "application/octet-stream")}
+    return client.post("/plan", data={**FILLED, **changes}, files=files, headers=HEADERS, follow_redirects=False)
+
+
+def values(page: Page) -> dict[str, str]:
+    """What fields of a page hold."""
+    return {one.attributes.get("name", ""): one.attributes.get("value", "") for one in page.all("input")}
+
+
+def waited(stored: Stored, answer: Response) -> tuple[Page, dict[str, Any]]:
+    """The page that waits for a capture, and the job once it has ended."""
+    page = Page.of(answer.text)
+    path = next(one.attributes["hx-get"] for one in page.elements if "hx-get" in one.attributes)
+    return page, documents.wait(stored.client, path.rsplit("/", 1)[1])
+
+
+def test_an_onnx_file_is_captured_and_planned_under_the_name_of_the_file(stored: Stored) -> None:
+    answer = send(stored.client, "My perceptron (2).onnx", onnx_files.good())
+    assert answer.status_code == 202 and "is being captured" in answer.text
+    page, job = waited(stored, answer)
+    assert job["state"] == "succeeded", job
+    model = stored.client.get(job["resource"]).json()
+    assert (model["name"], model["source"], model["summary"]["num_parameters"]) == ("My-perceptron-2-", "onnx", 15)
+    carried = {name: value for name, value in values(page).items() if value}
+    carried |= {"source": "stored", "model_id": model["id"]}
+    planned = stored.client.post("/plan", data=carried, headers=HEADERS, follow_redirects=False)
+    assert planned.status_code == 303, planned.text
+    search = stored.client.get(f"/v1{planned.headers['location']}").json()
+    assert search["model_id"] == model["id"] and search["options"]["stages"] == 1
+    stored.client.post(f"/v1/jobs/{search['job']['id']}:cancel")
+
+
+@pytest.mark.parametrize("bad", onnx_files.refused(), ids=lambda bad: bad.name)
+def test_a_file_that_is_no_model_is_told_of_in_the_form_and_nothing_else_is_lost(stored: Stored, bad: Refused) -> None:
+    def kept() -> list[list[str]]:
+        paths = ("/v1/jobs", "/v1/models", "/v1/clusters")
+        return [[one["id"] for one in stored.client.get(path).json()["items"]] for path in paths]
+
+    before = kept()
+    answer = send(stored.client, bad.name, bad.content, nodes="3")
+    page = Page.of(answer.text)
+    assert (answer.status_code, page.stray) == (422, [])
+    assert 'role="alert"' in answer.text and bad.field in answer.text and bad.words in answer.text
+    file = next(one for one in page.all("input") if one.attributes.get("name") == "onnx")
+    assert file.attributes["aria-invalid"] == "true" and "trouble" in file.attributes["aria-describedby"].split()
+    shown = values(page)
+    assert {name: shown[name] for name in ("nodes", "global_batch", "time_limit_s", "stages")} == {
+        "nodes": "3", "global_batch": "8", "time_limit_s": "5", "stages": "1",
+    }  # fmt: skip
+    chosen = [one.attributes.get("value") for one in page.all("input") if "checked" in one.attributes]
+    assert "onnx" in chosen and "choose it again" in answer.text
+    assert kept() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"), [({"nodes": "two"}, "nodes"), ({"stages": "0"}, "stages"), ({"preset": "none"}, "none")]
+)
+def test_another_field_that_is_wrong_is_told_of_before_anything_is_captured(
+    stored: Stored, changes: dict[str, str], field: str
+) -> None:
+    before = stored.client.get("/v1/jobs").json()["items"]
+    answer = send(stored.client, "model.onnx", onnx_files.good(), **changes)
+    assert answer.status_code == 422 and field in answer.text and "choose it again" in answer.text
+    assert stored.client.get("/v1/jobs").json()["items"] == before
+
+
+def test_no_file_is_a_missing_field(stored: Stored) -> None:
+    for answer in (send(stored.client, "", b""), stored.client.post("/plan", data=FILLED, headers=HEADERS)):
+        assert answer.status_code == 422 and "an ONNX file is expected: choose one" in answer.text
+
+
+def test_a_model_that_cannot_be_captured_leads_back_to_the_form_as_it_was(stored: Stored) -> None:
+    page, job = waited(stored, send(stored.client, "wide.onnx", onnx_files.of_any_width()))
+    assert job["state"] == "failed" and "sizes of all dims but the batch" in job["problem"]["detail"]
+    shown = stored.client.get(f"/plan/captures/{job['id']}", headers={"hx-request": "true"}).text
+    back = next(one for one in Page.of(shown).all("button") if "Back to the form" in one.text)
+    fields = {**{name: value for name, value in values(page).items() if value}, "again": back.attributes["value"]}
+    answer = stored.client.post("/plan", data=fields, headers=HEADERS)
+    again = Page.of(answer.text)
+    assert answer.status_code == 200 and "sizes of all dims but the batch" in answer.text
+    assert values(again)["stages"] == "1" and values(again)["global_batch"] == "8"
+    chosen = [one.attributes.get("value") for one in again.all("input") if "checked" in one.attributes]
+    assert "onnx" in chosen
+
+
+def test_a_configuration_that_cannot_be_captured_comes_back_too(stored: Stored) -> None:
+    fields = {**FILLED, "source": "config", "hf_config": '{"model_type": "abacus"}'}
+    _, job = waited(stored, stored.client.post("/plan", data=fields, headers=HEADERS))
+    answer = stored.client.post("/plan", data={**FILLED, "again": job["id"]}, headers=HEADERS)
+    assert answer.status_code == 200 and "&#34;model_type&#34;: &#34;abacus&#34;" in answer.text
+    for unknown in ("job-none", "\x00", stored.job):
+        answer = stored.client.post("/plan", data={**FILLED, "again": unknown}, headers=HEADERS)
+        assert answer.status_code == 404, unknown
+
+
+def test_a_configuration_file_is_read_where_no_script_has_read_it(stored: Stored) -> None:
+    def chosen(content: bytes) -> Response:
+        fields = {**FILLED, "source": "config"}
+        return stored.client.post("/plan", data=fields, files={"hf_config_file": ("c.json", content)}, headers=HEADERS)
+
+    _, job = waited(stored, chosen(b'{"model_type": "abacus"}'))
+    assert "abacus" in str(job["problem"])
+    for content in (b"\xff\xfe", b"{", b"[1]"):
+        answer = chosen(content)
+        assert answer.status_code == 422 and "hf_config" in answer.text, content
+
+
+def test_names_of_files_are_text(stored: Stored) -> None:
+    answer = send(stored.client, f"{HOSTILE}.onnx", b"nothing")
+    assert answer.status_code == 422 and "&lt;img src=x" in answer.text
+    assert "<script>alert" not in answer.text and "<img src=x" not in answer.text
+
+
+def plain(boundary: bytes, *parts: bytes) -> bytes:
+    return b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts) + b"--" + boundary + b"--\r\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", b""),
+        ("multipart/form-data; boundary=x", b"no parts"),
+        ("multipart/form-data; boundary=x", plain(b"x", b"Content-Disposition: form-data\r\n\r\nvalue")),
+        ("multipart/form-data; boundary=x", plain(b"x", *[b'Content-Disposition: form-data; name="a"\r\n\r\nb'] * 201)),
+        ("multipart/form-data; boundary=x; charset=undefined", plain(b"x")),
+        ("multipart/form-data; boundary=x; charset=unicode_escape", plain(b"x")),
+    ],
+)
+def test_what_no_browser_sends_is_a_page_about_the_form(stored: Stored, kind: str, body: bytes) -> None:
+    answer = stored.client.post("/plan", content=body, headers={**HEADERS, "content-type": kind})
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "text/html; charset=utf-8"), answer.text
+    assert "form" in answer.text and len(Page.of(answer.text).all("h1")) == 1
+
+
+def test_a_file_that_is_too_large_is_told_of_with_the_limit(settings: Settings) -> None:
+    limit = 100_000
+    most = most_file_bytes(limit)
+    with running(settings.model_copy(update={"max_body_bytes": limit})) as client:
+        form = client.get("/plan", headers=HTML).text
+        assert f'data-most-bytes="{most}"' in form
+        answer = send(client, "large.onnx", bytes(most + 1))
+        assert answer.status_code == 422 and "global_batch" in answer.text
+        assert f"large.onnx, {most + 1} bytes" in answer.text and f"at most {most} bytes" in answer.text
+        answer = send(client, "larger.onnx", bytes(limit))
+        page = Page.of(answer.text)
+        assert (answer.status_code, answer.headers["content-type"]) == (413, "text/html; charset=utf-8")
+        assert f"{limit} bytes: it has" in answer.text and "Go back" in answer.text and page.stray == []
+        assert "content-security-policy" in answer.headers and answer.headers["connection"] == "close"
+        refused = client.post("/v1/models", content=bytes(limit + 1), headers={"content-type": "application/json"})
+        assert (refused.status_code, refused.headers["content-type"]) == (413, "application/problem+json")
+        assert client.get("/v1/jobs").json()["items"] == []
+
+
+def test_a_file_can_be_as_large_as_the_form_says(settings: Settings) -> None:
+    for limit in (1024, 65_536, 200_000, 64 * 2**20, 2**40):
+        assert limit // 2 <= most_file_bytes(limit) < limit or most_file_bytes(limit) == 256 * 2**20
+    with running(settings.model_copy(update={"max_body_bytes": 100_000})) as client:
+        answer = send(client, "most.onnx", bytes(most_file_bytes(100_000)))
+        assert answer.status_code == 422 and "an ONNX file is expected" in answer.text
