@@ -155,12 +155,12 @@ class Client:
         *,
         point_s: float = 0.25,
         op_s: float = 0.25,
-        budget_s: float = 130.0,
+        budget_s: float = 165.0,
         variants: bool = True,
     ) -> Job:
         """Queue a calibration of a cluster and of the ops of some models; ``result["calibration_id"]``. ``point_s`` and
-        ``op_s`` are the seconds spent on one size of a collective and on one direction of an op, ``budget_s`` those of all
-        collectives; ``variants`` are other placements of the same group shapes."""
+        ``op_s`` are the most seconds spent on one size of a collective and on one direction of an op, ``budget_s`` those
+        of the whole measurement; ``variants`` are other placements of the same group shapes."""
         body = {
             "cluster_id": cluster_id,
             "model_ids": list(model_ids),

@@ -11,7 +11,6 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from autosbp.api import Calibration, Cluster, LogicalGraph, PlanOptions, capture
 from autosbp.cluster import Device, Level
 from autosbp.costmodel.calibration import OpTime
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.op_bench import run_op
+from autosbp.costmodel.op_bench import call_seconds, run_op
 from autosbp.executor.measure import step_memory
 from autosbp.executor.parameters import full_parameters
 from autosbp.executor.training import Trainer, random_batch
@@ -61,25 +60,9 @@ def op_time(key: str, kind: str) -> OpTime:
 def _median_s(call: Callable[[], object], kind: str) -> float:
     for _ in range(3):
         call()
-    once = max(_timed_s(call, 1, kind), 1e-7)
+    once = max(call_seconds(call, 1, kind), 1e-7)
     calls = max(1, min(200, round(BOX_S / REPEATS / once)))
-    return statistics.median(_timed_s(call, calls, kind) for _ in range(REPEATS))
-
-
-def _timed_s(call: Callable[[], object], calls: int, kind: str) -> float:
-    if kind == "cpu":
-        started = time.perf_counter()
-        for _ in range(calls):
-            call()
-        return (time.perf_counter() - started) / calls
-    event: Any = torch.cuda.Event  # untyped in torch
-    begin, end = event(enable_timing=True), event(enable_timing=True)
-    begin.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return float(1e-3 * begin.elapsed_time(end) / calls)
+    return statistics.median(call_seconds(call, calls, kind) / calls for _ in range(REPEATS))
 
 
 def op_errors(graph: LogicalGraph, cluster: Cluster, kind: str) -> dict[str, Any]:

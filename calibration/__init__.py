@@ -26,8 +26,9 @@ from calibration._launch import launch as measure
 from calibration._nccl_log import NcclLog
 from calibration._nccl_run import calibrate_with_nccl_tests
 from calibration._nccl_tests import import_nccl_log, read_nccl_log
+from calibration._pooling import share_fits
 from calibration._report import report_html
-from calibration._request import DEFAULT_SIZES, Request
+from calibration._request import BUDGET_S, DEFAULT_SIZES, Request
 from calibration._results import assemble, read_results
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "read_nccl_log",
     "read_results",
     "report_html",
+    "share_fits",
 ]
 
 
@@ -59,7 +61,7 @@ def calibrate(
     workdir: Path | None = None,
     point_s: float = 1.0,
     op_s: float = 0.25,
-    budget_s: float = 130.0,
+    budget_s: float = BUDGET_S,
     stall_s: float = 60.0,
     variants: bool = True,
     launch: Launch = run_ranks,
@@ -72,12 +74,12 @@ def calibrate(
             A size is rounded up to a whole number of float32 per rank.
         repeats: most repeats per size; fewer (three at least) where ``point_s`` seconds, or its part of ``budget_s``, do
             not hold as many. The calibration's notes say how many points have fewer.
-        op_keys: ops to time with all ranks running at once, as ``autosbp.costmodel.op_bench`` reads them; ``op_s``
-            seconds for each of forward and backward.
+        op_keys: ops to time with all ranks running at once, as ``autosbp.costmodel.op_bench`` reads them, heaviest
+            first; ``op_s`` seconds, at most, for each of forward and backward.
         method: ``relative`` or ``ols``, see ``calibration._fit``.
         timeout_s: limit of the whole run.
-        budget_s: time box of all collectives together. Sizes that it does not hold are left out, but for the smallest
-            three, and the calibration's notes name them.
+        budget_s: time box of the run, from the start of the ranks to their end. Sizes that it does not hold are left
+            out, but for the smallest three, and so are the lightest ops; the calibration's notes tell.
         stall_s: a run that measures nothing new for so long hangs, and is ended.
         variants: also measure one group alone, and contiguous beside strided groups.
         launch: how ranks are started: on this machine over the loopback interface, by default.

@@ -2,27 +2,27 @@
 
 The model is linear in both (``autosbp.costmodel.network``): ``time = alpha_count alpha + beta_factor bytes beta``. Where
 the points show that the rate changes with size (a switch of protocol, a cache left behind), beta changes at a measured
-size; time stays continuous and never falls with size.
+size; time stays continuous and never falls with size. ``calibration._pooling`` lets collectives that cannot be told apart
+share one fit.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from math import prod
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import f as f_distribution
 
 from autosbp.costmodel.calibration import CollectiveFit, Point
-from autosbp.costmodel.network import alpha_count, beta_factor
 from autosbp.errors import CalibrationError, InputError
-from calibration._regression import OUTLIER_WEIGHT, SCALE_FLOOR, LineFit, plain, relative
+from calibration._regression import OUTLIER_WEIGHT, SCALE_FLOOR, LineFit, plain
+from calibration._rows import Rows
 
 METHODS = ("relative", "ols")
 MIN_POINTS = 3
-BETA_FLOOR_S_PER_BYTE = 1e-15  # 1 PB/s: times that do not grow with size say only that beta is too small to see
 MAX_KNOTS = 3
 KNOT_SIGNIFICANCE = 0.01
 MIN_GAIN = 0.5  # a knot must at least halve the relative error: a better line than needed predicts no better
@@ -41,20 +41,25 @@ def fit_collective(
     """
     if method not in METHODS:
         raise InputError("method", method, f"one of {', '.join(METHODS)} is expected")
-    name = f"{kind} over {'x'.join(map(str, group_shape))}"
-    _check(name, points)
-    ranks = prod(group_shape)
-    sizes = np.array([point.num_bytes for point in points], dtype=np.float64)
-    times = np.array([point.median_s for point in points], dtype=np.float64)
-    factors = alpha_count(kind, ranks), beta_factor(kind, ranks)
+    _check(f"{kind} over {'x'.join(map(str, group_shape))}", points)
+    rows = Rows.of(kind, group_shape, points)
     if method == "ols":
-        knots: tuple[int, ...] = ()
-        line = plain(_columns(sizes, factors, ()), times)
-    else:
-        knots, line = _with_knots(sizes, times, factors)
-    residuals = line.predicted - times
-    errors = np.abs(residuals / times)
-    spread = float(np.sum((times - times.mean()) ** 2))
+        return fit_of(kind, group_shape, points, (), plain(rows.columns(()), rows.times))
+    knots, line = _with_knots(rows)
+    weighed = zip(points, line.weights, strict=True)
+    outliers = tuple(point.num_bytes for point, weight in weighed if weight < OUTLIER_WEIGHT)
+    return replace(fit_of(kind, group_shape, points, knots, line), outliers=outliers)
+
+
+def fit_of(
+    kind: str, group_shape: tuple[int, ...], points: Sequence[Point], knots: Sequence[int], line: LineFit
+) -> CollectiveFit:
+    """What ``line`` says of these points; it may have been fitted to others, too."""
+    rows = Rows.of(kind, group_shape, points)
+    predicted: _Array = rows.columns(knots) @ line.values
+    residuals = predicted - rows.times
+    errors = np.abs(residuals / rows.times)
+    spread = float(np.sum((rows.times - rows.times.mean()) ** 2))
     unexplained = float(np.sum(residuals**2))
     r2 = 1.0 - unexplained / spread if spread > 0 else float(unexplained == 0)
     betas = [float(beta) for beta in line.values[1:]]
@@ -63,34 +68,20 @@ def fit_collective(
         knots=tuple(zip(knots, betas[1:], strict=True)),
         alpha_interval_s=line.interval(0),
         beta_interval_s_per_byte=line.interval(1),
-        outliers=tuple(int(size) for size, weight in zip(sizes, line.weights, strict=True) if weight < OUTLIER_WEIGHT),
     )  # fmt: skip
 
 
-def _columns(sizes: _Array, factors: tuple[float, float], knots: Sequence[int]) -> _Array:
-    """Columns of the linear model: latencies, then the bytes of each piece, times their factors."""
-    edges = [0.0, *map(float, knots), math.inf]
-    pieces = [np.clip(sizes, low, high) - low for low, high in zip(edges, edges[1:], strict=False)]
-    return np.stack([np.full_like(sizes, factors[0]), *(factors[1] * piece for piece in pieces)], axis=1)
-
-
-def _with_knots(sizes: _Array, times: _Array, factors: tuple[float, float]) -> tuple[tuple[int, ...], LineFit]:
+def _with_knots(rows: Rows) -> tuple[tuple[int, ...], LineFit]:
     """Add the knot that helps most while an F-test of the robust residuals says that it is no accident."""
-
-    def fit(knots: Sequence[int]) -> LineFit:
-        columns = _columns(sizes, factors, knots)
-        floor = np.array([0.0, *[BETA_FLOOR_S_PER_BYTE] * (columns.shape[1] - 1)])
-        return relative(columns, times, floor)
-
     knots: tuple[int, ...] = ()
-    best = fit(knots)
-    candidates = [int(size) for size in np.unique(sizes)[1:-1]]
+    best = rows.fitted(knots)
+    candidates = [int(size) for size in np.unique(rows.sizes)[1:-1]]
     while len(knots) < MAX_KNOTS:
-        left = len(sizes) - best.values.size - 2  # a knot takes two: its beta and its place
+        left = len(rows.sizes) - best.values.size - 2  # a knot takes two: its beta and its place
         trials = [tuple(sorted((*knots, size))) for size in candidates if size not in knots]
         if left < 1 or not trials:
             break
-        fits = [(fit(trial), trial) for trial in trials]
+        fits = [(rows.fitted(trial), trial) for trial in trials]
         line, chosen = min(fits, key=lambda pair: pair[0].loss)
         gain = (best.loss - line.loss) / 2 / max(line.loss / left, 1e-300)
         chance = len(trials) * f_distribution.sf(gain, 2, left)  # Bonferroni: the best of so many trials

@@ -81,7 +81,7 @@ def continue_or_begin(request: Request, path: Path) -> None:
     same = known.request_id == request.request_id and not known.taken
     if text and not same and not known.done:
         path.rename(path.with_name(f"results-{known.request_id or 'unknown'}.jsonl"))
-    header = {"request": request.request_id, "owner": [os.getpid(), start_ticks(os.getpid())]}
+    header = {"request": request.request_id, "owner": [os.getpid(), start_ticks(os.getpid())], "at_s": time.time()}
     part = path.with_name(f"{path.name}.part")
     part.write_bytes((text if same else b"") + canonical(header) + b"\n")
     part.rename(path)  # another file: what a rank that was left writes to the old one is lost

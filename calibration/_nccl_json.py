@@ -56,7 +56,15 @@ def read_nccl_json(text: str, path: Path, kind: str | None = None) -> NcclLog:
         raise CalibrationError(f"{path.name}: truncated or empty: no rows of a message size above 0")
     algbw, busbw = max(rates)
     factor = busbw / algbw if algbw >= MIN_ALGBW else None
-    return NcclLog(kind, tuple(sides[0]), tuple(sides[1]), factor, 0)
+    return NcclLog(kind, tuple(sides[0]), tuple(sides[1]), factor, 0, _num_groups(config))
+
+
+def _num_groups(config: object) -> int | None:
+    """Where the devices are listed, each has the number of its group."""
+    devices = config.get("devices") if isinstance(config, dict) else None
+    groups = [one.get("group") for one in devices if isinstance(one, dict)] if isinstance(devices, list) else []
+    numbers = [group for group in groups if type(group) is int]
+    return max(numbers) + 1 if numbers else None
 
 
 def _side(entry: object, where: str, size: int) -> tuple[float, float, float]:

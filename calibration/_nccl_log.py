@@ -27,7 +27,8 @@ class NcclLog:
     """Points of one collective; medians are nccl-tests' means, without a spread.
 
     ``bus_factor`` is busbw / algbw where it is known, which tells the number of ranks; ``num_skipped`` counts the
-    pieces of rows whose message size was lost between other lines.
+    pieces of rows whose message size was lost between other lines; ``num_groups`` ran at once, None where the log does
+    not list its devices.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class NcclLog:
     in_place: tuple[Point, ...]
     bus_factor: float | None
     num_skipped: int
+    num_groups: int | None = None
 
 
 def kind_of(given: str | None, program: str, path: Path) -> str:

@@ -23,6 +23,7 @@ from autosbp.errors import CalibrationError, InputError
 from calibration._launch import Progress
 from calibration._nccl_log import TOOLS
 from calibration._nccl_tests import import_nccl_log
+from calibration._pooling import share_fits
 
 LAUNCHERS = ("auto", "direct", "mpirun", "srun")
 HOME = "NCCL_TESTS_HOME"
@@ -147,11 +148,15 @@ def calibrate_with_nccl_tests(
         # With MPI the report is where rank 0 ran, which may be another machine.
         log = report if report.exists() else stem.with_suffix(".txt")
         try:
-            fits.append(import_nccl_log(log, cluster, group.shape, kind=kind, in_place=in_place, method=method))
+            at_once = cluster.num_devices // prod(group.shape) if extra else 1
+            fit = import_nccl_log(
+                log, cluster, group.shape, kind=kind, in_place=in_place, method=method, num_groups=at_once
+            )
+            fits.append(fit)
         except CalibrationError as error:
             raise CalibrationError(f"{name}: {error}; the output is in {workdir}") from None
     notes = (f"measured by nccl-tests, started by {launcher}, {'in' if in_place else 'out of'} place",)
-    return Calibration(cluster, "nccl", method, tuple(fits), notes=notes)
+    return Calibration(cluster, "nccl", method, tuple(share_fits(fits) if method == "relative" else fits), notes=notes)
 
 
 def _writes_json(program: str, environment: Mapping[str, str]) -> bool:

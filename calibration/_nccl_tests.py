@@ -2,8 +2,9 @@
 ``_nccl_json``'s; this is the text.
 
 A row is ``size count type redop [root]``, then ``time algbw busbw #wrong`` out of place and again in place; older
-releases have no ``root`` and an ``error`` column. ``size`` is the full message as the cost model counts it. Launchers
-may tag lines, also in the middle of a row, and break rows over lines; a run may end early.
+releases have no ``root`` and an ``error`` column, newer ones may have columns of single iterations behind each and a time of
+day at the end. ``size`` is the full message as the cost model counts it. Launchers may tag lines, also in the middle of a
+row, and break rows over lines; a run may end early.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from calibration._nccl_json import read_nccl_json
 from calibration._nccl_log import MIN_ALGBW, NcclLog, kind_of
 
 _TAG = re.compile(r"\[\d+(?:,\d+)*\](?:<std\w+>:?)?|^\s*\d+:\s")  # mpirun --tag-output, srun --label
+_TIME_OF_DAY = re.compile(r"\s\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
+_GROUP = re.compile(r"#\s+Rank\s+\d+\s+Group\s+(\d+)\s")
+_TIMES = ("time", "cputime")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|inf|N/A", re.IGNORECASE)
 _SIDE = 4  # time algbw busbw #wrong
 _RATIO_TOLERANCE = 0.02
@@ -67,7 +71,9 @@ def read_nccl_log(path: Path, kind: str | None = None) -> NcclLog:
                 side.append(Point(row.size, _microseconds(values[0], path.name, row) * 1e-6, 0.0, repeats))
     if not sides[0]:
         raise CalibrationError(f"{path.name}: truncated or empty: no rows of a message size above 0")
-    return NcclLog(kind, tuple(sides[0]), tuple(sides[1]), _bus_factor(rows), num_skipped)
+    groups = [int(number) for number in _GROUP.findall(text)]
+    num_groups = max(groups) + 1 if groups else None
+    return NcclLog(kind, tuple(sides[0]), tuple(sides[1]), _bus_factor(rows), num_skipped, num_groups)
 
 
 def import_nccl_log(
@@ -78,12 +84,13 @@ def import_nccl_log(
     kind: str | None = None,
     in_place: bool = False,
     method: str = "relative",
+    num_groups: int | None = None,
 ) -> CollectiveFit:
     """The fit of one nccl-tests run over groups of ``group_shape`` of ``cluster``, to put in a ``Calibration``.
 
-    nccl-tests runs one group at a time: links that several groups would share are measured unshared. Raises
-    ``InputError`` when the shape is not one of the cluster's or contradicts the log's bus bandwidth, and
-    ``CalibrationError`` as ``read_nccl_log`` and ``fit_collective`` do.
+    ``num_groups`` ran at once: by default as many as the log tells, else one. Where more would share links, the fit is of
+    so many alone, and all at once are predicted from it. Raises ``InputError`` when the shape is not one of the cluster's
+    or contradicts the log's bus bandwidth, and ``CalibrationError`` as ``read_nccl_log`` and ``fit_collective`` do.
     """
     limits = tuple(level.count for level in cluster.levels)
     fits_in = len(group_shape) == len(limits) and all(
@@ -99,19 +106,28 @@ def import_nccl_log(
             group_shape,
             f"the log's busbw / algbw is {log.bus_factor:.3f}, but {expected:.3f} for {prod(group_shape)} ranks",
         )
-    return fit_collective(log.kind, group_shape, log.in_place if in_place else log.out_of_place, method)
+    fit = fit_collective(log.kind, group_shape, log.in_place if in_place else log.out_of_place, method)
+    at_once = num_groups or log.num_groups or 1
+    return replace(fit, num_groups=at_once if at_once < _sharing(cluster, group_shape) else None)
+
+
+def _sharing(cluster: Cluster, group_shape: tuple[int, ...]) -> int:
+    """How many groups of a shape go over the same link of a node, or of whatever is outermost among what they cross."""
+    inside = next(at for at, count in enumerate(group_shape) if count > 1) + 1
+    return prod(level.count for level in cluster.levels[inside:]) // prod(group_shape[inside:])
 
 
 def _columns(text: str) -> list[str] | None:
     """The names of the columns, where a header line gives them."""
     match = re.search(r"^.*#\s+(size\s+count\s+type\b.*)$", text, re.MULTILINE)
-    return _TAG.sub(" ", match[1]).split() if match else None
+    return [name for name in _TAG.sub(" ", match[1]).split() if name != "timestamp"] if match else None
 
 
 def _rows(text: str, name: str) -> tuple[list[_Row], int]:
     """All rows, joined where they were broken over lines, and the number of pieces without a message size."""
     columns = _columns(text)
     width = len(columns) if columns else None
+    starts_of = [at for at, name in enumerate(columns or ()) if name in _TIMES]
     rows: list[_Row] = []
     begun: list[str] = []
     num_skipped = 0
@@ -127,7 +143,8 @@ def _rows(text: str, name: str) -> tuple[list[_Row], int]:
         if len(begun) > full:
             raise CalibrationError(f"{name} line {number}: a row of {len(begun)} columns; {full} are expected")
         if len(begun) == full:
-            rows.append(_Row(number, int(begun[0]), tuple(begun[-2 * _SIDE :])))
+            sides = [begun[at : at + _SIDE] for at in starts_of] if len(starts_of) == 2 else [begun[-2 * _SIDE :]]
+            rows.append(_Row(number, int(begun[0]), tuple(value for side in sides for value in side)))
             begun = []
     if begun:
         raise CalibrationError(f"{name}: truncated: the last row is not complete")
@@ -137,7 +154,7 @@ def _rows(text: str, name: str) -> tuple[list[_Row], int]:
 def _data_lines(text: str) -> Iterator[tuple[int, list[str]]]:
     """Lines without tags that are a row's beginning (``size count type``) or only figures."""
     for number, line in enumerate(text.splitlines(), start=1):
-        tokens = _TAG.sub(" ", line).split()
+        tokens = _TIME_OF_DAY.sub("", _TAG.sub(" ", line)).split()
         begins = len(tokens) > 2 and tokens[0].isdigit() and tokens[1].isdigit() and all(map(_is_number, tokens[5:]))
         if tokens and (begins or all(map(_is_number, tokens))):
             yield number, tokens

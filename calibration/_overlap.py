@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 
 from autosbp.costmodel.overlap import Overlap
+from calibration._budget import OVERLAP_S
 from calibration._collectives import gather_series, largest, wait_for_device
 from calibration._request import OVERLAP
 from calibration._waiting import computation
 
-NUM_ROUNDS = 9
+NUM_ROUNDS, LEAST_ROUNDS = 9, 3
 OUTLASTS = 3.0
 """The all-reduce alone takes at least so many times as long as the burst."""
 _SMALLEST, _LARGEST = 2**16, 2**27
@@ -36,7 +37,9 @@ def measure_overlap(device: torch.device, log: Any, made: set[str]) -> None:
     alone_s = _slowest_s(burst, device)
     message = _message(OUTLASTS * alone_s, device)
     log.beat()
-    rows = [_round(burst, message, device) for _ in range(NUM_ROUNDS)]
+    rows: list[tuple[float, float, float, float]] = []
+    while len(rows) < LEAST_ROUNDS or (len(rows) < NUM_ROUNDS and sum(map(_spent_s, rows)) < OVERLAP_S):
+        rows.append(_round(burst, message, device))
     compute = max(median(row[0] / row[1] for row in rows) - 1.0, 0.0)
     lost = median((row[2] - row[3]) / row[0] for row in rows)
     network = min(max(lost, 0.0) / max(1.0 - lost, 1e-9), Overlap.HIGH)
@@ -72,6 +75,12 @@ def _round(
     alone_s = _slowest_s(partial(dist.all_reduce, message), device)
     computed_s, together_s = (largest(each, device) for each in (computed_s, together_s))
     return computed_s, burst_s, together_s, alone_s
+
+
+def _spent_s(row: tuple[float, float, float, float]) -> float:
+    """What a round took: the burst within the time of both."""
+    _, burst_s, together_s, alone_s = row
+    return burst_s + together_s + alone_s
 
 
 def _timed(call: Callable[[], object], device: torch.device) -> float:

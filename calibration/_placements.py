@@ -19,13 +19,18 @@ from autosbp.sbp.mesh import Mesh
 class Placement:
     """Groups over the mesh axes ``axes``: all of them, or the first ``num_groups``.
 
-    ``label`` is ``contiguous`` or ``strided`` where the shape has both, else None.
+    ``label`` is ``contiguous`` or ``strided`` where the shape has both, else None. A ``variant`` is no placement that plans
+    are charged with.
     """
 
     group_shape: tuple[int, ...]
     axes: tuple[int, ...]
     label: str | None = None
     num_groups: int | None = None
+
+    @property
+    def variant(self) -> bool:
+        return self.num_groups is not None or self.label == "contiguous"
 
     @property
     def name(self) -> str:

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log2, log10, prod
+from math import ceil, floor, log2, log10
 
 import numpy as np
 
 from autosbp.costmodel.calibration import CollectiveFit
-from autosbp.costmodel.network import AlphaBeta, Floats, alpha_count, beta_factor
+from autosbp.costmodel.network import fitted_s
 
 WIDTH, HEIGHT, RESIDUAL_HEIGHT = 360, 220, 110
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 8, 30
 _STEPS = 64
-
-
-def predicted_s(fit: CollectiveFit, num_bytes: Sequence[float]) -> Floats:
-    """Seconds that the fit gives for messages of these sizes; below 0 where a plain least-squares fit is."""
-    ranks = prod(fit.group_shape)
-    curve = AlphaBeta(fit.alpha_s, fit.beta_s_per_byte, True, fit.knots)
-    sizes = np.array(num_bytes, dtype=np.float64)
-    times: Floats = alpha_count(fit.kind, ranks) * fit.alpha_s + beta_factor(fit.kind, ranks) * curve.transfer_s(sizes)
-    return times
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +41,7 @@ def time_plot(fit: CollectiveFit) -> str:
         parts.append(_tick(y(10.0**power), seconds_text(10.0**power)))
     parts += [_knot(x(size), HEIGHT) for size, _ in fit.knots]
     sizes = [float(size) for size in np.geomspace(fit.points[0].num_bytes, fit.points[-1].num_bytes, _STEPS)]
-    curve = [(x(size), y(time)) for size, time in zip(sizes, predicted_s(fit, sizes), strict=True)
+    curve = [(x(size), y(time)) for size, time in zip(sizes, fitted_s(fit, np.array(sizes)), strict=True)
              if log10(max(time, 1e-30)) >= y.low]  # fmt: skip
     parts.append(f'<polyline class="fit" points="{" ".join(f"{at},{height}" for at, height in curve)}"/>')
     for point in fit.points:
@@ -65,7 +56,7 @@ def time_plot(fit: CollectiveFit) -> str:
 def residual_plot(fit: CollectiveFit) -> str:
     """Fitted over measured time, less one, in percent."""
     x = _sizes(fit)
-    predicted = predicted_s(fit, [point.num_bytes for point in fit.points])
+    predicted = fitted_s(fit, np.array([point.num_bytes for point in fit.points], dtype=np.float64))
     values = [100 * (float(time) / point.median_s - 1) for time, point in zip(predicted, fit.points, strict=True)]
     limit = max(5.0, *(abs(value) * 1.1 for value in values))
     y = _Scale(-limit, limit, RESIDUAL_HEIGHT - BOTTOM, TOP, float)

@@ -8,9 +8,9 @@ from html import escape
 from autosbp.costmodel.calibration import KINDS, Calibration, CollectiveFit
 from autosbp.costmodel.network import NetworkModel
 from autosbp.jsonio import canonical
-from calibration._fit import BETA_FLOOR_S_PER_BYTE
 from calibration._placements import placements
 from calibration._plots import bytes_text, residual_plot, seconds_text, time_plot
+from calibration._rows import BETA_FLOOR_S_PER_BYTE
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1180px; padding: 0 1em; color: #1a1a1a; }
@@ -25,7 +25,7 @@ svg .y { text-anchor: end; } .frame { fill: none; stroke: #bbb; } .grid { stroke
 """
 _MEASURED = (
     "collective", "group", "alpha", "95 % interval", "1 / beta", "95 % interval", "R2", "median error", "largest error",
-    "knots", "outliers",
+    "knots", "outliers", "shared with",
 )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def report_html(calibration: Calibration) -> str:
         "<ul>", *(f"<li>{escape(fact)}</li>" for fact in facts), "</ul>",
         "<h2>Fits</h2>", _table(_MEASURED, map(_row, calibration.collectives)),
         "<h2>Predicted from the levels, not measured</h2>",
-        _table(("collective", "group", "alpha", "1 / beta"), predicted) if predicted else "<p>None.</p>",
+        _table(("collective", "group", "alpha", "1 / beta", "from"), predicted) if predicted else "<p>None.</p>",
         "<h2>Measured points against the fit</h2>",
         "<p>Points are medians, bars interquartile ranges, hollow points outliers, dashed lines knots.</p>",
         '<div class="fits">', *map(_figure, calibration.collectives), "</div>",
@@ -69,6 +69,7 @@ def _row(fit: CollectiveFit) -> Sequence[str]:
         f"{100 * fit.max_relative_error:.1f} %",
         "; ".join(f"{_rate(slope)} from {bytes_text(size)}" for size, slope in fit.knots) or "-",
         ", ".join(map(bytes_text, fit.outliers)) or "-",
+        ", ".join(fit.shared_with) or "-",
     )
 
 
@@ -80,7 +81,10 @@ def _predicted(calibration: Calibration) -> Iterable[Sequence[str]]:
         for kind in KINDS:
             found = network.alpha_beta(kind, shape)
             if not found.measured:
-                yield kind, "x".join(map(str, shape)), _signed(found.alpha_s), _rate(found.beta_s_per_byte)
+                source = "the cluster's description"
+                if found.based_on is not None:
+                    source = f"{found.based_on[0]} over {'x'.join(map(str, found.based_on[1]))}"
+                yield kind, "x".join(map(str, shape)), _signed(found.alpha_s), _rate(found.beta_s_per_byte), source
 
 
 def _figure(fit: CollectiveFit) -> str:

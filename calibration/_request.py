@@ -17,6 +17,8 @@ from calibration._placements import Placement, placements
 BACKENDS = ("gloo", "nccl")
 MIN_SIZES = 3
 MAX_SIZE_BYTES = 2**32
+BUDGET_S = 165.0
+"""With the start of the command and the fits, a calibration so takes less than three minutes."""
 OVERLAP = "compute beside an all-reduce"
 """The name of the measurement of ``calibration._overlap``."""
 SHARING = "compute while others of the same cores wait"
@@ -32,8 +34,8 @@ _HOW_LONG = ("timeout_s", "stall_s")  # they limit a run, and say nothing of wha
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One run. ``budget_s`` is the time box of all collectives, ``point_s`` that of one size of one of them, ``op_s``
-    that of one direction of one op.
+    """One run. ``budget_s`` is the time box of all of it, ``point_s`` that of one size of one collective, ``op_s`` that of
+    one direction of one op; see ``calibration._budget``.
 
     The box of a size is shared by at most ``repeats`` repeats, and by at least three even where they take longer. With
     ``variants``, other placements of the same group shapes are measured, too: see ``calibration._placements``. A run
@@ -48,7 +50,7 @@ class Request:
     op_keys: tuple[str, ...] = ()
     op_s: float = 0.25
     timeout_s: float = 600.0
-    budget_s: float = 130.0
+    budget_s: float = BUDGET_S
     stall_s: float = 60.0
     variants: bool = True
 

@@ -13,9 +13,11 @@ from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import CalibrationError
 from autosbp.jsonio import loads
-from calibration._fit import BETA_FLOOR_S_PER_BYTE, MIN_POINTS, fit_collective
+from calibration._fit import MIN_POINTS, fit_collective
 from calibration._placements import Placement
-from calibration._request import Measurement, Request, measurement_names
+from calibration._pooling import share_fits
+from calibration._request import Measurement, Request, measurement_names, op_name
+from calibration._rows import BETA_FLOOR_S_PER_BYTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,14 @@ class Series:
 class Results:
     """What a results file holds so far; see ``calibration._worker`` for its lines.
 
-    ``owner`` is the process that asked for the run, as id and start time. ``begun`` are the names of the measurements
-    that were started, in order; ``made`` are those that have a result or were left out, ``left_out`` the latter with
-    the reason. ``taken`` tells that a calibration was made of them.
+    ``owner`` is the process that asked for the run, as id and start time, ``at_s`` when it did. ``begun`` are the names of
+    the measurements that were started, in order; ``made`` are those that have a result or were left out, ``left_out`` the
+    latter with the reason. ``taken`` tells that a calibration was made of them.
     """
 
     request_id: str | None = None
     owner: tuple[int, int] | None = None
+    at_s: float | None = None
     pids: tuple[int, ...] = ()
     begun: list[str] = field(default_factory=list)
     made: set[str] = field(default_factory=set)
@@ -71,6 +74,7 @@ class Results:
         if "request" in record:  # a run begins, or is continued
             self.request_id, self.pids, self.begun = record["request"], (), []
             self.owner = tuple(record["owner"]) if "owner" in record else None
+            self.at_s = record.get("at_s")
         elif "ranks" in record:
             self.pids = tuple(record["ranks"])
         elif "begin" in record:
@@ -114,7 +118,7 @@ def read_results(path: Path) -> Results:
 
 
 def assemble(request: Request, results: Results, method: str, partial: bool = False) -> Calibration:
-    """Fit every kind and placement of ``results``.
+    """Fit every kind and placement of ``results``; under the default method, those that cannot be told apart share a fit.
 
     With ``partial``, kinds and placements of too few points are left out and the calibration says that it is not
     complete; without, an unfinished run raises ``CalibrationError`` that names the measurement it ended in.
@@ -128,6 +132,8 @@ def assemble(request: Request, results: Results, method: str, partial: bool = Fa
             fit = fit_collective(series.kind, series.group_shape, points, method)
             waiting_s = results.waiting_s.get((series.kind, series.group_shape), 0.0)
             fits.append(replace(fit, placement=series.label, num_groups=series.num_groups, waiting_s=waiting_s))
+    if method == "relative":
+        fits = share_fits(fits)
     notes = [*_flat(fits, method), *_few_repeats(request, fits), *_left_out(results)]
     return Calibration(
         request.cluster, request.backend, method, tuple(fits), results.ops, results.done, tuple(notes),
@@ -157,4 +163,11 @@ def _left_out(results: Results) -> list[str]:
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, reason in results.left_out.items():
         reasons[reason].append(name)
-    return [f"left out, {reason}: {'; '.join(names)}" for reason, names in reasons.items()]
+    return [f"left out, {reason}: {'; '.join(_shortened(names))}" for reason, names in reasons.items()]
+
+
+def _shortened(names: list[str]) -> list[str]:
+    """Names of collectives; of ops, which are long and many, how many there are."""
+    num_ops = sum(name.startswith(op_name("")) for name in names)
+    found = [name for name in names if not name.startswith(op_name(""))]
+    return [*found, f"{num_ops} of the lightest ops"] if num_ops else found

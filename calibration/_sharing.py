@@ -7,6 +7,7 @@ share with each other (caches, memory) is shared in both.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from autosbp.costmodel.op_bench import run_op
+from calibration._budget import SHARING_S
 from calibration._collectives import gather_series, largest, wait_for_device
 from calibration._request import SHARING, Request
 from calibration._timing import sample
@@ -42,8 +44,11 @@ def measure_sharing(request: Request, device: torch.device, log: Any, made: set[
         return
     here = dist.get_rank()
     turn = units[:here].count(units[here])
-    ratios = []
+    ratios: list[float] = []
+    started_s = time.monotonic()
     for call in _calls(request, device):
+        if ratios and largest(time.monotonic() - started_s, device) > SHARING_S:
+            break
         together_s = median(_seconds(call, [True] * len(units), device, log))
         alone = [_seconds(call if at == turn else _wait, _taking_part(units, at), device, log) for at in range(most)]
         ratios.append(together_s / median([seconds for found in alone for seconds in found]))

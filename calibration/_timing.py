@@ -10,7 +10,7 @@ from statistics import median
 from autosbp.costmodel.calibration import QUANTILES, Point, Spread
 
 MIN_REPEATS = 3
-LEAST_CALLS = MIN_REPEATS + 2  # and two to warm up and to see how long one takes
+LEAST_CALLS = MIN_REPEATS + 1  # and one to warm up
 _MAX_BATCH = 1000
 
 
@@ -22,27 +22,34 @@ def sample(
     box_s: float,
     batch_s: float,
     clock: Callable[[], float] = time.perf_counter,
+    seconds_of: Callable[[Callable[[], object], int], float] | None = None,
 ) -> list[float]:
     """Seconds of one ``run``, once per repeat, on this rank; every rank makes the same number of calls.
 
-    ``together`` waits for all ranks and returns the largest of their values. After two warm-up calls each repeat starts
-    with it and averages a batch of calls back to back that takes about ``batch_s``, so that neither the exit of the
-    barrier nor a slice of the scheduler is taken for the call. As many repeats are made, from ``MIN_REPEATS`` to
-    ``repeats``, as fit in ``box_s``.
+    ``together`` waits for all ranks and returns the largest of their values. After a call to warm up and one that shows how
+    long it takes, each repeat starts with it and averages a batch of calls back to back that takes about ``batch_s``, so
+    that neither the exit of the barrier nor a slice of the scheduler is taken for the call; where one call takes so long,
+    the second one is the first repeat. As many repeats are made, from ``MIN_REPEATS`` to
+    ``repeats``, as fit in ``box_s``. ``seconds_of`` times so many calls in its own way, such as a GPU's, in place of
+    ``clock``.
     """
 
     def timed(batch: int) -> float:
         together(0.0)
+        if seconds_of is not None:
+            return seconds_of(run, batch) / batch
         start = clock()
         for _ in range(batch):
             run()
         return (clock() - start) / batch
 
     timed(1)
-    once = max(together(timed(1)), 1e-9)
+    second_s = timed(1)
+    once = max(together(second_s), 1e-9)
     batch = min(max(math.ceil(batch_s / once), 1), _MAX_BATCH)
     count = min(max(int(box_s / (once * batch)), MIN_REPEATS), max(repeats, MIN_REPEATS))
-    return [timed(batch) for _ in range(count)]
+    first = [second_s] if batch == 1 else []
+    return first + [timed(batch) for _ in range(count - len(first))]
 
 
 def slowest_rank_times(by_rank: Sequence[Sequence[float]], groups: Sequence[Sequence[int]]) -> list[float]:

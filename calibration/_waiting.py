@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from calibration._budget import RunBudget
 from calibration._collectives import gather_series, largest, message_bytes, prepare, wait_for_device
 from calibration._request import Request, Waiting, waitings
 
@@ -25,19 +26,20 @@ NUM_ROUNDS, LEAST_ROUNDS = 5, 2
 _SIZE = 192
 
 
-def measure_waiting(request: Request, device: torch.device, log: Any, made: set[str]) -> None:
+def measure_waiting(request: Request, device: torch.device, log: Any, made: set[str], budget: RunBudget) -> None:
     """Measure and log every one that is not in ``made``; the same on all ranks."""
     missing = [waiting for waiting in waitings(request) if waiting.name not in made]
     if not missing:
         return
     burst = computation(device)
     groups: dict[tuple[int, ...], tuple[list[int], Any]] = {}
-    for waiting in missing:
+    for at, waiting in enumerate(missing):
         log.write({"begin": waiting.name})
         axes = waiting.placement.axes
         if axes not in groups:
             groups[axes] = _make_groups(request.cluster.mesh().all_groups(axes))
-        seconds = _waiting_s(request, waiting, burst, groups[axes], device)
+        box_s = min(request.point_s, budget.waiting_s(len(missing) - at))
+        seconds = _waiting_s(request, waiting, burst, groups[axes], box_s, device)
         log.beat()
         shape = list(waiting.placement.group_shape)
         log.write({"waiting": {"kind": waiting.kind, "group_shape": shape, "seconds": seconds}})
@@ -73,10 +75,15 @@ def _make_groups(all_ranks: list[list[int]]) -> tuple[list[int], Any]:
 
 
 def _waiting_s(
-    request: Request, waiting: Waiting, burst: Callable[[], object], mine: tuple[list[int], Any], device: torch.device
+    request: Request,
+    waiting: Waiting,
+    burst: Callable[[], object],
+    mine: tuple[list[int], Any],
+    box_s: float,
+    device: torch.device,
 ) -> float:
     """Median over rounds of the time of both in turns less that of each; of the slowest rank, and not below 0. Fewer rounds
-    where they take longer than a size of a collective may."""
+    where ``box_s`` does not hold all."""
     ranks, group = mine
     rows = request.cluster.mesh().axes[waiting.placement.axes[0]].size
     call = prepare(waiting.kind, message_bytes(NUM_BYTES, len(ranks)), ranks, rows, group, device)
@@ -87,7 +94,7 @@ def _waiting_s(
 
     found: list[float] = []
     spent_s = 0.0  # the slowest rank's, so the same on all
-    while len(found) < LEAST_ROUNDS or (len(found) < NUM_ROUNDS and spent_s < request.point_s):
+    while len(found) < LEAST_ROUNDS or (len(found) < NUM_ROUNDS and spent_s < box_s):
         together, computing, communicating = (_slowest_s(run, device) for run in (both, burst, call))
         spent_s += together + computing + communicating
         found.append((together - computing - communicating) / NUM_CALLS)

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autosbp.costmodel.op_bench import run_op
+from autosbp.costmodel.op_bench import call_seconds, run_op
 from autosbp.errors import CalibrationError
 from autosbp.jsonio import canonical, loads
 from autosbp.processes import end_rank, keep_to_cores
-from calibration._budget import SeriesBudget
+from calibration._budget import LEAST_OPS, MAX_START_S, VARIANT_SHARE, RunBudget, SeriesBudget
 from calibration._collectives import (
     buffer_bytes,
     free_bytes,
@@ -38,7 +38,7 @@ from calibration._collectives import (
 from calibration._overlap import measure_overlap
 from calibration._placements import Placement
 from calibration._request import Measurement, Request, op_name, series
-from calibration._results import Series, read_results
+from calibration._results import Results, Series, read_results
 from calibration._sharing import measure_sharing
 from calibration._timing import sample, slowest_rank_times, summary
 from calibration._waiting import measure_waiting
@@ -57,17 +57,23 @@ def main(request_path: str, results_path: str) -> None:
     with Log(results_path if dist.get_rank() == 0 else os.devnull) as log:
         pids = gather_series([float(os.getpid())], device)
         log.write({"ranks": [int(pid[0]) for pid in pids]})
-        known = from_rank_0(read_results(Path(results_path)) if dist.get_rank() == 0 else None)
-        Collectives(request, device, log, known.points, known.made).measure()
-        measure_waiting(request, device, log, known.made)
+        known, before_s = from_rank_0(_known(Path(results_path)) if dist.get_rank() == 0 else None)
+        began_s = time.monotonic() - before_s
+        budget = RunBudget(request, known.made, lambda: largest(time.monotonic() - began_s, device))
+        Collectives(request, device, log, known.points, known.made, budget).measure()
+        measure_waiting(request, device, log, known.made, budget)
         measure_overlap(device, log, known.made)
         measure_sharing(request, device, log, known.made)
-        for key in request.op_keys:
-            if op_name(key) not in known.made:
-                log.write({"begin": op_name(key)})
-                log.write({"op": {"key": key, **_op_times(request, key, device, log)}})
+        _measure_ops(request, device, log, known.made, budget)
         log.write({"done": True})
     end_rank()
+
+
+def _known(path: Path) -> tuple[Results, float]:
+    """What the results file holds, and how many seconds ago the run was asked for."""
+    known = read_results(path)
+    passed_s = 0.0 if known.at_s is None else time.time() - known.at_s
+    return known, min(max(passed_s, 0.0), MAX_START_S)
 
 
 class Log:
@@ -106,19 +112,22 @@ def _device(backend: str) -> torch.device:
 class Collectives:
     """The collective measurements of a run, as one rank makes them."""
 
-    def __init__(self, request: Request, device: torch.device, log: Log, known: Any, made: set[str]) -> None:
+    def __init__(
+        self, request: Request, device: torch.device, log: Log, known: Any, made: set[str], budget: RunBudget
+    ) -> None:
         self.request, self.device, self.log, self.known, self.made = request, device, log, known, made
+        self.budget = budget
         self.axes: tuple[int, ...] | None = None
         self.groups: list[list[int]] = []
         self.mine: Any = None
         self.started_s = time.monotonic()
 
     def measure(self) -> None:
-        """All series that are not complete; each gets an equal part of the time that is left."""
+        """All series that are not complete; each gets its share of the time that is left."""
         open_series = [sizes for sizes in series(self.request) if not self.made.issuperset(one.name for one in sizes)]
+        shares = [VARIANT_SHARE if sizes[0].placement.variant else 1.0 for sizes in open_series]
         for at, sizes in enumerate(open_series):
-            left_s = self.request.budget_s - self._now_s()
-            self._series(sizes, SeriesBudget(left_s / (len(open_series) - at), len(sizes)))
+            self._series(sizes, SeriesBudget(self.budget.series_s(shares[at], sum(shares[at:])), len(sizes)))
 
     def _series(self, sizes: list[Measurement], budget: SeriesBudget) -> None:
         self._make_groups(sizes[0].placement)
@@ -132,7 +141,7 @@ class Collectives:
             self.log.write({"left_out": reason} if reason else {"point": self._point(measurement, budget)})
 
     def _now_s(self) -> float:
-        """Seconds since the start, the same on every rank."""
+        """Seconds since the first series, the same on every rank."""
         return largest(time.monotonic() - self.started_s, self.device)
 
     def _make_groups(self, placement: Placement) -> None:
@@ -175,33 +184,56 @@ def _wait() -> None:
     """What a rank does while others are measured: it meets them again before and after."""
 
 
-def _op_times(request: Request, key: str, device: torch.device, log: Log) -> dict[str, float]:
-    """Medians over ranks and repeats, all ranks running at once as in a step."""
+def _measure_ops(request: Request, device: torch.device, log: Log, made: set[str], budget: RunBudget) -> None:
+    """Every op that is not in ``made``, while the time box holds more; the first ones in any case."""
+    missing = [key for key in request.op_keys if op_name(key) not in made]
+    for at, key in enumerate(missing):
+        log.write({"begin": op_name(key)})
+        box_s = budget.op_s(len(missing) - at)
+        if box_s <= 0 and at >= LEAST_OPS:
+            log.write({"left_out": f"the time box of {request.budget_s:g} s does not hold it"})
+        else:
+            log.write({"op": {"key": key, **_op_times(request, key, box_s, device, log)}})
+
+
+def _op_times(request: Request, key: str, box_s: float, device: torch.device, log: Log) -> dict[str, float]:
+    """Medians over ranks and repeats, all ranks running at once as in a step; ``box_s`` seconds for the whole op."""
+    began_s = time.monotonic()
+    calls = run_op(key, str(device), _SPREAD_BYTES[device.type])
+    left_s = box_s - largest(time.monotonic() - began_s, device)
+    op_s = max(min(request.op_s, left_s / len(calls)), 0.0)
     seconds = {}
-    for name, call in zip(
-        ("forward_s", "backward_s"), run_op(key, str(device), _SPREAD_BYTES[device.type]), strict=True
-    ):
-        by_rank = gather_series(
-            _times(call, request.repeats, request.op_s, min(_OP_BATCH_S, request.op_s), device, log), device
+    for name, call in zip(("forward_s", "backward_s"), calls, strict=True):
+        times = sample(
+            call,
+            together=_together(device, log),
+            repeats=request.repeats,
+            box_s=op_s,
+            batch_s=min(_OP_BATCH_S, request.op_s),
+            seconds_of=lambda call, count: call_seconds(call, count, str(device)),
         )
-        samples = [value for times in by_rank for value in times]
-        seconds[name] = summary(0, samples, len(by_rank[0])).median_s
+        by_rank = gather_series(times, device)
+        seconds[name] = summary(0, [value for row in by_rank for value in row], len(times)).median_s
     return seconds
 
 
 def _times(
     call: Callable[[], object], repeats: int, box_s: float, batch_s: float, device: torch.device, log: Log
 ) -> list[float]:
+    def run() -> None:
+        call()
+        wait_for_device(device)
+
+    return sample(run, together=_together(device, log), repeats=repeats, box_s=box_s, batch_s=batch_s)
+
+
+def _together(device: torch.device, log: Log) -> Callable[[float], float]:
     def together(value: float) -> float:
         wait_for_device(device)
         log.beat()
         return largest(value, device)
 
-    def run() -> None:
-        call()
-        wait_for_device(device)
-
-    return sample(run, together=together, repeats=repeats, box_s=box_s, batch_s=batch_s)
+    return together
 
 
 if __name__ == "__main__":

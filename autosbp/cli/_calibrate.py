@@ -29,7 +29,7 @@ from autosbp.cli._options import (
 )
 from autosbp.cli._run import console, note, print_json
 from autosbp.errors import CalibrationError, InputError
-from autosbp.units import percent, seconds
+from autosbp.units import num_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration, CollectiveFit
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 Backend = Annotated[str | None, typer.Option("--backend", help="gloo or nccl; by default what the devices use.")]
 Sizes = Annotated[str | None, typer.Option("--sizes", metavar="BYTES,...", help="Message sizes, at least three.")]
 Repeats = Annotated[int, typer.Option("--repeats", help="Most repeats of one size; fewer where time is up.")]
-Budget = Annotated[float, typer.Option("--budget", metavar="S", help="Seconds for all collectives together.")]
+Budget = Annotated[float, typer.Option("--budget", metavar="S", help="Seconds for the whole run, its start included.")]
 Variants = Annotated[
     bool,
     typer.Option("--variants/--no-variants", help="Also one group alone, and contiguous beside strided groups."),
 ]
 Method = Annotated[str, typer.Option("--method", help="relative or ols (plain least squares).")]
-PointSeconds = Annotated[float, typer.Option("--point-s", help="Seconds spent on one size of one collective.")]
-OpSeconds = Annotated[float, typer.Option("--op-s", help="Seconds spent on one direction of one op.")]
+PointSeconds = Annotated[float, typer.Option("--point-s", help="Most seconds of one size of one collective.")]
+OpSeconds = Annotated[float, typer.Option("--op-s", help="Most seconds of one direction of one op.")]
 NcclLogs = Annotated[
     list[str] | None,
     typer.Option("--nccl-log", metavar="SHAPE=FILE", help="Output of nccl-tests over a group, such as 2x8=log.txt."),
@@ -72,7 +72,7 @@ def calibrate(
     backend: Backend = None,
     sizes: Sizes = None,
     repeats: Repeats = 30,
-    budget: Budget = 130.0,
+    budget: Budget = 165.0,
     variants: Variants = True,
     method: Method = "relative",
     point_s: PointSeconds = 1.0,
@@ -215,30 +215,58 @@ def _run_nccl_tests(
     if output is not None:
         folder = output.with_name(output.name + ".nccl-tests")
         return calibrate_with_nccl_tests(there, folder, progress=_follow, **ways)
-    with tempfile.TemporaryDirectory(prefix="autosbp-nccl-tests-") as temporary:
-        return calibrate_with_nccl_tests(there, Path(temporary), progress=_follow, **ways)
+    temporary = Path(tempfile.mkdtemp(prefix="autosbp-nccl-tests-"))
+    found = calibrate_with_nccl_tests(there, temporary, progress=_follow, **ways)
+    shutil.rmtree(temporary)  # after a failure it stays, as the error says
+    return found
 
 
 def _read_logs(cluster: str, logs: list[str], method: str, in_place: bool) -> Calibration:
     """Fits of nccl-tests' logs; each names the group that it was run over, in units of each cluster level."""
     from autosbp.cluster import load_cluster
     from autosbp.costmodel.calibration import Calibration
-    from calibration import import_nccl_log
+    from calibration import import_nccl_log, share_fits
 
     there = load_cluster(cluster)
-    fits = []
+    fits: dict[tuple[str, tuple[int, ...]], CollectiveFit] = {}
     for entry in logs:
         shape, equals, path = entry.partition("=")
         if not equals or re.fullmatch(r"\d{1,7}(x\d{1,7})?", shape, re.ASCII) is None:
             raise InputError("nccl_log", entry, "SHAPE=FILE is expected, such as 2x8=all_reduce.txt")
         counts = tuple(int(part) for part in shape.split("x"))
-        fits.append(import_nccl_log(Path(path), there, counts, method=method, in_place=in_place))
-    return Calibration(there, "nccl", method, tuple(fits), notes=("fitted from logs of nccl-tests",))
+        fit = import_nccl_log(Path(path), there, counts, method=method, in_place=in_place)
+        if (fit.kind, counts) in fits:
+            raise InputError("nccl_log", entry, f"one log of {fit.kind} over {shape} is expected, not two")
+        fits[fit.kind, counts] = fit
+    notes = [f"{fit.kind} over {'x'.join(map(str, shape))}: {fit.num_groups} of the groups alone; all at once, which share "
+             "links, are predicted from it" for (_, shape), fit in fits.items() if fit.num_groups is not None]  # fmt: skip
+    found = share_fits(list(fits.values())) if method == "relative" else fits.values()
+    return Calibration(there, "nccl", method, tuple(found), notes=("fitted from logs of nccl-tests", *notes))
 
 
 def _group(fit: CollectiveFit) -> str:
     shape = "x".join(map(str, fit.group_shape))
     return " ".join([shape, *filter(None, [fit.placement, "alone" if fit.num_groups == 1 else None])])
+
+
+def _remarks(found: Calibration) -> list[str]:
+    """Collectives that share a fit, and points that the fits give little weight."""
+    shared = dict.fromkeys(
+        (fit.group_shape, fit.num_groups, tuple(sorted([_kind(fit), *fit.shared_with])))
+        for fit in found.collectives
+        if fit.shared_with
+    )
+    said = [
+        f"one fit over {'x'.join(map(str, shape))}{'' if groups is None else ' alone'}, as no difference shows: "
+        f"{', '.join(names)}"
+        for shape, groups, names in shared
+    ]
+    outliers = [(fit, ", ".join(map(num_bytes, fit.outliers))) for fit in found.collectives if fit.outliers]
+    return said + [f"outliers of {fit.kind} over {_group(fit)}: {sizes}" for fit, sizes in outliers]
+
+
+def _kind(fit: CollectiveFit) -> str:
+    return " ".join(filter(None, [fit.kind, fit.placement]))
 
 
 def _show(found: Calibration) -> None:
@@ -256,6 +284,8 @@ def _show(found: Calibration) -> None:
     ]
     title = f"{found.calibration_id} of {found.cluster.name} over {found.backend}"
     out.print(table(title, ("collective", "group", "alpha", "1 / beta", "R2", "median error"), rows, 2))
+    for line in _remarks(found):
+        out.print(line)
     out.print(f"{len(found.ops)} op times" + ("" if found.complete else "; incomplete"))
     if found.corrections:
         out.print(describe(found.correction))

@@ -21,6 +21,7 @@ SCHEMA = "autosbp.calibration/1"
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
 PLACEMENTS = ("contiguous", "strided")
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+MAX_NAME = 100
 _MAX = sys.float_info.max
 
 
@@ -84,6 +85,9 @@ class CollectiveFit:
     ``waiting_s`` is what a collective costs on top where ranks come to it from computation: those that share cores do not
     come at once, and are not there at once when a message is.
 
+    ``shared_with`` names other collectives of the same group shape, with their placement where they have one, that could
+    not be told apart from this one: alpha, beta, knots and intervals are of the points of all of them.
+
     ``r2`` is of the plain residuals in seconds; the relative errors are of ``|predicted - median| / median``. Plain
     least squares ("ols") may give an alpha or beta below zero.
     """
@@ -103,6 +107,7 @@ class CollectiveFit:
     placement: str | None = None
     num_groups: int | None = None
     waiting_s: float = 0.0
+    shared_with: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         document = {
@@ -123,6 +128,7 @@ class CollectiveFit:
             "placement": self.placement,
             "num_groups": self.num_groups,
             "waiting_s": self.waiting_s,
+            "shared_with": list(self.shared_with),
         }
         return document | {key: value for key, value in optional.items() if value}
 
@@ -321,7 +327,14 @@ def _fit(entry: object, path: str, limits: tuple[int, ...]) -> CollectiveFit:
         fields.text("placement", choices=PLACEMENTS) if fields.has("placement") else None,
         fields.integer("num_groups", low=1) if fields.has("num_groups") else None,
         fields.number("waiting_s", 0.0, high=_MAX),
+        tuple(_text(name, fields.at("shared_with")) for name in fields.sequence("shared_with", ())),
     )
+
+
+def _text(value: object, path: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:
+        raise InputError(path, value, f"names of 1 to {MAX_NAME} characters are expected")
+    return value
 
 
 def _knots(fields: Fields) -> tuple[tuple[int, float], ...]:

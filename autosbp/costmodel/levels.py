@@ -1,10 +1,11 @@
-"""Which links a step's communication goes over: its seconds by the slowest level of the cluster that each message crosses."""
+"""Which links a step's communication goes over: its seconds by the slowest level of the cluster that each message crosses,
+and which groups it is charged for."""
 
 from __future__ import annotations
 
 from autosbp.cluster import Cluster
 from autosbp.costmodel.boxing import BoxingModel
-from autosbp.costmodel.collectives import Collective
+from autosbp.costmodel.collectives import Collective, collectives
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.stages import StageCall, Stages
@@ -32,6 +33,17 @@ def level_seconds(
         every = [_of_stage(stages, stage, boxing.network) for stage in range(strategy.num_stages)]
         found = max(every, key=lambda each: sum(each.values()))
     return {cluster.levels[at].name: seconds for at, seconds in found.items()}
+
+
+def charged_groups(graph: LogicalGraph, strategy: Strategy, cluster: Cluster) -> set[tuple[str, tuple[int, ...]]]:
+    """Kinds and group shapes of all collectives and messages of a step; ``graph`` is bound at the microbatch."""
+    if strategy.pipeline is None:
+        calls: list[Collective | StageCall] = list(collectives(graph, strategy))
+    else:
+        stages = Stages(graph, strategy)
+        calls = [call for stage in range(strategy.num_stages) for call in stages.calls(stage)]
+    found = {(call.kind, _shape(call, strategy.mesh, cluster)) for call in calls}
+    return {(kind, shape) for kind, shape in found if max(shape) > 1}
 
 
 def _of_stage(stages: Stages, stage: int, network: NetworkModel) -> dict[int, float]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import log, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,16 @@ def beta_factor(kind: str, num_ranks: int) -> float:
     return (num_ranks - 1) / num_ranks * (2 if kind == "all_reduce" else 1)
 
 
+def _outermost(group_shape: tuple[int, ...]) -> int | None:
+    """The outermost level that a group crosses; None for a group of one."""
+    return next((at for at, count in enumerate(group_shape) if count > 1), None)
+
+
+def _streams_of(kind: str, group_shape: tuple[int, ...]) -> float:
+    at = _outermost(group_shape) or 0
+    return _streams(kind, group_shape[at], prod(group_shape[at + 1 :]))
+
+
 def _streams(kind: str, nodes: int, inside: int) -> float:
     """Bytes that one group sends over a node's link, per ``beta_factor`` times the message; see ``NetworkModel``."""
     if kind == "all_to_all":
@@ -52,7 +62,8 @@ def _streams(kind: str, nodes: int, inside: int) -> float:
 class AlphaBeta:
     """Latency in seconds and seconds per byte of one collective over one group shape; ``measured`` tells its source.
 
-    ``knots`` are (bytes, beta) pairs: from that size on, further bytes cost that beta.
+    ``knots`` are (bytes, beta) pairs: from that size on, further bytes cost that beta. What was not measured is
+    ``based_on`` a measured kind and group shape, or on the cluster's description where that is None.
     """
 
     alpha_s: float
@@ -60,6 +71,7 @@ class AlphaBeta:
     measured: bool
     knots: tuple[tuple[int, float], ...] = ()
     waiting_s: float = 0.0
+    based_on: tuple[str, tuple[int, ...]] | None = None
 
     def transfer_s(self, num_bytes: Floats) -> Floats:
         """Seconds that the bytes of a message take, per unit of ``beta_factor``."""
@@ -71,8 +83,17 @@ class AlphaBeta:
         return seconds
 
 
+def fitted_s(fit: CollectiveFit, num_bytes: Floats) -> Floats:
+    """Seconds that a fit gives for messages of these sizes; below 0 where one by plain least squares is."""
+    ranks = prod(fit.group_shape)
+    curve = AlphaBeta(fit.alpha_s, fit.beta_s_per_byte, True, fit.knots)
+    return alpha_count(fit.kind, ranks) * fit.alpha_s + beta_factor(fit.kind, ranks) * curve.transfer_s(num_bytes)
+
+
 class NetworkModel:
-    """Collective times on one cluster: fits of a calibration where the group shape was measured, else the levels.
+    """Collective times on one cluster: fits of a calibration where the group shape was measured, else the levels: as
+    other groups across the same level were measured (of the same kind, of about as many ranks; else of another kind), or
+    as the cluster's description has them. One group that was measured alone tells what all at once take at the least.
 
     From the levels: a group inside one node uses the inner level. Otherwise the node's link is the bottleneck. With n
     nodes and m of the g devices of each node in a group (p = n m), g/m groups share the link, and each sends over it
@@ -88,9 +109,10 @@ class NetworkModel:
         self.cluster = cluster
         self.correction = None if calibration is None else calibration.correction
         self._fits: dict[tuple[str, tuple[int, ...]], CollectiveFit] = {}
+        self._alone: dict[tuple[str, tuple[int, ...]], CollectiveFit] = {}
         for fit in () if calibration is None else calibration.collectives:
-            if fit.num_groups is None:
-                self._fits.setdefault((fit.kind, fit.group_shape), fit)
+            known = self._fits if fit.num_groups is None else self._alone
+            known.setdefault((fit.kind, fit.group_shape), fit)
         self._known: dict[tuple[str, tuple[int, ...]], AlphaBeta] = {}
 
     @cached_property
@@ -98,7 +120,9 @@ class NetworkModel:
         """All that times depend on; how many of the outermost units there are is no part of it."""
         links = tuple((level.latency_s, level.bandwidth_bytes_per_s) for level in self.cluster.levels)
         fits = tuple(
-            (*name, fit.alpha_s, fit.beta_s_per_byte, fit.knots, fit.waiting_s) for name, fit in self._fits.items()
+            (*name, fit.num_groups, fit.alpha_s, fit.beta_s_per_byte, fit.knots, fit.waiting_s)
+            for known in (self._fits, self._alone)
+            for name, fit in known.items()
         )
         return links, tuple(level.count for level in self.cluster.levels[1:]), fits, self.correction
 
@@ -111,14 +135,35 @@ class NetworkModel:
         fit = self._fits.get((kind, group_shape))
         if fit is not None:
             return AlphaBeta(fit.alpha_s, fit.beta_s_per_byte, True, fit.knots, fit.waiting_s)
-        levels = self.cluster.levels
-        for index, count in enumerate(group_shape):
-            if count > 1:
-                inside_group = prod(group_shape[index + 1 :])
-                inside_all = prod(level.count for level in levels[index + 1 :])
-                sharing = inside_all / inside_group * _streams(kind, count, inside_group)
-                return AlphaBeta(levels[index].latency_s, sharing / levels[index].bandwidth_bytes_per_s, False)
-        return AlphaBeta(0.0, 0.0, False)
+        at = _outermost(group_shape)
+        if at is None:
+            return AlphaBeta(0.0, 0.0, False)
+        level, groups, streams = self.cluster.levels[at], self._groups(group_shape), _streams_of(kind, group_shape)
+        described = groups * streams / level.bandwidth_bytes_per_s
+        near = self._nearest(kind, group_shape)
+        if near is None:
+            return AlphaBeta(level.latency_s, described, False)
+        part = streams / _streams_of(near.kind, near.group_shape)
+        part *= groups / self._groups(near.group_shape) if near.num_groups is None else 1.0
+        least = 0.0 if near.num_groups is None else described
+        knots = tuple((size, max(part * beta, least)) for size, beta in near.knots)
+        beta = max(part * near.beta_s_per_byte, least) if least else part * near.beta_s_per_byte
+        return AlphaBeta(near.alpha_s, beta, False, knots, near.waiting_s, (near.kind, near.group_shape))
+
+    def _groups(self, group_shape: tuple[int, ...]) -> float:
+        """How many groups of a shape share the link of a unit of the outermost level that they cross."""
+        inside = (_outermost(group_shape) or 0) + 1
+        return prod(level.count for level in self.cluster.levels[inside:]) / prod(group_shape[inside:])
+
+    def _nearest(self, kind: str, group_shape: tuple[int, ...]) -> CollectiveFit | None:
+        """The fit of groups across the same level that tells most of this kind and shape."""
+        at, ranks = _outermost(group_shape), prod(group_shape)
+        found = [fit for fit in (*self._fits.values(), *self._alone.values()) if _outermost(fit.group_shape) == at]
+
+        def distance(fit: CollectiveFit) -> tuple[bool, bool, float]:
+            return fit.kind != kind, fit.num_groups is not None, abs(log(prod(fit.group_shape) / ranks))
+
+        return min(found, key=distance, default=None)
 
     def time_s(self, kind: str, num_bytes: float, group_shape: tuple[int, ...]) -> float:
         """Seconds of one collective over a group of this shape; 0 for a group of one, and never below 0.

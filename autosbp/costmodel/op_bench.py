@@ -8,6 +8,7 @@ a fixed seed. This module imports torch; only what measures imports it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import Any
@@ -42,6 +43,24 @@ def run_op(key: str, device: str = "cpu", spread_bytes: int = 0) -> tuple[Call, 
     copies = min(spread_bytes // max(num_bytes, 1), MAX_COPIES - 1)
     others = [_prepared(key, device) for _ in range(copies)]
     return _in_turn([forward, *(other[0] for other in others)]), _in_turn([backward, *(other[1] for other in others)])
+
+
+def call_seconds(call: Call, count: int, device: str) -> float:
+    """Seconds of ``count`` calls one after the other, all together; on a GPU by its own events, so that neither the host
+    nor the way to it is timed where the device has work waiting."""
+    if device.partition(":")[0] != "cuda":
+        started = time.perf_counter()
+        for _ in range(count):
+            call()
+        return time.perf_counter() - started
+    event: Any = torch.cuda.Event  # untyped in torch
+    begin, end = event(enable_timing=True), event(enable_timing=True)
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return float(1e-3 * begin.elapsed_time(end))
 
 
 def _in_turn(calls: list[Call]) -> Call:

@@ -10,7 +10,7 @@ from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import SCHEMA, Baseline, Costs, Strategy, plan_id_of
-from autosbp.search._warnings import replication_warnings, runtime_warnings
+from autosbp.search._warnings import calibration_warnings, replication_warnings, runtime_warnings
 from autosbp.search.plan_options import PlanOptions
 
 
@@ -37,7 +37,11 @@ def plan_document(
         "gap": None if proved_s is None else _gap(costs.step_time_s, proved_s),
         "searcher": options.searcher,
         "evaluations": evaluations,
-        "warnings": [*replication_warnings(graph), *runtime_warnings(strategy)],
+        "warnings": [
+            *replication_warnings(graph),
+            *runtime_warnings(strategy),
+            *calibration_warnings(graph, strategy, cluster, calibration),
+        ],
         "baselines": {baseline.name: baseline.to_dict() for baseline in baselines},
         "strategy": strategy.to_dict(),
         "baseline_strategies": {

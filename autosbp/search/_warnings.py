@@ -1,13 +1,20 @@
-"""What a plan says of itself: ops that run whole on every device, and what no runtime here runs yet."""
+"""What a plan says of itself: ops that run whole on every device, what no runtime here runs yet, and what was not
+measured."""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
+from autosbp.cluster import Cluster
+from autosbp.costmodel.calibration import KINDS, Calibration
+from autosbp.costmodel.levels import charged_groups
+from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.found import FoundRule
 from autosbp.graph.ir import LogicalGraph
 from autosbp.pipeline import SCHEDULES
 from autosbp.plan import Strategy
+from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.rules import RULES
 
 UNKNOWN = "has no sharding rule, and its layouts were not looked for"
@@ -33,6 +40,44 @@ def runtime_warnings(strategy: Strategy) -> list[str]:
     if strategy.pipeline is None or SCHEDULES[strategy.pipeline.schedule].runs:
         return []
     return [f"No runtime here runs the schedule {strategy.pipeline.schedule} yet: the plan is a prediction alone."]
+
+
+def calibration_warnings(
+    graph: LogicalGraph, strategy: Strategy, cluster: Cluster, calibration: Calibration | None
+) -> list[str]:
+    """A sentence for collectives of the strategy that the calibration has not measured, by what they are predicted from,
+    and for one that is not complete."""
+    if calibration is None:
+        return []
+    said = [] if calibration.complete else ["The calibration is not complete: its run ended early."]
+    measured = {(fit.kind, fit.group_shape) for fit in calibration.collectives if fit.num_groups is None}
+    everything = {(kind, shape) for kind in KINDS for shape in _group_shapes(cluster.mesh())}
+    if strategy.pipeline is None and measured >= everything:
+        return said
+    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    network = NetworkModel(cluster, calibration)
+    sources: dict[str, list[str]] = {}
+    for kind, shape in sorted(charged_groups(bound, strategy, cluster)):
+        found = network.alpha_beta(kind, shape)
+        if not found.measured:
+            source = "the cluster's description" if found.based_on is None else _name(*found.based_on)
+            sources.setdefault(source, []).append(_name(kind, shape))
+    return said + [
+        f"The calibration has not measured {', '.join(names)}: predicted from {source}."
+        for source, names in sources.items()
+    ]
+
+
+def _name(kind: str, group_shape: tuple[int, ...]) -> str:
+    return f"{kind} over {'x'.join(map(str, group_shape))}"
+
+
+def _group_shapes(mesh: Mesh) -> set[tuple[int, ...]]:
+    """All shapes of groups of two or more ranks over axes of the mesh."""
+    counts: list[set[int]] = [{1} for _ in mesh.level_counts]
+    for axis in mesh.axes:
+        counts[axis.level] |= {axis.size * count for count in counts[axis.level]}
+    return {shape for shape in product(*counts) if max(shape) > 1}
 
 
 def _splits(rule: FoundRule) -> bool:

@@ -37,7 +37,7 @@ LIMITS = {"kendall_tau": 0.9, "median_error": 0.10, "p90_error": 0.20, "regret":
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: strategies, timed rounds, seconds for all collectives and for one direction of an op."""
+    """How much is measured: strategies, timed rounds, seconds for a calibration and for one direction of an op."""
 
     count: int
     rounds: int
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--strategies", type=int, default=24, metavar="N")
     parser.add_argument("--lessons", type=int, default=4, metavar="N", help="other strategies, tried before")
     parser.add_argument("--rounds", type=int, default=11, metavar="N", help="timed steps of each strategy")
-    parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="for all collectives")
+    parser.add_argument("--budget", type=float, default=240.0, metavar="S", help="for a calibration")
     parser.add_argument("--op-s", type=float, default=0.04, metavar="S", help="for one direction of an op")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the JSON, calibrations included")

@@ -17,10 +17,10 @@ class CalibrationRequest(Request):
     cluster_id: BodyId
     model_ids: list[BodyId] = Field(default=[], max_length=16, description="Models whose ops are timed too.")
     options: PlanOptions = Field(default=PlanOptions(), description="They decide which local shapes are timed.")
-    point_s: float = Field(default=0.25, gt=0, le=60, description="Seconds spent on one size of one collective.")
-    budget_s: float = Field(default=130.0, gt=0, le=3600, description="Seconds spent on all collectives together.")
+    point_s: float = Field(default=0.25, gt=0, le=60, description="Most seconds spent on one size of one collective.")
+    budget_s: float = Field(default=165.0, gt=0, le=3600, description="Seconds for the whole measurement.")
     variants: bool = Field(default=True, description="Also one group alone, and contiguous beside strided groups.")
-    op_s: float = Field(default=0.25, gt=0, le=60, description="Seconds spent on one direction of one op.")
+    op_s: float = Field(default=0.25, gt=0, le=60, description="Most seconds spent on one direction of one op.")
 
 
 class Calibration(Response):

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from calibration._budget import SeriesBudget
+import inspect
+from dataclasses import replace
+
+import pytest
+
+from autosbp.cli._calibrate import calibrate as command
+from autosbp.client import Client
+from autosbp.cluster import load_cluster
+from calibration import Request, calibrate
+from calibration._budget import END_S, LATER, OVERLAP_S, SHARING_S, RunBudget, SeriesBudget
+from calibration._request import BUDGET_S, OVERLAP, SHARING, measurement_names, op_name, waitings
 from calibration._timing import LEAST_CALLS
+from service.schemas.calibrations import CalibrationRequest
+
+REQUEST = Request(load_cluster("local:2x2"), "gloo", budget_s=104.0 + END_S, point_s=0.5)
 
 
 def test_a_size_leaves_what_it_does_not_need_to_the_larger_ones() -> None:
@@ -28,3 +41,56 @@ def test_a_size_fits_while_its_fewest_calls_do() -> None:
         budget.took(size, 0.1, 1.0)
     limit = 97.0 / (LEAST_CALLS * 0.1) * 16
     assert budget.fits(int(limit)) and not budget.fits(int(limit) + 1)
+
+
+class Passed:
+    """Seconds since a run was asked for, moved by hand."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_collectives_get_what_is_not_set_aside_for_what_comes_behind() -> None:
+    behind_s = OVERLAP_S + SHARING_S + 0.5 * len(waitings(REQUEST))
+    budget = RunBudget(REQUEST, set(), Passed(4.0))
+    assert budget.series_s(1.0, 1.0) == pytest.approx(100.0 - behind_s)
+    assert budget.series_s(0.5, 2.0) == pytest.approx((100.0 - behind_s) / 4)
+    assert budget.waiting_s(2) == pytest.approx((100.0 - OVERLAP_S - SHARING_S) / 2)
+    made = {OVERLAP, SHARING, *(one.name for one in waitings(REQUEST))}
+    assert RunBudget(REQUEST, made, Passed(4.0)).series_s(1.0, 1.0) == pytest.approx(100.0)
+
+
+def test_many_ops_take_no_more_than_their_part_from_the_collectives() -> None:
+    keys = tuple(map(str, range(1000)))
+    many = replace(REQUEST, op_keys=keys)
+    budget = RunBudget(many, set(), Passed(4.0))
+    assert budget.series_s(1.0, 1.0) == pytest.approx((1 - LATER) * 100.0)
+    left = {op_name(key) for key in keys[1:]}
+    assert RunBudget(many, left, Passed(4.0)).series_s(1.0, 1.0) > (1 - LATER) * 100.0
+
+
+def test_what_others_have_left_or_taken_is_shared_by_the_ops_that_are_left() -> None:
+    passed = Passed(4.0)
+    budget = RunBudget(replace(REQUEST, op_keys=("a", "b")), set(), passed)
+    passed.seconds = 90.0
+    assert budget.op_s(2) == pytest.approx(7.0)
+    passed.seconds = 104.0
+    assert budget.op_s(1) == 0.0
+
+
+def test_a_run_without_time_sets_nothing_aside_and_still_gives_boxes() -> None:
+    budget = RunBudget(REQUEST, set(measurement_names(REQUEST)), Passed(1e4))
+    assert budget.series_s(1.0, 3.0) < 0 and budget.waiting_s(1) < 0 and budget.op_s(1) < 0
+    assert SeriesBudget(budget.series_s(1.0, 3.0), 5).box_s(1.0) == 0.0
+
+
+def test_the_default_box_is_the_same_everywhere_and_leaves_a_quarter_of_a_minute_of_three() -> None:
+    defaults = [
+        *(inspect.signature(each).parameters[name].default for each, name in ((calibrate, "budget_s"), (command, "budget"))),
+        inspect.signature(Client.calibrate).parameters["budget_s"].default,
+        CalibrationRequest.model_fields["budget_s"].default,
+    ]
+    assert defaults == [BUDGET_S] * 4 and BUDGET_S <= 180.0 - 15.0

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical, loads
 from autosbp.torchrun import run_ranks
 from calibration import Progress, calibrate, read_results
+from calibration._budget import LEAST_OPS
 from tests.cli.processes import COMMAND, autosbp, environment
 
 pytestmark = pytest.mark.clock
@@ -158,6 +160,17 @@ def test_a_run_out_of_time_says_so_and_leaves_no_process(tmp_path: Path) -> None
             workdir=tmp_path,
         )
     assert gone(read_results(tmp_path / "results.jsonl").pids)
+
+
+def test_the_time_box_holds_the_whole_run_and_what_it_does_not_hold_is_told(tmp_path: Path) -> None:
+    keys = [LINEAR.replace("512", str(512 + at)) for at in range(400)]  # 260 s of boxes of ops alone
+    started = time.monotonic()
+    calibration = calibrate(load_cluster("local:2"), op_keys=keys, budget_s=20, workdir=tmp_path)
+    assert time.monotonic() - started < 20 + 10
+    assert calibration.complete and len(calibration.collectives) == 6
+    assert LEAST_OPS <= len(calibration.ops) < len(keys) and list(calibration.ops) == keys[: len(calibration.ops)]
+    num_left = len(keys) - len(calibration.ops)
+    assert any(note.endswith(f" {num_left} of the lightest ops") for note in calibration.notes)
 
 
 def test_an_interface_that_does_not_exist_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def fits(can_emulate: None, tmp_path_factory: pytest.TempPathFactory) -> dict[tu
     path = tmp_path_factory.mktemp("emulated") / "calibration.json"
     done = autosbp(
         *("calibrate", "--cluster", "emulated:2x2", "--launcher", "emulated", "-o", path),
-        *("--sizes", f"{16 << 10},{256 << 10},{LARGEST}", "--repeats", 5, "--budget", 10),
+        *("--sizes", f"{16 << 10},{256 << 10},{LARGEST}", "--repeats", 5, "--budget", 30),
     )
     assert done.returncode == 0, done.stderr
     assert not path.with_name("calibration.json.partial").exists()

@@ -14,7 +14,7 @@ from autosbp.costmodel.calibration import KINDS, Calibration, Point
 from autosbp.costmodel.network import NetworkModel, alpha_count, beta_factor
 from autosbp.errors import CalibrationError, InputError
 from calibration import fit_collective
-from calibration._fit import BETA_FLOOR_S_PER_BYTE
+from calibration._rows import BETA_FLOOR_S_PER_BYTE
 
 SIZES = [2**power for power in range(10, 25, 2)]
 ALPHA_S, BETA_S_PER_BYTE = 4e-4, 2e-9

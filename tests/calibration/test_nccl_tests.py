@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,60 @@ def test_a_group_shape_that_contradicts_the_bus_bandwidth_is_refused(shape: tupl
 def test_a_group_shape_outside_the_cluster_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="group_shape"):
         import_nccl_log(NEW, DGX, shape)
+
+
+def test_columns_of_single_iterations_and_times_of_day_are_passed_over(tmp_path: Path) -> None:
+    """Options of newer releases add four columns to each side, and a date and a time at the end."""
+    rows = []
+    for line in NEW.read_text().splitlines():
+        words = line.split()
+        if words and words[0] != "#":
+            single = ["1.11", "2.22", "3.33", "4.44"]
+            words = [*words[:9], *single, *words[9:], *single, "2025-11-22 13:05:59"]
+            line = "  ".join(words)
+        rows.append(line)
+    names = "time algbw busbw #wrong i_min i_max i_p99 i_cv%"
+    rows[1] = f"# size count type redop root {names} {names} timestamp"
+    assert read_nccl_log(write(tmp_path, "\n".join(rows) + "\n")) == read_nccl_log(NEW)
+
+
+def test_time_of_the_processor_is_read_where_it_was_asked_for(tmp_path: Path) -> None:
+    text = NEW.read_text().replace(" time ", " cputime ")
+    assert read_nccl_log(write(tmp_path, text)) == read_nccl_log(NEW)
+
+
+def devices(groups: int) -> str:
+    ranks = "".join(
+        f"#  Rank {rank:2d} Group {rank % groups:2d} Pid {rank + 900} on  h device {rank % 8:2d} [0000:0{rank % 8}:00] H100\n"
+        for rank in range(16)
+    )
+    return "# Using devices\n" + ranks
+
+
+def two_ranks() -> str:
+    """Rows as of groups of two, whose busbw is algbw."""
+    lines = []
+    for line in NEW.read_text().splitlines():
+        words = line.split()
+        if words and words[0] != "#":
+            words[7], words[11] = words[6], words[10]
+        lines.append("  ".join(words))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(("head", "num_groups"), [("", 1), (devices(1), 1), (devices(2), 2), (devices(8), None)])
+def test_a_log_of_fewer_groups_than_share_a_link_is_not_what_all_at_once_take(
+    tmp_path: Path, head: str, num_groups: int | None
+) -> None:
+    path = write(tmp_path, head + two_ranks())
+    assert import_nccl_log(path, DGX, (2, 1)).num_groups == num_groups
+    assert import_nccl_log(path, DGX, (1, 2)).num_groups is None  # inside a node every device has its own link
+    assert import_nccl_log(path, DGX, (2, 1), num_groups=8).num_groups is None
+
+
+def test_a_document_tells_its_groups_too(tmp_path: Path) -> None:
+    side = {"time": 9.0, "alg_bw": 0.1, "bus_bw": 0.1, "nwrong": 0.0}
+    rows = [{"size": size, "out_of_place": side, "in_place": side} for size in (1024, 4096, 16384)]
+    config = {"iterations": 20, "devices": [{"rank": rank, "group": rank % 2} for rank in range(4)]}
+    document = {"args": ["all_gather_perf"], "config": config, "results": rows, "out_of_bounds": {"count": 0}}
+    assert read_nccl_log(write(tmp_path, json.dumps(document))).num_groups == 2

@@ -5,15 +5,15 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from autosbp.cli import app
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
-from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.network import NetworkModel, fitted_s
 from calibration import fit_collective, report_html
-from calibration._plots import predicted_s
 
 CLUSTER = load_cluster("local:2x2")
 NAME = "</script><b>cluster & co"
@@ -81,7 +81,7 @@ def test_shapes_that_were_not_measured_are_listed_as_predicted(calibration: Cali
 def test_the_curve_is_what_plans_are_charged(calibration: Calibration, fit: CollectiveFit) -> None:
     sizes = [1000.0, 2.0**18, 1e8]
     network = NetworkModel(CLUSTER, calibration)
-    assert list(predicted_s(fit, sizes)) == [network.time_s("p2p", size, (2, 1)) for size in sizes]
+    assert list(fitted_s(fit, np.array(sizes))) == [network.time_s("p2p", size, (2, 1)) for size in sizes]
 
 
 def test_explain_of_a_calibration_prints_its_fits_and_writes_the_page(calibration: Calibration, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_an_unfinished_run_is_continued_without_the_line_that_was_being_written(
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(lines()[:6]) + b'{"poi')
     continue_or_begin(replace(REQUEST, timeout_s=1.0), path)
-    assert path.read_bytes().startswith(b"".join(lines()[:6]) + b'{"owner":')
+    assert path.read_bytes().startswith(b"".join(lines()[:6]) + b'{"at_s":')
     results = read_results(path)
     assert results.made == {"all_reduce over 2, 1024 bytes", "all_reduce over 2, 4096 bytes"}
     assert results.current == "start of the ranks" and results.pids == ()

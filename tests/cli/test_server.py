@@ -158,7 +158,7 @@ def test_a_calibration_by_the_service_is_written(run: Run, tmp_path: Path, servi
     assert service.asked("post_model") == ((), {"zoo": "mlp"})
     (cluster_id, model_ids, options), effort = service.asked("calibrate")
     assert (cluster_id, model_ids, options["global_batch"]) == ("clu-1", ["mod-1"], 8)
-    assert effort == {"point_s": 1.0, "op_s": 0.1, "budget_s": 130.0, "variants": True}
+    assert effort == {"point_s": 1.0, "op_s": 0.1, "budget_s": 165.0, "variants": True}
     assert Calibration.from_dict(json.loads((tmp_path / "c.json").read_text())).backend == "gloo"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,3 +115,51 @@ def test_what_ranks_wait_for_between_ops_is_paid_by_collectives_of_the_program_a
     blocking, beside = (model.times_s("all_reduce", sizes, (2, 2), between_ops) for between_ops in (True, False))
     np.testing.assert_allclose(blocking - beside, 5e-3)
     np.testing.assert_allclose(model.shared_times_s("all_reduce", sizes, 10**6, (2, 2)), [0.0, beside[1]])
+
+
+def measured(kind: str, shape: tuple[int, ...], beta: float, **more: Any) -> CollectiveFit:
+    return CollectiveFit(kind, shape, 7e-6, beta, 1.0, 0.0, 0.0, (), **more)
+
+
+def model_of(*fits: CollectiveFit) -> NetworkModel:
+    return NetworkModel(DGX, Calibration(DGX, "nccl", "relative", fits))
+
+
+def test_a_shape_that_was_not_measured_is_as_fast_as_others_across_its_level_were() -> None:
+    """A data sheet beside measurements would make what nobody measured look fast."""
+    near, far = measured("all_gather", (2, 4), 3e-11), measured("all_gather", (2, 1), 9e-11)
+    inside = measured("all_gather", (1, 8), 1e-12)
+    found = model_of(inside, far, near).alpha_beta("all_gather", (2, 8))
+    # Of (2, 4) two groups share the link of a node, of (2, 8) there is one.
+    assert (found.alpha_s, found.beta_s_per_byte, found.measured) == (7e-6, pytest.approx(1.5e-11), False)
+    assert found.based_on == ("all_gather", (2, 4))
+    assert model_of(inside, far).alpha_beta("all_gather", (2, 2)).beta_s_per_byte == pytest.approx(4.5e-11)
+    assert model_of(inside).alpha_beta("all_gather", (1, 4)).based_on == ("all_gather", (1, 8))
+
+
+def test_links_of_a_level_that_was_not_measured_are_as_described() -> None:
+    found = model_of(measured("all_gather", (1, 8), 1e-12)).alpha_beta("all_gather", (2, 8))
+    assert found.based_on is None and not found.measured
+    assert found == NetworkModel(DGX).alpha_beta("all_gather", (2, 8))
+
+
+def test_a_kind_that_was_not_measured_is_as_fast_as_another_over_the_same_links() -> None:
+    knots = ((2**20, 6e-11),)
+    found = model_of(measured("all_reduce", (2, 4), 3e-11, knots=knots, waiting_s=1e-3)).alpha_beta("p2p", (2, 4))
+    # A permutation sends 3 messages out of a node for each group, a ring one stream.
+    assert found.beta_s_per_byte == pytest.approx(9e-11) and found.knots == ((2**20, pytest.approx(18e-11)),)
+    assert found.waiting_s == 1e-3
+
+
+@pytest.mark.parametrize(("alone", "beta"), [(1e-10, 1e-10), (1e-12, 8 / 200e9)])
+def test_all_groups_at_once_are_no_faster_than_one_alone_and_than_the_link_that_they_share(
+    alone: float, beta: float
+) -> None:
+    found = model_of(measured("all_gather", (2, 1), alone, num_groups=1)).alpha_beta("all_gather", (2, 1))
+    assert found.beta_s_per_byte == pytest.approx(beta) and not found.measured
+
+
+def test_models_of_other_measurements_have_other_keys() -> None:
+    fit = measured("all_gather", (2, 1), 1e-10)
+    keys = {model_of(*fits).key for fits in ((), (fit,), (replace(fit, num_groups=1),))}
+    assert len(keys) == 3

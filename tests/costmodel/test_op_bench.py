@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 
-from autosbp.costmodel.op_bench import run_op
+from autosbp.costmodel.op_bench import call_seconds, run_op
 from autosbp.errors import InputError
 from autosbp.jsonio import canonical
 
@@ -102,3 +103,34 @@ def test_calls_take_turns_on_copies_of_the_inputs_that_give_the_same() -> None:
     assert len({id(output.grad_fn.next_functions[0][0]) for output in outputs}) == 6  # type: ignore[attr-defined]
     assert all(torch.equal(output, outputs[0]) for output in outputs)  # type: ignore[arg-type]
     assert all(torch.equal(one, two) for one, two in zip(backward(), backward(), strict=True))  # type: ignore[call-overload]
+
+
+def test_calls_on_a_cpu_are_timed_all_together() -> None:
+    assert 0.03 <= call_seconds(lambda: time.sleep(0.01), 3, "cpu") < 0.3
+
+
+def test_calls_on_a_gpu_are_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the device: each call queues 2 ms of work, and an event is reached when what is before it is done."""
+    queued_ms, reached = [0.0], list[str]()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.at_ms = -1.0
+
+        def record(self) -> None:
+            self.at_ms = queued_ms[0]
+
+        def synchronize(self) -> None:
+            reached.append(f"{self.at_ms:g}")
+
+        def elapsed_time(self, end: Event) -> float:
+            return end.at_ms - self.at_ms
+
+    def call() -> None:
+        queued_ms[0] += 2.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    queued_ms[0] = 7.0
+    assert call_seconds(call, 5, "cuda:1") == pytest.approx(10e-3)
+    assert reached == ["17"]  # once, behind all calls

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
+from autosbp.costmodel.network import fitted_s
 from service.models import CalibrationRow
 from service.web.presenters.parts import Chart, Fact, Figure, Table
 from service.web.text import number, rate, seconds, share, short, time_unit
@@ -108,14 +111,8 @@ def _chart(fit: CollectiveFit, at: int) -> Chart:
 
 
 def predict(fit: CollectiveFit, num_bytes: float) -> float:
-    """Seconds of a message under the fit: from each knot on, further bytes cost its own beta."""
-    total, begin, beta = fit.alpha_s, 0.0, fit.beta_s_per_byte
-    for knot, steeper in fit.knots:
-        if num_bytes <= knot:
-            break
-        total += beta * (knot - begin)
-        begin, beta = float(knot), steeper
-    return total + beta * (num_bytes - begin)
+    """Seconds of a message under the fit, as plans are charged."""
+    return float(fitted_s(fit, np.array([num_bytes], dtype=np.float64))[0])
 
 
 def _quartiles(point: Point) -> tuple[float, float]:
@@ -151,6 +148,7 @@ def _fits(fits: tuple[CollectiveFit, ...]) -> Table:
             share(fit.max_relative_error),
             number(len(fit.points)),
             number(len(fit.outliers)),
+            ", ".join(fit.shared_with).replace("_", "-") or "-",
         )
         for fit in fits
     )
@@ -163,6 +161,7 @@ def _fits(fits: tuple[CollectiveFit, ...]) -> Table:
         "Largest error",
         "Points",
         "Outliers",
+        "One fit with",
     )
     return Table(columns, rows)
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from autosbp.api import LogicalGraph, capture, load_cluster
-from autosbp.costmodel.calibration import CollectiveFit, Point
+from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
+from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.pipeline import Chunk, pass_spans
 from autosbp.pipeline import Pipeline
 from autosbp.plan import Signature, Strategy
@@ -91,10 +92,18 @@ def test_a_layout_is_said_in_letters_and_in_words() -> None:
 
 def test_a_line_of_a_fit_bends_at_its_knots() -> None:
     points = (Point(1024, 1e-3, 1e-4, 5),)
-    fit = CollectiveFit("all_reduce", (2,), 1e-3, 1e-9, 1.0, 0.0, 0.0, points, knots=((1000, 2e-9), (2000, 4e-9)))
+    fit = CollectiveFit("p2p", (2,), 1e-3, 1e-9, 1.0, 0.0, 0.0, points, knots=((1000, 2e-9), (2000, 4e-9)))
     assert predict(fit, 500) == pytest.approx(1e-3 + 500e-9)
     assert predict(fit, 1500) == pytest.approx(1e-3 + 1000e-9 + 500 * 2e-9)
     assert predict(fit, 3000) == pytest.approx(1e-3 + 1000e-9 + 1000 * 2e-9 + 1000 * 4e-9)
+
+
+def test_a_line_of_a_fit_is_what_plans_are_charged() -> None:
+    cluster = load_cluster("local:2x2")
+    fit = CollectiveFit("all_reduce", (2, 2), 1e-3, 1e-9, 1.0, 0.0, 0.0, (), knots=((10**6, 2e-9),))
+    network = NetworkModel(cluster, Calibration(cluster, "gloo", "relative", (fit,)))
+    for size in (1024, 10**7):  # 6 latencies, 3/2 of the bytes
+        assert predict(fit, size) == pytest.approx(network.time_s("all_reduce", size, (2, 2)))
 
 
 def test_a_long_pipeline_is_drawn_from_both_its_ends() -> None:

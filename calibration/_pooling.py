@@ -1,0 +1,133 @@
+"""Collectives over one group shape that cannot be told apart share one alpha, beta and knots.
+
+Each has a few points, so its own fit follows their noise. Two fits are one where an F-test does not tell them apart, and
+where one for both is hardly worse for either: it says nothing of points that a line fits badly. The pair that is most
+alike is joined first, until no pair can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import f as f_distribution
+
+from autosbp.costmodel.calibration import CollectiveFit
+from calibration._fit import fit_of
+from calibration._regression import SCALE_FLOOR, LineFit
+from calibration._rows import Rows
+
+SAME = 0.05
+"""The chance of a difference as large as that of two fits of the same numbers, above which they are taken for the same."""
+MAX_LOSS = 1.25
+"""The error of a collective under a common fit, over that under its own, at the most. The line through 8 points alone is
+nearer to them than the true one by 1.15 for its two values."""
+
+
+def share_fits(fits: Sequence[CollectiveFit]) -> list[CollectiveFit]:
+    """The fits in their order; those of one group shape and as many groups at once that cannot be told apart are one."""
+    found = list(fits)
+    for members in _alike(fits):
+        for pool in _pools([_Pool((at,), fits[at]) for at in members]):
+            if len(pool.members) > 1:
+                for at in pool.members:
+                    found[at] = pool.of(at, fits)
+    return found
+
+
+def _alike(fits: Sequence[CollectiveFit]) -> Iterator[list[int]]:
+    shapes = dict.fromkeys((fit.group_shape, fit.num_groups) for fit in fits)
+    for shape in shapes:
+        yield [at for at, fit in enumerate(fits) if (fit.group_shape, fit.num_groups) == shape]
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The points of one fit, and the line through them alone."""
+
+    rows: Rows
+    line: LineFit
+
+    def error(self, values: NDArray[np.float64], knots: Sequence[int]) -> float:
+        """Relative, root of the mean square, under other values; points count as much as in the own fit."""
+        residuals = self.rows.columns(knots) @ values / self.rows.times - 1.0
+        return float(np.sqrt(np.sum(self.line.weights * residuals**2) / self.line.weights.sum()))
+
+
+class _Pool:
+    """Fits with one line: ``members`` are their places."""
+
+    def __init__(self, members: tuple[int, ...], fit: CollectiveFit | None = None) -> None:
+        self.members = members
+        self.owns: tuple[_Own, ...] = ()
+        self.knots: tuple[int, ...] = ()
+        if fit is not None:
+            rows = Rows.of(fit.kind, fit.group_shape, fit.points)
+            self.knots = tuple(size for size, _ in fit.knots)
+            self.line = rows.fitted(self.knots)
+            self.owns = (_Own(rows, self.line),)
+
+    @property
+    def num_values(self) -> int:
+        """Parameters: alpha, a beta for each piece, and the places of the knots."""
+        return 2 + 2 * len(self.knots)
+
+    @property
+    def num_points(self) -> int:
+        return sum(len(own.rows.times) for own in self.owns)
+
+    def with_other(self, other: _Pool) -> tuple[float, _Pool] | None:
+        """Both as one, with the chance of the difference; None where they can be told apart."""
+        if len(self.knots) != len(other.knots):
+            return None
+        owns = (*self.owns, *other.owns)
+        rows = Rows.joined([own.rows for own in owns])
+        knots = min({self.knots, other.knots}, key=lambda knots: (rows.fitted(knots).loss, knots))
+        line = rows.fitted(knots)
+        apart, left = self.line.loss + other.line.loss, self.num_points + other.num_points - 2 * self.num_values
+        if left < 1:
+            return None
+        noise = max(apart / left, SCALE_FLOOR**2)
+        chance = float(f_distribution.sf(max(line.loss - apart, 0.0) / self.num_values / noise, self.num_values, left))
+        if chance < SAME or any(
+            own.error(line.values, knots) > MAX_LOSS * max(own.line.rms_error, SCALE_FLOOR) for own in owns
+        ):
+            return None
+        pool = _Pool(tuple(sorted((*self.members, *other.members))))
+        pool.owns, pool.knots, pool.line = owns, knots, line
+        return chance, pool
+
+    def of(self, at: int, fits: Sequence[CollectiveFit]) -> CollectiveFit:
+        """The fit at a place under the common line; its outliers are its own."""
+        fit = fits[at]
+        others = tuple(_name(fits[other]) for other in self.members if other != at)
+        found = fit_of(fit.kind, fit.group_shape, fit.points, self.knots, self.line)
+        return replace(
+            found, outliers=fit.outliers, placement=fit.placement, num_groups=fit.num_groups, waiting_s=fit.waiting_s,
+            shared_with=others,
+        )  # fmt: skip
+
+
+def _pools(pools: list[_Pool]) -> list[_Pool]:
+    """Joined, the most alike first."""
+    known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, _Pool] | None] = {}
+    while True:
+        best: tuple[float, _Pool] | None = None
+        for one, other in combinations(pools, 2):
+            pair = one.members, other.members
+            if pair not in known:
+                known[pair] = one.with_other(other)
+            found = known[pair]
+            if found is not None and (best is None or found[0] > best[0]):
+                best = found
+        if best is None:
+            return pools
+        joined = best[1]
+        pools = [pool for pool in pools if not set(pool.members) <= set(joined.members)] + [joined]
+
+
+def _name(fit: CollectiveFit) -> str:
+    return fit.kind if fit.placement is None else f"{fit.kind} {fit.placement}"

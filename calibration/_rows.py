@@ -1,0 +1,55 @@
+"""Measured points as rows of the linear model ``time = alpha_count alpha + beta_factor bytes beta``, of one collective or of
+several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.costmodel.calibration import Point
+from autosbp.costmodel.network import alpha_count, beta_factor
+from calibration._regression import LineFit, relative
+
+BETA_FLOOR_S_PER_BYTE = 1e-15  # 1 PB/s: times that do not grow with size say only that beta is too small to see
+_Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A row per point: bytes, seconds, latencies paid, and bytes sent per byte of the message."""
+
+    sizes: _Array
+    times: _Array
+    latencies: _Array
+    parts: _Array
+
+    @staticmethod
+    def of(kind: str, group_shape: tuple[int, ...], points: Sequence[Point]) -> Rows:
+        ranks = prod(group_shape)
+        sizes = np.array([point.num_bytes for point in points], dtype=np.float64)
+        times = np.array([point.median_s for point in points], dtype=np.float64)
+        latencies, parts = (np.full_like(sizes, each(kind, ranks)) for each in (alpha_count, beta_factor))
+        return Rows(sizes, times, latencies, parts)
+
+    @staticmethod
+    def joined(rows: Sequence[Rows]) -> Rows:
+        """All rows, one after the other."""
+        names = ("sizes", "times", "latencies", "parts")
+        return Rows(*(np.concatenate([getattr(each, name) for each in rows]) for name in names))
+
+    def columns(self, knots: Sequence[int]) -> _Array:
+        """Columns of the linear model: latencies, then the bytes of each piece, times their factors."""
+        edges = [0.0, *map(float, knots), math.inf]
+        pieces = [np.clip(self.sizes, low, high) - low for low, high in zip(edges, edges[1:], strict=False)]
+        return np.stack([self.latencies, *(self.parts * piece for piece in pieces)], axis=1)
+
+    def fitted(self, knots: Sequence[int]) -> LineFit:
+        """The robust relative fit with alpha >= 0 and beta > 0, in pieces from knot to knot."""
+        columns = self.columns(knots)
+        floor = np.array([0.0, *[BETA_FLOOR_S_PER_BYTE] * (columns.shape[1] - 1)])
+        return relative(columns, self.times, floor)

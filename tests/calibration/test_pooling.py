@@ -1,0 +1,100 @@
+"""Collectives that cannot be told apart share a fit; those that can do not."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from math import prod
+
+import pytest
+
+from autosbp.costmodel.calibration import CollectiveFit, Point
+from autosbp.costmodel.network import alpha_count, beta_factor
+from calibration import fit_collective, share_fits
+
+SIZES = [1024 * 4**power for power in range(8)]
+SHAPE = (2, 2)
+ALPHA_S, BETA_S_PER_BYTE = 4e-4, 2e-9
+
+
+def fit(kind: str, seed: int, faster: float = 1.0, noise: float = 0.05, knot: int | None = None) -> CollectiveFit:
+    """Of noisy points; beyond ``knot`` bytes cost three times as much."""
+    source, ranks = random.Random(seed), prod(SHAPE)
+
+    def seconds(size: int) -> float:
+        further = 0 if knot is None else 2 * max(size - knot, 0)
+        exact = alpha_count(kind, ranks) * ALPHA_S + beta_factor(kind, ranks) * (size + further) * BETA_S_PER_BYTE / faster
+        return exact * math.exp(noise * source.gauss(0, 1))
+
+    return fit_collective(kind, SHAPE, [Point(size, seconds(size), 0.0, 30) for size in SIZES])
+
+
+def pools(fits: list[CollectiveFit]) -> list[tuple[str, ...]]:
+    return [tuple(sorted([one.kind, *one.shared_with])) for one in share_fits(fits)]
+
+
+def test_collectives_of_the_same_links_share_a_fit_that_is_nearer_to_the_truth() -> None:
+    kinds = ("all_gather", "reduce_scatter", "all_reduce")
+    together = apart = shares = 0.0
+    for seed in range(20):
+        fits = [fit(kind, 10 * seed + at) for at, kind in enumerate(kinds)]
+        found = share_fits(fits)
+        shares += sum(bool(one.shared_with) for one in found) / len(found) / 20
+        together += sum(abs(math.log(one.beta_s_per_byte / BETA_S_PER_BYTE)) for one in found)
+        apart += sum(abs(math.log(one.beta_s_per_byte / BETA_S_PER_BYTE)) for one in fits)
+        assert [one.points for one in found] == [one.points for one in fits]
+        for one, other in zip(found, found[1:], strict=False):
+            if other.kind in one.shared_with:
+                assert (one.alpha_s, one.beta_s_per_byte) == (other.alpha_s, other.beta_s_per_byte)
+    assert shares > 0.6 and together < 0.9 * apart
+
+
+def test_a_shared_fit_has_narrower_intervals() -> None:
+    fits = [fit(kind, at) for at, kind in enumerate(("all_gather", "reduce_scatter", "all_to_all"))]
+    found = share_fits(fits)
+    assert found[0].shared_with
+    for one, own in zip(found, fits, strict=True):
+        (low, high), (least, most) = one.beta_interval_s_per_byte or (0, 0), own.beta_interval_s_per_byte or (0, 0)
+        assert not one.shared_with or high - low < most - least
+
+
+def test_one_that_is_faster_by_half_keeps_its_own_fit() -> None:
+    for seed in range(20):
+        fits = [fit("all_gather", seed), fit("reduce_scatter", seed + 100), fit("all_to_all", seed + 200, faster=1.5)]
+        found = share_fits(fits)
+        assert found[2] == fits[2]
+
+
+def test_no_collective_loses_much_by_sharing() -> None:
+    """Points that a line fits badly hide a difference from any test of significance."""
+    crooked = [fit("all_gather", seed, noise=0.4) for seed in range(6)]
+    fits = [replace(one, placement=str(at)) for at, one in enumerate(crooked)]
+    for one, own in zip(share_fits(fits), fits, strict=True):
+        assert one.median_relative_error < 1.6 * max(own.median_relative_error, 0.05)
+
+
+def test_a_change_of_rate_is_shared_with_those_that_have_one_alone() -> None:
+    straight = fit("all_gather", 1, noise=0.01)
+    bent, too = (fit(kind, 2, noise=0.01, knot=2**18) for kind in ("reduce_scatter", "all_to_all"))
+    assert not straight.knots and bent.knots and too.knots
+    assert pools([straight, bent, too]) == [
+        ("all_gather",), ("all_to_all", "reduce_scatter"), ("all_to_all", "reduce_scatter"),
+    ]  # fmt: skip
+
+
+def test_only_groups_of_one_shape_and_as_many_at_once_share() -> None:
+    one = fit("all_gather", 1)
+    others = [replace(one, num_groups=1), replace(one, group_shape=(2, 1))]
+    assert all(not found.shared_with for found in share_fits([one, *others]))
+    strided, contiguous = replace(one, placement="strided"), replace(one, placement="contiguous")
+    assert [found.shared_with for found in share_fits([strided, contiguous])] == [
+        ("all_gather contiguous",), ("all_gather strided",),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_fit_is_of_besides_its_line_is_kept(seed: int) -> None:
+    slow = replace(fit("all_gather", seed), waiting_s=1e-3, outliers=(1024,))
+    found = share_fits([slow, fit("reduce_scatter", seed + 50)])
+    assert (found[0].waiting_s, found[0].outliers, found[1].waiting_s) == (1e-3, (1024,), 0.0)
