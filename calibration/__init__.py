@@ -19,7 +19,7 @@ from pathlib import Path
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import InputError
-from autosbp.torchrun import Launch, run_ranks
+from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, run_ranks
 from calibration._fit import METHODS, fit_collective
 from calibration._launch import Progress, mark_taken
 from calibration._launch import launch as measure
@@ -65,6 +65,8 @@ def calibrate(
     stall_s: float = 60.0,
     variants: bool = True,
     launch: Launch = run_ranks,
+    max_ranks: int = MAX_LOCAL_RANKS,
+    queued: bool = False,
 ) -> Calibration:
     """Measure every collective over every group shape of ``cluster`` with one rank per device.
 
@@ -84,6 +86,8 @@ def calibrate(
         variants: also measure one group alone, and contiguous beside strided groups.
         launch: how ranks are started: on this machine over the loopback interface, by default.
             ``partial(run_ranks, interface="eth0")`` takes another one, ``EmulatedCluster.launch`` several nodes.
+        max_ranks: that ``launch`` can start.
+        queued: ranks may wait for a cluster before they start, and the time box begins with them.
         progress: called from this thread as each measurement starts.
         workdir: where request, results and log are kept. By default a temporary folder, removed after success. A run
             that ended early is continued by another one of the same request in the same folder.
@@ -111,12 +115,12 @@ def calibrate(
         stall_s,
         variants,
     )
-    if workdir is not None:
-        workdir.mkdir(parents=True, exist_ok=True)
-        calibration = assemble(request, measure(request, workdir, launch, progress), method)
-        mark_taken(workdir)
-        return calibration
-    folder = Path(tempfile.mkdtemp(prefix="autosbp-calibration-"))
-    calibration = assemble(request, measure(request, folder, launch, progress), method)
-    shutil.rmtree(folder)
+    folder = Path(tempfile.mkdtemp(prefix="autosbp-calibration-")) if workdir is None else workdir
+    folder.mkdir(parents=True, exist_ok=True)
+    results = measure(request, folder, launch, progress, max_ranks=max_ranks, queued=queued)
+    calibration = assemble(request, results, method)
+    if workdir is None:
+        shutil.rmtree(folder)
+    else:
+        mark_taken(folder)
     return calibration

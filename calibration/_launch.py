@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical, loads
@@ -31,7 +32,13 @@ class Progress:
 
 
 def launch(
-    request: Request, workdir: Path, start: Launch, progress: Callable[[Progress], None] | None = None
+    request: Request,
+    workdir: Path,
+    start: Launch,
+    progress: Callable[[Progress], None] | None = None,
+    *,
+    max_ranks: int = MAX_LOCAL_RANKS,
+    queued: bool = False,
 ) -> Results:
     """Run ``request`` with one rank per device of its cluster, started by ``start``, and return the results.
 
@@ -39,12 +46,13 @@ def launch(
     ``ranks.log``. Results of the same request that nobody has taken yet are continued, others that are not finished are
     kept beside them under the id of their request. Raises ``CalibrationError`` with the name of the measurement and the
     end of the log when a rank fails or hangs or ``request.timeout_s`` passes, and ``InputError`` above
-    ``MAX_LOCAL_RANKS`` ranks. An exception of ``progress`` ends the run. No process is left behind.
+    ``max_ranks`` ranks. An exception of ``progress`` ends the run. No process is left behind.
     """
-    if request.cluster.num_devices > MAX_LOCAL_RANKS:
-        raise InputError("cluster", request.cluster.name, f"at most {MAX_LOCAL_RANKS} ranks can start on one machine")
+    if request.cluster.num_devices > max_ranks:
+        where = "on one machine" if max_ranks == MAX_LOCAL_RANKS else "there"
+        raise InputError("cluster", request.cluster.name, f"at most {max_ranks} ranks can start {where}")
     results_path = workdir / "results.jsonl"
-    continue_or_begin(request, results_path)
+    continue_or_begin(request, results_path, counts_start=not queued)
     (workdir / "request.json").write_bytes(canonical(request.to_dict()))
     if (found := read_results(results_path)).done:
         return found
@@ -67,8 +75,9 @@ def launch(
     return results
 
 
-def continue_or_begin(request: Request, path: Path) -> None:
-    """Leave in ``path`` what a run of the same request has found that was not taken, or nothing but the request's id.
+def continue_or_begin(request: Request, path: Path, counts_start: bool = True) -> None:
+    """Leave in ``path`` what a run of the same request has found that was not taken, or nothing but the request's id; with
+    the time, from which the start of the ranks counts, where it does.
 
     Ranks that a killed run has left are ended. Raises ``InputError`` while the run that writes to ``path`` goes on.
     """
@@ -81,7 +90,9 @@ def continue_or_begin(request: Request, path: Path) -> None:
     same = known.request_id == request.request_id and not known.taken
     if text and not same and not known.done:
         path.rename(path.with_name(f"results-{known.request_id or 'unknown'}.jsonl"))
-    header = {"request": request.request_id, "owner": [os.getpid(), start_ticks(os.getpid())], "at_s": time.time()}
+    header: dict[str, Any] = {"request": request.request_id, "owner": [os.getpid(), start_ticks(os.getpid())]}
+    if counts_start:
+        header["at_s"] = time.time()
     part = path.with_name(f"{path.name}.part")
     part.write_bytes((text if same else b"") + canonical(header) + b"\n")
     part.rename(path)  # another file: what a rank that was left writes to the old one is lost

@@ -13,7 +13,7 @@ import typer
 
 from autosbp.cli._files import ModelSizes, check_output, read_model, write_json, write_text
 from autosbp.cli._format import table
-from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, launcher_of
+from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, check_launcher, ranks_of
 from autosbp.cli._learn import describe
 from autosbp.cli._options import (
     AsJson,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration, CollectiveFit
     from calibration import Progress
 
+RESULTS = "results.jsonl"
+"""What ``calibration`` writes as it measures."""
 Backend = Annotated[str | None, typer.Option("--backend", help="gloo or nccl; by default what the devices use.")]
 Sizes = Annotated[str | None, typer.Option("--sizes", metavar="BYTES,...", help="Message sizes, at least three.")]
 Repeats = Annotated[int, typer.Option("--repeats", help="Most repeats of one size; fewer where time is up.")]
@@ -153,29 +155,46 @@ def _measure_here(
     output: Path | None,
     effort: dict[str, Any],
 ) -> Calibration:
-    """Measure with ranks of the given launcher and interface; ``ops_of`` is a model, its sequence length, options."""
+    """Measure with ranks of the given launcher and interface; ``ops_of`` is a model, its sequence length, options. Ranks of a
+    cluster write to the folder that it shares; what a run that ended early has found comes from and goes beside the output.
+    """
     from autosbp import api
     from calibration import calibrate as measure
 
+    check_launcher(started_by[0])
     there = api.load_cluster(cluster)
     model, sizes, options = ops_of
     keys = [] if model is None else api.op_keys(read_model(model, sizes), there, options)
     workdir = None if output is None else output.with_name(output.name + ".partial")
-    with launcher_of(started_by[0], there, started_by[1]) as launch:
+    with ranks_of(started_by[0], there, started_by[1]) as ways:
+        shared = ways.get("workdir")
+        ways = {name: value for name, value in ways.items() if name in ("launch", "max_ranks")}
+        _copy_results(workdir, shared)
         try:
-            found = measure(there, op_keys=keys, progress=_follow, workdir=workdir, launch=launch, **effort)
-        except CalibrationError:
-            if workdir is not None:
-                note("the same command continues this run")
-            raise
+            found = measure(
+                there, op_keys=keys, progress=_follow, workdir=shared or workdir, queued=bool(shared), **ways, **effort
+            )
         except InputError:
             if workdir is not None:
                 with suppress(OSError):  # it is kept where it holds what an earlier run has found
                     workdir.rmdir()
             raise
+        except BaseException as error:
+            _copy_results(shared, workdir)
+            if workdir is not None and isinstance(error, CalibrationError):
+                note("the same command continues this run")
+            raise
     if workdir is not None:
-        shutil.rmtree(workdir)
+        shutil.rmtree(workdir, ignore_errors=shared is not None)
     return found
+
+
+def _copy_results(source: Path | None, target: Path | None) -> None:
+    """What a run has found so far, from one folder to another; nothing where there is not one of each."""
+    if source is None or target is None or not (source / RESULTS).exists():
+        return
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / RESULTS, target / RESULTS)
 
 
 def _follow(step: Progress) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +26,8 @@ Launcher = Annotated[
     typer.Option(
         "--launcher",
         help="local: one rank per device, all on this machine. emulated: nodes are network namespaces with links as "
-        "slow as the cluster says (root only), such as --cluster emulated:2x2.",
+        "slow as the cluster says (root only), such as --cluster emulated:2x2. slurm, ray, kubernetes: a job on that "
+        "cluster, as the AUTOSBP_* settings of docs/launchers.md say.",
     ),
 ]
 Interface = Annotated[
@@ -34,26 +35,17 @@ Interface = Annotated[
 ]
 
 
-TrialLauncher = Annotated[
-    str,
-    typer.Option(
-        "--launcher",
-        help="local and emulated: as for calibrate. slurm, ray, kubernetes: a job on that cluster, as the AUTOSBP_* settings "
-        "of docs/launchers.md say.",
-    ),
-]
-
-
-def check_launcher(name: str, known: Sequence[str] = LAUNCHERS) -> None:
+def check_launcher(name: str) -> None:
     """Raise ``InputError`` for a launcher that does not exist."""
-    if name not in known:
-        raise InputError("launcher", name, f"one of {', '.join(known)} is expected")
+    if name not in (*LAUNCHERS, *CLUSTERS):
+        raise InputError("launcher", name, f"one of {', '.join((*LAUNCHERS, *CLUSTERS))} is expected")
 
 
 @contextmanager
 def ranks_of(name: str, cluster: Cluster, interface: str = LOOPBACK) -> Iterator[dict[str, Any]]:
     """Arguments of ``run_trial`` by which any launcher starts the ranks of ``cluster``. A job on a real cluster is cancelled
     when the block is left by an exception, such as an interruption."""
+    check_launcher(name)
     if name not in CLUSTERS:
         with launcher_of(name, cluster, interface) as launch:
             yield {"launch": launch}
@@ -75,10 +67,9 @@ def ranks_of(name: str, cluster: Cluster, interface: str = LOOPBACK) -> Iterator
 
 @contextmanager
 def launcher_of(name: str, cluster: Cluster, interface: str = LOOPBACK) -> Iterator[Launch]:
-    """What starts the ranks of ``cluster``; the nodes of an emulated one are there until the block is left."""
+    """What starts the ranks of ``cluster`` here; the nodes of an emulated one are there until the block is left."""
     from autosbp.torchrun import check_interface, run_ranks
 
-    check_launcher(name)
     if name == "local":
         check_interface(interface)
         yield partial(run_ranks, interface=interface)

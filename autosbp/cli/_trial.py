@@ -14,7 +14,7 @@ import typer
 from autosbp.cli._files import ModelSizes, read_plan, read_plan_graph
 from autosbp.cli._format import table
 from autosbp.cli._gates import Earlier, Gate, Limits, all_passed, check_gates, fraction
-from autosbp.cli._launchers import CLUSTERS, LAUNCHERS, LOOPBACK, Interface, TrialLauncher, check_launcher, ranks_of
+from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, check_launcher, ranks_of
 from autosbp.cli._options import AsJson, Baseline, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen, Server
 from autosbp.cli._reports import Reports
 from autosbp.cli._run import GATE_FAILED, console, note, print_json
@@ -107,7 +107,7 @@ def trial(
     model: ModelOption = None,
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
-    launcher: TrialLauncher = "local",
+    launcher: Launcher = "local",
     interface: Interface = LOOPBACK,
     steps: Steps = 20,
     warmup: Warmup = 3,
@@ -138,7 +138,7 @@ def trial(
     reports = Reports(report, junit, github)
     reports.check()
     try:
-        check_launcher(launcher, (*LAUNCHERS, *CLUSTERS))
+        check_launcher(launcher)
         if timeout is not None and not 0 < timeout <= _LONGEST_S:
             raise InputError("timeout", str(timeout), f"more than 0 and at most {_LONGEST_S:g} seconds is expected")
         limits = Limits(

@@ -38,7 +38,9 @@ from typing import Any, Protocol
 from autosbp.errors import InputError, TrialError
 from autosbp.jsonio import check_integer
 
-ENTRY_POINTS: Mapping[str, bool] = MappingProxyType({"autosbp.executor.worker": True, "service.launchers.probe": False})
+ENTRY_POINTS: Mapping[str, bool] = MappingProxyType(
+    {"autosbp.executor.worker": True, "calibration._worker": True, "service.launchers.probe": False}
+)
 """Modules that a job may run, and whether they are for ranks; one that is not runs once on each node."""
 FINAL = ("succeeded", "failed", "cancelled")
 _KEY = re.compile(r"[a-z0-9]([a-z0-9-]{0,47}[a-z0-9])?")

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "calibration of sizes": (("calibrate", "--cluster", "local:2", "--sizes", "1,x"), 2, "sizes: '1,x'"),
     "calibration of few sizes": (("calibrate", "--cluster", "local:2", "--sizes", "1,2"), 2, "at least 3"),
     "calibration of many ranks": (("calibrate", "--cluster", "dgx-h100:128"), 2, "can start on one machine"),
-    "calibration of no launcher": (("calibrate", "--cluster", "local:2", "--launcher", "ray"), 2, "launcher: 'ray'"),
+    "calibration of no launcher": (("calibrate", "--cluster", "local:2", "--launcher", "boat"), 2, "launcher: 'boat'"),
     "calibration of no interface": (("calibrate", "--cluster", "local:2", "--interface", "x9"), 2, "interface: 'x9'"),
     "calibration of no time": (("calibrate", "--cluster", "local:2", "--budget", "0"), 2, "budget_s: 0.0"),
     "log of no shape": (("calibrate", "--cluster", "dgx-h100:2", "--nccl-log", "log.txt"), 2, "SHAPE=FILE"),

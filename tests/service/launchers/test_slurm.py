@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from autosbp import api
 from autosbp.cli import app
+from autosbp.costmodel.calibration import Calibration
 from benchmarks.launchers import WAYS, lose
+from calibration import read_results
 from service.launchers._base import UnavailableError
 from service.launchers._folder import JobFolder
 from service.launchers._slurm import SlurmLauncher
@@ -100,6 +102,30 @@ def test_what_slurm_refuses_says_why(place: Place, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="invalid partition"):
         launcher.submit(place.spec(key), key)
     assert launcher.find(key) is None
+
+
+def test_a_calibration_of_the_command_line_measures_two_nodes_and_goes_on_where_it_ended(
+    slurm: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real ranks, one on each node. The first run has not enough time; the job that goes on is another one."""
+    for name, value in (("LAUNCHER_DIR", str(tmp_path / "jobs")), ("LAUNCHER_INTERFACE", "lo")):
+        monkeypatch.setenv(f"AUTOSBP_{name}", value)
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    output = tmp_path / "calib.json"
+    asked = ["calibrate", "--cluster", "local:2x1", "--launcher", "slurm", "--sizes", "1024,65536,1048576"]
+    asked += ["--budget", "8", "-o", str(output)]
+    done = CliRunner().invoke(app, [*asked, "--timeout", "7"], catch_exceptions=False)
+    kept = read_results(tmp_path / "calib.json.partial" / "results.jsonl")
+    assert done.exit_code == 4 and not output.exists() and not kept.done, done.stderr
+    assert "the same command continues this run" in done.stderr
+    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    found = Calibration.from_dict(json.loads(output.read_text()))
+    assert {fit.group_shape for fit in found.collectives} == {(2, 1)} and found.complete
+    measured = [point for fit in found.collectives for point in fit.points]
+    assert all(point in measured for points in kept.points.values() for point in points)
+    assert not (tmp_path / "calib.json.partial").exists()
+    assert len(list((tmp_path / "jobs").glob("*/spec.json"))) == 2
 
 
 def test_a_trial_of_the_command_line_trains_on_two_nodes(
