@@ -73,6 +73,14 @@ def test_a_file_is_chosen_by_keyboard_and_its_plan_appears(page: Page, tmp_path:
     page.wait_for_url("**/searches/*", timeout=PATIENCE_MS)
     expect(page.get_by_role("heading", name="The plan is here")).to_be_visible(timeout=PATIENCE_MS)
     assert "perceptron" in page.locator("main").inner_text()
+    page.go_back()
+    expect(page.get_by_role("heading", name="The model is being captured")).to_be_visible()
+    with page.expect_response("**/plan/captures/*") as asked:
+        asked.value.finished()
+    expect(page.get_by_role("button", name="Go on with the search")).to_be_visible()
+    assert page.url.endswith("/plan")
+    page.go_back()
+    expect_kept(page)
 
 
 def test_a_file_that_is_too_large_is_not_sent_and_another_one_can_be(page: Page, tmp_path: Path) -> None:
@@ -94,6 +102,10 @@ def test_a_file_that_is_too_large_is_not_sent_and_another_one_can_be(page: Page,
     page.get_by_role("button", name="Find the best plan").click()
     expect(page.get_by_role("alert")).to_contain_text("an ONNX file is expected")
     expect_kept(page)
+    page.go_back()
+    expect_kept(page)
+    expect(field).to_be_enabled()
+    assert page.evaluate("document.getElementById('onnx').files[0].name") == "small.onnx"
 
 
 @pytest.mark.parametrize("bad", onnx_files.refused(), ids=lambda bad: bad.name)

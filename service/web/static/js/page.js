@@ -48,13 +48,14 @@ function countTicks() {
   }
 }
 
-// Parts of a form that belong to one of several answers.
-function showChosen(form) {
+// Parts of a form that belong to one of several answers. Fields are left enabled until a browser that came back to a page has
+// restored them: it forgets the file of one that is disabled.
+function showChosen(form, restored = true) {
   for (const part of form.querySelectorAll("[data-when]")) {
     const [name, value] = part.dataset.when.split("=");
     const on = form.elements[name].value === value;
     part.hidden = !on;
-    for (const field of part.querySelectorAll("input, select, textarea")) field.disabled = !on;
+    if (restored) for (const field of part.querySelectorAll("input, select, textarea")) field.disabled = !on;
   }
 }
 
@@ -81,17 +82,19 @@ function followLogs(within) {
   for (const log of within.querySelectorAll("[data-follow]")) log.scrollTop = log.scrollHeight;
 }
 
-// What the form waited for is there: it goes on as if its button was pressed.
+// What the form waited for is there: it goes on as if its button was pressed, but not under somebody who came back to it.
+let cameBack = performance.getEntriesByType("navigation")[0]?.type === "back_forward";
+
 function goOn(within) {
   const button = within.querySelector("[data-go-on]");
-  if (button) button.form.requestSubmit(button);
+  if (button && !cameBack) button.form.requestSubmit(button);
 }
 
 function prepare(within) {
   showMoments(within);
   countTicks();
   followLogs(within);
-  for (const form of within.querySelectorAll("form[data-choices]")) showChosen(form);
+  for (const form of within.querySelectorAll("form[data-choices]")) showChosen(form, document.readyState === "complete");
 }
 
 document.addEventListener("click", (event) => {
@@ -115,6 +118,12 @@ document.addEventListener("change", (event) => {
   const small = !event.target.matches("[data-most-bytes]") || checkSize(event.target);
   if (small && event.target.matches("[data-read-into]")) readFile(event.target);
   countTicks();
+});
+
+addEventListener("pageshow", (event) => {
+  cameBack ||= event.persisted;
+  for (const form of document.querySelectorAll("form[data-choices]")) showChosen(form);
+  for (const input of document.querySelectorAll("[data-most-bytes]")) if (input.files.length) checkSize(input);
 });
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
