@@ -100,13 +100,6 @@ def largest(value: float, device: torch.device) -> float:
     return float(tensor.item())
 
 
-def from_rank_0(value: Any) -> Any:
-    """Rank 0's value, on every rank."""
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
 def gather_series(series: list[float], device: torch.device) -> list[list[float]]:
     """Every rank's series, by rank; all have the same length."""
     mine = torch.tensor(series, dtype=torch.float64, device=device)

@@ -122,7 +122,8 @@ class Watch:
     def __init__(self, request: Request, path: Path, progress: Callable[[Progress], None] | None) -> None:
         self.path, self.progress, self.stall_s = path, progress, request.stall_s
         self.total = len(measurement_names(request))
-        self.results, self.at, self.shown = read_results(path), path.stat().st_size, ""
+        self.results, self.at = read_results(path), path.stat().st_size
+        self.shown = {"between measurements"}
         self.changed_ns, self.changed_s = 0, time.monotonic()
         self.stalled = ""
 
@@ -130,8 +131,8 @@ class Watch:
         """Called often; False ends the run, and ``stalled`` says why."""
         self._read()
         name = self.results.current
-        if self.progress is not None and self.results.begun and name not in (self.shown, "between measurements"):
-            self.shown = name
+        if self.progress is not None and self.results.begun and name not in self.shown:
+            self.shown.add(name)
             self.progress(Progress(len(self.results.made), self.total, name))
         changed_ns = self.path.stat().st_mtime_ns
         if changed_ns != self.changed_ns or not self.results.pids:

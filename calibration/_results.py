@@ -109,10 +109,14 @@ class Results:
 
 def read_results(path: Path) -> Results:
     """Read a results file; a last line that is still being written is left out, and a missing file is an empty one."""
+    return parse_results(path.read_bytes() if path.exists() else b"", path.name)
+
+
+def parse_results(text: bytes, name: str) -> Results:
+    """As ``read_results``, of what the file of this name holds."""
     results = Results()
-    text = path.read_bytes() if path.exists() else b""
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
-        where = f"{path.name} line {number}"
+        where = f"{name} line {number}"
         results.take(loads(line, where), where)
     return results
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from autosbp.costmodel.op_bench import run_op
+from autosbp.gathering import gather_json
 from calibration._budget import SHARING_S
 from calibration._collectives import gather_series, largest, wait_for_device
 from calibration._request import SHARING, Request
@@ -63,9 +64,7 @@ def _units(device: torch.device) -> list[int]:
     if device.type == "cpu" and hasattr(os, "sched_getaffinity"):
         with suppress(OSError):  # containers and namespaces of one kernel share its cores
             here = Path("/proc/sys/kernel/random/boot_id").read_text(), sorted(os.sched_getaffinity(0))
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, here)
-    names = [str(where or rank) for rank, where in enumerate(everyone)]
+    names = [str(where or rank) for rank, where in enumerate(gather_json(here, device))]
     found = list(dict.fromkeys(names))
     return [found.index(name) for name in names]
 

@@ -27,22 +27,30 @@ _SIZE = 192
 
 
 def measure_waiting(request: Request, device: torch.device, log: Any, made: set[str], budget: RunBudget) -> None:
-    """Measure and log every one that is not in ``made``; the same on all ranks."""
+    """Measure and log every one that is not in ``made``; the same on all ranks. Rounds of one lie apart, all others between
+    them: what disturbs the machine for some seconds spoils a round of each, not all rounds of one. Fewer where the time box
+    does not hold all."""
     missing = [waiting for waiting in waitings(request) if waiting.name not in made]
     if not missing:
         return
     burst = computation(device)
     groups: dict[tuple[int, ...], tuple[list[int], Any]] = {}
-    for at, waiting in enumerate(missing):
-        log.write({"begin": waiting.name})
+    for waiting in missing:
         axes = waiting.placement.axes
         if axes not in groups:
             groups[axes] = _make_groups(request.cluster.mesh().all_groups(axes))
-        box_s = min(request.point_s, budget.waiting_s(len(missing) - at))
-        seconds = _waiting_s(request, waiting, burst, groups[axes], box_s, device)
-        log.beat()
+    rounds = [_Rounds(request, waiting, burst, groups[waiting.placement.axes], device) for waiting in missing]
+    box_s = min(request.point_s, budget.waiting_s(len(missing)))
+    for number in range(NUM_ROUNDS):
+        for waiting, own in zip(missing, rounds, strict=True):
+            if number < LEAST_ROUNDS or own.spent_s < box_s:
+                log.write({"begin": waiting.name})
+                own.measure()
+                log.beat()
+    for waiting, own in zip(missing, rounds, strict=True):
         shape = list(waiting.placement.group_shape)
-        log.write({"waiting": {"kind": waiting.kind, "group_shape": shape, "seconds": seconds}})
+        log.write({"begin": waiting.name})
+        log.write({"waiting": {"kind": waiting.kind, "group_shape": shape, "seconds": own.waiting_s}})
     for _, group in groups.values():
         dist.destroy_process_group(group)
 
@@ -74,31 +82,40 @@ def _make_groups(all_ranks: list[list[int]]) -> tuple[list[int], Any]:
     return next((ranks, group) for ranks, group in made if dist.get_rank() in ranks)
 
 
-def _waiting_s(
-    request: Request,
-    waiting: Waiting,
-    burst: Callable[[], object],
-    mine: tuple[list[int], Any],
-    box_s: float,
-    device: torch.device,
-) -> float:
-    """Median over rounds of the time of both in turns less that of each; of the slowest rank, and not below 0. Fewer rounds
-    where ``box_s`` does not hold all."""
-    ranks, group = mine
-    rows = request.cluster.mesh().axes[waiting.placement.axes[0]].size
-    call = prepare(waiting.kind, message_bytes(NUM_BYTES, len(ranks)), ranks, rows, group, device)
+class _Rounds:
+    """One collective over one placement. ``spent_s`` is the slowest rank's, so the same on all."""
 
-    def both() -> None:
-        burst()
-        call()
+    def __init__(
+        self,
+        request: Request,
+        waiting: Waiting,
+        burst: Callable[[], object],
+        mine: tuple[list[int], Any],
+        device: torch.device,
+    ) -> None:
+        ranks, group = mine
+        rows = request.cluster.mesh().axes[waiting.placement.axes[0]].size
+        self._call = prepare(waiting.kind, message_bytes(NUM_BYTES, len(ranks)), ranks, rows, group, device)
+        self._burst, self._device = burst, device
+        self._found: list[float] = []
+        self.spent_s = 0.0
 
-    found: list[float] = []
-    spent_s = 0.0  # the slowest rank's, so the same on all
-    while len(found) < LEAST_ROUNDS or (len(found) < NUM_ROUNDS and spent_s < box_s):
-        together, computing, communicating = (_slowest_s(run, device) for run in (both, burst, call))
-        spent_s += together + computing + communicating
-        found.append((together - computing - communicating) / NUM_CALLS)
-    return max(median(found), 0.0)
+    def measure(self) -> None:
+        """One round: both in turns, and each by itself."""
+        together, computing, communicating = (
+            _slowest_s(run, self._device) for run in (self._both, self._burst, self._call)
+        )
+        self.spent_s += together + computing + communicating
+        self._found.append((together - computing - communicating) / NUM_CALLS)
+
+    def _both(self) -> None:
+        self._burst()
+        self._call()
+
+    @property
+    def waiting_s(self) -> float:
+        """Median over rounds of the time of both in turns less that of each; of the slowest rank, and not below 0."""
+        return max(median(self._found), 0.0)
 
 
 def _slowest_s(run: Callable[[], object], device: torch.device) -> float:

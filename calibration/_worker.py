@@ -22,13 +22,13 @@ import torch.distributed as dist
 
 from autosbp.costmodel.op_bench import call_seconds, run_op
 from autosbp.errors import CalibrationError
+from autosbp.gathering import bytes_from_rank_0
 from autosbp.jsonio import canonical, loads
 from autosbp.processes import end_rank, keep_to_cores
 from calibration._budget import LEAST_OPS, MAX_START_S, VARIANT_SHARE, RunBudget, SeriesBudget
 from calibration._collectives import (
     buffer_bytes,
     free_bytes,
-    from_rank_0,
     gather_series,
     largest,
     message_bytes,
@@ -38,7 +38,7 @@ from calibration._collectives import (
 from calibration._overlap import measure_overlap
 from calibration._placements import Placement
 from calibration._request import Measurement, Request, op_name, series
-from calibration._results import Results, Series, read_results
+from calibration._results import Results, Series, parse_results
 from calibration._sharing import measure_sharing
 from calibration._timing import sample, slowest_rank_times, summary
 from calibration._waiting import measure_waiting
@@ -57,7 +57,7 @@ def main(request_path: str, results_path: str) -> None:
     with Log(results_path if dist.get_rank() == 0 else os.devnull) as log:
         pids = gather_series([float(os.getpid())], device)
         log.write({"ranks": [int(pid[0]) for pid in pids]})
-        known, before_s = from_rank_0(_known(Path(results_path)) if dist.get_rank() == 0 else None)
+        known, before_s = _known(Path(results_path), device)
         began_s = time.monotonic() - before_s
         budget = RunBudget(request, known.made, lambda: largest(time.monotonic() - began_s, device))
         Collectives(request, device, log, known.points, known.made, budget).measure()
@@ -69,11 +69,17 @@ def main(request_path: str, results_path: str) -> None:
     end_rank()
 
 
-def _known(path: Path) -> tuple[Results, float]:
-    """What the results file holds, and how many seconds ago the run was asked for."""
-    known = read_results(path)
-    passed_s = 0.0 if known.at_s is None else time.time() - known.at_s
-    return known, min(max(passed_s, 0.0), MAX_START_S)
+def _known(path: Path, device: torch.device) -> tuple[Results, float]:
+    """What the results file holds, which is on rank 0's machine alone, and how many seconds ago the run was asked for by the
+    clock of that machine; the same on all ranks."""
+    told = b""
+    if dist.get_rank() == 0:
+        text = path.read_bytes()
+        at_s = parse_results(text, path.name).at_s
+        passed_s = 0.0 if at_s is None else time.time() - at_s
+        told = canonical(min(max(passed_s, 0.0), MAX_START_S)) + b"\n" + text
+    before_s, _, text = bytes_from_rank_0(told, device).partition(b"\n")
+    return parse_results(text, path.name), float(loads(before_s))
 
 
 class Log:

@@ -85,3 +85,13 @@ def test_only_the_command_line_knows_the_service_and_the_calibration_package() -
 def test_importing_does_not_load_torch(module: str) -> None:
     program = f"import sys, {module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_nothing_is_pickled_but_answers_of_a_forked_child() -> None:
+    for path in sorted(path for room in ("autosbp", "service", "calibration") for path in (ROOT / room).rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        if name != "autosbp/beside.py":
+            assert not imports(path) & {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}, name
+        calls = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        pickled = {"all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list"}
+        assert not calls & (pickled | {"send_object_list", "recv_object_list"}), name

@@ -89,9 +89,15 @@ def evaluate_pipelined(
     return _Pipelined(graph, strategy, boxing, compute, known, with_memory=True).costs()
 
 
-def pipelined_step_s(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> float:
+def pipelined_step_s(
+    graph: LogicalGraph,
+    strategy: Strategy,
+    boxing: BoxingModel,
+    compute: ComputeModel,
+    known: KnownChunks | None = None,
+) -> float:
     """``step_time_s`` alone of ``evaluate_pipelined``, which takes a fraction of the time without memory."""
-    return max(_Pipelined(graph, strategy, boxing, compute).ends())
+    return max(_Pipelined(graph, strategy, boxing, compute, known).ends())
 
 
 def pipeline_spans(graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> list[Span]:

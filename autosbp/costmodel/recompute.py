@@ -6,8 +6,10 @@ keeps much and computes little. ``none``: nothing.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from autosbp.costmodel.blocks import find_blocks
 from autosbp.costmodel.repeats import find_repeats
@@ -58,6 +60,26 @@ def block_runs(blocks: Sequence[Sequence[str]], interval: int = 1, cuts: Collect
         chosen = parts[: max(len(parts) - kept, 0)]
         runs += [chosen[at : at + interval] for at in range(0, len(chosen), interval)]
     return tuple((run[0][0], run[-1][-1]) for run in runs)
+
+
+def parts_of_chunks(graph: LogicalGraph, blocks: Sequence[Sequence[str]], cuts: Sequence[str]) -> list[list[list[str]]]:
+    """The blocks of each chunk of a pipeline, in order; one that a cut is in belongs to both chunks, in parts."""
+    place = {node.name: at for at, node in enumerate(graph.nodes)}
+    begins = [place[name] for name in cuts]
+    chunks: list[list[list[str]]] = [[] for _ in range(len(cuts) + 1)]
+    for block in blocks:
+        for chunk, part in groupby(block, key=lambda name: bisect_right(begins, place[name])):
+            chunks[chunk].append(list(part))
+    return chunks
+
+
+def chunk_runs(chunks: Sequence[Sequence[Sequence[str]]], kept: Sequence[int]) -> Runs:
+    """Runs of one block each, where of every chunk (``parts_of_chunks``) so many, the last ones, are kept."""
+    return tuple(
+        (part[0], part[-1])
+        for parts, left in zip(chunks, kept, strict=True)
+        for part in parts[: max(len(parts) - left, 0)]
+    )
 
 
 def recomputing(graph: LogicalGraph, strategy: Strategy, interval: int = 1) -> Strategy:

@@ -114,13 +114,12 @@ class Timeline:
         yield from self.forward_pass(gathers)
         yield from self.backward_pass(last)
 
-    def op_seconds(self) -> dict[str, float]:
+    def op_seconds(self, phases: Sequence[str] = ("forward", "backward")) -> dict[str, float]:
         """What a microbatch spends on each op, forward and backward, boxing of what it reads included."""
         found: dict[str, float] = {}
         waiting = 0.0
         for at, item in enumerate(self.flow.items):
-            own = [*self._own(at, item, "forward", True), *self._own(at, item, "backward", True)]
-            waiting += sum(event.summed_s for event in own)
+            waiting += sum(event.summed_s for phase in phases for event in self._own(at, item, phase, True))
             if isinstance(item, Op):
                 found[item.node.name] = found.get(item.node.name, 0.0) + waiting
                 waiting = 0.0

@@ -24,6 +24,7 @@ from autosbp.executor.parameters import full_parameters
 from autosbp.executor.pipeline import make_trainer
 from autosbp.executor.reference import Reference
 from autosbp.executor.training import random_batch
+from autosbp.gathering import gather_json
 from autosbp.graph.serialize import from_dict
 from autosbp.plan import Plan, simulated_s
 from autosbp.processes import end_rank, keep_to_cores
@@ -85,8 +86,7 @@ def main() -> None:
     }
     if deterministic:
         mine["parameters_digest"] = digest(trainer.locals)
-    everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, mine)
+    everyone = gather_json(mine, device)
     if rank == 0:
         reference = Reference(
             graph,

@@ -33,4 +33,7 @@ def recomputed_layers(plan: Plan, graph: LogicalGraph, target: str) -> Recompute
         for kept in range(len(blocks)):
             if block_runs(blocks, interval, cuts, kept) == runs:
                 return Recomputed(len(block_runs(blocks, 1, cuts, kept)), len(blocks), interval)
-    raise UnsupportedError(f"{target} recomputes whole layers, the first ones; the plan has {list(runs[0])} first")
+    raise UnsupportedError(
+        f"{target} recomputes whole layers, the first ones, as many of each chunk; the plan has others, {list(runs[0])} first:"
+        " --recompute 1 plans with all of them"
+    )

@@ -93,6 +93,7 @@ class Best(Recomputing):
         """The best strategy over these structures, at least as good as ``best``; raises ``InfeasibleError``."""
         self.best, self.problem, self.failures = best, None, []
         self.begin()
+        self.begin_even(best)
         every = list(structures)
         single = [structure for structure in every if structure.stages == 1 or not kind.relaxes]
         piped = [structure for structure in every if structure.stages > 1 and kind.relaxes]
@@ -131,6 +132,8 @@ class Best(Recomputing):
         if self.best is None:
             batch = self.problems.global_batch
             raise self.problem or InfeasibleError("global_batch", batch, None, "no microbatch splits evenly")
+        if kind.relaxes and kind.proves:
+            self.recompute_unevenly()
         self.settle(kind, tally)
         return self.best
 

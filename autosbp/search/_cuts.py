@@ -6,7 +6,7 @@ places where more crosses are taken in only as long as the slowest chunk gets qu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,15 +23,31 @@ ENOUGH = 1.02
 
 
 @dataclass(frozen=True)
+class Keeping:
+    """Of stages that keep as many blocks as they have room for, and recompute the others: blocks before each place, and all;
+    what recomputing the ops before each place takes, and all; bytes that a block takes in each stage, in all microbatches in
+    flight, where it is kept and where it is not."""
+
+    before_blocks: Floats
+    total_blocks: float
+    again_s: Floats
+    total_again_s: float
+    kept_bytes: tuple[float, ...]
+    handed_bytes: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Pace:
     """Of stages that are not alike: what each of them would spend on the ops before each place, and on all, of one
-    microbatch; the bytes that these ops take in a stage, and what each stage has room for, where that matters."""
+    microbatch, recomputation included; the bytes that these ops take in a stage, and what each stage has room for, where that
+    matters. With ``keeping``, blocks for which there is room are not recomputed."""
 
     before_s: tuple[Floats, ...]
     total_s: tuple[float, ...]
     before_bytes: Floats
     total_bytes: float
     limits: tuple[int, ...] | None
+    keeping: Keeping | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +161,7 @@ class _Balance:
     ) -> None:
         self.places, self.chosen, self.stages, self.room = places, chosen, stages, room
         self.sends = seconds_per_byte * places.crossing[chosen]
-        self._known: dict[tuple[int, float], Floats] = {}
+        self._known: dict[tuple[int, float, int], Floats] = {}
         self._slowest = [self._chunks(0)[0]]  # of so many chunks up to each place
         self._choices: list[NDArray[np.int64]] = []
 
@@ -168,15 +184,20 @@ class _Balance:
         """``[i, j]``: from place i to place j; place 0 is the model's begin, the last end its end."""
         places, chosen = self.places, self.chosen
         before_s, total_s, limit = pace_of(places, stage)
-        key = id(before_s), limit
+        key = (id(before_s), limit, -1 if places.pace is None or places.pace.keeping is None else stage)
         if key not in self._known:
             starts = np.concatenate([[0.0], before_s[chosen]])
             ends = np.concatenate([before_s[chosen], [total_s]])
             sent = np.concatenate([[0.0], self.sends])[:, None]
             chunk = (ends + np.append(self.sends, 0.0))[None, :] - starts[:, None] + sent
             chunk[np.tri(len(starts), k=-1, dtype=bool)] = np.inf
-            self._known[key] = _fitting(places, chosen, chunk, limit * self.room)
+            self._known[key] = _fitting(places, chosen, chunk, limit * self.room, stage)
         return _held_chunks(places, chosen, self._known[key], stage)
+
+
+def sums_before(program: Sequence[str], amounts: Mapping[str, float]) -> Floats:
+    """What ops have together before each of the program, and all of them."""
+    return np.concatenate([[0.0], np.cumsum([amounts.get(name, 0.0) for name in program])])
 
 
 def pace_of(places: Places, stage: int) -> tuple[Floats, float, float]:
@@ -195,14 +216,27 @@ def _even_s(places: Places, num_chunks: int, stages: int) -> float:
     return 1 / sum(1 / pace.total_s[at % stages] for at in range(num_chunks))
 
 
-def _fitting(places: Places, chosen: NDArray[np.int64], chunk: Floats, limit: float) -> Floats:
-    """Chunks that take more bytes than this are infinite."""
+def _fitting(places: Places, chosen: NDArray[np.int64], chunk: Floats, limit: float, stage: int) -> Floats:
+    """Chunks that take more bytes than this are infinite; with what is kept in the room that others leave they are quicker."""
     pace = places.pace
     if pace is None or limit == np.inf:
         return chunk
-    before = pace.before_bytes[chosen]
-    taken = np.append(before, pace.total_bytes)[None, :] - np.concatenate([[0.0], before])[:, None]
+    taken = _between(pace.before_bytes, pace.total_bytes, chosen)
+    keeping = pace.keeping
+    if keeping is not None:
+        blocks = _between(keeping.before_blocks, keeping.total_blocks, chosen)
+        again_s = _between(keeping.again_s, keeping.total_again_s, chosen)
+        taken = taken + keeping.handed_bytes[stage] * blocks
+        kept = np.clip(np.floor((limit - taken) / max(keeping.kept_bytes[stage], 1.0)), 0.0, blocks)
+        chunk = chunk - again_s * np.divide(kept, blocks, out=np.zeros_like(kept), where=blocks > 0)
     return np.where(taken > limit, np.inf, chunk)
+
+
+def _between(before: Floats, total: float, chosen: NDArray[np.int64]) -> Floats:
+    """``[i, j]``: from place i to place j of what is before each of them, and of all."""
+    own = before[chosen]
+    found: Floats = np.append(own, total)[None, :] - np.concatenate([[0.0], own])[:, None]
+    return found
 
 
 def _held_chunks(places: Places, chosen: NDArray[np.int64], chunk: Floats, stage: int) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,24 +48,43 @@ def _planned(
     last: int | None = None,
     kept: tuple[int, ...] = (),
 ) -> Program:
-    """Slots 0..n-1 are the unary costs, the next ones the edges."""
-    scopes = [(i,) for i in range(problem.num_variables)] + [(edge.u, edge.v) for edge in problem.edges]
+    """Slots 0..n-1 are the unary costs, the next ones the edges, without variables of one value: these join nothing."""
+    single = _single(problem, kept)
+    scopes: list[tuple[int, ...]] = [(i,) for i in range(problem.num_variables)]
+    scopes += [tuple(v for v in (edge.u, edge.v) if v not in single) for edge in problem.edges]
     return plan_elimination([len(costs) for costs in problem.unary_s], scopes, max_entries, last, kept)
 
 
-def work_of(problem: SearchProblem, program: Program | Chain) -> float:
-    """Additions of an elimination: equal products, as those of repeated blocks, are made once."""
+def _single(problem: SearchProblem, kept: Collection[int]) -> frozenset[int]:
+    """Variables of one value, but for those that are kept."""
+    return frozenset(i for i, costs in enumerate(problem.unary_s) if len(costs) == 1 and i not in kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Additions of an elimination, and entries of the tables that it keeps to read the assignment back from."""
+
+    additions: float
+    entries: float
+
+
+def effort_of(problem: SearchProblem, program: Program | Chain) -> Effort:
+    """What an elimination takes: equal products, as those of repeated blocks, are made and kept once."""
     if isinstance(program, Chain):
-        parts = sum(work_of(part.problem, part.program) for part in (program.block, program.rest))
+        parts = [effort_of(part.problem, part.program) for part in (program.block, program.rest)]
         size = float(len(program.block.problem.unary_s[0]))
-        return parts + 2 * program.repeats.count.bit_length() * size**3
+        powers = 2 * program.repeats.count.bit_length()
+        return Effort(
+            sum(part.additions for part in parts) + powers * size**3,
+            sum(part.entries for part in parts) + powers * size**2,
+        )
     slots: list[Hashable] = [
         (id(costs), id(use)) for costs, use in zip(problem.unary_s, problem.memory_bytes, strict=True)
     ]
     slots.extend(id(edge.table) for edge in problem.edges)
     slots.extend([None] * (program.num_slots - len(slots)))
     known: dict[Hashable, int] = {}
-    total = 0.0
+    additions = entries = 0.0
     for step in program.steps:
         for group in step.groups:
             key = (
@@ -74,9 +93,10 @@ def work_of(problem: SearchProblem, program: Program | Chain) -> float:
             )
             if key not in known:
                 known[key] = -1 - len(known)
-                total += math.prod(map(float, group.sizes))
+                additions += math.prod(map(float, group.sizes))
+                entries += math.prod(map(float, group.sizes[:-1]))
             slots[group.output] = known[key]
-    return total
+    return Effort(additions, entries)
 
 
 def minimise(
@@ -141,7 +161,7 @@ def _eliminated(
         if key not in priced:
             priced[key] = costs + price * use if price else costs
         slots.append(tables.intern(priced[key]))
-    slots.extend(tables.intern(edge.table) for edge in problem.edges)
+    slots.extend(map(tables.intern, _narrow(problem, program)))
     slots.extend([-1] * (program.num_slots - len(slots)))
     for step in program.steps:
         check()
@@ -149,6 +169,18 @@ def _eliminated(
             operands = [(slots[slot], axes) for slot, axes in zip(group.slots, group.axes, strict=True)]
             slots[group.output] = tables.eliminate(operands, group.sizes)
     return tables, slots
+
+
+def _narrow(problem: SearchProblem, program: Program) -> Iterator[Costs]:
+    """The edges' tables without dims of one value; equal objects stay one."""
+    single = _single(problem, program.kept)
+    known: dict[tuple[int, bool, bool], Costs] = {}
+    for edge in problem.edges:
+        alone = edge.u in single, edge.v in single
+        if (id(edge.table), *alone) not in known:
+            shape = [size for size, one in zip(edge.table.shape, alone, strict=True) if not one]
+            known[id(edge.table), *alone] = edge.table.reshape(shape) if any(alone) else edge.table
+        yield known[id(edge.table), *alone]
 
 
 def _backtrack(program: Program, tables: list[Costs], given: Mapping[int, int]) -> tuple[int, ...]:

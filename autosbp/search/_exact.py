@@ -11,7 +11,7 @@ from autosbp.errors import InfeasibleError
 from autosbp.search._base import Edge, SearchOptions, SearchProblem, SearchResult
 from autosbp.search._chain import Chain
 from autosbp.search._coordinate_descent import cheapest_values, descend
-from autosbp.search._elimination import minimise, plan_problem, work_of
+from autosbp.search._elimination import effort_of, minimise, plan_problem
 from autosbp.search._exhaustive import exhaustive
 from autosbp.search._forest import solve_forest
 from autosbp.search._local import Neighbourhood
@@ -38,6 +38,7 @@ SPLICE_LAST = 4
 MIN_REST = 0.25  # of the time limit, for the searcher of dense problems
 HARD_WORK = 4e8  # additions of an elimination; messages, which mostly prove as much, are quicker then
 MOST_WORK = 2e9  # of one elimination of several, where messages left a gap
+MOST_ENTRIES = 3e7  # of all tables that an elimination keeps: 240 MB, a quarter of what a search may take
 DENSE_GAP = 0.02  # where messages leave more, what is still hard to eliminate gets other means
 Dense = Callable[[SearchOptions], SearchResult]
 
@@ -245,8 +246,8 @@ class _Exact:
         return prune(select(reduced, messages.kept(upper)), run.cost_s, price)
 
     def _at_once(self, whole: Reduced, program: Program | Chain) -> bool:
-        """Without a memory limit one elimination is the answer, unless tables had to be split."""
-        if not program.is_exact:
+        """Without a memory limit one elimination is the answer, unless tables would have to be split."""
+        if _is_too_great(whole.problem, program):
             return False
         solution = minimise(whole.problem, program, self.check)
         self.info["rounds"] = float(program.rounds)
@@ -283,7 +284,7 @@ class _Exact:
         """Raise the bound by the relaxation, offer what is met on the way, and return the best price of memory."""
         run, problem = self.run, reduced.problem
         program = plan_problem(problem)
-        if not program.is_exact:
+        if _is_too_great(problem, program):
             if not self.splits:
                 raise _TooDense
             program = plan_problem(problem, SPLIT_TABLE_ENTRIES)
@@ -348,7 +349,14 @@ class _Exact:
 
 def _is_hard(problem: SearchProblem, program: Program | Chain, most: float | None = None) -> bool:
     """Whether messages are quicker than an elimination."""
-    return not program.is_exact or work_of(problem, program) > (HARD_WORK if most is None else most)
+    if _is_too_great(problem, program):
+        return True
+    return effort_of(problem, program).additions > (HARD_WORK if most is None else most)
+
+
+def _is_too_great(problem: SearchProblem, program: Program | Chain) -> bool:
+    """Whether an elimination would have to split a table, or to keep more of them than there is room for."""
+    return not program.is_exact or effort_of(problem, program).entries > MOST_ENTRIES
 
 
 def _as_tuples(reduced: Reduced) -> tuple[tuple[int, ...], ...]:

@@ -13,8 +13,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-import numpy as np
-
 from autosbp.cluster import Cluster
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.evaluate import evaluate
@@ -26,7 +24,7 @@ from autosbp.plan import Costs, Strategy
 from autosbp.search import SearchProblem, SearchResult
 from autosbp.search._best import Best, Walk
 from autosbp.search._candidate import Candidate
-from autosbp.search._cuts import Floats, Pace, Places
+from autosbp.search._cuts import Pace, Places, sums_before
 from autosbp.search._layouts import LayoutProblems, Layouts, Space, fullest_of
 from autosbp.search._pipelines import pipelines, shortlist
 from autosbp.search._recompute import Recomputation
@@ -52,6 +50,8 @@ class GroupSearch(Best):
         whole: problems of the cluster, with whose models strategies are costed.
         of: problems on other devices and links.
     """
+
+    evens = False
 
     def __init__(
         self,
@@ -174,8 +174,8 @@ class GroupSearch(Best):
         places: Places,
     ) -> Pace:
         at = list(places.at)
-        size = _before(places, taken)
-        known = {groups: _before(places, seconds) for groups, seconds in spent.items()}
+        size = sums_before(places.program, taken)
+        known = {groups: sums_before(places.program, seconds) for groups, seconds in spent.items()}
         parts = {groups: (sums[at], float(sums[-1])) for groups, sums in known.items()}
         mine = [parts[groups] for groups in self._groups(space)]
         return Pace(tuple(one for one, _ in mine), tuple(one for _, one in mine), size[at], float(size[-1]), rooms)
@@ -210,11 +210,6 @@ class GroupSearch(Best):
             return candidate
         found = self._costed_whole(graph, strategy)
         return found if self.has_room(found) else candidate
-
-
-def _before(places: Places, amounts: Mapping[str, float]) -> Floats:
-    """What ops have together before each of the program, and all of them."""
-    return np.concatenate([[0.0], np.cumsum([amounts.get(name, 0.0) for name in places.program])])
 
 
 def _rooms(

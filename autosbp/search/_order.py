@@ -35,7 +35,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Program:
     """``constants`` are the slots whose sum is the optimum; a lower bound unless ``is_exact`` (no table was split). ``left``
-    are the slots over variables that are kept, with their scopes: the optimum is a table over these."""
+    are the slots over variables that are ``kept``, with their scopes: the optimum is a table over these."""
 
     num_slots: int
     steps: tuple[Step, ...]
@@ -44,6 +44,7 @@ class Program:
     rounds: int
     left: tuple[tuple[int, tuple[int, ...]], ...] = ()
     num_variables: int = 0
+    kept: tuple[int, ...] = ()
 
 
 def plan_elimination(
@@ -83,7 +84,7 @@ def _planned(
     left = sorted({slot for variable in kept for slot in planner.slots[variable]})
     return Program(
         len(planner.scopes), tuple(planner.steps), constants, planner.is_exact, rounds,
-        tuple((slot, planner.scopes[slot]) for slot in left), len(sizes),
+        tuple((slot, planner.scopes[slot]) for slot in left), len(sizes), kept,
     )  # fmt: skip
 
 

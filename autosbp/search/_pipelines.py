@@ -64,7 +64,7 @@ def pipelines(
     places = find_places(graph, strategy, seconds, starts, held)
     if pace is not None:
         places = replace(places, pace=pace(places))
-    per_byte = _seconds_per_byte(places, strategy, links)
+    per_byte = seconds_per_byte(places, strategy, links)
     num_micro = strategy.num_micro
     deferred = _deferred(graph, strategy)
     cutter = Cutter(places, per_byte, stages)
@@ -125,7 +125,7 @@ def _deferred(graph: LogicalGraph, strategy: Strategy) -> float:
     return waiting / total if total else 0.0
 
 
-def _seconds_per_byte(places: Places, strategy: Strategy, links: LinkModel) -> float:
+def seconds_per_byte(places: Places, strategy: Strategy, links: LinkModel) -> float:
     """Of a message from each rank of a stage to its like in the next, of a size that is usual here."""
     size = max(1, round(float(np.median(places.crossing)))) if len(places.crossing) else 1
     ranks = np.arange(strategy.mesh.size)

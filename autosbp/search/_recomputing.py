@@ -1,4 +1,5 @@
-"""Structures once more, with blocks that are recomputed: what memory kept from being quick without."""
+"""Structures once more, with blocks that are recomputed: what memory kept from being quick without. Of what is found, stages
+then recompute no more than each of them has to (``_uneven``)."""
 
 from __future__ import annotations
 
@@ -6,11 +7,15 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from autosbp.costmodel.pipelined import pipelined_step_s
 from autosbp.errors import InfeasibleError
+from autosbp.plan import Strategy
 from autosbp.search._base import SearchResult
+from autosbp.search._candidate import Candidate
 from autosbp.search._layouts import Layouts, Space, Structure
 from autosbp.search._space_solver import CERTAIN, INFINITE, Kind, Tally, nearer
 from autosbp.search._stage_limited import StageLimited
+from autosbp.search._uneven import Uneven
 
 SHARE = 0.5
 """Of the time left, what may have passed while this still begins something."""
@@ -18,6 +23,8 @@ FAR = 1.1
 """Times the bound with all blocks recomputed: what is no slower is left as it is."""
 WORSE = 1.01
 """A microbatch that takes so many times what the larger one before it does ends the walk."""
+UNEVEN, UNEVEN_GAIN = 2, 1.1
+"""Strategies whose stages are made to recompute what each has to, and how many times what the best takes they may take."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +38,11 @@ class Estimated:
 
 class Recomputing(StageLimited):
     """Recomputation makes a step slower, and room. So only structures whose bounds, which are without the memory limit, are
-    below the best strategy so far are looked at; these bounds hold with recomputation, too."""
+    below the best strategy so far are looked at; these bounds hold with recomputation, too. ``evens``: stages are alike, but
+    those with more microbatches in flight have to recompute more."""
 
+    evens = True
+    _even: dict[tuple[int, int], Candidate]
     _pending: list[tuple[float, Space]]
     _began: float
 
@@ -61,6 +71,40 @@ class Recomputing(StageLimited):
                 self._keep(self._limited(space, kind, tally, self._cutoff))
             except InfeasibleError as error:
                 self.problem = nearer(self.problem, error)
+
+    def begin_even(self, best: Candidate | None) -> None:
+        """Forget strategies of other structures."""
+        self._even = {}
+        self._remember(best)
+
+    def recompute_unevenly(self) -> None:
+        """Of the best strategies with as much recomputed in every stage, each stage keeps what it has room for."""
+        for candidate in sorted(self._even.values(), key=_step_s)[: UNEVEN if self.evens else 0]:
+            if _step_s(candidate) < UNEVEN_GAIN * self._cutoff:
+                self._keep(self._uneven(candidate))
+
+    def _keep(self, candidate: Candidate | None) -> None:
+        super()._keep(candidate)
+        self._remember(candidate)
+
+    def _remember(self, candidate: Candidate | None) -> None:
+        if candidate is not None and candidate.strategy.pipeline and candidate.strategy.recompute:
+            key = candidate.strategy.num_stages, candidate.strategy.micro_batch
+            self._even[key] = min(self._even.get(key, candidate), candidate, key=_step_s)
+
+    def _uneven(self, candidate: Candidate) -> Candidate | None:
+        """None where that is nothing new, or fits no longer."""
+        if self.options.recompute:
+            return None
+        strategy, problems = candidate.strategy, self.problems
+        graph, boxing = problems.bound(strategy.micro_batch), problems.boxing(strategy.mesh)
+        known = problems.known_chunks
+
+        def step_s(each: Strategy) -> float:
+            return pipelined_step_s(graph, each, boxing, problems.compute, known)
+
+        found = Uneven(problems, self.links, self.limit, self._held).of(strategy, step_s)
+        return None if found is strategy else self._fits([Candidate(found, self._costs(graph, found, boxing))])
 
     def _late(self, spent: Callable[[], bool]) -> bool:
         return spent() or time.monotonic() > self._began + SHARE * (self.deadline - self._began)
@@ -113,3 +157,7 @@ class Recomputing(StageLimited):
             part = min((free.memory_bytes - self.limit) / max(saved, 1), 1.0)
             return [Estimated(free.cost_s + part * max(result.cost_s - free.cost_s, 0.0), layouts, result)]
         return []
+
+
+def _step_s(candidate: Candidate) -> float:
+    return candidate.costs.step_time_s

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autosbp.search._base import Edge, SearchProblem
 from autosbp.search._build import BuiltProblem, Detail
 from autosbp.search._domains import ValueCosts
-from autosbp.search._elimination import Solution, minimise, plan_problem, work_of
+from autosbp.search._elimination import Solution, effort_of, minimise, plan_problem
 
 Floats = NDArray[np.float64]
 LEAN = 1e6
@@ -72,7 +72,7 @@ class Part:
         copies = {new[v] for v in near | stored if v in new and v >= len(built.clusters)}
         self.passing = tuple(edge for edge in self.problem.edges if not {edge.u, edge.v} & copies)
         self.program = plan_problem(self.problem)
-        work = work_of(self.problem, self.program)
+        work = effort_of(self.problem, self.program).additions
         self.is_large, self.is_huge = work > MUCH_WORK, work > MOST_WORK
         self.count = count
         self.forward_s = sum(part.forward_s for part in parts)

@@ -89,7 +89,10 @@ def test_a_run_without_time_sets_nothing_aside_and_still_gives_boxes() -> None:
 
 def test_the_default_box_is_the_same_everywhere_and_leaves_a_quarter_of_a_minute_of_three() -> None:
     defaults = [
-        *(inspect.signature(each).parameters[name].default for each, name in ((calibrate, "budget_s"), (command, "budget"))),
+        *(
+            inspect.signature(each).parameters[name].default
+            for each, name in ((calibrate, "budget_s"), (command, "budget"))
+        ),
         inspect.signature(Client.calibrate).parameters["budget_s"].default,
         CalibrationRequest.model_fields["budget_s"].default,
     ]

@@ -24,7 +24,9 @@ def fit(kind: str, seed: int, faster: float = 1.0, noise: float = 0.05, knot: in
 
     def seconds(size: int) -> float:
         further = 0 if knot is None else 2 * max(size - knot, 0)
-        exact = alpha_count(kind, ranks) * ALPHA_S + beta_factor(kind, ranks) * (size + further) * BETA_S_PER_BYTE / faster
+        exact = (
+            alpha_count(kind, ranks) * ALPHA_S + beta_factor(kind, ranks) * (size + further) * BETA_S_PER_BYTE / faster
+        )
         return exact * math.exp(noise * source.gauss(0, 1))
 
     return fit_collective(kind, SHAPE, [Point(size, seconds(size), 0.0, 30) for size in SIZES])

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from autosbp.errors import InfeasibleError
 from autosbp.search import Edge, SearchOptions, SearchProblem, SearchResult, cost_of, search
+from autosbp.search import _exact as exact
 from autosbp.search._cpsat import SatLimits, close_gap
-from autosbp.search._elimination import minimise, plan_problem
+from autosbp.search._elimination import effort_of, minimise, plan_problem
+from autosbp.search._order import Program
 from autosbp.search._pruning import canonical, prune
 from autosbp.search._tables import min_of_sum
 from autosbp.testing.searchers import check_result, random_problem
@@ -212,3 +214,41 @@ def test_infeasible_memory_names_the_least_that_would_do() -> None:
         search(problem, "exact")
     assert caught.value.needed == 11
     assert search(dataclasses.replace(problem, memory_limit_bytes=11), "exact").memory_bytes == 11
+
+
+@pytest.mark.parametrize("count", [1, 40, 80])
+def test_variables_of_one_value_join_nothing(count: int) -> None:
+    """Tables over them would have more dims than numpy's arrays, and couple what they do not couple."""
+    rng = np.random.default_rng(count)
+    sizes = [3, 2, 4] + [1] * count
+    edges = [Edge(u, v, rng.random((sizes[u], sizes[v]))) for u in range(3) for v in range(3, 3 + count)]
+    edges += [Edge(v, v + 1, rng.random((1, 1))) for v in range(3, 2 + count)]
+    problem = SearchProblem(
+        tuple(map(str, range(len(sizes)))), tuple(rng.random(size) for size in sizes),
+        tuple(np.zeros(size, dtype=np.int64) for size in sizes), tuple(edges),
+    )  # fmt: skip
+    program = plan_problem(problem)
+    assert isinstance(program, Program)
+    assert max(len(group.scope) for step in program.steps for group in step.groups) == 0
+    found = minimise(problem, program, lambda: None)
+    best = min(
+        (cost_of(problem, (*values, *[0] * count)), values) for values in itertools.product(*map(range, sizes[:3]))
+    )
+    assert found.bound_s == pytest.approx(best[0], rel=1e-12) and found.assignment[:3] == best[1]
+    check_result(problem, search(problem, "exact"))
+
+
+def test_eliminations_that_would_keep_too_much_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tables that are too great by themselves: the bound holds, and may be below the optimum."""
+    problem = dense(7, 6)
+    effort = effort_of(problem, plan_problem(problem))
+    assert effort.entries == sum(6**left for left in range(7)) and effort.additions == 6 * effort.entries
+    optimum = search(problem, "exact")
+    assert optimum.gap == 0.0
+    monkeypatch.setattr(exact, "MOST_ENTRIES", effort.entries - 1)
+    monkeypatch.setattr(exact, "SPLIT_TABLE_ENTRIES", 6**4)
+    monkeypatch.setattr(exact, "ENUMERATE_AT_MOST", 0)
+    result = search(problem, "exact")
+    check_result(problem, result)
+    assert result.lower_bound_s <= optimum.cost_s <= result.cost_s
+    assert result.info["operations"] < effort.additions

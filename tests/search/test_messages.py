@@ -13,7 +13,7 @@ import pytest
 from autosbp.errors import CertificateError, InfeasibleError
 from autosbp.search import Certificate, Edge, SearchOptions, SearchProblem, check_certificate, cost_of, search
 from autosbp.search import _exact as exact
-from autosbp.search._elimination import plan_problem, work_of
+from autosbp.search._elimination import effort_of, plan_problem
 from autosbp.search._messages import Messages
 from autosbp.search._pruning import canonical
 from autosbp.testing.searchers import check_result, random_problem
@@ -103,7 +103,7 @@ def test_exact_by_messages_equals_exhaustive(memory_share: float | None) -> None
 def test_a_value_that_every_layer_reads_is_no_hindrance() -> None:
     problem = chain_with_hub(120, 150)
     whole = canonical(problem).problem
-    assert work_of(whole, plan_problem(whole)) > exact.HARD_WORK
+    assert effort_of(whole, plan_problem(whole)).additions > exact.HARD_WORK
     found = search(problem, "exact", SearchOptions(time_limit_s=60))
     assert found.gap == 0.0
     # The least over all values of the hub, a chain each.
