@@ -22,6 +22,8 @@ ONNX = "onnx"
 """The field of the ONNX file, and the source that it is."""
 AGAIN = "again"
 """The field that names a capture which failed: the form is shown again as it was."""
+MOST_CONFIG_BYTES = 2**20
+"""Of the file of a configuration, which browsers show as text."""
 _ROOM_BYTES = 2**16
 _FEW_DEVICES = ("local", "emulated")
 
@@ -141,8 +143,11 @@ def _config_file(form: Form) -> str:
     file = form.files.get("hf_config_file")
     if file is None:
         raise InputError("hf_config", None, "the content of a config.json is expected")
+    if len(file.content) > MOST_CONFIG_BYTES:
+        value, limit = f"{file.name}, {len(file.content)} bytes", f"at most {MOST_CONFIG_BYTES} bytes are expected"
+        raise InputError("hf_config", value, limit)
     try:
-        return file.content.decode()
+        return file.content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError("hf_config", file.name, f"JSON in UTF-8 is expected ({error})") from None
 

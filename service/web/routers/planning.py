@@ -142,6 +142,7 @@ def _form(
         wrong=(problem or {}).get("field", ""),
         wrong_file=problem is not None and planning.is_of_model(problem),
         most_bytes=planning.most_file_bytes(state.settings.max_body_bytes),
+        most_config_bytes=planning.MOST_CONFIG_BYTES,
         zoo=planning.zoo(),
         presets=planning.cluster_presets(),
         searchers=planning.searchers(),

@@ -132,3 +132,19 @@ def test_a_model_that_cannot_be_captured_leads_back_by_a_button(page: Page, tmp_
     back.click()
     expect(page.get_by_role("alert")).to_contain_text("sizes of all dims but the batch")
     expect_kept(page)
+
+
+def test_a_configuration_is_read_from_a_file_unless_it_is_too_large(page: Page, tmp_path: Path) -> None:
+    config, large = tmp_path / "config.json", tmp_path / "large.json"
+    config.write_text('{"model_type": "abacus"}')
+    large.write_bytes(bytes(LIMIT))
+    page.goto("/plan")
+    page.get_by_role("radio", name="Hugging Face configuration").check()
+    file, text = page.get_by_label("Choose a config.json"), page.get_by_label("config.json", exact=True)
+    file.set_input_files(config)
+    expect(text).to_have_value('{"model_type": "abacus"}')
+    file.set_input_files(large)
+    expect(page.get_by_role("alert")).to_contain_text(
+        f"large.json has {LIMIT:,} bytes; at most {most_file_bytes(LIMIT):,}"
+    )
+    expect(text).to_have_value('{"model_type": "abacus"}')

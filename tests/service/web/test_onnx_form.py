@@ -125,9 +125,14 @@ def test_a_configuration_file_is_read_where_no_script_has_read_it(stored: Stored
 
     _, job = waited(stored, chosen(b'{"model_type": "abacus"}'))
     assert "abacus" in str(job["problem"])
-    for content in (b"\xff\xfe", b"{", b"[1]"):
+    _, job = waited(stored, chosen(b'\xef\xbb\xbf{"model_type": "abacus"}'))
+    assert "abacus" in str(job["problem"])
+    refused = {b"\xff\xfe": "UTF-8", b"{": "JSON", b"[1]": "object", b" " * (2**20 + 1): "at most 1048576 bytes"}
+    for content, words in refused.items():
         answer = chosen(content)
-        assert answer.status_code == 422 and "hf_config" in answer.text, content
+        assert answer.status_code == 422 and words in answer.text, content[:10]
+        (field,) = Page.of(answer.text).all("textarea")
+        assert field.attributes["aria-invalid"] == "true"
 
 
 def test_names_of_files_are_text(stored: Stored) -> None:
