@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import f as f_distribution
 
 from autosbp.costmodel.calibration import CollectiveFit
+from autosbp.costmodel.network import link_streams
 from calibration._fit import fit_of
 from calibration._regression import SCALE_FLOOR, LineFit
 from calibration._rows import Rows
@@ -28,7 +29,8 @@ nearer to them than the true one by 1.15 for its two values."""
 
 
 def share_fits(fits: Sequence[CollectiveFit]) -> list[CollectiveFit]:
-    """The fits in their order; those of one group shape and as many groups at once that cannot be told apart are one."""
+    """The fits in their order; those of one group shape, as many groups at once and as many bytes over a link that cannot be
+    told apart are one."""
     found = list(fits)
     for members in _alike(fits):
         for pool in _pools([_Pool((at,), fits[at]) for at in members]):
@@ -39,9 +41,10 @@ def share_fits(fits: Sequence[CollectiveFit]) -> list[CollectiveFit]:
 
 
 def _alike(fits: Sequence[CollectiveFit]) -> Iterator[list[int]]:
-    shapes = dict.fromkeys((fit.group_shape, fit.num_groups) for fit in fits)
-    for shape in shapes:
-        yield [at for at, fit in enumerate(fits) if (fit.group_shape, fit.num_groups) == shape]
+    """Places of fits whose betas say the same: of as many bytes over the same links."""
+    keys = [(fit.group_shape, fit.num_groups, link_streams(fit.kind, fit.group_shape)) for fit in fits]
+    for key in dict.fromkeys(keys):
+        yield [at for at, other in enumerate(keys) if other == key]
 
 
 @dataclass(frozen=True)

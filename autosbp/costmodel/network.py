@@ -46,7 +46,9 @@ def _outermost(group_shape: tuple[int, ...]) -> int | None:
     return next((at for at, count in enumerate(group_shape) if count > 1), None)
 
 
-def _streams_of(kind: str, group_shape: tuple[int, ...]) -> float:
+def link_streams(kind: str, group_shape: tuple[int, ...]) -> float:
+    """Bytes that one group sends over the link of a unit of the outermost level that it crosses, per ``beta_factor`` times
+    the message."""
     at = _outermost(group_shape) or 0
     return _streams(kind, group_shape[at], prod(group_shape[at + 1 :]))
 
@@ -138,12 +140,12 @@ class NetworkModel:
         at = _outermost(group_shape)
         if at is None:
             return AlphaBeta(0.0, 0.0, False)
-        level, groups, streams = self.cluster.levels[at], self._groups(group_shape), _streams_of(kind, group_shape)
+        level, groups, streams = self.cluster.levels[at], self._groups(group_shape), link_streams(kind, group_shape)
         described = groups * streams / level.bandwidth_bytes_per_s
         near = self._nearest(kind, group_shape)
         if near is None:
             return AlphaBeta(level.latency_s, described, False)
-        part = streams / _streams_of(near.kind, near.group_shape)
+        part = streams / link_streams(near.kind, near.group_shape)
         part *= groups / self._groups(near.group_shape) if near.num_groups is None else 1.0
         least = 0.0 if near.num_groups is None else described
         knots = tuple((size, max(part * beta, least)) for size, beta in near.knots)

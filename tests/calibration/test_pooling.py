@@ -53,7 +53,7 @@ def test_collectives_of_the_same_links_share_a_fit_that_is_nearer_to_the_truth()
 
 
 def test_a_shared_fit_has_narrower_intervals() -> None:
-    fits = [fit(kind, at) for at, kind in enumerate(("all_gather", "reduce_scatter", "all_to_all"))]
+    fits = [fit(kind, at) for at, kind in enumerate(("all_gather", "reduce_scatter", "all_reduce"))]
     found = share_fits(fits)
     assert found[0].shared_with
     for one, own in zip(found, fits, strict=True):
@@ -63,7 +63,7 @@ def test_a_shared_fit_has_narrower_intervals() -> None:
 
 def test_one_that_is_faster_by_half_keeps_its_own_fit() -> None:
     for seed in range(20):
-        fits = [fit("all_gather", seed), fit("reduce_scatter", seed + 100), fit("all_to_all", seed + 200, faster=1.5)]
+        fits = [fit("all_gather", seed), fit("reduce_scatter", seed + 100), fit("all_reduce", seed + 200, faster=1.5)]
         found = share_fits(fits)
         assert found[2] == fits[2]
 
@@ -78,10 +78,10 @@ def test_no_collective_loses_much_by_sharing() -> None:
 
 def test_a_change_of_rate_is_shared_with_those_that_have_one_alone() -> None:
     straight = fit("all_gather", 1, noise=0.01)
-    bent, too = (fit(kind, 2, noise=0.01, knot=2**18) for kind in ("reduce_scatter", "all_to_all"))
+    bent, too = (fit(kind, 2, noise=0.01, knot=2**18) for kind in ("reduce_scatter", "all_reduce"))
     assert not straight.knots and bent.knots and too.knots
     assert pools([straight, bent, too]) == [
-        ("all_gather",), ("all_to_all", "reduce_scatter"), ("all_to_all", "reduce_scatter"),
+        ("all_gather",), ("all_reduce", "reduce_scatter"), ("all_reduce", "reduce_scatter"),
     ]  # fmt: skip
 
 
@@ -93,6 +93,14 @@ def test_only_groups_of_one_shape_and_as_many_at_once_share() -> None:
     assert [found.shared_with for found in share_fits([strided, contiguous])] == [
         ("all_gather contiguous",), ("all_gather strided",),
     ]  # fmt: skip
+
+
+def test_collectives_that_send_otherwise_over_a_link_do_not_share() -> None:
+    """An exchange of all over two nodes of two sends a third more through a node's link than a ring."""
+    same = fit("all_gather", 1), replace(fit("all_gather", 1), kind="all_to_all")
+    assert all(not found.shared_with for found in share_fits(same))
+    inside = [replace(one, group_shape=(1, 4)) for one in same]
+    assert [found.shared_with for found in share_fits(inside)] == [("all_to_all",), ("all_gather",)]
 
 
 @pytest.mark.parametrize("seed", range(3))
