@@ -54,7 +54,7 @@ def test_negative_alpha_of_plain_least_squares_round_trips() -> None:
 def test_knots_intervals_and_outliers_round_trip_and_old_documents_keep_their_id() -> None:
     document = example().to_dict()
     assert "knots" not in document["collectives"][0]
-    new = {"knots": [[4096, 2e-9]], "alpha_interval_s": [1e-5, 3e-5], "outliers": [1024]}
+    new = {"knots": [[4096, 2e-9]], "alpha_interval_s": [1e-5, 3e-5], "outliers": [1024], "shared_with": ["p2p"]}
     document["collectives"][0].update(new)
     again = Calibration.from_dict(document).to_dict()["collectives"][0]
     assert {key: again[key] for key in new} == new
@@ -102,6 +102,8 @@ BAD: list[tuple[list[Any], Any, str]] = [
     (["collectives", 0, "knots"], [[4096, 0.0]], "collectives[0].knots[0].beta_s_per_byte"),
     (["collectives", 0, "knots"], [[4096, 1e-9], [4096, 1e-9]], "collectives[0].knots[1].num_bytes"),
     (["collectives", 0, "outliers"], [0], "collectives[0].outliers"),
+    (["collectives", 0, "shared_with"], [""], "collectives[0].shared_with"),
+    (["collectives", 0, "shared_with"], [3], "collectives[0].shared_with"),
     (["collectives", 0, "alpha_interval_s"], [1.0], "collectives[0].alpha_interval_s"),
     (["collectives", 0, "r2"], 1.5, "collectives[0].r2"),
     (["collectives", 0, "max_relative_error"], -0.1, "collectives[0].max_relative_error"),
@@ -172,6 +174,7 @@ def test_the_published_schema_takes_older_and_newer_documents() -> None:
         "placement": "strided",
         "num_groups": 2,
         "waiting_s": 1e-4,
+        "shared_with": ["broadcast", "p2p contiguous"],
         "points": [[1024, 1e-3, 0.0, 9, 0.0, [1e-3] * 7]],
     }
     document["corrections"] = [{"compute": 0.5, "network": 2.0, "waiting_s": 0.0, "num_trials": 1}]
