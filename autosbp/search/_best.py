@@ -94,6 +94,8 @@ class Best(Recomputing):
         self.best, self.problem, self.failures = best, None, []
         self.begin()
         self.begin_even(best)
+        if kind.relaxes and kind.proves:
+            self.recompute_unevenly()
         every = list(structures)
         single = [structure for structure in every if structure.stages == 1 or not kind.relaxes]
         piped = [structure for structure in every if structure.stages > 1 and kind.relaxes]

@@ -16,6 +16,8 @@ INTERVALS = (2, 4)
 """Blocks of a run, where every block by itself takes too much: fewer inputs are kept, and more is made anew at once."""
 NEAR = 1.25
 """Of the limit; what takes more is not helped by other intervals."""
+ENOUGH = 0.9
+"""Of a block, by a straight line."""
 
 
 class Recomputation:
@@ -53,12 +55,15 @@ class Recomputation:
         return every
 
     def _fewest(self, strategy: Strategy, found: Strategy, taken: int) -> Strategy:
-        """By the secant over the blocks of a chunk that are kept: memory grows with them, nearly evenly, and time falls."""
+        """By the secant over the blocks of a chunk that are kept: memory grows with them, nearly evenly, and time falls. Where
+        the line leaves no room for another block, none is tried."""
         chunks = strategy.pipeline.num_chunks if strategy.pipeline else 1
         fits, exceeds = 0, -(-len(self.problems.blocks) // chunks)
         above = self._bytes(strategy)
         while exceeds - fits > 1:
             room = (self.limit - taken) / max(above - taken, 1) * (exceeds - fits)
+            if room < ENOUGH and fits:
+                break
             middle = min(max(fits + int(room), fits + 1), exceeds - 1)
             tried = self._recomputing(strategy, 1, middle)
             size = self._bytes(tried)

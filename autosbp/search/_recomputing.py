@@ -23,6 +23,8 @@ FAR = 1.1
 """Times the bound with all blocks recomputed: what is no slower is left as it is."""
 WORSE = 1.01
 """A microbatch that takes so many times what the larger one before it does ends the walk."""
+LATE = 0.25
+"""Of the time limit, what may have passed behind it while this still makes a strategy uneven."""
 UNEVEN, UNEVEN_GAIN = 2, 1.1
 """Strategies whose stages are made to recompute what each has to, and how many times what the best takes they may take."""
 
@@ -43,6 +45,7 @@ class Recomputing(StageLimited):
 
     evens = True
     _even: dict[tuple[int, int], Candidate]
+    _made_uneven: list[Candidate]
     _pending: list[tuple[float, Space]]
     _began: float
 
@@ -58,7 +61,8 @@ class Recomputing(StageLimited):
                 break
             found += self._estimates(bound, structure, kind, tally, spent)
         for each in sorted(found, key=lambda each: each.estimate_s):
-            if each.estimate_s >= CERTAIN * self._cutoff or (self.best is not None and self._late(spent)):
+            reach = UNEVEN_GAIN if self.evens and each.layouts.space.stages > 1 else CERTAIN
+            if each.estimate_s >= reach * self._cutoff or (self.best is not None and self._late(spent)):
                 break
             self._keep(self._fitting(each.layouts, each.result))
 
@@ -74,13 +78,16 @@ class Recomputing(StageLimited):
 
     def begin_even(self, best: Candidate | None) -> None:
         """Forget strategies of other structures."""
-        self._even = {}
+        self._even, self._made_uneven = {}, []
         self._remember(best)
 
     def recompute_unevenly(self) -> None:
-        """Of the best strategies with as much recomputed in every stage, each stage keeps what it has room for."""
+        """Of the best strategies with as much recomputed in every stage that are new, each stage keeps what it has room for."""
         for candidate in sorted(self._even.values(), key=_step_s)[: UNEVEN if self.evens else 0]:
-            if _step_s(candidate) < UNEVEN_GAIN * self._cutoff:
+            late = time.monotonic() > self.deadline + LATE * self.options.time_limit_s
+            known = any(candidate is other for other in self._made_uneven)
+            if not late and not known and _step_s(candidate) < UNEVEN_GAIN * self._cutoff:
+                self._made_uneven.append(candidate)
                 self._keep(self._uneven(candidate))
 
     def _keep(self, candidate: Candidate | None) -> None:
@@ -104,7 +111,11 @@ class Recomputing(StageLimited):
             return pipelined_step_s(graph, each, boxing, problems.compute, known)
 
         found = Uneven(problems, self.links, self.limit, self._held).of(strategy, step_s)
-        return None if found is strategy else self._fits([Candidate(found, self._costs(graph, found, boxing))])
+        if found is strategy:
+            return None
+        fitting = self._fits([Candidate(found, self._costs(graph, found, boxing))])
+        self._made_uneven += [] if fitting is None else [fitting]
+        return fitting
 
     def _late(self, spent: Callable[[], bool]) -> bool:
         return spent() or time.monotonic() > self._began + SHARE * (self.deadline - self._began)

@@ -28,6 +28,7 @@ from autosbp.sbp.boxing import split_factor
 from autosbp.search._cuts import Cutter, Floats, Keeping, Pace, Places, find_places, sums_before
 from autosbp.search._layouts import LayoutProblems
 from autosbp.search._pipelines import seconds_per_byte
+from autosbp.search._recompute import ENOUGH
 
 ROUNDS = 2
 """Times that cuts are balanced, each by what stages take with those before."""
@@ -93,11 +94,13 @@ class Uneven:
         exceeds = [max(len(parts[chunk]) for chunk in pipeline.chunks_of(stage)) for stage in stages]
         fits = [count if size <= self.limit else 0 for count, size in zip(exceeds, room.most_bytes, strict=True)]
         taken, above = list(room.least_bytes), list(room.most_bytes)
-        while any(high - low > 1 for low, high in zip(fits, exceeds, strict=True)):
+        while True:
             tried = [
-                low if high - low <= 1 else low + _between(low, high, under, over, self.limit)
+                low + _between(low, high, under, over, self.limit)
                 for low, high, under, over in zip(fits, exceeds, taken, above, strict=True)
             ]
+            if tried == fits:
+                return kept(fits)
             for stage, size in enumerate(self._bytes(kept(tried))):
                 if tried[stage] == fits[stage]:
                     continue
@@ -105,7 +108,6 @@ class Uneven:
                     fits[stage], taken[stage] = tried[stage], size
                 else:
                     exceeds[stage], above[stage] = tried[stage], size
-        return kept(fits)
 
     def _bytes(self, strategy: Strategy) -> list[int]:
         """Of every stage."""
@@ -165,8 +167,11 @@ class Uneven:
 
 
 def _between(low: int, high: int, taken: int, above: int, limit: int) -> int:
-    """Of the counts between two, by how much more the first could be to reach the limit on a straight line."""
+    """By how much more the first of two counts could be to reach the limit on a straight line; 0 where no count is between
+    them, or the line leaves no room for one that was not tried yet."""
     room = (limit - taken) / max(above - taken, 1) * (high - low)
+    if high - low <= 1 or (room < ENOUGH and low):
+        return 0
     return min(max(int(room), 1), high - low - 1)
 
 
