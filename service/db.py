@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -22,20 +22,23 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, Executable, Row, Select, create_engine, event, text
+from sqlalchemy import Connection, Delete, Engine, Insert, Row, Select, Update, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, NoSuchModuleError
 from sqlalchemy.orm import Session, sessionmaker
+from starlette.concurrency import run_in_threadpool
 
 from autosbp.errors import InputError, ServiceError
 from autosbp.jsonio import canonical
 from service import tenancy
+from service.awaited import Awaited, Result, is_here
 
 _STATEMENT_TIMEOUT_MS = 30_000
 _POOL_SIZE = 48  # a connection for each thread that requests run in, and some for the runner
 _COUNTED = {"preserve_rowcount": True}
 _FRESH_S = 1.0  # after which a connection to a server is tried before it is used again
 _CHECKPOINT_PAGES = 16_384
+Change = Insert | Update | Delete
 _MIGRATING = 0x61757462  # any number that all our processes use for PostgreSQL's advisory lock
 
 
@@ -81,9 +84,12 @@ class Database:
             _configure_sqlite(self.engine, lock_timeout_s)
             reading: Engine = self.engine
             self._direct: Engine = self.engine.execution_options(sqlite_begin=None)
+            self._awaited: Awaited | None = None
         else:
-            reading = self._direct = create_engine(parsed, isolation_level="AUTOCOMMIT", **options)
-            for engine in (self.engine, reading):
+            single = {**options, "isolation_level": "AUTOCOMMIT", "skip_autocommit_rollback": True}
+            reading = self._direct = create_engine(parsed, **single)
+            self._awaited = Awaited(parsed, single)
+            for engine in (self.engine, reading, self._awaited.reading, self._awaited.writing):
                 _try_before_use(engine)
         self.reading = sessionmaker(reading, expire_on_commit=False)
         writing = self.engine.execution_options(sqlite_begin="IMMEDIATE")
@@ -104,11 +110,27 @@ class Database:
 
     def read(self) -> Session:
         """A session for reading; use it as a context manager."""
-        return self.reading(info=tenancy.info(self.tenant))
+        bound = {} if self._awaited is None or not is_here() else {"bind": self._awaited.reading}
+        return self.reading(info=tenancy.info(self.tenant), **bound)
+
+    async def ask(self, work: Callable[..., Result], /, *arguments: Any, **named: Any) -> Result:
+        """What ``work`` returns, which reads a few rows, on the event loop: a database in this process answers in less time
+        than a thread takes to get Python's lock from others, and has its readers wait for nobody; another one is awaited."""
+        if self._awaited is None:
+            return work(*arguments, **named)
+        return await self._awaited.run(work, *arguments, **named)
+
+    async def tell(self, work: Callable[..., Result], /, *arguments: Any, **named: Any) -> Result:
+        """What ``work`` returns, which writes by ``execute`` alone: awaited on the event loop; a database in this process,
+        whose writers wait for each other, is written by a thread."""
+        if self._awaited is None:
+            return await run_in_threadpool(work, *arguments, **named)
+        return await self._awaited.run(work, *arguments, **named)
 
     def fetch(self, statement: Select[Any], **values: object) -> Sequence[Row[Any]]:
         """The rows of one statement without the ORM, which ``tenancy.narrowed`` has made; of a tenant's view alone."""
-        with self._direct.connect() as connection:
+        engine = self._direct if self._awaited is None or not is_here() else self._awaited.reading
+        with engine.connect() as connection:
             return connection.execute(statement, {**values, **self._whose()}).all()
 
     @contextmanager
@@ -117,15 +139,20 @@ class Database:
         with self._in_turn(), self.writing(info=tenancy.info(self.tenant)) as session, session.begin():
             yield session
 
-    def execute(self, *statements: tuple[Executable, dict[str, object]]) -> list[int]:
-        """Run statements without the ORM, with their values, in one transaction; how many rows each has changed. All name
-        their tenant by ``tenancy.PARAMETER``; of a tenant's view alone."""
+    def execute(self, *statements: tuple[Change, dict[str, object]]) -> int:
+        """Run statements without the ORM, with their values, all or none; how many rows the last one has changed. All name
+        their tenant by ``tenancy.PARAMETER``; of a tenant's view alone. A server is sent them as one statement, which needs
+        no transaction around it: where there are several, no two values have one name, and none has a column's."""
         whose = self._whose()
+        if self._awaited is not None:
+            values = {name: value for _, given in statements for name, value in given.items()}
+            one = _joined(*(each for each, _ in statements))
+            with (self._awaited.writing if is_here() else self._direct).connect() as connection:
+                return connection.execute(one, {**values, **whose}, execution_options=_COUNTED).rowcount
         with self._in_turn(), self._writing_engine.begin() as connection:
-            done = [
-                connection.execute(each, {**values, **whose}, execution_options=_COUNTED) for each, values in statements
-            ]
-            return [each.rowcount for each in done]
+            for each, given in statements:
+                done = connection.execute(each, {**given, **whose}, execution_options=_COUNTED)
+            return done.rowcount
 
     def _whose(self) -> dict[str, object]:
         if self.tenant is None:
@@ -184,14 +211,26 @@ class Database:
     def _newest(self) -> str | None:
         return ScriptDirectory.from_config(_alembic(None)).get_current_head()
 
+    async def leave(self) -> None:
+        """Close the connections of the event loop, on it."""
+        if self._awaited is not None:
+            await self._awaited.close()
+
     def close(self) -> None:
-        """Close every pooled connection."""
+        """Close every pooled connection but those of the event loop."""
         self.engine.dispose()
         self._direct.dispose()
 
 
 def _dump(document: object) -> str:
     return canonical(document).decode()
+
+
+@lru_cache(maxsize=64)  # of the few that there are
+def _joined(*statements: Change) -> Change:
+    """One statement that does them all."""
+    *earlier, last = statements
+    return last.add_cte(*(each.cte(f"step_{number}") for number, each in enumerate(earlier))) if earlier else last
 
 
 def _pooling(url: URL, lock_timeout_s: float) -> dict[str, Any]:

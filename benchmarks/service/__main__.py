@@ -31,6 +31,7 @@ import uvloop
 from benchmarks.service._http import Client
 from benchmarks.service._load import Series, followed, one_by_one, paced, requests_of
 from benchmarks.service._store import Served, Stored, are_ready, cpu_s, fill, served
+from service import garbage
 from service.jobs._processes import descendants
 
 READS_PER_S, POSTS_PER_S, STREAMS = 200, 20, 100
@@ -107,6 +108,7 @@ async def _measure(
     clients = [Client(str(place.hostname), int(place.port or 80), headers) for place in places]
     reads, posts = requests_of(clients, stored)
     await paced((*reads, *posts), 50.0, share * _WARM_UP_S)
+    garbage.keep_all()  # a collection here would look like a stall there
     count = round(share * _ONE_BY_ONE)
     alone = {"list": await one_by_one(reads[0], count), "cached search": await one_by_one(posts[1], count)}
     watched: dict[str, Callable[[], float]] = {

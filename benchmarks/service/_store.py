@@ -140,6 +140,7 @@ def fill(service: Served, num_strategies: int) -> Stored:
     if not database.is_embedded:  # as a server's own housekeeping does after a while
         with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM ANALYZE")
+            connection.exec_driver_sql("CHECKPOINT")  # the load is to write, not what was stored before it
     return Stored(num_strategies, model, cluster, search, "job-followed")
 
 

@@ -135,26 +135,28 @@ class Gate:
 
     def _keyed(self, headers: Mapping[str, str], address: str) -> Caller:
         token = _token(headers)
-        if not self._was_right(token):
+        known = None if token is None else self._was_right(token)
+        if known is None:
             self._check_failures(address)
         if not headers.get("authorization"):
             self._failures.take(address)
             raise unauthorized("an API key is needed: Authorization: Bearer KEY", _REALM)
-        key = None if token is None else self._find(token)
+        key = None if token is None else self._find(token, known)
         if key is None:
             self._failures.take(address)
             raise _unknown()
         return Caller(key.tenant, key.id, frozenset(key.scopes.split()), address)
 
-    def _was_right(self, token: Token | None) -> bool:
-        """Whether this key was good before: who shares an address with somebody that guesses is not kept out with them."""
-        seen = None if token is None else self._seen.get(token.prefix)
-        return token is not None and seen is not None and token.matches(seen.key.salt, seen.key.secret_hash)
+    def _was_right(self, token: Token) -> KeyRow | None:
+        """The key if it was good before: who shares an address with somebody that guesses is not kept out with them."""
+        seen = self._seen.get(token.prefix)
+        return seen.key if seen is not None and token.matches(seen.key.salt, seen.key.secret_hash) else None
 
-    def _find(self, token: Token) -> KeyRow | None:
+    def _find(self, token: Token, known: KeyRow | None = None) -> KeyRow | None:
+        """The stored key, if it is valid; ``known`` is one that ``token`` is known to match."""
         key = self.named(token.prefix)
         salt, stored = ("", "") if key is None else (key.salt, key.secret_hash)
-        right = token.matches(salt, stored)
+        right = (key is not None and key is known) or token.matches(salt, stored)
         return key if key is not None and right and _is_valid(key, now()) else None
 
     def named(self, prefix: str) -> KeyRow | None:

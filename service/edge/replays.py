@@ -17,12 +17,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fastapi import Response
-from sqlalchemy import Executable, bindparam, delete, select, update
+from sqlalchemy import Insert, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autosbp.errors import InputError
-from service.db import Database
-from service.models import ReplayRow, now, table_of
+from service.db import Change, Database
+from service.models import ReplayRow, bound, now, table_of
 from service.problems import ProblemError
 from service.tenancy import PARAMETER
 
@@ -34,16 +34,20 @@ SECRET_MEMBERS = ("secret",)
 
 
 _replays = table_of(ReplayRow)
-_TAKE = {
-    embedded: insert(_replays).values(tenant=bindparam(PARAMETER)).on_conflict_do_nothing()
-    for embedded, insert in ((True, sqlite.insert), (False, postgresql.insert))
+_HASTY = func.set_config("synchronous_commit", "off", True)
+"""Of this statement alone: a server need not have a claim on its disk before the work begins. Its log is written in order, so
+a crash that loses a claim loses all that came after it, too, and the request is one that was never answered."""
+_TAKE: dict[bool, Insert] = {
+    True: sqlite.insert(_replays).values(tenant=bindparam(PARAMETER)).on_conflict_do_nothing(),
+    False: postgresql.insert(_replays).values(tenant=bindparam(PARAMETER)).on_conflict_do_nothing().returning(_HASTY),
 }
 _mine = (
     (_replays.c.id == bindparam("claim"))
     & (_replays.c.owner == bindparam("claimed_by"))
     & (_replays.c.tenant == bindparam(PARAMETER))
 )
-_KEEP, _GIVE_BACK = update(_replays).where(_mine), delete(_replays).where(_mine)
+_KEEP = update(_replays).where(_mine).values(bound(_replays, "kept_", "status", "headers", "body"))
+_GIVE_BACK = delete(_replays).where(_mine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +70,22 @@ def fingerprint(method: str, path: str, query: str, body: bytes) -> str:
     return hashlib.sha256(b"\0".join((method.encode(), path.encode(), query.encode(), body))).hexdigest()
 
 
-def take(database: Database, key: str, print_: str, kept_s: float) -> Claim | Response:
-    """Hold the key for this request, or answer it with what is stored; ``ProblemError`` 409 or 422."""
-    claim = Claim(hashlib.sha256(key.encode()).hexdigest(), secrets.token_hex(8))
-    moment = now()
-    expires_at = moment + timedelta(seconds=kept_s)
+def take(database: Database, key: str, print_: str, kept_s: float) -> Claim | None:
+    """Hold the key for this request, which is the first with it; None where there was another (``take_over``)."""
+    claim, moment = _claim(key), now()
     fresh = {
         "id": claim.id,
         "created_at": moment,
         "fingerprint": print_,
         "owner": claim.owner,
-        "expires_at": expires_at,
+        "expires_at": moment + timedelta(seconds=kept_s),
     }
-    if database.execute((_TAKE[database.is_embedded], fresh)) == [1]:
-        return claim
+    return claim if database.execute((_TAKE[database.is_embedded], fresh)) else None
+
+
+def take_over(database: Database, key: str, print_: str, kept_s: float) -> Claim | Response:
+    """Answer the request with what is stored under its key, or hold a key that was given up; ``ProblemError`` 409 or 422."""
+    claim, moment = _claim(key), now()
     with database.write() as session:
         stored = session.scalar(select(ReplayRow).where(ReplayRow.id == claim.id).with_for_update())
         if stored is None:  # given back since
@@ -92,11 +98,11 @@ def take(database: Database, key: str, print_: str, kept_s: float) -> Claim | Re
             raise _in_progress()
         if not free:
             return _replayed(stored)
-        _renew(stored, claim, print_, moment, expires_at)
+        _renew(stored, claim, print_, moment, moment + timedelta(seconds=kept_s))
         return claim
 
 
-def settling(claim: Claim, answer: Response | None) -> tuple[Executable, dict[str, object]]:
+def settling(claim: Claim, answer: Response | None) -> tuple[Change, dict[str, object]]:
     """The statement that keeps the answer with the key, or gives the key back where there is none, and its values. It does
     nothing where all took so long that another request has taken the key."""
     mine: dict[str, object] = {"claim": claim.id, "claimed_by": claim.owner}
@@ -104,7 +110,11 @@ def settling(claim: Claim, answer: Response | None) -> tuple[Executable, dict[st
         return _GIVE_BACK, mine
     headers = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
     body = _without_secrets(bytes(answer.body))
-    return _KEEP, {**mine, "status": answer.status_code, "headers": headers, "body": body}
+    return _KEEP, {**mine, "kept_status": answer.status_code, "kept_headers": headers, "kept_body": body}
+
+
+def _claim(key: str) -> Claim:
+    return Claim(hashlib.sha256(key.encode()).hexdigest(), secrets.token_hex(8))
 
 
 def _in_progress() -> ProblemError:

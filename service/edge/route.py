@@ -28,7 +28,7 @@ from service.edge import replays
 from service.edge.conditions import is_known
 from service.edge.replays import Claim
 from service.handlers import answer_to
-from service.models import AuditRow, now, table_of
+from service.models import AuditRow, bound, now, table_of
 from service.problems import ProblemError
 from service.services._store import new_id
 from service.state import OWN, Call, State
@@ -37,7 +37,6 @@ from service.tenancy import PARAMETER
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _log = logging.getLogger("service.edge")
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
-Read = TypeVar("Read")
 _SAFE = ("GET", "HEAD")
 _SLOW: set[Callable[..., Any]] = set()
 _UNKNOWN_TENANT = ""
@@ -117,20 +116,12 @@ def slow(endpoint: Endpoint) -> Endpoint:
     return endpoint
 
 
-async def read_quickly(state: State, work: Callable[..., Read], /, *arguments: Any, **named: Any) -> Read:
-    """Read a few rows. SQLite answers in less time than a thread takes to get Python's lock from others, and its readers wait
-    for nobody; another database is waited for in a thread."""
-    if state.database.is_embedded:
-        return work(*arguments, **named)
-    return await run_in_threadpool(work, *arguments, **named)
-
-
 def _quick(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     """A route that reads a few rows."""
 
     @wraps(endpoint)
     async def quick(**arguments: Any) -> Any:
-        return await read_quickly(arguments["state"], endpoint, **arguments)
+        return await arguments["state"].database.ask(endpoint, **arguments)
 
     quick.__signature__ = signature(endpoint, eval_str=True)  # type: ignore[attr-defined]
     return quick
@@ -157,7 +148,7 @@ async def _serve(route: GuardedRoute, plain: Request, needed: tuple[str, ...], h
     try:
         visit = await _admitted(route, plain, state, needed)
     except _RefusedError as refused:
-        await run_in_threadpool(_write, state, None, None, refused.entry)
+        await state.database.tell(_write, state, None, None, refused.entry)
         raise refused.refusal from None
     request = visit.request
     try:
@@ -167,7 +158,7 @@ async def _serve(route: GuardedRoute, plain: Request, needed: tuple[str, ...], h
         answer = await _once(visit, handler)
     except Exception as error:
         if request.method not in _SAFE:
-            await run_in_threadpool(_conclude, visit, answer_to(error, request.url.path))
+            await state.database.tell(_conclude, visit, answer_to(error, request.url.path))
         raise
     return answer
 
@@ -187,7 +178,7 @@ async def _admitted(route: GuardedRoute, plain: Request, state: State, needed: t
     caller = None
     try:
         if route.asks_database(plain, state):
-            caller = await run_in_threadpool(route.admit, plain, state, address)
+            caller = await state.database.ask(route.admit, plain, state, address)
         else:
             caller = route.admit(plain, state, address)
         check_scope(caller, needed)
@@ -205,26 +196,28 @@ async def _admitted(route: GuardedRoute, plain: Request, state: State, needed: t
 
 async def _once(visit: _Visit, handler: Handler) -> Response:
     """The route's answer, or the one that is stored under the request's key."""
-    key, request = visit.call.key, visit.request
+    key, request, database = visit.call.key, visit.request, visit.state.database
     if key is None:
         answer = await handler(request)
-        await run_in_threadpool(_conclude, visit, answer)
+        await database.tell(_conclude, visit, answer)
         return answer
     body = await request.body()
     print_ = replays.fingerprint(request.method, request.url.path, request.url.query, body)
-    settings, database = visit.state.settings, visit.state.database
-    taken = await run_in_threadpool(replays.take, database, key, print_, settings.idempotency_ttl_s)
+    asked = (database, key, print_, visit.state.settings.idempotency_ttl_s)
+    taken: Claim | Response | None = await database.tell(replays.take, *asked)
+    if taken is None:
+        taken = await run_in_threadpool(replays.take_over, *asked)
     if isinstance(taken, Response):
         visit.state.metrics.reused.labels("idempotency-key").inc()
-        await run_in_threadpool(_conclude, visit, taken)
+        await database.tell(_conclude, visit, taken)
         return taken
     held = replace(visit, claim=taken)
     try:
         answer = await handler(request)
     except Exception:
-        await run_in_threadpool(_write, visit.state, taken, None, None)
+        await database.tell(_write, visit.state, taken, None, None)
         raise
-    await run_in_threadpool(_conclude, held, answer)
+    await database.tell(_conclude, held, answer)
     return answer
 
 
@@ -257,21 +250,22 @@ class _Entry:
     location: str | None = None
 
     def values(self) -> dict[str, object]:
-        """Of the columns but the tenant."""
+        """Of ``_NOTE``'s parameters but the tenant."""
         return {
-            "id": new_id("aud"),
-            "created_at": now(),
-            "caller": self.caller,
-            "address": self.address[:64],
-            "method": self.method[:16],
-            "path": self.path.encode("ascii", "backslashreplace").decode()[:512],
-            "status": self.status,
-            "request_id": self.request_id,
-            "location": self.location,
+            "noted_id": new_id("aud"),
+            "noted_created_at": now(),
+            "noted_caller": self.caller,
+            "noted_address": self.address[:64],
+            "noted_method": self.method[:16],
+            "noted_path": self.path.encode("ascii", "backslashreplace").decode()[:512],
+            "noted_status": self.status,
+            "noted_request_id": self.request_id,
+            "noted_location": self.location,
         }
 
 
-_NOTE = insert(table_of(AuditRow)).values(tenant=bindparam(PARAMETER))
+_audit = table_of(AuditRow)
+_NOTE = insert(_audit).values({**bound(_audit, "noted_"), "tenant": bindparam(PARAMETER)})
 
 
 def _entry(request: PlainRequest, tenant: str, key_id: str | None, address: str, identity: str, status: int) -> _Entry:

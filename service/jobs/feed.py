@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
 
 from service.db import Database
 from service.jobs._base import FINAL
@@ -68,7 +67,8 @@ class Feed:
         with self._following(job_id, follower):
             while not closing.is_set():
                 try:
-                    await asyncio.wait_for(follower.wake.wait(), _HEARTBEAT_S)
+                    async with asyncio.timeout(_HEARTBEAT_S):  # wait_for would take a task for each follower
+                        await follower.wake.wait()
                 except TimeoutError:
                     yield None
                     continue
@@ -101,7 +101,7 @@ class Feed:
         while self._followers:
             known = {job: min(each.revision for each in found) for job, found in self._followers.items()}
             try:
-                changes = await run_in_threadpool(self._newer, known)
+                changes = await self._database.ask(self._newer, known)
             except SQLAlchemyError as error:
                 _log.warning("jobs cannot be followed now: %s", error)
                 changes = {}

@@ -1,6 +1,6 @@
 """The tables of the service, one file each."""
 
-from service.models._base import DEFAULT_TENANT, Base, now, table_of
+from service.models._base import DEFAULT_TENANT, Base, bound, now, table_of
 from service.models.access import AuditRow, EndedSessionRow, KeyRow, ReplayRow
 from service.models.analysis import AnalysisRow
 from service.models.calibration import CalibrationRow
@@ -28,6 +28,7 @@ __all__ = [
     "StrategyRow",
     "TrialRow",
     "WorkerRow",
+    "bound",
     "now",
     "table_of",
 ]

@@ -9,7 +9,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from sqlalchemy import JSON, DateTime, Double, ForeignKeyConstraint, Index, MetaData, String, Table
+from sqlalchemy import (
+    JSON,
+    BindParameter,
+    DateTime,
+    Double,
+    ForeignKeyConstraint,
+    Index,
+    MetaData,
+    String,
+    Table,
+    bindparam,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import SchemaItem
@@ -38,8 +49,8 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
         """Put the zone back where the database dropped it."""
-        if value is None:
-            return None
+        if value is None or value.tzinfo is UTC:
+            return value
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
@@ -64,6 +75,12 @@ class Base(DeclarativeBase):
 def table_of(kind: type[Base]) -> Table:
     """The table of a class, for statements without the ORM."""
     return cast("Table", kind.__table__)
+
+
+def bound(table: Table, prefix: str, *names: str) -> dict[str, BindParameter[Any]]:
+    """Values of these columns, or of all, for a statement: each is a parameter of its column's name behind ``prefix``."""
+    columns = [table.c[name] for name in names] if names else list(table.c)
+    return {each.name: bindparam(f"{prefix}{each.name}", type_=each.type) for each in columns}
 
 
 def refers(column: str, table: str) -> ForeignKeyConstraint:

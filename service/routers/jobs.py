@@ -10,7 +10,6 @@ from fastapi.responses import StreamingResponse
 
 from service.access.gate import too_many
 from service.edge.conditions import IfMatch, etag, expect, tag
-from service.edge.route import read_quickly
 from service.jobs._base import FINAL
 from service.models import JobRow
 from service.routers._base import IDEMPOTENT, JOB_LINKS, Responses, listed, paged, posted, problems, router, tagged
@@ -85,7 +84,7 @@ def cancel(state: StateDep, response: Response, job_id: PathId, if_match: IfMatc
 async def events(state: StateDep, job_id: PathId, last_event_id: Annotated[int, Header(ge=0)] = 0) -> Response:
     """Server-sent events: ``progress`` with the job at each change, ``end`` with the job at last. The event id is the
     job's revision, so a client that reconnects with Last-Event-ID misses nothing newer."""
-    row = await read_quickly(state, jobs.get, state, job_id)
+    row = await state.database.ask(jobs.get, state, job_id)
     if row.state in FINAL and row.revision <= last_event_id:
         return Response(status_code=204)
     most = state.settings.max_streams

@@ -9,6 +9,7 @@ from service.models import ClusterRow
 from service.schemas._base import Document
 from service.schemas.clusters import PresetCluster
 from service.services._documents import check_name, read
+from service.services._once import put_once
 from service.services._pictures import pictured, pictures
 from service.services._store import Paged, insert_once
 from service.services._window import Window
@@ -21,20 +22,22 @@ def create(state: State, body: Document) -> tuple[ClusterRow, bool]:
         cluster = read("preset", load_cluster, PresetCluster.read(body).preset)
     else:
         cluster = read("cluster", Cluster.from_dict, body)
-    with state.database.write() as session:
-        return store(session, cluster)
+    return put_once(state.database, _row(cluster))
 
 
 def store(session: Session, cluster: Cluster) -> tuple[ClusterRow, bool]:
     """Insert the cluster if it is not there."""
-    row = ClusterRow(
+    return insert_once(session, _row(cluster))
+
+
+def _row(cluster: Cluster) -> ClusterRow:
+    return ClusterRow(
         id=f"clu-{cluster.cluster_hash}",
         name=check_name("name", cluster.name),
         cluster_hash=cluster.cluster_hash,
         num_devices=cluster.num_devices,
         document=cluster.to_dict(),
     )
-    return insert_once(session, row)
 
 
 def get(state: State, cluster_id: str) -> ClusterRow:

@@ -19,6 +19,7 @@ from service.schemas._base import Document
 from service.schemas.models import HfModel, OnnxModel, ZooModel
 from service.services import jobs
 from service.services._documents import check_name, read
+from service.services._once import put_once
 from service.services._pictures import pictured, pictures
 from service.services._store import Paged, insert_once, require
 from service.services._window import Window
@@ -40,8 +41,7 @@ def create(state: State, body: Document) -> tuple[ModelRow, bool] | JobRow:
         nodes = body.get("nodes")
         _check_size(state.settings, len(nodes) if isinstance(nodes, list) else 0)
         source, model = "graph", read("graph", api.load_graph, body)
-    with state.database.write() as session:
-        return store(session, model, source)
+    return put_once(state.database, _row(model, source))
 
 
 def submit(state: State, payload: Document) -> JobRow:
@@ -73,9 +73,8 @@ def _check_size(settings: Settings, num_ops: int) -> None:
         raise InputError("nodes", f"{num_ops} ops", f"at most {settings.max_ops} ops are expected")
 
 
-def store(session: Session, model: api.LogicalGraph, source: str) -> tuple[ModelRow, bool]:
-    """Insert the graph if it is not there."""
-    row = ModelRow(
+def _row(model: api.LogicalGraph, source: str) -> ModelRow:
+    return ModelRow(
         id=f"mod-{model.graph_hash}",
         name=check_name("name", model.name),
         source=source,
@@ -83,7 +82,6 @@ def store(session: Session, model: api.LogicalGraph, source: str) -> tuple[Model
         summary=model.summary(),
         document=model.to_dict(),
     )
-    return insert_once(session, row)
 
 
 def prepare_capture(_session: Session, job: JobRow) -> Document:
@@ -94,7 +92,7 @@ def prepare_capture(_session: Session, job: JobRow) -> Document:
 def store_capture(settings: Settings, session: Session, job: JobRow, found: Document) -> Document:
     """Store the captured graph."""
     _check_size(settings, len(found["nodes"]))
-    row, _ = store(session, api.load_graph(found), _source(job.payload))
+    row, _ = insert_once(session, _row(api.load_graph(found), _source(job.payload)))
     job.resource = f"/v1/models/{row.id}"
     return {"model_id": row.id}
 

@@ -42,7 +42,7 @@ def install(app: FastAPI, settings: Settings, database: Database) -> None:
     """Add the pages' routes behind those of the interface, and a page about paths that nobody serves."""
     app.state.sessions = Sessions(settings.data_dir.resolve() / _SECRET, database)
     for routes in _ROUTES:
-        app.include_router(routes)
+        app.routes.extend(routes.routes)
     usual: _Handler = app.exception_handlers[HTTPException]  # type: ignore[assignment]
 
     async def lost(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from fastapi import Response
-from sqlalchemy import delete, func, inspect, select, text, update
+from sqlalchemy import bindparam, delete, func, insert, inspect, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from autosbp.cluster import load_cluster
@@ -25,13 +25,27 @@ from service.edge.replays import Claim
 from service.jobs import _rows
 from service.jobs._base import Interrupted
 from service.jobs._rows import Lease, QueueLimits
-from service.models import AuditRow, Base, ClusterRow, JobRow, ModelRow, ReplayRow, SearchRow, StrategyRow, now
+from service.models import (
+    AuditRow,
+    Base,
+    ClusterRow,
+    JobRow,
+    ModelRow,
+    ReplayRow,
+    SearchRow,
+    StrategyRow,
+    bound,
+    now,
+    table_of,
+)
 from service.problems import ProblemError
 from service.services import clusters
+from service.services._once import put_once
 from service.services._store import find, page
 from service.services._window import Window
 from service.services.audit import forget
 from service.settings import Settings
+from service.tenancy import PARAMETER
 from tests.service import documents
 from tests.service.conftest import NewUrl, running
 from tests.service.postgres import Postgres
@@ -159,6 +173,19 @@ def test_equal_inserts_at_once_make_one_row(database: Database) -> None:
         assert sum(pool.map(insert, range(24))) == 1
 
 
+def test_equal_resources_that_are_put_at_once_are_one_row(database: Database) -> None:
+    def put(number: int) -> tuple[ClusterRow, bool]:
+        return put_once(database.of(("one", "two")[number % 2]), cluster("local:2x2"))
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(put, range(24)))
+    assert sum(is_new for _, is_new in found) == 2, "one of each tenant"
+    with database.of("one").read() as session:
+        stored = session.scalars(select(ClusterRow)).one()
+        assert {row.created_at for row, _ in found[::2]} == {stored.created_at}
+        assert all(row.document == stored.document == cluster("local:2x2").document for row, _ in found)
+
+
 def test_a_page_has_neither_gaps_nor_repeats_when_moments_are_equal(database: Database) -> None:
     moment = now()
     with database.of("one").write() as session:
@@ -219,13 +246,17 @@ def test_of_workers_that_take_a_job_at_once_the_last_one_holds_it(database: Data
     assert (row.state, row.worker, row.attempts, row.message) == ("queued", None, 1, "queued again: its worker died")
 
 
+def hold(database: Database, key: str, print_: str) -> Claim | Response:
+    return replays.take(database, key, print_, 60.0) or replays.take_over(database, key, print_, 60.0)
+
+
 def test_one_of_many_requests_at_once_takes_an_idempotency_key(database: Database) -> None:
     start = threading.Barrier(6)
 
     def take(_: int) -> Claim | Response | int:
         start.wait()
         try:
-            return replays.take(database.of("one"), "key", "print", 60.0)
+            return hold(database.of("one"), "key", "print")
         except ProblemError as refusal:
             return refusal.status
 
@@ -234,19 +265,41 @@ def test_one_of_many_requests_at_once_takes_an_idempotency_key(database: Databas
     (claim,) = [each for each in found if isinstance(each, Claim)]
     assert found.count(409) == 5
     answer = Response('{"a": 1}', 201, {"location": "/x"}, "application/json")
-    assert database.of("one").execute(replays.settling(Claim(claim.id, "another"), answer)) == [0]
-    assert database.of("two").execute(replays.settling(claim, answer)) == [0]
-    assert database.of("one").execute(replays.settling(claim, answer)) == [1]
-    stored = replays.take(database.of("one"), "key", "print", 60.0)
+    assert database.of("one").execute(replays.settling(Claim(claim.id, "another"), answer)) == 0
+    assert database.of("two").execute(replays.settling(claim, answer)) == 0
+    assert database.of("one").execute(replays.settling(claim, answer)) == 1
+    stored = hold(database.of("one"), "key", "print")
     assert isinstance(stored, Response)
     assert (stored.status_code, stored.body, stored.headers["location"]) == (201, b'{"a": 1}', "/x")
-    assert isinstance(replays.take(database.of("two"), "key", "print", 60.0), Claim), "a key is its tenant's"
+    assert isinstance(hold(database.of("two"), "key", "print"), Claim), "a key is its tenant's"
     with pytest.raises(ProblemError, match="another method, path or body"):
-        replays.take(database.of("one"), "key", "other", 60.0)
+        hold(database.of("one"), "key", "other")
     with database.write() as session:
         session.execute(update(ReplayRow).values(expires_at=now() - timedelta(seconds=1)))
     forget(database, Settings())
-    assert isinstance(replays.take(database.of("one"), "key", "other", 60.0), Claim)
+    assert isinstance(hold(database.of("one"), "key", "other"), Claim)
+
+
+def test_changes_that_are_made_together_are_all_made_or_none(database: Database) -> None:
+    one, audit = database.of("one"), table_of(AuditRow)
+    claim, answer = hold(one, "key", "print"), Response('{"a": 1}', 201)
+    assert isinstance(claim, Claim)
+    note = insert(audit).values({**bound(audit, "noted_"), "tenant": bindparam(PARAMETER)})
+    columns = {"id": "aud-1", "created_at": now(), "caller": None, "address": "", "method": "POST", "path": "/x"}
+    columns |= {"status": 202, "request_id": "r", "location": None}
+    entry: dict[str, object] = {f"noted_{name}": value for name, value in columns.items()}
+    assert one.execute((note, entry)) == 1
+    with pytest.raises(IntegrityError):
+        one.execute(replays.settling(claim, answer), (note, entry))
+    with pytest.raises(ProblemError, match="still being answered"):
+        hold(one, "key", "print")
+    assert one.execute(replays.settling(claim, answer), (note, {**entry, "noted_id": "aud-2"})) == 1
+    with one.read() as session:
+        stored = session.scalars(select(ReplayRow)).one()
+        assert (stored.id, stored.status, stored.body, stored.headers) == (claim.id, 201, '{"a": 1}', {})
+        assert {row.id: row.status for row in session.scalars(select(AuditRow))} == {"aud-1": 202, "aud-2": 202}
+    assert one.execute(replays.settling(claim, None), (note, {**entry, "noted_id": "aud-3"})) == 1
+    assert isinstance(hold(one, "key", "other"), Claim), "the key was given back"
 
 
 def test_the_service_searches_and_is_followed_on_postgresql(postgres: Postgres, tmp_path: Path) -> None:
