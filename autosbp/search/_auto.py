@@ -28,4 +28,4 @@ def auto(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     whole = canonical(problem)
     if sum(edge.table.size for edge in whole.problem.edges) > MAX_ENTRIES and not plan_problem(whole.problem).is_exact:
         return anytime(problem, options)
-    return solve_exactly(problem, options, whole, lambda rest: anytime(problem, rest))
+    return solve_exactly(problem, options, whole, anytime)

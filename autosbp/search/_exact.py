@@ -28,7 +28,7 @@ from autosbp.search._memory import (
 from autosbp.search._messages import Messages, Shifts, best_price, sweeps
 from autosbp.search._order import Program
 from autosbp.search._pruning import Reduced, canonical, prune, select
-from autosbp.search._run import PROVED_RELATIVE, Run, forbidden
+from autosbp.search._run import Run, forbidden
 from autosbp.search.certificate import CP_SAT, ELIMINATION, ENUMERATION, RELAXATION, Certificate, Shift
 
 ENUMERATE_AT_MOST = 20_000
@@ -40,11 +40,15 @@ HARD_WORK = 4e8  # additions of an elimination; messages, which mostly prove as 
 MOST_WORK = 2e9  # of one elimination of several, where messages left a gap
 MOST_ENTRIES = 3e7  # of all tables that an elimination keeps: 240 MB, a quarter of what a search may take
 DENSE_GAP = 0.02  # where messages leave more, what is still hard to eliminate gets other means
-Dense = Callable[[SearchOptions], SearchResult]
+Dense = Callable[[SearchProblem, SearchOptions], SearchResult]
 
 
 class _TooDense(Exception):
-    """Tables would have to be split."""
+    """Tables would have to be split; over the values that are left."""
+
+    def __init__(self, left: Reduced) -> None:
+        super().__init__()
+        self.left = left
 
 
 class _Stop(Exception):
@@ -77,32 +81,35 @@ def solve_exactly(
     problem: SearchProblem, options: SearchOptions, whole: Reduced | None, dense: Dense | None = None
 ) -> SearchResult:
     """``exact``; ``whole`` is the problem as ``canonical`` has it, where both were checked and made already. ``dense`` is asked
-    instead of tables that are split, with what is left of the options."""
+    instead of tables that are split, for the values that are left, with what is left of the options."""
     run = Run("exact", problem, options, checked=whole is not None)
     search = _Exact(run, whole, splits=dense is None)
     try:
         search.solve()
     except _Stop:
         pass
-    except _TooDense:
+    except _TooDense as stopped:
         assert dense is not None
-        rest = replace(options, start=run.best, time_limit_s=max(run.remaining_s, MIN_REST * options.time_limit_s))
-        return _with_bound(dense(rest), run)
+        return _by_other_means(dense, stopped.left, run)
     result = run.result(search.info)
     return replace(result, certificate=search.certificate(result))
 
 
-def _with_bound(result: SearchResult, run: Run) -> SearchResult:
-    """A result with a bound that was known before, and the time and evaluations that this took."""
-    bound = min(max(result.lower_bound_s, run.bound_s), result.cost_s)
-    gap = (result.cost_s - bound) / (abs(result.cost_s) or math.ulp(0.0))
-    return replace(
-        result,
-        lower_bound_s=bound,
-        gap=0.0 if gap <= PROVED_RELATIVE else gap,
-        evaluations=result.evaluations + run.evaluations,
-        search_s=run.elapsed_s,
-    )
+def _by_other_means(dense: Dense, left: Reduced, run: Run) -> SearchResult:
+    """What another searcher makes of the values left, which hold every assignment that is better than the best so far."""
+    options, start = run.options, None if run.best is None else left.lower(run.best)
+    limit_s = max(run.remaining_s, MIN_REST * options.time_limit_s)
+    try:
+        found = dense(left.problem, replace(options, start=start, time_limit_s=limit_s))
+    except InfeasibleError:
+        if run.best is None:
+            raise
+        return run.result()
+    run.offer(left.lift(found.assignment))
+    run.raise_bound(min(found.lower_bound_s, run.cost_s))
+    result = run.result(found.info)
+    evaluations = result.evaluations + found.evaluations
+    return replace(result, searcher=found.searcher, stopped=found.stopped, evaluations=evaluations)
 
 
 @dataclass(slots=True)
@@ -286,7 +293,7 @@ class _Exact:
         program = plan_problem(problem)
         if _is_too_great(problem, program):
             if not self.splits:
-                raise _TooDense
+                raise _TooDense(reduced)
             program = plan_problem(problem, SPLIT_TABLE_ENTRIES)
         met: list[tuple[int, ...]] = []
         meet = self._meeting(reduced, near, met, problem.memory_limit_bytes is not None or not program.is_exact)

@@ -51,13 +51,14 @@ def contract(problem: IntervalProblem) -> Core:
             used = np.where(there, use[own], 0.0)
             usages[at][span] = usages[at][span] + used if span in usages[at] else used
     tables: dict[tuple[int, int], Floats] = {}
+    picked = _Picked()
     for (u, v), table in problem.tables.items():
         a, b = int(cluster[u]), int(cluster[v])
         if a == b:
             costs[a] += np.where((values[u] >= 0) & (values[v] >= 0), table[values[u], values[v]], np.inf)
             continue
-        joined = table[values[u][:, None], values[v]]
-        pair, joined = ((a, b), joined) if a < b else ((b, a), joined.T)
+        pair = (a, b) if a < b else (b, a)
+        joined = picked(table, values[u], values[v], turned=a > b)
         tables[pair] = tables[pair] + joined if pair in tables else joined
     core = Core(IntervalProblem(costs, usages, tables, problem.limit), cluster, values)
     core = core.keep([np.flatnonzero(np.isfinite(each)) for each in costs])
@@ -66,20 +67,38 @@ def contract(problem: IntervalProblem) -> Core:
     return core
 
 
+class _Picked:
+    """Parts of tables; equal parts of one object are one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes, bytes, bool], Floats] = {}
+
+    def __call__(self, table: Floats, rows: Ints, columns: Ints, *, turned: bool = False) -> Floats:
+        key = id(table), rows.tobytes(), columns.tobytes(), turned
+        if key not in self._known:
+            part = table[rows[:, None], columns]
+            self._known[key] = part.T if turned else part
+        return self._known[key]
+
+
 def folded(problem: IntervalProblem) -> IntervalProblem:
     """Tables of nodes without a choice, or that are sums of two costs, become costs; what is forbidden, a great number."""
     costs = [np.minimum(each, FORBIDDEN) for each in problem.costs]
     tables: dict[tuple[int, int], Floats] = {}
+    known: dict[int, tuple[Floats, bool]] = {}
     for (u, v), exact in problem.tables.items():
-        table = np.minimum(exact, FORBIDDEN)
-        if not table.size:
+        if not exact.size:
             continue
-        first, second = table[:, 0], table[0] - table[0, 0]
-        if min(table.shape) == 1 or np.array_equal(table, first[:, None] + second):
-            costs[u] = costs[u] + first
-            costs[v] = costs[v] + second
+        if id(exact) not in known:
+            table = np.ascontiguousarray(np.minimum(exact, FORBIDDEN))
+            sums = table[:, :1] + (table[0] - table[0, 0])
+            known[id(exact)] = table, min(table.shape) == 1 or np.array_equal(table, sums)
+        table, is_sum = known[id(exact)]
+        if is_sum:
+            costs[u] = costs[u] + table[:, 0]
+            costs[v] = costs[v] + (table[0] - table[0, 0])
         else:
-            tables[u, v] = np.ascontiguousarray(table)
+            tables[u, v] = table
     return IntervalProblem(costs, problem.usages, tables, problem.limit)
 
 
@@ -113,22 +132,26 @@ def _clusters(problem: IntervalProblem) -> tuple[Ints, list[Ints]]:
 def _bijective(
     tables: Iterable[tuple[tuple[int, int], Floats]],
 ) -> Iterable[tuple[tuple[int, int], Floats]]:
-    """Edges where either value allows at most one of the other. Tables of one shape are looked at together."""
-    by_shape: dict[tuple[int, ...], list[tuple[tuple[int, int], Floats]]] = {}
-    for pair, table in tables:
+    """Edges where either value allows at most one of the other. Tables of one shape are looked at together, an object once."""
+    edges = list(tables)
+    by_shape: dict[tuple[int, ...], dict[int, Floats]] = {}
+    for _, table in edges:
         if min(table.shape) > 1:
-            by_shape.setdefault(table.shape, []).append((pair, table))
+            by_shape.setdefault(table.shape, {})[id(table)] = table
+    found: set[int] = set()
     for alike in by_shape.values():
-        allowed = np.isfinite(np.array([table for _, table in alike]))
+        allowed = np.isfinite(np.array(list(alike.values())))
         single = (allowed.sum(axis=1) <= 1).all(axis=1) & (allowed.sum(axis=2) <= 1).all(axis=1)
-        yield from (alike[at] for at in np.flatnonzero(single))
+        found.update(np.array(list(alike))[single].tolist())
+    return ((pair, table) for pair, table in edges if id(table) in found)
 
 
 def restricted(problem: IntervalProblem, kept: Sequence[Ints]) -> IntervalProblem:
     """With some values of each node only."""
     costs = [each[own] for each, own in zip(problem.costs, kept, strict=True)]
     usages = [{span: use[own] for span, use in usage.items()} for usage, own in zip(problem.usages, kept, strict=True)]
-    tables = {(u, v): table[kept[u][:, None], kept[v]] for (u, v), table in problem.tables.items()}
+    picked = _Picked()
+    tables = {(u, v): picked(table, kept[u], kept[v]) for (u, v), table in problem.tables.items()}
     return IntervalProblem(costs, usages, tables, problem.limit)
 
 

@@ -92,8 +92,10 @@ def _links(problem: IntervalProblem, sizes: Ints) -> Links:
     tables = list(problem.tables.values())
     count = len(pairs)
     lengths = np.array([table.size for table in tables], dtype=np.int64)
-    flat = np.concatenate([*(table.ravel() for table in tables), *(table.T.ravel() for table in tables), np.zeros(0)])
-    places = np.concatenate([[0], np.cumsum(np.concatenate([lengths, lengths]))])[: 2 * count]
+    ends = np.concatenate([[0], np.cumsum(np.concatenate([lengths, lengths]))])
+    flat, places = np.empty(ends[-1]), ends[: 2 * count]
+    for at, table in enumerate((*tables, *(table.T for table in tables))):
+        flat[ends[at] : ends[at + 1]].reshape(table.shape)[...] = table
     owner = np.concatenate([pairs[:, 0], pairs[:, 1]])
     other = np.concatenate([pairs[:, 1], pairs[:, 0]])
     order = np.argsort(owner, kind="stable")

@@ -47,13 +47,19 @@ class IntervalProblem:
 
 
 def interval_problem(problem: SearchProblem) -> tuple[IntervalProblem, float]:
-    """A search problem, whose memory is added up at one instant, with costs times the factor that is returned too."""
+    """A search problem, whose memory is added up at one instant, with costs times the factor that is returned too. Tables that
+    are one object stay one."""
     bound = sum(_greatest(costs) for costs in problem.unary_s) + sum(_greatest(edge.table) for edge in problem.edges)
     scale = 2.0 ** np.floor(np.log2(LARGEST_SUM / bound)) if bound > 0 else 1.0
     tables: dict[tuple[int, int], Floats] = {}
+    scaled: dict[tuple[int, bool], Floats] = {}
     for edge in problem.edges:
-        pair, table = ((edge.u, edge.v), edge.table) if edge.u < edge.v else ((edge.v, edge.u), edge.table.T)
-        tables[pair] = tables[pair] + scale * table if pair in tables else scale * table
+        turned = edge.u > edge.v
+        pair = (edge.v, edge.u) if turned else (edge.u, edge.v)
+        if (id(edge.table), turned) not in scaled:
+            scaled[id(edge.table), turned] = scale * (edge.table.T if turned else edge.table)
+        table = scaled[id(edge.table), turned]
+        tables[pair] = tables[pair] + table if pair in tables else table
     costs = [scale * each for each in problem.unary_s]
     if problem.memory_limit_bytes is None:
         return IntervalProblem(costs, [{}] * len(costs), tables, np.inf), scale
