@@ -133,7 +133,9 @@ class Watch:
         name = self.results.current
         if self.progress is not None and self.results.begun and name not in self.shown:
             self.shown.add(name)
-            self.progress(Progress(len(self.results.made), self.total, name))
+            # Those that are measured in rounds have all begun before any of them is done.
+            done = self.results.made.union(self.results.begun) - {name}
+            self.progress(Progress(len(done), self.total, name))
         changed_ns = self.path.stat().st_mtime_ns
         if changed_ns != self.changed_ns or not self.results.pids:
             self.changed_ns, self.changed_s = changed_ns, time.monotonic()
