@@ -62,9 +62,10 @@ class Recomputing(StageLimited):
             found += self._estimates(bound, structure, kind, tally, spent)
         for each in sorted(found, key=lambda each: each.estimate_s):
             reach = UNEVEN_GAIN if self.evens and each.layouts.space.stages > 1 else CERTAIN
-            if each.estimate_s >= reach * self._cutoff or (self.best is not None and self._late(spent)):
+            if self.best is not None and self._late(spent):
                 break
-            self._keep(self._fitting(each.layouts, each.result))
+            if each.estimate_s < reach * self._cutoff:
+                self._keep(self._fitting(each.layouts, each.result))
 
     def recompute_tightly(self, kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
         """Where even all blocks were not enough, or what was found is far above the bounds: under the memory limit."""

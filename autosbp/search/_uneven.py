@@ -59,16 +59,17 @@ class Uneven:
         self.problems, self.links, self.limit, self.held = problems, links, limit, held
 
     def of(self, strategy: Strategy, step_s: Callable[[Strategy], float]) -> Strategy:
-        """The quickest by ``step_s`` that is found; all stages fit, where it is not ``strategy`` itself."""
+        """One that is quicker by ``step_s``, all of whose stages fit; ``strategy`` itself where none is found."""
         first = room = self._room(strategy)
         for _ in range(ROUNDS):
             cuts = None if room is None else self._cuts(room)
             if room is None or cuts is None or cuts == room.pipeline.cuts:
                 break
             room = self._room(replace(strategy, pipeline=replace(room.pipeline, cuts=cuts)))
+        known_s = step_s(strategy)
         for each in (room, first):
             found = None if each is None else self._keeping(each)
-            if found is not None and step_s(found) < step_s(strategy):
+            if found is not None and step_s(found) < known_s:
                 return found
         return strategy
 
