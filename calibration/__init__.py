@@ -67,6 +67,8 @@ def calibrate(
     launch: Launch = run_ranks,
     max_ranks: int = MAX_LOCAL_RANKS,
     queued: bool = False,
+    resume: bool = False,
+    cancelled: Callable[[], bool] | None = None,
 ) -> Calibration:
     """Measure every collective over every group shape of ``cluster`` with one rank per device.
 
@@ -88,14 +90,17 @@ def calibrate(
             ``partial(run_ranks, interface="eth0")`` takes another one, ``EmulatedCluster.launch`` several nodes.
         max_ranks: that ``launch`` can start.
         queued: ranks may wait for a cluster before they start, and the time box begins with them.
+        resume: ``workdir`` may be that of the very same run, begun before, whose ranks ``launch`` finds again: what they
+            have measured is not measured again.
+        cancelled: asked ten times a second; True ends the run.
         progress: called from this thread as each measurement starts.
         workdir: where request, results and log are kept. By default a temporary folder, removed after success. A run
             that ended early is continued by another one of the same request in the same folder.
 
     Raises:
         InputError: an argument is out of range.
-        CalibrationError: a rank failed, the time ran out or a fit is impossible; names the measurement, and what was
-            measured until then stays in ``results.jsonl``.
+        CalibrationError: a rank failed, the time ran out, the run was cancelled or a fit is impossible; names the
+            measurement, and what was measured until then stays in ``results.jsonl``.
     """
     if cluster.groups:
         raise InputError("cluster", cluster.name, "devices that are alike are expected; it has groups of others")
@@ -117,7 +122,9 @@ def calibrate(
     )
     folder = Path(tempfile.mkdtemp(prefix="autosbp-calibration-")) if workdir is None else workdir
     folder.mkdir(parents=True, exist_ok=True)
-    results = measure(request, folder, launch, progress, max_ranks=max_ranks, queued=queued)
+    results = measure(
+        request, folder, launch, progress, max_ranks=max_ranks, queued=queued, resume=resume, cancelled=cancelled
+    )
     calibration = assemble(request, results, method)
     if workdir is None:
         shutil.rmtree(folder)

@@ -39,31 +39,36 @@ def launch(
     *,
     max_ranks: int = MAX_LOCAL_RANKS,
     queued: bool = False,
+    resume: bool = False,
+    cancelled: Callable[[], bool] | None = None,
 ) -> Results:
     """Run ``request`` with one rank per device of its cluster, started by ``start``, and return the results.
 
     ``workdir`` gets ``request.json``, ``results.jsonl`` (a line per measurement, kept whatever happens) and
     ``ranks.log``. Results of the same request that nobody has taken yet are continued, others that are not finished are
-    kept beside them under the id of their request. Raises ``CalibrationError`` with the name of the measurement and the
-    end of the log when a rank fails or hangs or ``request.timeout_s`` passes, and ``InputError`` above
+    kept beside them under the id of their request. With ``resume``, ``start`` may find ranks that are at work on this
+    request already: their results are left as they are. Raises ``CalibrationError`` with the name of the measurement and the
+    end of the log when a rank fails or hangs, ``request.timeout_s`` passes or ``cancelled`` says so, and ``InputError`` above
     ``max_ranks`` ranks. An exception of ``progress`` ends the run. No process is left behind.
     """
     if request.cluster.num_devices > max_ranks:
         where = "on one machine" if max_ranks == MAX_LOCAL_RANKS else "there"
         raise InputError("cluster", request.cluster.name, f"at most {max_ranks} ranks can start {where}")
-    results_path = workdir / "results.jsonl"
-    continue_or_begin(request, results_path, counts_start=not queued)
-    (workdir / "request.json").write_bytes(canonical(request.to_dict()))
+    results_path, request_path = workdir / "results.jsonl", workdir / "request.json"
+    asked = canonical(request.to_dict())
+    if not (resume and request_path.exists() and request_path.read_bytes() == asked):
+        continue_or_begin(request, results_path, counts_start=not queued)
+        request_path.write_bytes(asked)
     if (found := read_results(results_path)).done:
         return found
     watch = Watch(request, results_path, progress)
     outcome = start(
         _WORKER,
-        [str(workdir / "request.json"), str(results_path)],
+        [str(request_path), str(results_path)],
         request.cluster.num_devices,
         workdir / "ranks.log",
         timeout_s=request.timeout_s,
-        poll=watch.look,
+        poll=lambda: not (cancelled is not None and cancelled()) and watch.look(),
     )
     results = read_results(results_path)
     reason = watch.stalled or outcome.reason

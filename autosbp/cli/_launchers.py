@@ -50,7 +50,7 @@ def ranks_of(name: str, cluster: Cluster, interface: str = LOOPBACK) -> Iterator
         with launcher_of(name, cluster, interface) as launch:
             yield {"launch": launch}
         return
-    from service.launchers.trials import launched
+    from service.launchers.attempt import launched
     from service.settings import Settings
 
     if interface != LOOPBACK:

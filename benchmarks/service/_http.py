@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
@@ -18,33 +19,46 @@ class Answer:
     body: bytes
 
 
+_MOST_IDLE_S = 30.0
+"""A connection that nothing was asked on for so long is not used again: the service may be about to close it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A connection, and when it was used last."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    at_s: float
+
+
 @dataclass(slots=True)
 class Client:
-    """Connections to one service, each used by one request at a time."""
+    """Connections to one service, each used by one request at a time, the last one first."""
 
     host: str
     port: int
     headers: Mapping[str, str]
-    _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
+    _idle: list[_Kept] = field(default_factory=list)
 
     async def send(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
         """One request and its answer."""
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self.host, self.port)
+        reader, writer = await self._connection()
         writer.write(self._request(method, path, body, headers or {}))
         status, found = await _head(reader)
         payload = await reader.readexactly(int(found.get("content-length", "0")))
         if found.get("connection") == "close":
             await _closed(writer)
         else:
-            self._idle.append((reader, writer))
+            self._idle.append(_Kept(reader, writer, time.monotonic()))
         return Answer(status, found, payload)
 
     async def close(self) -> None:
         """Close the kept connections."""
         while self._idle:
-            await _closed(self._idle.pop()[1])
+            await _closed(self._idle.pop().writer)
 
     async def events(self, path: str) -> AsyncGenerator[str, None]:
         """The data of each server-sent event."""
@@ -59,6 +73,14 @@ class Client:
                     yield line[6:].decode()
         finally:
             await _closed(writer)
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self._idle and time.monotonic() - self._idle[0].at_s > _MOST_IDLE_S:
+            await _closed(self._idle.pop(0).writer)
+        if self._idle:
+            kept = self._idle.pop()
+            return kept.reader, kept.writer
+        return await asyncio.open_connection(self.host, self.port)
 
     def _request(self, method: str, path: str, body: object, headers: Mapping[str, str]) -> bytes:
         payload = b"" if body is None else json.dumps(body).encode()

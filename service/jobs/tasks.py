@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from autosbp.lessons import experience_of
 from calibration import Progress
 from calibration import calibrate as measure
 from service.jobs._base import CancelledError, Document, TaskContext
-from service.launchers.trials import launched
+from service.launchers.attempt import launched
 
 _MOST_POINTS = 200
 
@@ -102,23 +103,26 @@ def calibrate(inputs: Document, context: TaskContext) -> Document:
     """Measure a cluster, and the ops that some models would run on it; the calibration's document."""
     cluster = Cluster.from_dict(inputs["cluster"])
     options = api.PlanOptions.from_dict(inputs["options"])
-    keys = {key for document in inputs["graphs"] for key in api.op_keys(api.load_graph(document), cluster, options)}
+    keys = [api.op_keys(api.load_graph(document), cluster, options) for document in inputs["graphs"]]
+    heaviest_first = dict.fromkeys(key for rank in zip_longest(*keys) for key in rank if key is not None)
     context.progress(None, "calibrating")
+    ways: dict[str, Any] = {"workdir": _folder(inputs["workdir"]), "cancelled": context.cancelled}
+    if inputs.get("launching") is not None:
+        ways = {"cancelled": _unless_orphaned(context), "queued": True, **launched(inputs, cluster, _teller(context))}
     found = measure(
         cluster,
-        op_keys=sorted(keys),
+        op_keys=list(heaviest_first),
         progress=lambda step: _follow(step, context),
-        workdir=_folder(inputs["workdir"]),
         timeout_s=inputs["timeout_s"],
         **inputs["effort"],
+        **ways,
     )
     _stop_if_cancelled(context)
     return found.to_dict()
 
 
 def _follow(step: Progress, context: TaskContext) -> None:
-    if not context.progress(step.done / max(step.total, 1), step.name):
-        raise CancelledError
+    context.progress(step.done / max(step.total, 1), step.name)
 
 
 def trial(inputs: Document, context: TaskContext) -> Document:

@@ -68,6 +68,8 @@ def prepare_calibrate(settings: Settings, session: Session, job: JobRow) -> Docu
         "effort": {name: job.payload[name] for name in _EFFORT if name in job.payload},
         "workdir": str((settings.data_dir / "calibrations" / job.id).resolve()),
         "timeout_s": settings.calibration_timeout_s,
+        "launching": settings.launching,
+        "key": f"{job.id}-{jobs.attempt(settings, job)}",
     }
 
 

@@ -15,6 +15,7 @@ from service.schemas._base import Document
 from service.services._pictures import pictured, pictures
 from service.services._store import Paged, find
 from service.services._window import Window
+from service.settings import Settings
 from service.state import State
 
 SCOPE_OF: Mapping[str, str] = {
@@ -36,6 +37,12 @@ def again(state: State, session: Session) -> JobRow | None:
 def submit(state: State, session: Session, kind: str, payload: Document, resource: str | None = None) -> JobRow:
     """Queue a job of the call; ask ``again`` first."""
     return state.runner.submit(session, kind, payload, resource, state.new_id("job"))
+
+
+def attempt(settings: Settings, job: JobRow) -> int:
+    """Which attempt at measuring this is. Ranks that a launcher started outlive an interruption and are found by their key:
+    it is still the first."""
+    return job.attempts if settings.launching is None else 1
 
 
 def get(state: State, job_id: str) -> JobRow:

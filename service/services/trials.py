@@ -61,8 +61,7 @@ def prepare(settings: Settings, session: Session, job: JobRow) -> Document:
     trial = existing(session, TrialRow, job.payload["trial_id"])
     strategy = existing(session, StrategyRow, trial.strategy_id)
     calibration = existing(session, CalibrationRow, strategy.calibration_id) if strategy.calibration_id else None
-    # Ranks that a launcher started outlive an interruption and are found by their key: it is still the first attempt.
-    attempt = job.attempts if settings.launching is None else 1
+    attempt = jobs.attempt(settings, job)
     return {
         "plan": strategy.plan,
         "baseline": trial.baseline,

@@ -19,9 +19,11 @@ from calibration import read_results
 from service.launchers._base import UnavailableError
 from service.launchers._folder import JobFolder
 from service.launchers._slurm import SlurmLauncher
+from service.settings import Settings
 from service.testing.launchers import CHECKS, Place, wait_for
 from service.testing.slurm import VirtualSlurm, missing_programs
 from tests.service import documents
+from tests.service.conftest import running
 
 ROOT = Path(__file__).parents[3]
 LACKS = missing_programs()
@@ -148,4 +150,20 @@ def test_a_trial_of_the_command_line_trains_on_two_nodes(
     assert (result["num_ranks"], result["collectives_match"]) == (2, True)
     assert "lowered: " in done.stderr
     (launch,) = (JobFolder(tmp_path / "jobs", path.parent.name) for path in (tmp_path / "jobs").glob("*/spec.json"))
+    assert (launch.spec.num_nodes, launch.outcome()) == (2, ("succeeded", ""))
+
+
+def test_a_calibration_of_the_service_measures_two_nodes(
+    slurm: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    settings = Settings(data_dir=tmp_path / "data", launcher="slurm", launcher_interface="lo")
+    with running(settings) as client:
+        cluster = client.post("/v1/clusters", json={"preset": "local:2x1"}).json()["id"]
+        job = client.post("/v1/calibrations", json={"cluster_id": cluster, "point_s": 0.01, "variants": False}).json()
+        done = documents.wait(client, job["id"])
+        assert done["state"] == "succeeded", done
+        found = Calibration.from_dict(client.get(done["resource"]).json()["document"])
+    assert found.complete and {fit.group_shape for fit in found.collectives} == {(2, 1)}
+    launch = JobFolder(tmp_path / "data" / "launches", f"{job['id']}-1")
     assert (launch.spec.num_nodes, launch.outcome()) == (2, ("succeeded", ""))

@@ -1,4 +1,4 @@
-"""A trial's ranks on the cluster of the settings."""
+"""The ranks of a trial or a calibration on the cluster of the settings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LOOPBACK = "lo"
 
 
 def launched(inputs: Mapping[str, Any], cluster: Cluster, told: Callable[[str], None]) -> dict[str, Any]:
-    """Arguments of ``run_trial`` by which the ranks of a trial's attempt start on a cluster, or are found there again. Each
-    attempt has a folder of its own, under that which the nodes share: ranks of another may still be at work."""
+    """Arguments of ``run_trial`` and ``calibrate`` by which the ranks of an attempt start on a cluster, or are found there
+    again. Each attempt has a folder of its own, under that which the nodes share: ranks of another may still be at work."""
     options, key = inputs["launching"], inputs["key"]
     here = options["name"] == "local"
     ranks = LaunchedRanks(
