@@ -55,10 +55,9 @@ def launch(
         where = "on one machine" if max_ranks == MAX_LOCAL_RANKS else "there"
         raise InputError("cluster", request.cluster.name, f"at most {max_ranks} ranks can start {where}")
     results_path, request_path = workdir / "results.jsonl", workdir / "request.json"
-    asked = canonical(request.to_dict())
-    if not (resume and request_path.exists() and request_path.read_bytes() == asked):
+    if not (resume and _was_asked(request, request_path)):
         continue_or_begin(request, results_path, counts_start=not queued)
-        request_path.write_bytes(asked)
+        request_path.write_bytes(canonical(request.to_dict()))
     if (found := read_results(results_path)).done:
         return found
     watch = Watch(request, results_path, progress)
@@ -78,6 +77,13 @@ def launch(
             f"end of the ranks' log:\n{outcome.log_tail}"
         )
     return results
+
+
+def _was_asked(request: Request, path: Path) -> bool:
+    """Whether a file holds a request that finds the same; how long that may take is no part of it."""
+    with suppress(FileNotFoundError, InputError, KeyError, TypeError):  # none, half of one, or of another release
+        return Request.from_dict(loads(path.read_bytes(), path.name)).request_id == request.request_id
+    return False
 
 
 def continue_or_begin(request: Request, path: Path, counts_start: bool = True) -> None:
@@ -127,7 +133,8 @@ class Watch:
     def __init__(self, request: Request, path: Path, progress: Callable[[Progress], None] | None) -> None:
         self.path, self.progress, self.stall_s = path, progress, request.stall_s
         self.total = len(measurement_names(request))
-        self.results, self.at = read_results(path), path.stat().st_size
+        self.results, self.at = Results(), 0
+        self._read()
         self.shown = {"between measurements"}
         self.changed_ns, self.changed_s = 0, time.monotonic()
         self.stalled = ""

@@ -66,7 +66,9 @@ class Settings(BaseSettings):
         default=1, ge=1, description="Searches, captures and analyses that run at once in a process."
     )
     measure_jobs: int = Field(default=1, ge=1, description="Calibrations and trials that run at once in a process.")
-    measure_alone: bool = Field(default=True, description="Run nothing else in the process beside a measurement.")
+    measure_alone: bool = Field(
+        default=True, description="Run nothing else in the process beside a measurement of its machine."
+    )
     worker_lease_s: float = Field(
         default=20.0, ge=1, description="Seconds after which a worker that is not heard of is dead."
     )
@@ -83,11 +85,11 @@ class Settings(BaseSettings):
     )
     launcher: Literal["local", "slurm", "ray", "kubernetes"] | None = Field(
         default=None,
-        description="What runs trials: by default ranks of this machine that end with the service; local: such that "
-        "outlive it and are found again; or a cluster.",
+        description="What runs trials and calibrations: by default ranks of this machine that end with the service; local: "
+        "such that outlive it and are found again; or a cluster.",
     )
     launcher_dir: Path | None = Field(
-        default=None, description="Folder that the cluster's nodes share, for trials; by default in data_dir."
+        default=None, description="Folder that the cluster's nodes share; by default in data_dir."
     )
     launcher_python: str | None = Field(
         default=None, description="Python on the cluster's nodes, with autosbp installed; by default the service's own."
@@ -96,7 +98,7 @@ class Settings(BaseSettings):
         default=None, description="Network interface that ranks talk over; local: the loopback interface by default."
     )
     queue_timeout_s: float = Field(
-        default=86_400.0, gt=0, description="Seconds that a trial may wait for the cluster before it fails."
+        default=86_400.0, gt=0, description="Seconds that a trial or calibration may wait for the cluster before it fails."
     )
     slurm_options: list[str] = Field(
         default=[], description='More options of sbatch, as JSON, such as ["--partition=gpu"].'
@@ -104,7 +106,7 @@ class Settings(BaseSettings):
     ray_url: str = Field(default="http://127.0.0.1:8265", description="Of the dashboard of the Ray cluster.")
     kubernetes_url: str = Field(default="https://kubernetes.default.svc", description="Of the cluster's API.")
     kubernetes_namespace: str = Field(default="default", description="Where Jobs are made.")
-    kubernetes_image: str = Field(default="", description="Of trials' pods, with autosbp installed.")
+    kubernetes_image: str = Field(default="", description="Of the pods, with autosbp installed.")
     kubernetes_claim: str = Field(default="", description="PersistentVolumeClaim that holds the shared folder.")
     kubernetes_mount: Path | None = Field(
         default=None,
@@ -120,6 +122,11 @@ class Settings(BaseSettings):
 
     testing: bool = Field(default=False, description="Obey crash_at.")
     crash_at: str | None = Field(default=None, description="For tests: KIND:POINT at which to die.")
+
+    @property
+    def measures_here(self) -> bool:
+        """Whether the ranks of trials and calibrations run on the service's machine."""
+        return self.launcher in (None, "local")
 
     @property
     def launching(self) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The launcher that the settings choose, from JSON: the process that runs a trial reads no settings of its own."""
+"""The launcher that the settings choose, from JSON: the process that runs a job reads no settings of its own."""
 
 from __future__ import annotations
 

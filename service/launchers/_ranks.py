@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +51,9 @@ class LaunchedRanks:
         until_s = time.monotonic() + self.queue_timeout_s
         ended = self._follow(spec, until_s, poll)
         if isinstance(ended, str):
-            self.launcher.cancel(self.key)
-            self._wait_until_gone()
+            with suppress(UnavailableError):  # the mark in the job's folder ends it, too; why is what counts
+                self.launcher.cancel(self.key)
+                self._wait_until_gone()
             return Outcome(ended, self._tail())
         return Outcome("" if ended.state == "succeeded" else ended.reason or ended.state, self._tail())
 
@@ -81,7 +83,7 @@ class LaunchedRanks:
             if time.monotonic() - asked_s > _ASK_S:
                 asked_s = time.monotonic()
                 try:
-                    found = self.launcher.submit(spec, self.key) if found is None else self.launcher.status(self.key)
+                    found = self._begun(spec) if found is None else self.launcher.status(self.key)
                     words = f"{self.launcher.name}: {found.native_id} is {found.state} {found.reason}".strip()
                 except UnavailableError as error:
                     words = str(error)
@@ -97,6 +99,10 @@ class LaunchedRanks:
                     told = words
                     self.told(words)
             time.sleep(_POLL_S)
+
+    def _begun(self, spec: JobSpec) -> JobStatus:
+        """The key's job. One that is there already goes on with the limits that it was begun with."""
+        return self.launcher.find(self.key) or self.launcher.submit(spec, self.key)
 
     def _wait_until_gone(self) -> None:
         """No process is left where the cluster ends a job in time; where it does not, its time limit does."""

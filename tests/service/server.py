@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,12 +20,15 @@ _READY = re.compile(r"autosbp is ready at (http://[\d.]+:\d+)")
 
 
 class Server:
-    """``python -m MODULE`` with settings in the environment; ends the process it started."""
+    """``python -m MODULE`` with settings in the environment; ends the process it started. ``within`` is a command that
+    becomes it."""
 
-    def __init__(self, data_dir: Path, module: str = "service", **settings: object) -> None:
+    def __init__(
+        self, data_dir: Path, module: str = "service", within: Sequence[str] = (), **settings: object
+    ) -> None:
         named = {f"AUTOSBP_{name.upper()}": str(value) for name, value in settings.items()}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [*within, sys.executable, "-m", module],
             cwd=ROOT,
             env={**os.environ, "AUTOSBP_PORT": "0", "AUTOSBP_DATA_DIR": str(data_dir), **named},
             stdout=subprocess.PIPE,

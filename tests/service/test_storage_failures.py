@@ -8,13 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from service.settings import Settings
+from tests.service import documents
 from tests.service.conftest import running, state_of
 from tests.service.postgres import Postgres
+from tests.service.server import Server
 
 
 def post(client: TestClient, count: int) -> Any:
@@ -66,6 +69,37 @@ def test_a_read_only_or_full_database_recovers(settings: Settings, pragma: str, 
         assert client.get("/v1/clusters").status_code == 200
         stop()
         assert post(client, 60).status_code == 201
+
+
+@pytest.mark.skipif(os.geteuid() != 0 and not os.environ.get("CI"), reason="a disk of its own needs root")
+def test_a_disk_that_is_full_is_507_until_there_is_room_again(tmp_path: Path) -> None:
+    """A real one, of 16 MB, in a namespace of the service."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = 'mount -t tmpfs -o size=16m tmpfs "$0" && exec "$@"'
+    within = ("unshare", "--mount", "sh", "-c", mount, str(folder))
+    with (
+        Server(folder / "data", within=within, min_free_bytes=10**6) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+
+        def post(number: int) -> httpx.Response:
+            return client.post("/v1/models", json={**documents.graph(), "name": f"model-{number}"})
+
+        assert post(0).status_code == 201
+        filling = Path(f"/proc/{server.pid}/root{folder}/filling")
+        with pytest.raises(OSError, match="No space left"), filling.open("wb", buffering=0) as file:
+            while True:
+                assert file.write(bytes(4096)) == 4096
+        answers = [post(number) for number in range(1, 60)]
+        refused = [answer for answer in answers if answer.status_code != 201]
+        assert {answer.status_code for answer in refused} == {507}, [answer.text for answer in refused]
+        assert refused[-1] is answers[-1] and refused[-1].headers["retry-after"]
+        assert client.get("/v1/models").status_code == 200
+        assert client.get("/readyz").json()["checks"]["disk"] == "the disk is almost full"
+        filling.unlink()
+        assert post(100).status_code == 201 and client.get("/readyz").status_code == 200
+    assert "Traceback" not in "".join(server.log)
 
 
 def test_a_postgresql_that_stops_is_503_and_not_ready_until_it_is_back(settings: Settings, postgres: Postgres) -> None:

@@ -30,14 +30,14 @@ def begun(client: TestClient, settings: Settings, **effort: float) -> tuple[dict
     return job, results
 
 
-def test_a_calibration_goes_on_through_a_restart_of_the_service(settings: Settings) -> None:
+def test_a_calibration_goes_on_through_a_restart_of_the_service_with_other_settings(settings: Settings) -> None:
     with running(settings) as client:
         job, path = begun(client, settings, point_s=0.05)
     folder = JobFolder(settings.data_dir / "launches", f"{job['id']}-1")
     before = read_results(path)
     assert folder.outcome() is None and not before.done  # the ranks are at work, the service is not
     head = folder.head
-    with running(settings) as client:
+    with running(settings.model_copy(update={"calibration_timeout_s": 900.0, "launcher_interface": "lo"})) as client:
         done = documents.wait(client, job["id"])
         assert done["state"] == "succeeded", done
         found = Calibration.from_dict(client.get(done["resource"]).json()["document"])

@@ -153,7 +153,7 @@ def test_a_trial_of_the_command_line_trains_on_two_nodes(
     assert (launch.spec.num_nodes, launch.outcome()) == (2, ("succeeded", ""))
 
 
-def test_a_calibration_of_the_service_measures_two_nodes(
+def test_a_calibration_of_the_service_measures_two_nodes_and_keeps_no_search_waiting(
     slurm: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
@@ -161,8 +161,13 @@ def test_a_calibration_of_the_service_measures_two_nodes(
     with running(settings) as client:
         cluster = client.post("/v1/clusters", json={"preset": "local:2x1"}).json()["id"]
         job = client.post("/v1/calibrations", json={"cluster_id": cluster, "point_s": 0.01, "variants": False}).json()
+        documents.wait(client, job["id"], ("running",))
+        model = client.post("/v1/models", json=documents.graph()).json()["id"]
+        asked = {"model_id": model, "cluster_id": cluster, "options": documents.OPTIONS}
+        search = documents.wait(client, client.post("/v1/searches", json=asked).json()["id"])
         done = documents.wait(client, job["id"])
-        assert done["state"] == "succeeded", done
+        assert (search["state"], done["state"]) == ("succeeded", "succeeded"), (search, done)
+        assert search["finished_at"] < done["finished_at"]
         found = Calibration.from_dict(client.get(done["resource"]).json()["document"])
     assert found.complete and {fit.group_shape for fit in found.collectives} == {(2, 1)}
     launch = JobFolder(tmp_path / "data" / "launches", f"{job['id']}-1")

@@ -30,7 +30,7 @@ def asked(client: TestClient) -> dict[str, str]:
     return {"strategy_id": job["result"]["strategy_id"]}
 
 
-def test_a_trial_goes_on_through_a_restart_of_the_service(settings: Settings) -> None:
+def test_a_trial_goes_on_through_a_restart_of_the_service_with_other_settings(settings: Settings) -> None:
     with running(settings) as client:
         trial = {**asked(client), "steps": 5, "warmup": 1}
         job = client.post("/v1/trials", json=trial).json()
@@ -39,7 +39,7 @@ def test_a_trial_goes_on_through_a_restart_of_the_service(settings: Settings) ->
     (folder,) = (JobFolder(root, path.parent.name) for path in root.glob("*/spec.json"))
     assert (folder.key, folder.outcome()) == (f"{job['id']}-1", None)  # the ranks are at work, the service is not
     head = folder.head
-    with running(settings) as client:
+    with running(settings.model_copy(update={"trial_timeout_s": 900.0})) as client:
         done = documents.wait(client, job["id"])
         assert done["state"] == "succeeded", (done, client.get(f"{job['resource']}/logs").text)
         log = client.get(f"{job['resource']}/logs").text
