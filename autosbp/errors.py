@@ -116,8 +116,8 @@ class InfeasibleError(AutosbpError):
     ) -> None:
         self.constraint, self.limit, self.needed = constraint, limit, needed
         self.detail, self.conflict = detail, conflict
-        bound = limit if isinstance(limit, str) else f"{limit:.6g}"
-        parts = [f"{constraint} = {bound}{'' if needed is None else f'; at least {needed:.6g} is needed'}", detail]
+        least = "" if needed is None else f"; at least {_number(needed)} is needed"
+        parts = [f"{constraint} = {limit if isinstance(limit, str) else _number(limit)}{least}", detail]
         if len(conflict) > 1:
             parts.append(f"{' and '.join(conflict)} exclude each other: without any one of them there is a plan")
         elif conflict:
@@ -127,6 +127,11 @@ class InfeasibleError(AutosbpError):
     def __reduce__(self) -> tuple[type[InfeasibleError], tuple[object, ...]]:
         """Pickled by what it says, not by its text."""
         return InfeasibleError, (self.constraint, self.limit, self.needed, self.detail, self.conflict)
+
+
+def _number(value: float) -> str:
+    """Whole numbers to the last digit: what is needed is to be given as it is read."""
+    return str(int(value)) if abs(value) < 2**63 and value == int(value) else f"{value:.6g}"
 
 
 class CertificateError(AutosbpError):

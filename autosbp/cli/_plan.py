@@ -24,7 +24,7 @@ from autosbp.cli._options import (
 )
 from autosbp.cli._pareto import front_paths, show_front
 from autosbp.cli._run import console, note, print_json
-from autosbp.errors import InputError
+from autosbp.errors import InfeasibleError, InputError
 from autosbp.findings import certificate, findings
 from autosbp.units import num_bytes, percent, seconds
 
@@ -170,7 +170,7 @@ def plan(
     check_output(output)
     options = PlanOptions(
         *(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance),
-        pins=_pairs(pin or [], "--pin", "NAME=LAYOUT"),
+        pins=_pairs(pin or [], "--pin", "NAME=LAYOUT", "pins"),
         baselines=DEFAULT_BASELINES if baselines is None else _names(baselines),
         stages=stages,
         storage=storage,
@@ -208,18 +208,20 @@ def _names(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(name.strip() for name in text.split(","))
 
 
-def _pairs(texts: list[str], option: str, form: str) -> dict[str, str]:
-    pairs = {}
+def _pairs(texts: list[str], option: str, form: str, member: str) -> dict[str, str]:
+    """Of one name the same value twice is fine; two values are a contradiction, of which none is dropped in silence."""
+    pairs: dict[str, str] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
             raise InputError(option, text, f"{form} is expected")
-        pairs[name.strip()] = value.strip()
+        if pairs.setdefault(name, value) != value:
+            raise InfeasibleError(f"{member}.{name}", value, None, f"{name} is given {pairs[name]}, too")
     return pairs
 
 
 def _stages(texts: list[str]) -> dict[str, int]:
-    pairs = _pairs(texts, "--stage", "NAME=K")
+    pairs = _pairs(texts, "--stage", "NAME=K", "stage_of")
     for name, stage in pairs.items():
         if not (stage.isascii() and stage.isdigit() and len(stage) < 10):
             raise InputError("--stage", f"{name}={stage}", "NAME=K with a stage from 0 is expected")

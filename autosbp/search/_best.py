@@ -167,8 +167,10 @@ class Best(Recomputing):
         return None if left is None else (left, first, structure)
 
     def _overdue(self, tally: Tally) -> bool:
-        """Whether twice the time limit is over: what there is has to do, and nothing is said of what was not looked at."""
-        if self.best is None or time.monotonic() < self.deadline + self.options.time_limit_s:
+        """Whether twice the time limit is over, or the caller ended it: what there is has to do, and nothing is said of what
+        was not looked at."""
+        in_time = not self.stopped and time.monotonic() < self.deadline + self.options.time_limit_s
+        if self.best is None or in_time:
             return False
         tally.bounds.append(-INFINITE)
         return True

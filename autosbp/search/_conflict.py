@@ -1,7 +1,8 @@
 """Which of a plan's constraints exclude each other: a minimal set, of which each is needed for nothing to be left.
 
 A deletion filter (Chinneck and Dravnieks 1991, section 2): constraints are dropped one after the other, and stay dropped
-where the others still leave no strategy. What remains is minimal, not always smallest.
+where the others still leave no strategy. What remains is minimal, not always smallest. Of many, such as a pin for each
+parameter of a model, parts are dropped in the same way before.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ NAMES = (
 """Options that take strategies away; batch and optimizer are part of the task."""
 MAPPINGS = ("pins", "stage_of")
 MAX_CONSTRAINTS = 32
-"""More are not looked into."""
+"""More are dropped by halves, quarters and so on at first, until no more are left."""
+MAX_TRIALS = 64
+"""Of dropping several at once; where more are left then, none are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,10 @@ def with_conflict(
     without any. ``feasible`` tells whether options leave a strategy; it may raise ``InfeasibleError`` instead, or
     ``InputError`` for options that say nothing without those left out, which then stay."""
     kept = constraints(options)
-    if not kept or len(kept) > MAX_CONSTRAINTS or not _holds(options, [], feasible):
+    if not kept or not _holds(options, [], feasible):
+        return error
+    kept = _fewer(kept, lambda fewer: not _holds(options, fewer, feasible))
+    if len(kept) > MAX_CONSTRAINTS:
         return error
     for each in list(kept):
         fewer = [other for other in kept if other is not each]
@@ -54,6 +60,21 @@ def with_conflict(
             kept = fewer
     conflict = tuple(each.text for each in kept)
     return InfeasibleError(error.constraint, error.limit, error.needed, error.detail, conflict)
+
+
+def _fewer(kept: list[Constraint], exclude: Callable[[list[Constraint]], bool]) -> list[Constraint]:
+    """Some of many constraints that ``exclude`` each other, too: without the parts that are not needed, large ones first."""
+    size, trials = len(kept) // 2, 0
+    while len(kept) > MAX_CONSTRAINTS and size > 1 and trials < MAX_TRIALS:
+        at = 0
+        while at < len(kept) and len(kept) > MAX_CONSTRAINTS and trials < MAX_TRIALS:
+            fewer, trials = kept[:at] + kept[at + size :], trials + 1
+            if exclude(fewer):
+                kept = fewer
+            else:
+                at += size
+        size //= 2
+    return kept
 
 
 def constraints(options: PlanOptions) -> list[Constraint]:

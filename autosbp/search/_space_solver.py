@@ -81,7 +81,8 @@ class SpaceSolver:
     Args:
         limit: bytes per device.
         deadline: of ``time.monotonic``; work that has begun ends a little later.
-        report: called with the best step time so far; stops the search when it returns False.
+        report: told the best step time of a strategy so far, inf before there is one; when it returns False, the search
+            ends as at the deadline.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class SpaceSolver:
         self.best: Candidate | None = None
         self.problem: InfeasibleError | None = None
         self.failures: list[InfeasibleError] = []
+        self.stopped = False
         self._costed: deque[Candidate] = deque(maxlen=8)
 
     def micro_batches(self, stages: int) -> list[int]:
@@ -327,15 +329,18 @@ class SpaceSolver:
             gap_tolerance=tolerance,
             cutoff_s=cutoff_s,
             max_evaluations=round(tally.share * MAX_EVALUATIONS) if kind.relaxes else None,
-            progress=self._progress(),
+            progress=None if self.report is None else lambda _cost, _bound: self._tell(),
         )
         result = _SEARCHERS[kind.searcher](problem, options)
         tally.evaluations += result.evaluations
+        self._tell()
         return result
 
-    def _progress(self) -> Callable[[float, float], bool] | None:
-        report = self.report
-        return None if report is None or is_child() else lambda best, _: report(best)
+    def _tell(self) -> bool:
+        """Tell of the best strategy so far: a problem's cost is none, as it may exceed the memory. Whether to go on."""
+        if self.report is not None and not self.stopped and not is_child():
+            self.stopped = not self.report(self._cutoff)
+        return not self.stopped
 
     @property
     def _cutoff(self) -> float:
@@ -344,13 +349,14 @@ class SpaceSolver:
     def _keep(self, candidate: Candidate | None) -> None:
         if candidate is not None and candidate.costs.step_time_s < self._cutoff * (1 - ROUNDING):
             self.best = candidate
+            self._tell()
 
     def extend(self, share: float) -> None:
         """Let no less than a share of the time limit be left."""
         self.deadline = max(self.deadline, time.monotonic() + share * self.options.time_limit_s)
 
     def _out_of_time(self) -> bool:
-        return time.monotonic() >= self.deadline
+        return self.stopped or time.monotonic() >= self.deadline
 
     def _remaining_s(self) -> float:
         """What is left for one more search; a little, always, so that there is an answer."""

@@ -31,6 +31,7 @@ def fewer_devices(
     calibration: Calibration | None,
     options: PlanOptions,
     search: Search,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Mapping[str, Any] | None:
     """The least number of devices, by halves of the outermost level, that is as fast for the same batch, with its step
     time; None where that is all of them.
@@ -38,6 +39,7 @@ def fewer_devices(
     Args:
         plan: the strategy on all devices, with its costs.
         search: the same of the best plan on another cluster.
+        stopped: whether no more is to be looked for.
     """
     if cluster.groups:
         return None  # which devices would be left is another question
@@ -51,9 +53,11 @@ def fewer_devices(
     )
     (strategy, costs), found = plan, None
     best_s = costs.step_time_s
-    while (repeats(strategy) or costs.compute_s < BUSY * costs.step_time_s) and (
-        half := _half(cluster, calibration)
-    ) is not None:
+    while (
+        not stopped()
+        and (repeats(strategy) or costs.compute_s < BUSY * costs.step_time_s)
+        and (half := _half(cluster, calibration)) is not None
+    ):
         cluster, calibration = half
         try:
             strategy, costs = search(cluster, calibration, asked)

@@ -17,8 +17,9 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import check_integer
 from autosbp.plan import Plan
 from autosbp.search._garbage import seldom_collected
+from autosbp.search._watch import FRONT, Progress, Watch
 from autosbp.search.plan_options import PlanOptions
-from autosbp.search.planner import Planner, Progress, first_plan
+from autosbp.search.planner import Planner, first_plan
 
 MAX_POINTS = 64
 SHARE = 0.25
@@ -43,7 +44,7 @@ def pareto_front(
     if cluster.groups:
         raise InputError("cluster", cluster.name, "devices that are alike are expected of a front: memory is theirs")
     with seldom_collected():
-        return _Front(graph, cluster, calibration, options or PlanOptions(), progress).run(num_points)
+        return _Front(graph, cluster, calibration, options or PlanOptions(), Watch(progress)).run(num_points)
 
 
 class _Front:
@@ -55,11 +56,11 @@ class _Front:
         cluster: Cluster,
         calibration: Calibration | None,
         options: PlanOptions,
-        progress: Progress | None,
+        watch: Watch,
     ) -> None:
-        self.graph, self.cluster, self.calibration, self.progress = graph, cluster, calibration, progress
+        self.graph, self.cluster, self.calibration, self.watch = graph, cluster, calibration, watch
         self.options = replace(options, baselines=(), time_limit_s=SHARE * options.time_limit_s)
-        self.first, plan, candidate = first_plan(graph, cluster, calibration, options, progress)
+        self.first, plan, candidate = first_plan(graph, cluster, calibration, options, watch)
         self.plans = {self.first.limit: plan}
         self.known = [candidate]
 
@@ -72,7 +73,7 @@ class _Front:
 
     def _least(self) -> int:
         """The least memory of any plan found: of the leanest strategy, less what smaller limits still give."""
-        lean = self.first.leanest()
+        lean = [] if self.watch.stopped else self.first.leanest()
         self.known += lean
         if lean and lean[0].costs.memory_bytes_per_device < self.first.limit:
             self._within(lean[0].costs.memory_bytes_per_device)
@@ -84,15 +85,20 @@ class _Front:
         return min(map(_memory, self.plans.values()))
 
     def _within(self, limit: int) -> Plan | None:
-        """The fastest plan within a limit; None where search finds none. What is known not to bind is not searched again."""
+        """The fastest plan within a limit; None where search finds none, or was ended. What is known not to bind is not
+        searched again."""
         for under, plan in self.plans.items():
             if _memory(plan) <= limit <= under:
                 return plan
+        if self.watch.stopped:
+            return None
         fitting = [each for each in self.known if each.costs.memory_bytes_per_device <= limit]
         known = min(fitting, key=lambda each: each.costs.step_time_s, default=None)
         options = replace(self.options, memory_limit_bytes=limit)
         try:
-            planner = Planner(self.graph, self.cluster, self.calibration, options, self.progress, self.first.problems)
+            planner = Planner(
+                self.graph, self.cluster, self.calibration, options, self.watch, self.first.problems, part=FRONT
+            )  # fmt: skip
             plan, candidate = planner.found(known)
         except InfeasibleError:
             return None

@@ -7,7 +7,7 @@ parameters are stored. ``_best`` searches it and bounds it; baselines are ordina
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -38,6 +38,7 @@ from autosbp.search._space_solver import Kind, Tally, nearer
 from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._stored_apart import best_stored_apart
 from autosbp.search._structures import Structures
+from autosbp.search._watch import BASELINES, FEWER, SEARCH, Progress, Watch
 from autosbp.search._weights import AS_USED
 from autosbp.search.fewer import fewer_devices
 from autosbp.search.plan_options import PlanOptions, require_reproducible, require_room
@@ -51,8 +52,6 @@ MAX_BYTES = 2**62
 """More than any device has."""
 NEED_SHARE = 0.25
 """The part of the time limit in which the memory that would do is looked for."""
-
-Progress = Callable[[str, float], bool]
 
 
 def make_plan(
@@ -71,7 +70,8 @@ def make_plan(
         cluster: all its devices are used.
         calibration: measured on this cluster; without one, costs come from the cluster's data sheet.
         options: see ``PlanOptions``; the global batch defaults to 8 samples a device.
-        progress: called with (stage, best step time so far); planning stops when it returns False.
+        progress: called with what is done now, and the best step time of a strategy so far (inf before there is one, and while
+            baselines or fewer devices are looked at); when it returns False, planning soon ends with the best so far.
         start: an earlier plan's strategy, for another batch, changed layers or links, or the same: where it fits it is
             costed anew, search begins with it, and the plan is no slower.
 
@@ -81,7 +81,7 @@ def make_plan(
             that exclude each other.
     """
     with seldom_collected():
-        found = _planned(graph, cluster, calibration, options or PlanOptions(), progress, start)
+        found = _planned(graph, cluster, calibration, options or PlanOptions(), Watch(progress), start)
         REUSE.trim()
     return found
 
@@ -91,17 +91,19 @@ def _planned(
     cluster: Cluster,
     calibration: Calibration | None,
     options: PlanOptions,
-    progress: Progress | None,
+    watch: Watch,
     start: Strategy | None,
 ) -> Plan:
-    _, plan, winner = first_plan(graph, cluster, calibration, options, progress, start)
+    _, plan, winner = first_plan(graph, cluster, calibration, options, watch, start)
 
     def on(fewer: Cluster, measured: Calibration | None, asked: PlanOptions) -> tuple[Strategy, Costs]:
-        found = Planner(graph, fewer, measured, asked, None).found()[1]
+        found = Planner(graph, fewer, measured, asked, watch, part=FEWER).found()[1]
         return found.strategy, found.costs
 
     began = time.monotonic()
-    fewer = fewer_devices((winner.strategy, winner.costs), cluster, calibration, options, on)
+    fewer = fewer_devices(
+        (winner.strategy, winner.costs), cluster, calibration, options, on, lambda: watch.stopped
+    )  # fmt: skip
     return plan if fewer is None else plan.with_member("fewer_devices", fewer, time.monotonic() - began)
 
 
@@ -110,15 +112,17 @@ def first_plan(
     cluster: Cluster,
     calibration: Calibration | None,
     options: PlanOptions,
-    progress: Progress | None,
+    watch: Watch,
     start: Strategy | None = None,
 ) -> tuple[Planner, Plan, Candidate]:
     """A plan with its planner and strategy; where there is none, the constraints that exclude each other are named."""
     planner = None
     try:
-        planner = Planner(graph, cluster, calibration, options, progress)
+        planner = Planner(graph, cluster, calibration, options, watch)
         return planner, *planner.found(start=start)
     except InfeasibleError as error:
+        if watch.stopped:
+            raise
 
         def feasible(fewer: PlanOptions) -> bool:
             return Planner(graph, cluster, calibration, fewer, None).feasible()
@@ -141,8 +145,8 @@ def with_need(error: InfeasibleError, lean: Sequence[Candidate]) -> InfeasibleEr
 
 
 class Planner:
-    """One search. ``problems`` are those of another planner of the same graph, cluster, batch and pins, whose parts are not
-    built again."""
+    """One search, told of as ``part`` of the work. ``problems`` are those of another planner of the same graph, cluster, batch
+    and pins, whose parts are not built again."""
 
     def __init__(
         self,
@@ -150,8 +154,9 @@ class Planner:
         cluster: Cluster,
         calibration: Calibration | None,
         options: PlanOptions,
-        progress: Progress | None,
+        watch: Watch | None,
         problems: LayoutProblems | None = None,
+        part: str = SEARCH,
     ) -> None:
         check_graph(graph)
         if options.deterministic:
@@ -175,7 +180,8 @@ class Planner:
             host_of(cluster)
         self.global_batch = global_batch
         self.problems = problems or self._problems(offload=False)
-        self.report = None if progress is None else lambda best: progress("search", best)
+        self.part = part
+        self.report = None if watch is None else lambda best: watch.tell(self.part, best)
         self.search = self._best(self.problems, self.started)
 
     def _problems(self, *, offload: bool, cluster: Cluster | None = None) -> LayoutProblems:
@@ -333,7 +339,10 @@ class Planner:
         return found if options.micro_batch in (None, found.strategy.micro_batch) else None
 
     def _baselines(self) -> list[Baseline]:
-        return [self._baseline(name) for name in self.options.baselines]
+        part, self.part = self.part, BASELINES
+        found = [self._baseline(name) for name in self.options.baselines]
+        self.part = part
+        return found
 
     def _baseline(self, name: str) -> Baseline:
         found = recipe(name, self.mesh, self.roles)

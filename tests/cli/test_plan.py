@@ -280,7 +280,27 @@ def test_a_pinned_layout_is_in_the_plan_and_a_bad_pin_says_what_is_legal(run: Ru
     document = json.loads(done.stdout)
     assert document["strategy"]["parameters"][name] == "S0"
     assert document["options"]["pins"] == {name: "S0 -> B"}
-    for pin, words in ((f"{name}=S7", "takes one of B, I"), (name, "NAME=LAYOUT"), ("no.such=B", "a parameter or op")):
+    for pin, words in (
+        *((f"{name}=S7", "takes one of B, I"), (name, "NAME=LAYOUT"), (f"{name}=", "NAME=LAYOUT")),
+        *(("=B", "NAME=LAYOUT"), ("no.such=B", "a parameter or op")),
+    ):
         refused = run(*start, "--pin", pin)
         assert refused.exit_code == 2
         assert words in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "field"),
+    [("--pin", ("B", "S0"), "pins.layers.0.weight"), ("--stage", ("0", "1"), "stage_of.layers.0.weight")],
+)
+def test_two_values_of_one_name_are_a_contradiction(
+    run: Run, folder: Path, option: str, values: tuple[str, str], field: str
+) -> None:
+    start = ("plan", folder / "graph.json", "--cluster", "local:2x2", "--global-batch", 64, "--stages", 2, "--json")
+    one, two = (f"layers.0.weight={value}" for value in values)
+    refused = run(*start, option, one, option, two)
+    assert refused.exit_code == 3
+    error = json.loads(refused.stdout)["error"]
+    assert (error["constraint"], error["limit"]) == (field, values[1])
+    assert f"layers.0.weight is given {values[0]}, too" in error["message"]
+    assert run(*start, option, one, option, one).exit_code == 0

@@ -10,7 +10,7 @@ import pytest
 
 from autosbp.api import LogicalGraph, PlanOptions, capture, load_cluster, make_plan
 from autosbp.errors import InfeasibleError, InputError
-from autosbp.search._conflict import MAX_CONSTRAINTS, constraints, with_conflict
+from autosbp.search._conflict import MAX_CONSTRAINTS, MAX_TRIALS, constraints, with_conflict
 
 
 @cache
@@ -96,7 +96,22 @@ def test_what_no_constraint_causes_names_none() -> None:
     assert with_conflict(error, options, lambda _: False) is error
     assert with_conflict(error, PlanOptions(), lambda _: True) is error
     many = PlanOptions(pins={f"op{at}": "B" for at in range(MAX_CONSTRAINTS + 1)})
-    assert with_conflict(error, many, lambda _: True) is error
+    assert with_conflict(error, many, lambda left: len(left.pins) <= MAX_CONSTRAINTS) is error  # all are needed
+
+
+@pytest.mark.parametrize("needed", [(0, 999), (3, 500, 501), (700,)])
+def test_of_many_constraints_the_few_that_conflict_are_found_with_few_trials(needed: tuple[int, ...]) -> None:
+    pins = {f"op{at}": "B" for at in range(1000)}
+    conflict, trials = {f"op{at}" for at in needed}, 0
+
+    def feasible(left: PlanOptions) -> bool:
+        nonlocal trials
+        trials += 1
+        return not conflict <= set(left.pins)
+
+    found = with_conflict(InfeasibleError("pins", "", None), PlanOptions(pins=pins, stages=2), feasible)
+    assert set(found.conflict) == {f"pins.{name}=B" for name in conflict}
+    assert trials <= MAX_TRIALS + MAX_CONSTRAINTS + 1
 
 
 def test_constraints_that_are_not_needed_are_dropped_whatever_their_order() -> None:
