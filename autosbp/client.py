@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +27,7 @@ from autosbp.connection import (
     KEY_VARIABLE,
     Connection,
     Document,
+    Job,
     NotFoundError,
     TooLargeError,
     UnreachableError,
@@ -47,38 +47,12 @@ __all__ = [
     "error_of",
 ]
 
-_FINAL = ("succeeded", "failed", "cancelled")
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.05, 1.0
 _PATIENCE_S = 30.0
 
 
 class StillRunningError(ServiceError):
     """A job has not ended in the time that the caller would wait; it goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A job of the service as it was when it was asked for; the fields are those of ``/v1/jobs``."""
-
-    id: str
-    kind: str
-    state: str
-    resource: str | None
-    progress: float | None
-    message: str
-    figures: Mapping[str, float]
-    problem: Mapping[str, Any] | None
-    result: Mapping[str, str]
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the job has ended."""
-        return self.state in _FINAL
-
-    @staticmethod
-    def from_dict(data: Document) -> Job:
-        """Read the service's answer, ignoring members that a newer service may add."""
-        return Job(**{key: data[key] for key in Job.__slots__ if key != "result"}, result=data["result"] or {})
 
 
 class Client:
@@ -330,6 +304,14 @@ class Client:
         """The log of a trial's ranks."""
         return self._at.send("GET", f"/v1/trials/{trial_id}/logs").text
 
+    def get_artifact(self, artifact_id: str) -> Document:
+        """A file that a trial or calibration has left: its name, size and checksum."""
+        return self._at.get(f"/v1/artifacts/{artifact_id}")
+
+    def artifact_content(self, artifact_id: str) -> bytes:
+        """What such a file holds."""
+        return self._at.send("GET", f"/v1/artifacts/{artifact_id}/content").content
+
     def models(self, **filters: Any) -> Iterator[Document]:
         """Every stored model in brief, newest first; filters are the query parameters of ``/v1/models``."""
         yield from self._at.pages("/v1/models", filters)
@@ -358,6 +340,10 @@ class Client:
     def trials(self, **filters: Any) -> Iterator[Document]:
         """Every trial in brief, newest first."""
         yield from self._at.pages("/v1/trials", filters)
+
+    def artifacts(self, **filters: Any) -> Iterator[Document]:
+        """Every file that trials and calibrations have left, newest first: such as those of a ``job_id``."""
+        yield from self._at.pages("/v1/artifacts", filters)
 
     def jobs(self, **filters: Any) -> Iterator[Job]:
         """Every job, newest first: such as those of a ``state`` and a ``kind``."""

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from autosbp.errors import (
 
 Document = dict[str, Any]
 KEY_VARIABLE = "AUTOSBP_API_KEY"
+_FINAL = ("succeeded", "failed", "cancelled")
 _POST_TRIES = 3
 _LONGEST_PAUSE_S = 10.0
 _BY_DETAIL: Mapping[str, type[AutosbpError]] = {
@@ -42,6 +44,31 @@ class NotFoundError(ServiceError):
 
 class TooLargeError(ServiceError):
     """The service takes no request that large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of the service as it was when it was asked for; the fields are those of ``/v1/jobs``."""
+
+    id: str
+    kind: str
+    state: str
+    resource: str | None
+    progress: float | None
+    message: str
+    figures: Mapping[str, float]
+    problem: Mapping[str, Any] | None
+    result: Mapping[str, str]
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in _FINAL
+
+    @staticmethod
+    def from_dict(data: Document) -> Job:
+        """Read the service's answer, ignoring members that a newer service may add."""
+        return Job(**{key: data[key] for key in Job.__slots__ if key != "result"}, result=data["result"] or {})
 
 
 class Connection:

@@ -25,6 +25,7 @@ from service.jobs.feed import Feed
 from service.limits import BodyLimit
 from service.routers import (
     analyses,
+    artifacts,
     audit,
     calibrations,
     clusters,
@@ -47,9 +48,9 @@ from service.work import runner_of
 
 _ROUTES = (  # tried in this order: those that are asked for most come first
     *(jobs.routes, strategies.routes, searches.routes, models.routes, clusters.routes, calibrations.routes),
-    *(analyses.routes, trials.routes, health.routes, health.measured, keys.routes, audit.routes),
+    *(analyses.routes, trials.routes, artifacts.routes, health.routes, health.measured, keys.routes, audit.routes),
 )
-API_VERSION = "1.9"
+API_VERSION = "1.10"
 """Of the HTTP interface: the first number grows with what breaks clients, the second with what is new."""
 _TAGS = [
     {"name": "models", "description": "Model graphs, addressed by their content."},
@@ -59,6 +60,7 @@ _TAGS = [
     {"name": "strategies", "description": "Answers: plans with predicted costs, baselines and provenance."},
     {"name": "analyses", "description": "Questions about a strategy: why not another layout, what if."},
     {"name": "trials", "description": "Measured runs of strategies and baselines."},
+    {"name": "artifacts", "description": "Files that trials and calibrations leave."},
     {"name": "jobs", "description": "Long work: state, progress, cancelling."},
     {"name": "keys", "description": "API keys of the caller's tenant."},
     {"name": "audit", "description": "Who did what."},

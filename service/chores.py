@@ -18,7 +18,8 @@ from autosbp.errors import AutosbpError
 from service.db import Database
 from service.launchers._base import Launcher
 from service.launchers._choice import launcher_of
-from service.services import orphans, retention
+from service.objects import Objects
+from service.services import artifacts, orphans, retention
 from service.services.audit import forget
 from service.settings import Settings
 
@@ -38,11 +39,13 @@ class Chore:
 
 
 def chores_of(settings: Settings, database: Database) -> list[Chore]:
-    """Those of a service; ``InputError`` where the launcher of the settings lacks one."""
+    """Those of a service; ``InputError`` where the launcher of the settings lacks one, or artifacts have no place."""
+    objects = Objects(settings.artifacts_url)
     launcher = None if settings.launching is None else launcher_of(settings.launching)
     found = [
         Chore("expired answers and audit entries", lambda: forget(database, settings), _FORGET_EVERY_S),
         Chore("old files", lambda: _drop_files(settings, database, launcher), _FILES_EVERY_S),
+        Chore("old artifacts", lambda: artifacts.forget(database, objects, settings.files_days), _FILES_EVERY_S),
     ]
     if database.is_embedded:
         found.append(Chore("the database's log", database.checkpoint, _CHECKPOINT_EVERY_S))

@@ -51,6 +51,11 @@ class Settings(BaseSettings):
     files_bytes: int = Field(
         default=20 * 2**30, ge=0, description="Bytes that they may take together; past that the oldest are removed."
     )
+    artifacts: str | None = Field(
+        default=None,
+        description="Folder, or path of an object store such as s3://BUCKET/PATH, for what trials and calibrations leave; "
+        "by default in data_dir.",
+    )
     min_free_bytes: int = Field(
         default=100 * 2**20, ge=0, description="With less room in data_dir the service says that it is not ready."
     )
@@ -133,7 +138,7 @@ class Settings(BaseSettings):
         """What ``service.launchers._choice`` makes the launcher of; None for ranks that end with the service."""
         if self.launcher is None:
             return None
-        root = (self.launcher_dir or self.data_dir / "launches").resolve()
+        root = self.launches
         return {
             "name": self.launcher,
             "root": str(root),
@@ -151,6 +156,16 @@ class Settings(BaseSettings):
                 "account_dir": str(self.kubernetes_account_dir),
             },
         }
+
+    @property
+    def launches(self) -> Path:
+        """The folder that the cluster's nodes share."""
+        return (self.launcher_dir or self.data_dir / "launches").resolve()
+
+    @property
+    def artifacts_url(self) -> str:
+        """Where artifacts are, with the default filled in."""
+        return self.artifacts or str(self.data_dir.resolve() / "artifacts")
 
     @property
     def url(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from autosbp.client import KEY_VARIABLE, Client, Job, error_of
+from autosbp.client import KEY_VARIABLE, Client, Job, NotFoundError, error_of
 from autosbp.cluster import load_cluster
 from autosbp.errors import (
     AutosbpError,
@@ -223,6 +223,10 @@ def test_every_route_of_the_service_has_a_method(url: str) -> None:
         client.cancel(trial.id)
         trial_id = str(trial.resource).rpartition("/")[2]
         assert client.get_trial(trial_id)["id"] == trial_id and client.trial_log(trial_id) == ""
+        assert list(client.artifacts(job_id=trial.id)) == []
+        for ask in (client.get_artifact, client.artifact_content):
+            with pytest.raises(NotFoundError, match="there is no artifact"):
+                ask("art-none")
         lonely = client.post_model({**documents.graph(), "name": "lonely"})
         client.delete_model(lonely)
         assert lonely not in [each["id"] for each in client.models(name="lonely")]

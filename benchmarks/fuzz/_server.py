@@ -107,5 +107,6 @@ def _fill(url: str, key: str) -> dict[str, str]:
             "other_id": strategy,
             "analysis_id": analysis.result["analysis_id"],
             "trial_id": trial.result["trial_id"],
+            "artifact_id": next(client.artifacts(job_id=trial.id))["id"],
             "job_id": trial.id,
         }

@@ -26,14 +26,14 @@ called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # the worker process reads this module and needs no database
     from sqlalchemy.orm import Session
 
-    from service.models import JobRow
+    from service.models import ArtifactRow, JobRow
 
 Document = dict[str, Any]
 
@@ -86,6 +86,7 @@ class JobKind:
         resumable: whether an interrupted job may run again.
         lane: the queue that it waits in, of ``LANES``.
         limits: of its process.
+        keep: keeps the files that the work has left, however it has ended; the rows that say so are stored with its end.
     """
 
     target: str
@@ -94,6 +95,7 @@ class JobKind:
     resumable: bool
     lane: str = "plan"
     limits: Limits = Limits()
+    keep: Callable[[JobRow], Sequence[ArtifactRow]] | None = None
 
 
 Kinds = Mapping[str, JobKind]

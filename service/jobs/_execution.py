@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -27,7 +27,7 @@ from service.jobs._crash import Reach
 from service.jobs._presence import Presence
 from service.jobs._rows import Lease
 from service.jobs._turns import Turns
-from service.models import JobRow
+from service.models import ArtifactRow, JobRow
 from service.problems import problem, problem_of
 
 _log = logging.getLogger(__name__)
@@ -155,13 +155,29 @@ class Executor:
     def _finish(
         self, lease: Lease, state: str, *, found: Document | None = None, failure: Document | None = None
     ) -> Document:
+        left = self._left(lease)
         with self.database.of(lease.tenant).write() as session:
             row = _rows.held(session, lease)
+            for artifact in left:
+                session.merge(artifact)
             if row.cancel_requested:
                 state, found, failure = "cancelled", None, None
             result = self.kinds[row.kind].store(session, row, found) if found is not None else None
             _rows.finish(row, state, result=result, failure=failure)
         return {"state": state}
+
+    def _left(self, lease: Lease) -> Sequence[ArtifactRow]:
+        """Rows of the files that the work has left and that are kept from now on; what fails here fails no job."""
+        kind = self.kinds.get(lease.kind)
+        if kind is None or kind.keep is None:
+            return ()
+        with self.database.read() as session:
+            row = _rows.one(session, lease.job_id)
+        try:
+            return () if row is None else kind.keep(row)
+        except Exception:
+            _log.exception("what job %s has left is not kept", lease.job_id)
+            return ()
 
     def _patiently(self, work: Callable[[], Found]) -> Found:
         """Do something with the database as soon as it is there."""

@@ -3,6 +3,7 @@
 from service.models._base import DEFAULT_TENANT, Base, bound, now, table_of
 from service.models.access import AuditRow, EndedSessionRow, KeyRow, ReplayRow
 from service.models.analysis import AnalysisRow
+from service.models.artifact import ArtifactRow
 from service.models.calibration import CalibrationRow
 from service.models.cluster import ClusterRow
 from service.models.job import JobRow
@@ -15,6 +16,7 @@ from service.models.worker import WorkerRow
 __all__ = [
     "DEFAULT_TENANT",
     "AnalysisRow",
+    "ArtifactRow",
     "AuditRow",
     "Base",
     "CalibrationRow",

@@ -45,7 +45,7 @@ class _Ended:
 def sweep(settings: Settings, database: Database, launcher: Launcher | None) -> list[Path]:
     """Remove what is older than ``files_days``, and then the oldest while all is more than ``files_bytes``, but nothing in the
     first hour; what was removed."""
-    launches = (settings.launcher_dir or settings.data_dir / "launches").resolve()
+    launches = settings.launches
     data = settings.data_dir.resolve()
     roots = (data / "trials", data / "calibrations", data / "jobs", launches)
     for root in roots:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from autosbp.errors import InfeasibleError
+from autosbp.errors import CalibrationError, InfeasibleError
 from autosbp.plan import Plan
 from service.jobs._base import CancelledError, JobKind, TaskContext
+from tests.service import documents
 
 
 def echo(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
@@ -93,6 +94,18 @@ def quick_trial(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
 
     with patch("autosbp.api.run_trial", run):
         return tasks.trial(inputs, context)
+
+
+def leaving(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    """A calibration that leaves the files of two nodes, and fails if ``point_s`` is 0.2."""
+    folder = Path(inputs["workdir"])
+    folder.mkdir(parents=True)
+    for name, text in (("ranks.log", "a rank says something\n"), ("ranks.node1.log", ""), ("results.jsonl", "{}\n")):
+        (folder / name).write_text(text)
+    (folder / "request.json").write_text("no result")
+    if inputs["effort"]["point_s"] == 0.2:
+        raise CalibrationError("no rank has answered")
+    return documents.calibration("local:2")
 
 
 def kind(name: str, resumable: bool = True) -> JobKind:

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from service.access.caller import SCOPES
 from service.access.tokens import Token
-from service.models import KeyRow
+from service.models import ArtifactRow, KeyRow
 from service.services import keys
 from service.settings import Settings
 from service.web.route import PageRoute
@@ -61,6 +61,7 @@ NAMES = {
     "other_id": "plan-2",
     "analysis_id": "ana-1",
     "trial_id": "tri-1",
+    "artifact_id": "art-1",
     "job_id": "job-1",
     "key_id": "key-1",
     "target": "dtensor",
@@ -219,6 +220,17 @@ class Owned:
     search: dict[str, Any]
 
 
+def artifact_of(client: TestClient, job_id: str) -> str:
+    """A file of a job of ``mine``, kept without the work that leaves one."""
+    state = state_of(client)
+    kept = state.settings.data_dir / "artifacts" / job_id / "ranks.log"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"a secret of the ranks")
+    with state.database.of("mine").write() as session:
+        session.add(ArtifactRow(id="art-mine", job_id=job_id, name=kept.name, num_bytes=21, sha256="0" * 64))
+    return "art-mine"
+
+
 @pytest.fixture(scope="module")
 def owned(locked: TestClient) -> Owned:
     key = key_of(locked, "mine")
@@ -245,6 +257,7 @@ def owned(locked: TestClient) -> Owned:
         "other_id": strategy,
         "analysis_id": analysis["resource"].rpartition("/")[2],
         "trial_id": trial["resource"].rpartition("/")[2],
+        "artifact_id": artifact_of(locked, job["id"]),
         "job_id": job["id"],
         "key_id": key.row.id,
     }

@@ -52,6 +52,9 @@ def test_a_trial_sets_what_was_measured_beside_what_was_predicted(shared: TestCl
     log = shared.get(f"/v1/trials/{trial['id']}/logs")
     assert (log.status_code, log.headers["content-type"]) == (200, "text/plain; charset=utf-8")
     assert log.text.strip()
+    kept = {each["name"]: each for each in shared.get(f"/v1/artifacts?job_id={trial['job']['id']}").json()["items"]}
+    assert kept.keys() == {"log.txt", "ranks.log", "result.json"}
+    assert shared.get(f"/v1/artifacts/{kept['log.txt']['id']}/content").text == log.text
     listed = shared.get("/v1/trials", params={"strategy_id": plan["plan_id"]}).json()["items"]
     assert listed[-1] == {key: value for key, value in trial.items() if key != "result"}
     assert shared.get("/v1/trials", params={"strategy_id": "plan-none"}).json()["items"] == []

@@ -41,6 +41,9 @@ def test_a_calibration_goes_on_through_a_restart_of_the_service_with_other_setti
         done = documents.wait(client, job["id"])
         assert done["state"] == "succeeded", done
         found = Calibration.from_dict(client.get(done["resource"]).json()["document"])
+        kept = {each["name"]: each for each in client.get(f"/v1/artifacts?job_id={job['id']}").json()["items"]}
+        assert kept.keys() == {"ranks.log", "results.jsonl"}
+        assert client.get(f"/v1/artifacts/{kept['results.jsonl']['id']}/content").content == path.read_bytes()
     after = read_results(path)
     assert found.complete and (after.pids, after.begun[: len(before.begun)]) == (before.pids, before.begun)
     measured = [point for fit in found.collectives for point in fit.points]
