@@ -57,8 +57,8 @@ Baselines = Annotated[
     typer.Option(
         "--baselines",
         metavar="NAME,...",
-        help="What to compare with: data_parallel, zero1, zero2, zero3, megatron, one_weird_trick, summa_2d, alpa_like, "
-        "autoddl_tied, or none.",
+        help="What to compare with: data_parallel, zero1, zero2, zero3, megatron, megatron_sp, one_weird_trick, summa_2d, "
+        "alpa_like, autoddl_tied, or none.",
     ),
 ]
 Stages = Annotated[

@@ -6,6 +6,7 @@
 | zero1, zero2 | as data_parallel | split over all axes, gathered once a step (Rajbhandari et al. 2020) |
 | zero3 | as data_parallel | split over all axes, gathered at every use and freed |
 | megatron | the best grid of data x tensor axes x stages, the same for every layer (Narayanan et al. 2021) | as used |
+| megatron_sp | as megatron, with sequence parallelism: norms, too, may split the sequence (Korthikanti et al. 2022) | as used |
 | one_weird_trick | as megatron for matrix products, convolutions as data_parallel (Krizhevsky 2014) | as used |
 | summa_2d | the best 2-D grid: rows split the batch, columns what a layer makes (Xu et al. 2021) | split over both |
 | alpa_like | two mesh dims, any layout of each, but no op reads partial sums (Zheng et al. 2022) | as used |
@@ -107,6 +108,10 @@ class Roles:
                 return False
         return True
 
+    def sequence_axis(self, cluster: OpCluster, option: int) -> bool:
+        """Tensor parallel, and what leaves matrices alone may split whatever else there is, with its vectors whole."""
+        return not self.splits_batch(cluster, option) and not self.keeps_matrices(cluster, option)
+
     def splits_parameters(self, cluster: OpCluster, option: int) -> bool:
         """Some op reads a split parameter."""
         return any(
@@ -205,6 +210,7 @@ _RECIPES: Mapping[str, Callable[[Mesh, Roles], Recipe]] = MappingProxyType(
         "zero2": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather="step", whole_batch=True),
         "zero3": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather="use"),
         "megatron": lambda mesh, roles: Recipe(_grids(mesh, roles.data_axis, roles.tensor_axis), pipelines=True),
+        "megatron_sp": lambda mesh, roles: Recipe(_grids(mesh, roles.data_axis, roles.sequence_axis), pipelines=True),
         "one_weird_trick": lambda mesh, roles: Recipe(_grids(mesh, roles.data_axis, roles.dense_axis)),
         "summa_2d": lambda mesh, roles: Recipe(_summa(mesh, roles), gather="use"),
         "alpa_like": lambda mesh, roles: Recipe(_alpa(mesh, roles)),

@@ -51,7 +51,7 @@ class Constrained(Pins):
         if part == DATA:
             return roles.data_axis(cluster, option)
         if part == TENSOR:
-            return not roles.splits_batch(cluster, option) and not roles.keeps_matrices(cluster, option)
+            return roles.sequence_axis(cluster, option)
         if self.degrees.data is not None and roles.splits_batch(cluster, option):
             return False
         return self.degrees.tensor is None or not roles.splits_parameters(cluster, option)

@@ -52,7 +52,8 @@ def search(inputs: Document, context: TaskContext) -> Document:
     def progress(stage: str, best_s: float) -> bool:
         if isfinite(best_s) and len(curve) < _MOST_POINTS and (not curve or best_s < curve[-1][1]):
             curve.append([time.monotonic() - began_s, best_s])
-        return context.progress(None, stage, best_step_time_s=best_s)
+        # What has no best of its own, or a front's plans of less memory, leaves the best so far.
+        return context.progress(None, stage, best_step_time_s=curve[-1][1] if curve else best_s)
 
     num_points = inputs.get("num_points")
     if num_points is None:

@@ -11,6 +11,7 @@ import pytest
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.sbp.boxing import split_factor
+from autosbp.sbp.placement import parse_sbp
 from autosbp.search import Edge, SearchOptions, SearchProblem, cost_of
 from autosbp.search._baselines import BASELINES, DEFAULT_BASELINES
 from autosbp.search._tied import groups, tied
@@ -79,6 +80,26 @@ def test_one_weird_trick_splits_the_batch_of_convolutions_and_the_weights_of_pro
             assert {str(sbp) for sbp in signature.ins[0]} == {"S0"} and {str(sbp) for sbp in signature.ins[1]} == {"B"}
     known = plan.document["baselines"]
     assert known["one_weird_trick"]["step_time_s"] <= known["megatron"]["step_time_s"]
+
+
+def test_sequence_parallelism_splits_what_norms_read_and_leaves_their_weights_whole() -> None:
+    names = ("megatron", "megatron_sp")
+    options = PlanOptions(global_batch=2, stages=1, micro_batch=2, baselines=names)
+    plan = make_plan(graph_of("zoo:gpt2"), load_cluster("dgx-a100-80g:1"), options=options)
+    whole, split = (plan.baseline_strategy(name) for name in names)
+    norms = {name for name in split.signatures if name.startswith("layer_norm")}
+    assert len(norms) == 25
+    data, tensor = range(2)
+    for name in norms:
+        row = split.signatures[name]
+        assert all(layout[tensor] == parse_sbp("B") for layout in row.ins[1:])  # no split of its weight and bias
+        assert row.ins[0][data] == parse_sbp("S0") and row.ins[0] == row.outs[0]
+    sequence = {name for name in norms if split.signatures[name].ins[0][tensor] == parse_sbp("S1")}
+    assert len(sequence) > 20
+    assert not any(whole.signatures[name].ins[0][tensor] == parse_sbp("S1") for name in norms)
+    known = plan.document["baselines"]
+    for cost in ("step_time_s", "memory_bytes_per_device"):
+        assert known["megatron_sp"][cost] < known["megatron"][cost]
 
 
 def test_alpa_like_ops_read_no_partial_sums_of_other_clusters() -> None:
