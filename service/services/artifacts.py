@@ -25,6 +25,7 @@ from service.state import State
 _log = logging.getLogger("service")
 _KEPT = ("log.txt", "ranks*.log", "result.json", "results.jsonl")
 _CHUNK = 200
+_MOST_BYTES = 2**30
 
 
 def keep(settings: Settings, job: JobRow) -> list[ArtifactRow]:
@@ -33,6 +34,8 @@ def keep(settings: Settings, job: JobRow) -> list[ArtifactRow]:
     objects, rows = Objects(settings.artifacts_url), list[ArtifactRow]()
     for path in _left_by(settings, job):
         try:
+            if path.stat().st_size > _MOST_BYTES:
+                raise OSError(f"it has more than {_MOST_BYTES} bytes")
             kept = objects.put(_place(job.id, path.name), path)
         except OSError as error:
             _log.warning("%s of job %s is not kept: %s", path.name, job.id, error)

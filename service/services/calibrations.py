@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session, undefer
 
 from autosbp.costmodel.calibration import Calibration
+from autosbp.errors import InputError
 from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow
 from service.schemas._base import Document
 from service.schemas.calibrations import CalibrationRequest
@@ -26,6 +27,9 @@ def create(state: State, body: Document) -> tuple[CalibrationRow, bool] | JobRow
         with state.database.write() as session:
             return store(session, calibration, None)
     request = CalibrationRequest.read(body)
+    longest_s = state.settings.calibration_timeout_s
+    if request.budget_s > longest_s:
+        raise InputError("budget_s", request.budget_s, f"at most {longest_s:g} s is allowed here")
     options = request.options.checked().to_dict()
     with state.database.write() as session:
         referred(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")

@@ -51,6 +51,7 @@ def fits(**changes: Any) -> dict[str, Any]:
         {"cluster_id": 3},
         {"cluster_id": "CLUSTER", "point_s": 0},
         {"cluster_id": "CLUSTER", "budget_s": 0},
+        {"cluster_id": "CLUSTER", "budget_s": 1801},
         {"model_ids": []},
         {"cluster_id": "CLUSTER", "model_ids": ["mod-none"]},
         {"cluster_id": "CLUSTER", "model_ids": "mod-none"},

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from autosbp.export import EXPORTERS
 from service.web.route import HEADERS
 from service.web.text import seconds
 from tests.service import documents
@@ -114,6 +115,18 @@ def test_the_strategy_page_says_what_the_plan_says(stored: Stored) -> None:
     assert trace.json()["traceEvents"] and "attachment" in trace.headers["content-disposition"]
     script = stored.client.get(f"/strategies/{stored.strategy}/exports/dtensor")
     assert script.status_code in (200, 422)
+
+
+def test_a_strategy_with_stages_has_all_downloads(stored: Stored) -> None:
+    options = {**documents.OPTIONS, "stages": 2, "micro_batch": 2}
+    asked = {"model_id": stored.model, "cluster_id": stored.cluster, "options": options}
+    job = documents.wait(stored.client, stored.client.post("/v1/searches", json=asked).json()["id"])
+    strategy = job["result"]["strategy_id"]
+    text = stored.client.get(f"/strategies/{strategy}", headers=HTML).text
+    assert "Pipeline timeline" in text
+    assert all(f'href="/strategies/{strategy}/exports/{target}"' in text for target in EXPORTERS)
+    for target in ("perfetto", "dtensor"):  # which say every plan
+        assert stored.client.get(f"/strategies/{strategy}/exports/{target}").status_code == 200
 
 
 def test_the_sharding_map_has_a_row_for_every_op_and_parameter(stored: Stored) -> None:
