@@ -83,5 +83,5 @@ def graph(state: StateDep, response: Response, model_id: PathId) -> Document:
 
 @routes.delete("/{model_id}", summary="Delete a model", status_code=204, responses=problems(404, 409, 412))
 def delete(state: StateDep, model_id: PathId, if_match: IfMatch = None) -> None:
-    """409 while a search or a strategy refers to it."""
+    """409 while a search, a strategy or a calibration under way refers to it."""
     models.delete(state, model_id, lambda row: expect(if_match, etag(row.graph_hash)))

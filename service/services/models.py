@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, undefer
 from autosbp import api
 from autosbp.errors import InputError
 from service.access.gate import too_many
+from service.jobs._base import FINAL
 from service.models import JobRow, ModelRow, SearchRow, StrategyRow
 from service.problems import conflict
 from service.schemas._base import Document
@@ -118,7 +119,8 @@ def listing(state: State, window: Window, /, **equal: object) -> Paged[ModelRow]
 
 
 def delete(state: State, model_id: str, check: Callable[[ModelRow], None]) -> None:
-    """Remove a model that no search and no strategy refers to; 409 otherwise. ``check`` may refuse by raising."""
+    """Remove a model that no search, no strategy and no calibration under way refers to; 409 otherwise. ``check`` may
+    refuse by raising."""
     with state.database.write() as session:
         row = require(session, ModelRow, model_id, "model")
         check(row)
@@ -126,4 +128,8 @@ def delete(state: State, model_id: str, check: Callable[[ModelRow], None]) -> No
         strategies = session.scalar(select(func.count(StrategyRow.id)).where(StrategyRow.model_id == row.id))
         if searches or strategies:
             raise conflict(f"{searches} searches and {strategies} strategies refer to model {model_id!r}")
+        measuring = select(JobRow).where(JobRow.kind == "calibrate", JobRow.state.not_in(FINAL))
+        for job in session.scalars(measuring):
+            if model_id in job.payload["model_ids"]:
+                raise conflict(f"job {job.id!r} is to measure the ops of model {model_id!r}")
         session.delete(row)

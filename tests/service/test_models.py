@@ -97,6 +97,17 @@ def test_a_model_is_deleted_unless_a_search_refers_to_it(shared: TestClient, ids
     assert shared.get(f"/v1/models/{ids['model_id']}").status_code == 200
 
 
+def test_a_model_is_kept_while_a_calibration_is_to_measure_its_ops(shared: TestClient) -> None:
+    model = shared.post("/v1/models", json={**documents.graph(), "name": "measured"}).json()["id"]
+    cluster = shared.post("/v1/clusters", json={"preset": "local:2"}).json()["id"]
+    job = shared.post("/v1/calibrations", json={"cluster_id": cluster, "model_ids": [model]}).json()
+    answer = shared.delete(f"/v1/models/{model}")
+    assert (answer.status_code, job["id"] in answer.json()["detail"]) == (409, True)
+    shared.post(f"/v1/jobs/{job['id']}:cancel")
+    assert documents.wait(shared, job["id"])["state"] == "cancelled"
+    assert shared.delete(f"/v1/models/{model}").status_code == 204
+
+
 def test_an_onnx_file_is_captured_by_a_job_and_its_weights_are_not_stored(shared: TestClient) -> None:
     content = b64encode(onnx_models()[0]).decode()
     answer = shared.post("/v1/models", json={"onnx": content, "name": "perceptron"})

@@ -87,6 +87,12 @@ def test_a_disk_that_is_full_is_507_until_there_is_room_again(tmp_path: Path) ->
             return client.post("/v1/models", json={**documents.graph(), "name": f"model-{number}"})
 
         assert post(0).status_code == 201
+        asked = {
+            "model_id": client.post("/v1/models", json=documents.graph()).json()["id"],
+            "cluster_id": client.post("/v1/clusters", json={"preset": "local:2"}).json()["id"],
+            "options": documents.OPTIONS,
+        }
+        accepted = client.post("/v1/searches", json=asked).json()["id"]
         filling = Path(f"/proc/{server.pid}/root{folder}/filling")
         with pytest.raises(OSError, match="No space left"), filling.open("wb", buffering=0) as file:
             while True:
@@ -99,7 +105,7 @@ def test_a_disk_that_is_full_is_507_until_there_is_room_again(tmp_path: Path) ->
         assert client.get("/readyz").json()["checks"]["disk"] == "the disk is almost full"
         filling.unlink()
         assert post(100).status_code == 201 and client.get("/readyz").status_code == 200
-    assert "Traceback" not in "".join(server.log)
+        assert documents.wait(client, accepted)["state"] == "succeeded"
 
 
 def test_a_postgresql_that_stops_is_503_and_not_ready_until_it_is_back(settings: Settings, postgres: Postgres) -> None:
