@@ -1,4 +1,5 @@
-"""Checks of what a caller hands to a searcher. A mistake becomes an ``InputError`` that names the field."""
+"""Checks of what a caller hands to a searcher. A mistake becomes an ``InputError`` that names the field; a variable without a
+value, of which no searcher can make an assignment, an ``InfeasibleError``."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import math
 
 import numpy as np
 
-from autosbp.errors import InputError
+from autosbp.errors import InfeasibleError, InputError
 from autosbp.search._base import SearchOptions, SearchProblem
 
 
@@ -16,7 +17,8 @@ def validate(problem: SearchProblem) -> None:
     Arrays that occur several times (repeated blocks) are read once.
 
     Raises:
-        InputError: an empty domain, a NaN or -inf, an array of a wrong shape, an edge that joins no two variables.
+        InputError: a NaN or -inf, an array of a wrong shape, an edge that joins no two variables.
+        InfeasibleError: a variable whose domain is empty, by its name.
     """
     count = problem.num_variables
     for field, length in (("unary_s", len(problem.unary_s)), ("memory_bytes", len(problem.memory_bytes))):
@@ -32,8 +34,10 @@ def validate(problem: SearchProblem) -> None:
         if (id(costs), id(use)) in pairs:
             continue
         pairs.add((id(costs), id(use)))
-        if costs.ndim != 1 or costs.size == 0:
-            raise InputError(f"unary_s[{i}]", costs.shape, "one dim with at least one value is needed")
+        if costs.ndim != 1:
+            raise InputError(f"unary_s[{i}]", costs.shape, "one dim is needed")
+        if costs.size == 0:
+            raise InfeasibleError(f"unary_s[{i}]", 0, 1, f"{problem.names[i]} has no value to choose from")
         if use.shape != costs.shape or not np.issubdtype(use.dtype, np.integer):
             raise InputError(f"memory_bytes[{i}]", (use.shape, str(use.dtype)), f"integers of shape {costs.shape}")
         _check_costs(f"unary_s[{i}]", costs, checked)

@@ -171,6 +171,18 @@ def check_raises_when_all_is_forbidden(searcher: Searcher) -> None:
         raise AssertionError("a forbidden assignment was returned")
 
 
+def check_raises_when_a_domain_is_empty(searcher: Searcher) -> None:
+    unary, memory = (np.zeros(2), np.zeros(0)), (np.zeros(2, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    for edges in ((), (Edge(0, 1, np.zeros((2, 0))),)):
+        try:
+            searcher(SearchProblem(("a", "b"), unary, memory, edges), SearchOptions())
+        except InfeasibleError as error:
+            assert (error.constraint, error.limit, error.needed) == ("unary_s[1]", 0, 1)
+            assert "b has no value" in error.detail
+        else:
+            raise AssertionError("a variable without a value was given one")
+
+
 def check_handles_no_and_one_variable(searcher: Searcher) -> None:
     empty = SearchProblem((), (), (), (), fixed_s=2.0, fixed_memory_bytes=3)
     result = searcher(empty, SearchOptions())
@@ -222,6 +234,7 @@ CHECKS: tuple[Callable[[Searcher], None], ...] = (
     check_stops_when_progress_says_so,
     check_raises_when_memory_cannot_fit,
     check_raises_when_all_is_forbidden,
+    check_raises_when_a_domain_is_empty,
     check_handles_no_and_one_variable,
     check_refuses_bad_input,
 )

@@ -77,6 +77,8 @@ def main() -> int:
     try:
         if not arguments.seconds >= LEAST_S:
             raise InputError("--seconds", arguments.seconds, f"{LEAST_S:g} or more are expected")
+        if arguments.out and (arguments.out.is_dir() or not os.access(arguments.out.parent, os.W_OK)):
+            raise InputError("--out", str(arguments.out), "a file in a folder that can be written is expected")
         deadline = BEGAN + arguments.seconds * (1.0 - RESERVED) - 1.0
         result = solve(load(arguments.file), deadline, arguments.seed)
     except InfeasibleError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from autosbp.errors import InputError
+from autosbp.errors import InfeasibleError, InputError
 from autosbp.search._anytime.problem import Floats, IntervalProblem
 
 FORBIDDEN = 10**18 // 2
@@ -115,8 +115,10 @@ def _check(instance: Instance) -> None:
     if instance.limit is not None and (not isinstance(instance.limit, int) or instance.limit < 0):
         raise InputError("problem.usage_limit", instance.limit, "an integer of at least 0 is expected")
     for i, (costs, usage, span) in enumerate(zip(instance.costs, instance.usages, instance.intervals, strict=True)):
-        if not costs or not _integers(costs):
-            raise InputError(f"problem.nodes.costs[{i}]", costs, "one integer or more is expected")
+        if not _integers(costs):
+            raise InputError(f"problem.nodes.costs[{i}]", costs, "integers are expected")
+        if not costs:
+            raise InfeasibleError(f"problem.nodes.costs[{i}]", 0, 1, "the node has no strategy to choose from")
         if len(usage) != len(costs) or not _integers(usage) or min(usage) < 0:
             raise InputError(f"problem.nodes.usages[{i}]", usage, f"{len(costs)} integers of at least 0 are expected")
         if len(span) != 2 or not _integers(span) or span[0] < 0:

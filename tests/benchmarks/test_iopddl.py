@@ -87,6 +87,22 @@ def test_no_file_no_json_and_no_time_are_refused(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_an_assignment_that_could_not_be_written_is_not_searched(tmp_path: Path) -> None:
+    file = written(tmp_path / "tiny.json", TINY)
+    for out in (tmp_path, tmp_path / "none" / "solution.json"):
+        done = run(file, "--out", out)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("--out: ")
+
+
+def test_a_node_without_a_strategy_is_infeasible(tmp_path: Path) -> None:
+    data = json.loads(json.dumps(TINY))
+    data["problem"]["nodes"]["costs"][4], data["problem"]["nodes"]["usages"][4] = [], []
+    done = run(written(tmp_path / "empty.json", data))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "problem.nodes.costs[4] = 0; at least 1 is needed" in done.stderr
+
+
 def test_a_limit_that_nothing_meets_is_infeasible(tmp_path: Path) -> None:
     data = json.loads(json.dumps(TINY))
     data["problem"]["usage_limit"] = 20

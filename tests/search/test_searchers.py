@@ -14,7 +14,7 @@ import pytest
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.search import SEARCHERS, Edge, SearchOptions, SearchProblem, cost_of, search, validate
 from autosbp.search._random import batch_costs
-from autosbp.testing.searchers import random_problem
+from autosbp.testing.searchers import check_result, random_problem
 
 HEURISTICS = ("coordinate_descent", "metropolis_hastings", "random")
 
@@ -115,7 +115,7 @@ def test_auto_runs_what_fits() -> None:
     [
         ("unary_s", {"unary_s": ()}),
         ("memory_bytes", {"memory_bytes": ()}),
-        ("unary_s[0]", {"unary_s": (np.zeros(0), np.zeros(2))}),
+        ("unary_s[0]", {"unary_s": (np.zeros((2, 2)), np.zeros(2))}),
         ("unary_s[1]", {"unary_s": (np.zeros(2), np.array([0.0, math.nan]))}),
         ("unary_s[1]", {"unary_s": (np.zeros(2), np.array([0, 1]))}),
         ("memory_bytes[0]", {"memory_bytes": (np.zeros(2), np.zeros(2, dtype=np.int64))}),
@@ -143,6 +143,21 @@ def test_a_stop_at_once_still_returns_an_assignment(name: str) -> None:
     problem = chain(6, 4)
     result = search(problem, name, SearchOptions(time_limit_s=1e-9))
     assert result.cost_s == cost_of(problem, result.assignment)
+
+
+@pytest.mark.parametrize("name", sorted(set(SEARCHERS) - {"exhaustive"}))
+def test_a_search_that_would_take_long_is_cancelled_at_the_first_word(name: str) -> None:
+    rng = np.random.default_rng(5)
+    problem = random_problem(rng, num_variables=400, max_domain=30, edge_probability=0.02, memory_share=0.4)
+    told: list[tuple[float, float]] = []
+
+    def progress(cost_s: float, bound_s: float) -> bool:
+        told.append((cost_s, bound_s))
+        return False
+
+    result = search(problem, name, SearchOptions(time_limit_s=300.0, progress=progress))
+    assert result.stopped == "cancelled" and len(told) == 1
+    check_result(problem, result)
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
