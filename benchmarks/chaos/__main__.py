@@ -2,9 +2,9 @@
 [-o FILE]``.
 
 Jobs of three kinds (calibrate, search, trial) are posted while the service dies: at every named moment of every kind
-(``service.jobs._crash``), at random moments, as one of two workers on PostgreSQL; and while PostgreSQL stops at once, as in
-a crash. The tasks are stand-ins that start a process, as a trial starts ranks, which writes down when it begins and ends;
-everything around them is the service itself. Counted are accepted jobs, and of these:
+(``service.jobs._crash``), of the service and of a worker on PostgreSQL; at random moments, also as one of two workers; and
+while PostgreSQL stops at once, as in a crash. The tasks are stand-ins that start a process, as a trial starts ranks, which
+writes down when it begins and ends; everything around them is the service itself. Counted are accepted jobs, and of these:
 
 - lost: not stored, or not ended when all is well again;
 - twice: ran to the end more than once, or beside an earlier run of their own;
@@ -33,6 +33,7 @@ _COLUMNS = ("kills", "accepted", "succeeded", "lost", "failed", "twice", "stuck"
 _ROWS = {
     "moments": "every named moment",
     "kills": "random kills",
+    "worker-moments": "moments of a worker",
     "worker-kills": "kills of a worker",
     "database-stops": "stops of PostgreSQL",
 }
@@ -59,6 +60,7 @@ def main() -> int:
         strikes: dict[str, Callable[[Path], scenarios.Found]] = {
             "moments": lambda folder: scenarios.crash_points(folder, points),
             "kills": lambda folder: scenarios.random_kills(folder, kills, arguments.seed),
+            "worker-moments": lambda folder: scenarios.worker_crash_points(folder, server, points),
             "worker-kills": lambda folder: scenarios.worker_kills(folder, server, kills, arguments.seed),
             "database-stops": lambda folder: scenarios.database_stops(folder, server, stops, arguments.seed),
         }

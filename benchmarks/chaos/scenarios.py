@@ -106,6 +106,34 @@ def worker_kills(folder: Path, server: Database, kills: int, seed: int) -> Found
     return _on_postgresql(folder, server, kills, seed, _kill_a_worker)
 
 
+def worker_crash_points(folder: Path, server: Database, points: Sequence[tuple[str, str]]) -> Found:
+    """Have a worker on PostgreSQL die at each ``(kind, point)`` in turn; the next one has its jobs, too. A process that only
+    serves takes them."""
+    url = server.database()
+    bodies, account, reached = Bodies(folder, url), Account(folder / "runs"), 0
+
+    def start(**dying: object) -> Process:
+        return Process(folder, "work", database_url=url, max_attempts=_ATTEMPTS, **dying)
+
+    api = Process(folder, "serve", database_url=url, worker=0)
+    processes = [api]
+    try:
+        if not api.wait_ready():
+            raise RuntimeError("the service does not start: " + "".join(api.log))
+        for kind, point in points:
+            processes.append(worker := start(testing=1, crash_at=f"{kind}:{point}"))
+            if worker.wait_ready():
+                account.post(api.url, kind, *bodies.of(kind))
+            reached += worker.wait(_REACH_S)
+            worker.end()
+        processes.append(start())
+        states = account.settle(api.url)
+        return {**account.summary(states, reached), "points": len(points), "failures": _bad(states)}
+    finally:
+        for process in processes:
+            process.end()
+
+
 def database_stops(folder: Path, server: Database, stops: int, seed: int) -> Found:
     """Stop PostgreSQL at once, as a crash would, while two workers work."""
 

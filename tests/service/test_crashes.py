@@ -24,6 +24,11 @@ def test_jobs_end_once_whatever_moment_the_service_dies_at(tmp_path: Path) -> No
     check(scenarios.crash_points(tmp_path, points), len(points))
 
 
+def test_jobs_end_once_whatever_moment_a_worker_on_postgresql_dies_at(tmp_path: Path, postgres: Postgres) -> None:
+    points = [("trial", "started"), ("search", "recorded")]
+    check(scenarios.worker_crash_points(tmp_path, postgres, points), len(points))
+
+
 def test_jobs_of_a_killed_worker_go_on_at_another(tmp_path: Path, postgres: Postgres) -> None:
     check(scenarios.worker_kills(tmp_path, postgres, 1, seed=0), 1)
 
