@@ -6,15 +6,19 @@ import pytest
 
 from benchmarks.autoddl.__main__ import run
 from benchmarks.autoddl._cases import CASES
-from benchmarks.autoddl._exponent import exponents
+from benchmarks.autoddl._exponent import SIDE, exponents
 
 
 def test_a_products_traffic_and_memory_fall_as_the_two_thirds_power_of_the_devices() -> None:
     found = exponents()
     assert found["traffic_exponent"] == pytest.approx(-2 / 3, abs=0.01)
     assert found["memory_exponent"] == pytest.approx(-2 / 3, abs=0.01)
-    for row in found["rows"]:
-        assert len(set(row["p0_p1_p2"])) == 1  # a cube
+    for row in (*found["rows"], *found["from_8"]["rows"]):
+        (side,) = set(row["p0_p1_p2"])  # a cube
+        sent = 3 * 4 * SIDE**2 * row["devices"] ** (-2 / 3) * (1 - 1 / side)
+        assert row["traffic_bytes"] == pytest.approx(sent, rel=1e-9)
+    assert found["from_8"]["memory_exponent"] == pytest.approx(-2 / 3, abs=1e-9)
+    assert found["from_8"]["traffic_exponent"] == pytest.approx(-0.592, abs=0.001)  # what 1 - 1 / side makes of it
 
 
 def test_vggs_plan_sends_less_than_the_best_megatron_like_grid() -> None:
