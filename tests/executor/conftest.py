@@ -48,7 +48,7 @@ def graph_of(name: str) -> LogicalGraph:
 
 def labelled_strategies(name: str, count: int, *, recomputed: bool) -> dict[str, Strategy]:
     """The plan, its baselines, ``count`` sampled strategies, two with gradient accumulation, also with parameters that are
-    stored split, and, ``recomputed``, some of these with every block run again."""
+    stored split, and, ``recomputed``, some of these with every block run again, two together, or half of them."""
     graph, cluster = graph_of(name), load_cluster("local:2x2")
     # At one microbatch, zero2 is zero1; without convolutions, one weird trick is Megatron's grid.
     names = tuple(name for name in BASELINES if name not in ("zero2", "one_weird_trick"))
@@ -65,6 +65,9 @@ def labelled_strategies(name: str, count: int, *, recomputed: bool) -> dict[str,
         bound = graph.bind(**dict.fromkeys(graph.symbols, found[label].micro_batch))
         found[f"recomputed {label}"] = replace(recomputing(bound, found[label]), bucket_bytes=20_000)
     if recomputed:
+        found["recomputed together"] = recomputing(bound, found["stored apart 1"], 2)
+        runs = found["recomputed accumulated 0"].recompute
+        found["recomputed in part"] = replace(found["accumulated 0"], recompute=runs[: len(runs) // 2])
         found["offloaded"] = replace(found["stored apart 1"], offload=True)
     return found
 
