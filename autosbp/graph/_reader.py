@@ -81,7 +81,7 @@ class Reader:
         path = f"parameters[{index}]"
         fields = Fields(entry, path, ("name", "shape", "dtype", "source", "transforms", "trained"))
         name, meta = self._name(fields), self._meta(fields)
-        if any(symbols_of(dim) for dim in meta.shape):
+        if any(isinstance(dim, str) for dim in meta.shape):
             raise GraphError(f"{path}.shape", list(meta.shape), "parameters have no symbolic dims")
         self.metas[name] = (meta,)
         transforms = tuple(self._transform(step, f"{path}.transforms") for step in fields.sequence("transforms", ()))
@@ -106,7 +106,7 @@ class Reader:
         path = f"constants[{index}]"
         fields = Fields(entry, path, ("name", "shape", "dtype", "data"))
         name, meta = self._name(fields), self._meta(fields)
-        if any(symbols_of(dim) for dim in meta.shape) or meta.num_bytes > MAX_CONSTANT_BYTES:
+        if any(isinstance(dim, str) for dim in meta.shape) or meta.num_bytes > MAX_CONSTANT_BYTES:
             raise GraphError(f"{path}.shape", list(meta.shape), f"plain sizes, at most {MAX_CONSTANT_BYTES} bytes")
         self.constant_bytes += meta.num_bytes
         if self.constant_bytes > MAX_CONSTANTS_BYTES:
