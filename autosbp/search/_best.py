@@ -338,7 +338,8 @@ class Best(Recomputing):
         least = INFINITE
         for at in range(walk.start - 1, -1, -1):
             # What larger microbatches save is in the walk's bound; about how long stages wait is known.
-            if walk.bound * (1 + waits * walk.sizes[at] / whole) >= self._cutoff or self._out_of_time():
+            waiting = self._waiting(walk.structure.stages, walk.sizes[at])
+            if walk.bound * (1 + waiting * waits * walk.sizes[at] / whole) >= self._cutoff or self._out_of_time():
                 break
             if shut[at]:
                 continue
@@ -357,9 +358,11 @@ class Best(Recomputing):
             return INFINITE, INFINITE
         result = solved.result
         bound, estimate = solved.bound_s, solved.estimate_s
-        if bound >= self._cutoff or result.cost_s >= CERTAIN * self._cutoff:
-            return bound, estimate
         space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
+        count, waits = self.problems.num_micro(space), walk.structure.stages - 1
+        least_s = result.cost_s * (count + self._waiting(waits + 1, walk.sizes[at]) * waits) / (count + waits)
+        if bound >= self._cutoff or least_s >= CERTAIN * self._cutoff:
+            return bound, estimate
         layouts = solved.layouts or self.problems.build(space, None)
         limit = self.limit
         if result.memory_bytes <= self.limit:

@@ -16,9 +16,8 @@ from autosbp.search._cuts import Cutter, Pace, Places, cut, find_places, pace_of
 VIRTUAL = (1, 2, 3, 4, 6, 8, 12, 16)
 """Chunks that a stage may have."""
 LINEAR = "aten.linear.default"
-ZERO_BUBBLE_WAIT = 0.45
-"""Of a microbatch in a stage, what a stage waits for each other one where weight gradients fill the waits, with any number
-of chunks; by simulation of equal stages. Other schedules wait for one chunk (Narayanan et al. 2021, section 2.2)."""
+WEIGHTS_PART = 1 / 3
+"""Of the seconds of a product with weights, forward and backward: what goes into the weights' gradients."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ def pipelines(
     held: Mapping[str, int] | None = None,
     pace: Callable[[Places], Pace] | None = None,
 ) -> Iterator[tuple[float, Strategy]]:
-    """``strategy`` cut into stages, for each schedule with as many chunks a stage as are quickest; the quickest by estimate
-    first, with that estimate.
+    """``strategy`` cut into stages, for each schedule with as many chunks a stage as are quickest, and with the fewest, which
+    keep least; the quickest by estimate first, with that estimate.
 
     Args:
         graph: the whole one, bound.
@@ -66,14 +65,16 @@ def pipelines(
         places = replace(places, pace=pace(places))
     per_byte = seconds_per_byte(places, strategy, links)
     num_micro = strategy.num_micro
-    deferred = _deferred(graph, strategy)
+    # Forward and backward of a chunk are waited for, less the weights' gradients where these fill the wait (Narayanan et al.
+    # 2021, section 2.2; Qi et al. 2023, section 2.1).
+    unfilled = 1 - 2 * WEIGHTS_PART * _deferred(graph, strategy, seconds)
     cutter = Cutter(places, per_byte, stages)
     cuts = {
         virtual: _cut(cutter, stages * virtual)
         for virtual in {shape.virtual for shape in shapes(stages, num_micro, kinds)}
         if stages * virtual <= len(places.names) + 1
     }
-    found: dict[str, tuple[float, int, tuple[str, ...]]] = {}
+    found: dict[tuple[str, bool], tuple[float, int, tuple[str, ...]]] = {}
     for shape in shapes(stages, num_micro, kinds):
         place = cuts.get(shape.virtual)
         if place is not None:
@@ -81,27 +82,37 @@ def pipelines(
             slowest = _slowest(places, place, stages, 0.0 if shape.schedule == MESSAGE_DRIVEN else per_byte)
             wait = 1 / shape.virtual
             if shape.schedule == ZERO_BUBBLE:
-                wait = deferred * ZERO_BUBBLE_WAIT + (1 - deferred) * wait
+                wait *= unfilled
             estimate = (num_micro + wait * (stages - 1)) * slowest
             entry = (estimate, shape.virtual, place)
-            found[shape.schedule] = min(found.get(shape.schedule, entry), entry)
-    for schedule, (estimate, _, place) in sorted(found.items(), key=lambda item: (item[1][:2], item[0])):
-        yield estimate, replace(strategy, pipeline=Pipeline(stages, place, schedule))
+            fewest = found.setdefault((shape.schedule, True), entry)
+            if entry is not fewest:
+                found[shape.schedule, False] = min(found.get((shape.schedule, False), fewest), entry)
+    ranked = sorted((entry, schedule) for (schedule, _), entry in found.items())
+    for at, ((estimate, _, place), schedule) in enumerate(ranked):
+        if not at or ranked[at - 1] != ranked[at]:
+            yield estimate, replace(strategy, pipeline=Pipeline(stages, place, schedule))
 
 
 def shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy]]:
     """The quickest by estimate, then, should that not fit in memory, the quickest stored apart, and those that
-    keep least."""
+    keep least: with the first one's schedule, and with any."""
     ranked = sorted(found, key=lambda entry: entry[0])
     if not ranked:
         return []
     apart = [entry for entry in ranked if entry[1].parameters == found[0][1].parameters]
-    lean = [entry for entry in apart if entry[1].pipeline is not None and entry[1].pipeline.schedule in LEAN]
+    lean = [entry for entry in apart if _keeps_least(entry[1].pipeline, ranked[0][1].pipeline)]
     chosen: list[tuple[float, Strategy]] = []
     for entry in (ranked[0], *apart[:2], *lean):
         if not any(entry is other for other in chosen):
             chosen.append(entry)
     return chosen
+
+
+def _keeps_least(pipeline: Pipeline | None, first: Pipeline | None) -> bool:
+    if pipeline is None or first is None:
+        return False
+    return pipeline.schedule in LEAN or (pipeline.schedule == first.schedule and pipeline.num_virtual == 1)
 
 
 def _cut(cutter: Cutter, num_chunks: int) -> tuple[str, ...] | None:
@@ -113,16 +124,16 @@ def _cut(cutter: Cutter, num_chunks: int) -> tuple[str, ...] | None:
     return found
 
 
-def _deferred(graph: LogicalGraph, strategy: Strategy) -> float:
-    """Which part of the weights, by bytes, has gradients that can wait: those that are not gathered for their use."""
-    total = waiting = 0
+def _deferred(graph: LogicalGraph, strategy: Strategy, seconds: Mapping[str, float]) -> float:
+    """Which part of all seconds is of products whose weights' gradients can wait: those that are not gathered for their use."""
+    waiting = 0.0
     for node in graph.nodes:
         if node.op == LINEAR and node.name in strategy.signatures:
-            for ref, layout in zip(node.refs(), strategy.signatures[node.name].ins, strict=True):
-                if ref.name in graph.parameter_names:
-                    total += graph.meta(ref).num_bytes
-                    waiting += graph.meta(ref).num_bytes * (strategy.parameters[ref.name] == layout)
-    return waiting / total if total else 0.0
+            layouts = zip(node.refs(), strategy.signatures[node.name].ins, strict=True)
+            weights = [(ref.name, layout) for ref, layout in layouts if ref.name in graph.parameter_names]
+            if weights and all(strategy.parameters[name] == layout for name, layout in weights):
+                waiting += seconds.get(node.name, 0.0)
+    return waiting / max(sum(seconds.values()), 1e-30)
 
 
 def seconds_per_byte(places: Places, strategy: Strategy, links: LinkModel) -> float:

@@ -130,7 +130,8 @@ class Recomputing(StageLimited):
         for at, size in enumerate(sizes):
             if bound >= self._cutoff or (self.best is not None and self._late(spent)):
                 return
-            if bound * (1 + (structure.stages - 1) * size / self.problems.global_batch) >= self._cutoff:
+            waits = self._waiting(structure.stages, size) * (structure.stages - 1)
+            if bound * (1 + waits * size / self.problems.global_batch) >= self._cutoff:
                 continue  # stages wait too long for each other
             if shut[at]:
                 continue

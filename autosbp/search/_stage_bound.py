@@ -11,8 +11,8 @@ free to be stored and used in any layout, so that the bound holds for all mixtur
 
 Waits: stage s begins when those before it are done with the forward pass of the first microbatch, and these go on with the
 backward pass of the last one behind it, beside what it does once a step. With one chunk a stage they pass all of their
-blocks, with several one each at the least; where weight gradients are put off, forward waits alone are sure (Narayanan et
-al. 2021, section 2.2; Qi et al. 2023, section 2.1).
+blocks, with several one each at the least, but for the first, which may be what comes before the blocks; where weight
+gradients are put off, forward waits alone are sure (Narayanan et al. 2021, section 2.2; Qi et al. 2023, section 2.1).
 
 Memory: of blocks that are kept, all that autograd keeps, each tensor once; of those recomputed, what runs are handed; where
 all are, one whole block besides, as there is when backward begins.
@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from autosbp.errors import InfeasibleError
-from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.pipeline import GPIPE, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.search._layouts import LayoutProblems, Structure
 from autosbp.search._pipelines import shapes
 from autosbp.search._stage_costs import LEAN, Part, Prices
@@ -70,6 +70,10 @@ class Wanted:
 
 Hints = dict[tuple[Recomputed, int, bool], float]
 """Prices that were good, by what may be recomputed and how many microbatches are in flight."""
+
+
+_Kind = tuple[str, bool]
+"""A schedule, and whether stages have one chunk each."""
 
 
 class _TooLargeError(Exception):
@@ -204,17 +208,18 @@ class _Room:
 
     def is_shut(self, seconds: float, sizes: Sequence[int]) -> bool:
         """Whether no microbatch of these sizes allows for such a step; at prices known to be good, or better ones."""
-        share, kinds = sizes[-1] / self.micro_batch, {ONE_F_ONE_B}
+        share, kinds = sizes[-1] / self.micro_batch, {(ONE_F_ONE_B, True)}
         if self.stages > 1:
             counts = [self.batch // size for size in sizes]
-            kinds = {shape.schedule for count in counts for shape in shapes(self.stages, count, self.wanted.schedules)}
+            every = {shape for count in counts for shape in shapes(self.stages, count, self.wanted.schedules)}
+            kinds = {(shape.schedule, shape.virtual == 1) for shape in every}
         seconds *= 1 - ROUNDING
         return all(
             any(self._held(seconds, kind, share, refines) < self.blocks for refines in (False, True))
             for kind in sorted(kinds)
         )
 
-    def _held(self, seconds: float, kind: str, share: float, refines: bool) -> int:
+    def _held(self, seconds: float, kind: _Kind, share: float, refines: bool) -> int:
         """Blocks that the stages have room for, not more than there are; ``share`` of a microbatch is kept and waited for.
         Prices are those that are known to be good, or better ones are looked for."""
         self._refines = refines
@@ -224,26 +229,26 @@ class _Room:
                 max(self._capacity(seconds - waits, kind, stage, share, each, once) for each in self.wanted.recomputed)
                 for once, waits in self._waits(kind, stage, held * share, share)
             )
-            if stage == 0 and own < 1:
+            if stage == 0 and own < 0:
                 return -1
             # Blocks here cost those behind less room than they take, so that as many as there is room for are best; and
             # where there is room for less than none, fewer ahead would leave no more.
             held = min(held + own, self.blocks)
         return held
 
-    def _waits(self, kind: str, stage: int, held: float, share: float) -> list[tuple[bool, float]]:
+    def _waits(self, kind: _Kind, stage: int, held: float, share: float) -> list[tuple[bool, float]]:
         """Seconds that a stage waits for those before it, and whether what it does once a step comes on top."""
-        block = self.parts[False][1]
-        blocks = stage * share if kind in (INTERLEAVED, ZERO_BUBBLE) else held  # chunks of a block each
+        block, (schedule, has_one_chunk) = self.parts[False][1], kind
+        blocks = held if has_one_chunk else max(stage - 1, 0) * share
         found = [(True, blocks * block.forward_s)]
-        if stage and kind != ZERO_BUBBLE:
+        if stage and schedule != ZERO_BUBBLE:
             found.append((False, blocks * block.shortest_s))
         return found
 
-    def _moments(self, kind: str, stage: int, once: bool) -> list[_Moment]:
+    def _moments(self, kind: _Kind, stage: int, once: bool) -> list[_Moment]:
         """When all warm up, and when the first gradients are there."""
         ahead = min(self.stages - stage, self.count)
-        in_turn = kind in (GPIPE, ONE_F_ONE_B, MESSAGE_DRIVEN)
+        in_turn = kind[0] in (GPIPE, ONE_F_ONE_B, MESSAGE_DRIVEN)
         steady = in_turn or self.count >= STEADY * self.stages
         if steady and ahead < self.count:
             return [_Moment(True, _few(ahead), once)]
@@ -252,7 +257,7 @@ class _Room:
             return [filled]
         return [filled, _Moment(True, _few(min(ahead, self.count - 1)) if steady else 0, once)]
 
-    def _capacity(self, seconds: float, kind: str, stage: int, share: float, recomputed: Recomputed, once: bool) -> int:
+    def _capacity(self, seconds: float, kind: _Kind, stage: int, share: float, recomputed: Recomputed, once: bool) -> int:
         """Blocks that one stage has room for."""
         before, _, behind = self.parts[not recomputed.kept]
         ends = [part for part, here in ((before, stage == 0), (behind, stage == self.stages - 1)) if here]

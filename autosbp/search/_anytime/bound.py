@@ -42,7 +42,7 @@ class Bound:
         ahead = np.bincount(owner[links.other < owner], minlength=network.num_nodes)
         self._share = 1.0 / np.maximum(np.maximum(behind, ahead), 1)
         self._buffer = np.zeros(int(network.num_values.max(initial=1)))
-        self.work = 2 * len(links.tables) * TURNS
+        self.work = 4 * network.num_entries * TURNS
 
     def improve(self, cost: float) -> None:
         """One change of prices; ``cost`` is the best known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from autosbp.search._anytime.problem import Floats, Interval, IntervalProblem, I
 
 class Links(NamedTuple):
     """Values of node i are ``first[i]`` to ``first[i + 1] - 1``, its arcs ``begin[i]`` to ``begin[i + 1] - 1``. Arc k goes to
-    ``other[k]``; its table, own value first, is ``tables[place[k]:]``. Every edge has two arcs; ``back[k]`` is the reverse.
-    ``into[k]`` is where a message from the other node, one entry per own value, lies."""
+    ``other[k]``; its table, own value first, is ``tables[place[k]:]``, which arcs of equal tables share. Every edge has two
+    arcs; ``back[k]`` is the reverse. ``into[k]`` is where a message from the other node, one entry per own value, lies."""
 
     first: Ints
     begin: Ints
@@ -55,10 +56,12 @@ class Network:
         """Of each node."""
         return np.diff(self.links.first)
 
-    @property
+    @cached_property
     def num_entries(self) -> int:
-        """Of all tables."""
-        return len(self.links.tables) // 2
+        """Of all edges' tables."""
+        sizes, links = self.num_values, self.links
+        owner = np.repeat(np.arange(self.num_nodes), np.diff(links.begin))
+        return int(sizes[owner] @ sizes[links.other]) // 2
 
     def at(self, instants: Ints) -> Network:
         """With the limit at some instants only, in order."""
@@ -91,11 +94,7 @@ def _links(problem: IntervalProblem, sizes: Ints) -> Links:
     pairs = np.array(list(problem.tables), dtype=np.int64).reshape(-1, 2)
     tables = list(problem.tables.values())
     count = len(pairs)
-    lengths = np.array([table.size for table in tables], dtype=np.int64)
-    ends = np.concatenate([[0], np.cumsum(np.concatenate([lengths, lengths]))])
-    flat, places = np.empty(ends[-1]), ends[: 2 * count]
-    for at, table in enumerate((*tables, *(table.T for table in tables))):
-        flat[ends[at] : ends[at + 1]].reshape(table.shape)[...] = table
+    flat, places = _flat([*tables, *(table.T for table in tables)])
     owner = np.concatenate([pairs[:, 0], pairs[:, 1]])
     other = np.concatenate([pairs[:, 1], pairs[:, 0]])
     order = np.argsort(owner, kind="stable")
@@ -106,11 +105,28 @@ def _links(problem: IntervalProblem, sizes: Ints) -> Links:
         first=_starts(sizes),
         begin=_starts(np.bincount(owner, minlength=len(sizes))),
         other=other[order],
-        place=places[order].astype(np.int64),
+        place=places[order],
         back=back[order],
         into=_starts(sizes[owner[order]]),
         tables=flat,
     )
+
+
+def _flat(tables: Sequence[Floats]) -> tuple[Floats, Ints]:
+    """All entries, row by row, and where those of each table begin. Views of the same memory are there once."""
+    known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
+    places, kept, size = np.empty(len(tables), dtype=np.int64), list[tuple[int, Floats]](), 0
+    for at, table in enumerate(tables):
+        key = table.__array_interface__["data"][0], table.shape, table.strides
+        if key not in known:
+            known[key] = size
+            kept.append((size, table))
+            size += table.size
+        places[at] = known[key]
+    flat = np.empty(size)
+    for begin, table in kept:
+        flat[begin : begin + table.size].reshape(table.shape)[...] = table
+    return flat, places
 
 
 def _starts(lengths: Ints) -> Ints:
