@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autosbp.costmodel.deliveries import LinkModel
+from autosbp.costmodel.pipeline import Chunk, pipeline_time
 from autosbp.graph.ir import LogicalGraph
 from autosbp.pipeline import LEAN, MESSAGE_DRIVEN, SCHEDULES, ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
-from autosbp.search._cuts import Cutter, Pace, Places, cut, find_places, pace_of
+from autosbp.search._cuts import Cutter, Floats, Pace, Places, cut, find_places, pace_of, sums_before
 
 VIRTUAL = (1, 2, 3, 4, 6, 8, 12, 16)
 """Chunks that a stage may have."""
 LINEAR = "aten.linear.default"
 WEIGHTS_PART = 1 / 3
 """Of the seconds of a product with weights, forward and backward: what goes into the weights' gradients."""
+MOST_SIMULATED, MOST_PASSES = 3, 20_000
+"""Numbers of chunks a stage, of each schedule, that are simulated; and microbatches times chunks up to which that is quick."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,41 @@ class Shape:
 
     schedule: str
     virtual: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Seconds of one microbatch in each chunk, its messages included; what of it may be put off; and seconds of the messages
+    before each chunk and behind the last, one way."""
+
+    seconds: Floats
+    deferred: Floats
+    sends: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class _Option:
+    """Cuts for so many chunks a stage, and about what a step takes with them."""
+
+    estimate: float
+    virtual: int
+    cuts: tuple[str, ...]
+    work: _Work
+
+    @property
+    def order(self) -> tuple[float, int]:
+        return self.estimate, self.virtual
+
+    def simulated(self, stages: int, num_micro: int, schedule: str) -> float:
+        """The step, pass by pass, with backward twice as long as forward; the estimate where that takes long."""
+        work = self.work
+        if schedule == MESSAGE_DRIVEN or num_micro * len(work.seconds) > MOST_PASSES:
+            return self.estimate
+        own = work.seconds - work.sends[1:] - work.sends[:-1]
+        put_off = work.deferred if schedule == ZERO_BUBBLE else np.zeros_like(own)
+        columns = own / 3, 2 / 3 * own - put_off, put_off, work.sends[1:], work.sends[:-1]
+        chunks = [Chunk(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
+        return pipeline_time(chunks, stages, num_micro, 0.0, schedule).step_s
 
 
 def shapes(stages: int, num_micro: int, kinds: tuple[str, ...]) -> Iterator[Shape]:
@@ -65,33 +104,41 @@ def pipelines(
         places = replace(places, pace=pace(places))
     per_byte = seconds_per_byte(places, strategy, links)
     num_micro = strategy.num_micro
+    deferred = _deferred(graph, strategy, seconds)
     # Forward and backward of a chunk are waited for, less the weights' gradients where these fill the wait (Narayanan et al.
     # 2021, section 2.2; Qi et al. 2023, section 2.1).
-    unfilled = 1 - 2 * WEIGHTS_PART * _deferred(graph, strategy, seconds)
+    unfilled = 1 - 2 * sum(deferred.values()) / max(places.total_s, 1e-30)
     cutter = Cutter(places, per_byte, stages)
     cuts = {
         virtual: _cut(cutter, stages * virtual)
         for virtual in {shape.virtual for shape in shapes(stages, num_micro, kinds)}
         if stages * virtual <= len(places.names) + 1
     }
-    found: dict[tuple[str, bool], tuple[float, int, tuple[str, ...]]] = {}
+    found: dict[str, list[_Option]] = {}
     for shape in shapes(stages, num_micro, kinds):
         place = cuts.get(shape.virtual)
         if place is not None:
             # A message-driven stage does not wait for its messages.
-            slowest = _slowest(places, place, stages, 0.0 if shape.schedule == MESSAGE_DRIVEN else per_byte)
+            work = _work(places, place, stages, 0.0 if shape.schedule == MESSAGE_DRIVEN else per_byte, deferred)
+            slowest = float(work.seconds.reshape(-1, stages).sum(axis=0).max())
             wait = 1 / shape.virtual
             if shape.schedule == ZERO_BUBBLE:
+                # Stages run few passes ahead, so that the slowest chunk of each round holds up all.
+                slowest = float(work.seconds.reshape(-1, stages).max(axis=1).sum())
                 wait *= unfilled
             estimate = (num_micro + wait * (stages - 1)) * slowest
-            entry = (estimate, shape.virtual, place)
-            fewest = found.setdefault((shape.schedule, True), entry)
-            if entry is not fewest:
-                found[shape.schedule, False] = min(found.get((shape.schedule, False), fewest), entry)
-    ranked = sorted((entry, schedule) for (schedule, _), entry in found.items())
-    for at, ((estimate, _, place), schedule) in enumerate(ranked):
-        if not at or ranked[at - 1] != ranked[at]:
-            yield estimate, replace(strategy, pipeline=Pipeline(stages, place, schedule))
+            found.setdefault(shape.schedule, []).append(_Option(estimate, shape.virtual, place, work))
+    chosen: list[tuple[float, int, str, tuple[str, ...]]] = []
+    for schedule, options in found.items():
+        promising = sorted(options, key=lambda option: option.order)[:MOST_SIMULATED]
+        fewest = min(options, key=lambda option: option.virtual)
+        kept = {
+            (option.simulated(stages, num_micro, schedule), option.virtual, schedule, option.cuts)
+            for option in dict.fromkeys([*promising, fewest])
+        }
+        chosen += {min(kept), min(kept, key=lambda each: each[1])}
+    for estimate, _, schedule, place in sorted(chosen):
+        yield estimate, replace(strategy, pipeline=Pipeline(stages, place, schedule))
 
 
 def shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy]]:
@@ -124,16 +171,17 @@ def _cut(cutter: Cutter, num_chunks: int) -> tuple[str, ...] | None:
     return found
 
 
-def _deferred(graph: LogicalGraph, strategy: Strategy, seconds: Mapping[str, float]) -> float:
-    """Which part of all seconds is of products whose weights' gradients can wait: those that are not gathered for their use."""
-    waiting = 0.0
+def _deferred(graph: LogicalGraph, strategy: Strategy, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Of products, by name, what goes into gradients of weights that can wait: those that one op reads, as they are stored."""
+    readers = Counter(ref.name for node in graph.nodes for ref in node.refs() if ref.name in graph.parameter_names)
+    found = {}
     for node in graph.nodes:
         if node.op == LINEAR and node.name in strategy.signatures:
             layouts = zip(node.refs(), strategy.signatures[node.name].ins, strict=True)
             weights = [(ref.name, layout) for ref, layout in layouts if ref.name in graph.parameter_names]
-            if weights and all(strategy.parameters[name] == layout for name, layout in weights):
-                waiting += seconds.get(node.name, 0.0)
-    return waiting / max(sum(seconds.values()), 1e-30)
+            if weights and all(strategy.parameters[name] == layout and readers[name] == 1 for name, layout in weights):
+                found[node.name] = WEIGHTS_PART * seconds.get(node.name, 0.0)
+    return found
 
 
 def seconds_per_byte(places: Places, strategy: Strategy, links: LinkModel) -> float:
@@ -143,13 +191,12 @@ def seconds_per_byte(places: Places, strategy: Strategy, links: LinkModel) -> fl
     return links.even_exchange_s(ranks, ranks + strategy.mesh.size, size) / size
 
 
-def _slowest(places: Places, cuts: tuple[str, ...], stages: int, per_byte: float) -> float:
-    """Seconds of one microbatch in the slowest stage."""
+def _work(places: Places, cuts: tuple[str, ...], stages: int, per_byte: float, deferred: Mapping[str, float]) -> _Work:
     at = [places.names.index(name) for name in cuts]
-    sends = per_byte * np.concatenate([[0.0], places.crossing[at], [0.0]])
-    sent, most = sends[1:] + sends[:-1], 0.0
+    seconds = np.empty(len(cuts) + 1)
     for stage in range(stages):
         before_s, total_s, _ = pace_of(places, stage)
-        work = np.diff(np.concatenate([[0.0], before_s[at], [total_s]]))
-        most = max(most, float((work + sent)[stage::stages].sum()))
-    return most
+        seconds[stage::stages] = np.diff(np.concatenate([[0.0], before_s[at], [total_s]]))[stage::stages]
+    sends = per_byte * np.concatenate([[0.0], places.crossing[at], [0.0]])
+    ends = [0, *(places.at[place] for place in at), len(places.program)]
+    return _Work(seconds + sends[1:] + sends[:-1], np.diff(sums_before(places.program, deferred)[ends]), sends)

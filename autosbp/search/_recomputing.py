@@ -130,8 +130,7 @@ class Recomputing(StageLimited):
         for at, size in enumerate(sizes):
             if bound >= self._cutoff or (self.best is not None and self._late(spent)):
                 return
-            waits = self._waiting(structure.stages, size) * (structure.stages - 1)
-            if bound * (1 + waits * size / self.problems.global_batch) >= self._cutoff:
+            if bound * (1 + (structure.stages - 1) * size / self.problems.global_batch) >= self._cutoff:
                 continue  # stages wait too long for each other
             if shut[at]:
                 continue
