@@ -58,7 +58,7 @@ class _Option:
     def simulated(self, stages: int, num_micro: int, schedule: str) -> float:
         """The step, pass by pass, with backward twice as long as forward; the estimate where that takes long."""
         work = self.work
-        if schedule == MESSAGE_DRIVEN or num_micro * len(work.seconds) > MOST_PASSES:
+        if num_micro * len(work.seconds) > MOST_PASSES:
             return self.estimate
         own = work.seconds - work.sends[1:] - work.sends[:-1]
         put_off = work.deferred if schedule == ZERO_BUBBLE else np.zeros_like(own)
