@@ -8,6 +8,7 @@ from typing import Any
 from autosbp.units import num_bytes, percent, seconds
 
 _TIGHT = 0.9
+_PROVING = ("auto", "exact")
 SAME = 1e-6
 """Relative: steps that differ by less are equal."""
 _ADVICE = {
@@ -22,10 +23,22 @@ def certificate(document: Mapping[str, Any]) -> str:
     """How far from the optimum the plan can be, in words."""
     gap, bound = document.get("gap"), document.get("lower_bound_s")
     if gap is None or bound is None:
-        return f"no bound: {document.get('searcher')} proves none; --searcher exact does"
+        return f"no bound: {why_no_bound(document)}"
     if gap == 0:
         return "optimal: no strategy of the search space is faster under the cost model"
     return f"at most {100 * gap:.2g} % above the optimum (lower bound {seconds(bound)})"
+
+
+def why_no_bound(document: Mapping[str, Any]) -> str:
+    """Why nothing is known of the optimum."""
+    if ended_early(document):
+        return "search ended before all was looked at; a longer time limit may give one"
+    return f"searcher {document.get('searcher')} proves none; exact does"
+
+
+def ended_early(document: Mapping[str, Any]) -> bool:
+    """Whether a searcher that proves bounds was stopped, by its time limit or by whom it told how it went."""
+    return document.get("gap") is None and document.get("searcher") in _PROVING
 
 
 def findings(document: Mapping[str, Any]) -> list[str]:
@@ -102,6 +115,7 @@ def _next(document: Mapping[str, Any]) -> list[str]:
     advice = []
     if document["provenance"].get("calibration_id") is None and "groups" not in document["cluster"]:
         advice.append("Costs come from the cluster's data sheet: a calibration measures it.")
-    if document.get("gap") not in (0, None):
-        advice.append("A longer time limit may close the gap.")
+    if document.get("gap") not in (0, None) or ended_early(document):
+        words = "give a better plan, and a bound" if ended_early(document) else "close the gap"
+        advice.append(f"A longer time limit may {words}.")
     return advice

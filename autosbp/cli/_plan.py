@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 Searcher = Annotated[str, typer.Option("--searcher", help="auto, exact, exhaustive, random, and others.")]
 Seed = Annotated[int, typer.Option("--seed", help="Same input, seed and calibration give the same plan.")]
 TimeLimit = Annotated[
-    float, typer.Option("--time-limit", metavar="S", help="Seconds after which the best so far is the answer.")
+    float,
+    typer.Option(
+        "--time-limit", metavar="S", help="Seconds after which the best so far is the answer, once what has begun ends."
+    ),
 ]
 MemoryLimit = Annotated[
     int | None, typer.Option("--memory-limit-bytes", help="Per device; by default the device's memory.")

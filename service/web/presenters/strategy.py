@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autosbp.findings import findings
+from autosbp.findings import findings, why_no_bound
 from autosbp.plan import simulated_s
 from autosbp.units import count, num_bytes
 from service.models import StrategyRow
@@ -108,7 +108,7 @@ def optimality(plan: Mapping[str, Any]) -> Figure:
     """What is proved of the step time."""
     gap, bound = plan.get("gap"), plan.get("lower_bound_s")
     if gap is None or bound is None:
-        return Figure("Optimality", "no bound", f"searcher {plan.get('searcher')} proves none")
+        return Figure("Optimality", "no bound", why_no_bound(plan))
     if gap == 0:
         return Figure("Optimality", "proved", "no strategy of the space is faster", tone="good")
     return Figure("Optimality", f"≤ {share(gap)} off", f"no strategy takes less than {seconds(bound)}")
