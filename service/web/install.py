@@ -15,6 +15,7 @@ from service.web.route import HEADERS, failed
 from service.web.routers import (
     clusters,
     comparison,
+    files,
     home,
     insights,
     jobs,
@@ -30,7 +31,7 @@ from service.web.sessions import Sessions
 _ROUTES = (
     *(assets.routes, sign_in.routes, home.routes, planning.routes, strategies.routes, insights.routes),
     *(comparison.routes, questions.routes, models.routes, clusters.routes, clusters.measuring, trials.routes),
-    jobs.routes,
+    *(jobs.routes, files.routes),
 )
 _SECRET = "session.secret"  # noqa: S105 - a file's name
 _OF_PROGRAMS = ("/v1", "/healthz", "/readyz", "/metrics", "/openapi.json")

@@ -135,3 +135,16 @@ def test_a_store_that_does_not_answer_fails_no_job_and_is_503(tmp_path: Path, ca
 def test_a_place_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="artifacts"), running(Settings(data_dir=tmp_path, artifacts="abacus://x/y")):
         raise AssertionError("it has started")
+
+
+def test_pages_lead_to_what_was_kept(tmp_path: Path) -> None:
+    html = {"accept": "text/html"}
+    with started(Settings(data_dir=tmp_path / "data")) as client:
+        job = calibrated(client, 0.1)
+        page = client.get(f"/calibrations/{job['result']['calibration_id']}", headers=html).text
+        for each in listed(client, job_id=job["id"]):
+            assert f'href="/files/{each["id"]}"' in page
+            saved = client.get(f"/files/{each['id']}", headers=html)
+            assert saved.content == WANTED[each["name"]]
+            assert saved.headers["content-disposition"] == f'attachment; filename="{each["name"]}"'
+        assert client.get("/files/art-none", headers=html).status_code == 404

@@ -55,6 +55,8 @@ def test_a_trial_sets_what_was_measured_beside_what_was_predicted(shared: TestCl
     kept = {each["name"]: each for each in shared.get(f"/v1/artifacts?job_id={trial['job']['id']}").json()["items"]}
     assert kept.keys() == {"log.txt", "ranks.log", "result.json"}
     assert shared.get(f"/v1/artifacts/{kept['log.txt']['id']}/content").text == log.text
+    page = shared.get(f"/trials/{trial['id']}", headers={"accept": "text/html"}).text
+    assert all(f'href="/files/{each["id"]}"' in page for each in kept.values())
     listed = shared.get("/v1/trials", params={"strategy_id": plan["plan_id"]}).json()["items"]
     assert listed[-1] == {key: value for key, value in trial.items() if key != "result"}
     assert shared.get("/v1/trials", params={"strategy_id": "plan-none"}).json()["items"] == []

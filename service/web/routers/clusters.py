@@ -12,7 +12,7 @@ from service.edge.route import slow
 from service.models import JobRow
 from service.problems import ProblemError, problem_of
 from service.schemas._base import PathId
-from service.services import calibrations, clusters, names, strategies
+from service.services import artifacts, calibrations, clusters, names, strategies
 from service.services._window import Window
 from service.state import State, StateDep
 from service.web.presenters import cluster as present
@@ -72,6 +72,7 @@ def calibration(request: Request, state: StateDep, calibration_id: PathId) -> Re
             calibration_line(each) for each in calibrations.listing(state, Window(_PAGE), root_id=row.root_id)[0]
         ],
         shown=True,
+        files=artifacts.listing(state, Window(_PAGE), job_id=row.job_id)[0] if row.job_id else [],
     )
 
 

@@ -15,7 +15,7 @@ from service.models import TrialRow
 from service.schemas._base import PathId
 from service.schemas.jobs import JobState
 from service.schemas.trials import TrialRequest
-from service.services import clusters, models, strategies, trials
+from service.services import artifacts, clusters, models, strategies, trials
 from service.services._window import Window
 from service.state import State, StateDep
 from service.web.forms import FormDep
@@ -97,6 +97,7 @@ def _shown(state: State, row: TrialRow) -> dict[str, Any]:
         "ended": row.job.state in FINAL,
         "view": trial_view(row),
         "log": _log(state, row.id),
+        "files": artifacts.listing(state, Window(_PAGE), job_id=row.job_id)[0],
     }
 
 
