@@ -17,6 +17,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -54,6 +55,7 @@ def main() -> int:
         "-o", "--output", type=Path, help="put the result into a document, beside those of other databases"
     )
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the service and the database are ended, too
     with tempfile.TemporaryDirectory(prefix="autosbp-load-") as folder, _database(arguments.database) as (url, server):
         found = run(Path(folder), url, arguments.strategies, arguments.seconds, arguments.processes, server=server)
     _show(found)

@@ -23,9 +23,7 @@ class Server:
     """``python -m MODULE`` with settings in the environment; ends the process it started. ``within`` is a command that
     becomes it."""
 
-    def __init__(
-        self, data_dir: Path, module: str = "service", within: Sequence[str] = (), **settings: object
-    ) -> None:
+    def __init__(self, data_dir: Path, module: str = "service", within: Sequence[str] = (), **settings: object) -> None:
         named = {f"AUTOSBP_{name.upper()}": str(value) for name, value in settings.items()}
         self._process = subprocess.Popen(
             [*within, sys.executable, "-m", module],
