@@ -67,6 +67,8 @@ def take(opened: Browser, url: str, shot: Shot) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("scripts/screens URL: the address of a running service is expected")
     url = sys.argv[1]
     FOLDER.mkdir(parents=True, exist_ok=True)
     with browser() as opened, Client(url) as client:
