@@ -23,6 +23,7 @@ from autosbp.errors import InfeasibleError
 from autosbp.search import SearchResult
 from autosbp.search._candidate import Candidate
 from autosbp.search._layouts import Layouts, Space, Structure
+from autosbp.search._pipelines import waiting
 from autosbp.search._recomputing import Recomputing
 from autosbp.search._space_solver import CERTAIN, INFINITE, Kind, Tally, nearer
 
@@ -338,8 +339,8 @@ class Best(Recomputing):
         least = INFINITE
         for at in range(walk.start - 1, -1, -1):
             # What larger microbatches save is in the walk's bound; about how long stages wait is known.
-            waiting = self._waiting(walk.structure.stages, walk.sizes[at])
-            if walk.bound * (1 + waiting * waits * walk.sizes[at] / whole) >= self._cutoff or self._out_of_time():
+            waited = waits * waiting(waits + 1, whole // walk.sizes[at], self.options.schedules)
+            if walk.bound * (1 + waited * walk.sizes[at] / whole) >= self._cutoff or self._out_of_time():
                 break
             if shut[at]:
                 continue
@@ -360,7 +361,8 @@ class Best(Recomputing):
         bound, estimate = solved.bound_s, solved.estimate_s
         space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
         count, waits = self.problems.num_micro(space), walk.structure.stages - 1
-        least_s = result.cost_s * (count + self._waiting(waits + 1, walk.sizes[at]) * waits) / (count + waits)
+        waited = waits * waiting(waits + 1, count, self.options.schedules)
+        least_s = result.cost_s * (count + waited) / (count + waits)
         if bound >= self._cutoff or least_s >= CERTAIN * self._cutoff:
             return bound, estimate
         layouts = solved.layouts or self.problems.build(space, None)

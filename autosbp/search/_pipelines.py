@@ -11,7 +11,7 @@ import numpy as np
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.pipeline import Chunk, pipeline_time
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import LEAN, MESSAGE_DRIVEN, SCHEDULES, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import INTERLEAVED, LEAN, MESSAGE_DRIVEN, SCHEDULES, ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
 from autosbp.search._cuts import Cutter, Floats, Pace, Places, cut, find_places, pace_of, sums_before
 
@@ -22,6 +22,8 @@ WEIGHTS_PART = 1 / 3
 """Of the seconds of a product with weights, forward and backward: what goes into the weights' gradients."""
 MOST_SIMULATED, MOST_PASSES = 3, 20_000
 """Numbers of chunks a stage, of each schedule, that are simulated; and microbatches times chunks up to which that is quick."""
+SHORT_WAIT = 0.4
+"""Of a microbatch: what stages wait for each other where chunks are small or weights' gradients fill the waits."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,6 @@ class _Option:
     virtual: int
     cuts: tuple[str, ...]
     work: _Work
-
-    @property
-    def order(self) -> tuple[float, int]:
-        return self.estimate, self.virtual
 
     def simulated(self, stages: int, num_micro: int, schedule: str) -> float:
         """The step, pass by pass, with backward twice as long as forward; the estimate where that takes long."""
@@ -130,15 +128,27 @@ def pipelines(
             found.setdefault(shape.schedule, []).append(_Option(estimate, shape.virtual, place, work))
     chosen: list[tuple[float, int, str, tuple[str, ...]]] = []
     for schedule, options in found.items():
-        promising = sorted(options, key=lambda option: option.order)[:MOST_SIMULATED]
-        fewest = min(options, key=lambda option: option.virtual)
-        kept = {
+        ranked = [
             (option.simulated(stages, num_micro, schedule), option.virtual, schedule, option.cuts)
-            for option in dict.fromkeys([*promising, fewest])
-        }
-        chosen += {min(kept), min(kept, key=lambda each: each[1])}
+            for option in _promising(options)
+        ]
+        chosen += {min(ranked), min(ranked, key=lambda each: each[1])}
     for estimate, _, schedule, place in sorted(chosen):
         yield estimate, replace(strategy, pipeline=Pipeline(stages, place, schedule))
+
+
+def waiting(stages: int, num_micro: int, kinds: tuple[str, ...]) -> float:
+    """How many microbatches a stage waits for each other one, under schedules that take these: what they may come to, by
+    about; search problems count one."""
+    possible = {shape.schedule for shape in shapes(stages, num_micro, kinds)}
+    return SHORT_WAIT if possible & {INTERLEAVED, ZERO_BUBBLE} else 1.0
+
+
+def _promising(options: list[_Option]) -> list[_Option]:
+    """Those of one schedule that are worth a simulation: the quickest by estimate, and the one with the fewest chunks."""
+    quickest = sorted(options, key=lambda option: (option.estimate, option.virtual))[:MOST_SIMULATED]
+    fewest = min(options, key=lambda option: option.virtual)
+    return quickest if fewest in quickest else [*quickest, fewest]
 
 
 def shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy]]:
@@ -199,4 +209,7 @@ def _work(places: Places, cuts: tuple[str, ...], stages: int, per_byte: float, d
         seconds[stage::stages] = np.diff(np.concatenate([[0.0], before_s[at], [total_s]]))[stage::stages]
     sends = per_byte * np.concatenate([[0.0], places.crossing[at], [0.0]])
     ends = [0, *(places.at[place] for place in at), len(places.program)]
-    return _Work(seconds + sends[1:] + sends[:-1], np.diff(sums_before(places.program, deferred)[ends]), sends)
+    # Of what ops take by about; a stage may be quicker than that.
+    usual = np.diff(np.concatenate([[0.0], places.before_s[at], [places.total_s]]))
+    part = np.diff(sums_before(places.program, deferred)[ends]) / np.maximum(usual, 1e-30)
+    return _Work(seconds + sends[1:] + sends[:-1], part * seconds, sends)

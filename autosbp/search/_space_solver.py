@@ -21,13 +21,12 @@ from autosbp.costmodel.memory import state_bytes_per_element
 from autosbp.costmodel.offload import host_bytes, host_of
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import INTERLEAVED, ZERO_BUBBLE
 from autosbp.plan import Costs, Strategy
 from autosbp.sbp.boxing import split_factor
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
 from autosbp.search._candidate import Candidate
 from autosbp.search._layouts import LayoutProblems, Layouts, Space, Structure
-from autosbp.search._pipelines import pipelines, shapes, shortlist
+from autosbp.search._pipelines import pipelines, shortlist
 from autosbp.search._recompute import Recomputation
 from autosbp.search._stage_pins import read_stages
 from autosbp.search._tied import tied
@@ -42,8 +41,6 @@ BASELINE_GAP = 0.02
 """Where memory binds, what another tool would do is searched to this gap."""
 CERTAIN = 1.01
 """A pipeline whose estimate is so many times what the best takes is not looked into."""
-SHORT_WAIT = 0.4
-"""Of a microbatch: what stages wait for each other where chunks are small or weights' gradients fill the waits."""
 ROUNDING = 1e-12
 """Of two strategies that differ by so little the first found stays."""
 INFINITE = float("inf")
@@ -193,12 +190,6 @@ class SpaceSolver:
         """The part of a step that no stage waits for others."""
         count = self.problems.num_micro(space)
         return count / (count + space.stages - 1)
-
-    def _waiting(self, stages: int, micro_batch: int) -> float:
-        """How many microbatches a stage waits for each other one, under schedules that take these: what they may come to, by
-        about; problems count one."""
-        kinds = {shape.schedule for shape in shapes(stages, self.problems.global_batch // micro_batch, self.options.schedules)}
-        return SHORT_WAIT if kinds & {INTERLEAVED, ZERO_BUBBLE} else 1.0
 
     def _fits_at_once(self, space: Space, limit: int) -> bool:
         """Whether the least memory of the first way to store parameters fits: that problem is built anyway."""
