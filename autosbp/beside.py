@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
+
+from autosbp import handed
 
 T = TypeVar("T")
 MAX_TASKS = 4096
@@ -32,8 +33,9 @@ def in_turn(tasks: Sequence[Callable[[], T]]) -> list[T]:
 def spread(tasks: Sequence[Callable[[], T]]) -> list[T]:
     """What each task gives, in their order.
 
-    Tasks must not depend on each other, and change nothing that matters outside; what they give is pickled where a child
-    ran them. What a task raises is raised here: as if they had run one after the other, the first of those that do.
+    Tasks must not depend on each other, and change nothing that matters outside; what they give can be handed over
+    (``autosbp.handed``). What a task raises is raised here: as if they had run one after the other, the first of those
+    that do.
     """
     if not 2 <= len(tasks) <= MAX_TASKS or not _has_room():
         return in_turn(tasks)
@@ -111,8 +113,8 @@ class _Child:
         parts = []
         while part := os.read(self._answers, 1 << 20):
             parts.append(part)
-        with suppress(pickle.UnpicklingError, EOFError):  # cut off where it ended
-            answers: dict[int, T] = pickle.loads(b"".join(parts))  # noqa: S301 - our own child's
+        with suppress(ValueError):  # cut off where it ended
+            answers: dict[int, T] = handed.loads(b"".join(parts))
             return answers
         return {}
 
@@ -133,7 +135,7 @@ def _serve(tasks: Sequence[Callable[[], T]], numbers: int, answers: int) -> None
         _state.update(alone=True, child=True)
         found: dict[int, T] = {}
         _run(tasks, numbers, found)
-        rest = memoryview(pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
+        rest = memoryview(handed.dumps(found))
         while rest:
             rest = rest[os.write(answers, rest) :]
         code = 0

@@ -124,10 +124,6 @@ class InfeasibleError(AutosbpError):
             parts.append(f"without {conflict[0]} there is a plan")
         super().__init__(f"infeasible: {'. '.join(part for part in parts if part)}")
 
-    def __reduce__(self) -> tuple[type[InfeasibleError], tuple[object, ...]]:
-        """Pickled by what it says, not by its text."""
-        return InfeasibleError, (self.constraint, self.limit, self.needed, self.detail, self.conflict)
-
 
 def _number(value: float) -> str:
     """Whole numbers to the last digit: what is needed is to be given as it is read."""

@@ -38,6 +38,7 @@ from autosbp.costmodel.stages import Chunk, StageCall, Stages
 from autosbp.costmodel.timeline import Event, Timeline
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
+from autosbp.handed import handed_over
 from autosbp.pipeline import MESSAGE_DRIVEN, ZERO_BUBBLE
 from autosbp.plan import Costs, StageCosts, Strategy
 from autosbp.sbp.boxing import split_factor
@@ -53,6 +54,7 @@ Seconds = tuple[float, float]
 """Of computation and of collectives."""
 
 
+@handed_over
 @dataclass(frozen=True, slots=True)
 class _ChunkCost:
     """Of a chunk: each pass of a microbatch, in sum and ``together``, which is where collectives run beside ops; what

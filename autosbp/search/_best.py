@@ -20,6 +20,7 @@ from functools import partial
 
 from autosbp.beside import spread
 from autosbp.errors import InfeasibleError
+from autosbp.handed import handed_over
 from autosbp.search import SearchResult
 from autosbp.search._candidate import Candidate
 from autosbp.search._layouts import Layouts, Space, Structure
@@ -37,6 +38,7 @@ HOPE = 0.85
 """Where no bound is wanted, no microbatch is expected to take less than so much of what the first one tried does."""
 
 
+@handed_over
 @dataclass(frozen=True)
 class Solved:
     """A space without the memory limit; ``layouts`` are None where another process made them."""
@@ -66,6 +68,7 @@ class Walk:
         return Told(self.sizes, self.start, self.bound, plain)
 
 
+@handed_over
 @dataclass(frozen=True)
 class Told:
     """A walk without what cannot be handed from one process to another."""
@@ -76,6 +79,7 @@ class Told:
     solved: dict[int, Solved]
 
 
+@handed_over
 @dataclass(frozen=True)
 class Walked:
     """A walk, where there is one, with the failures on its way and what its searches add up to."""
@@ -83,6 +87,11 @@ class Walked:
     walk: Told | None
     failures: tuple[InfeasibleError, ...]
     tally: Tally
+
+
+for _kind in (Tally, SearchResult):
+    handed_over(_kind)
+handed_over(InfeasibleError, "constraint", "limit", "needed", "detail", "conflict")
 
 
 class Best(Recomputing):
