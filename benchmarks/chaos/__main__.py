@@ -3,8 +3,10 @@
 
 Jobs of three kinds (calibrate, search, trial) are posted while the service dies: at every named moment of every kind
 (``service.jobs._crash``), of the service and of a worker on PostgreSQL; at random moments, also as one of two workers; and
-while PostgreSQL stops at once, as in a crash. The tasks are stand-ins that start a process, as a trial starts ranks, which
-writes down when it begins and ends; everything around them is the service itself. Counted are accepted jobs, and of these:
+while PostgreSQL stops at once, as in a crash. In the row of real work the service measures, searches and trains on ranks
+that outlive it. In the others, whose kills are many, the tasks are stand-ins that start a process, as a trial starts ranks,
+which writes down when it begins and ends; everything around them is the service itself. Counted are accepted jobs, and of
+these:
 
 - lost: not stored, or not ended when all is well again;
 - twice: ran to the end more than once, or beside an earlier run of their own;
@@ -26,7 +28,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.chaos import scenarios
+from benchmarks.chaos import real, scenarios
 from tests.service.postgres import Postgres, programs
 
 _COLUMNS = ("kills", "accepted", "succeeded", "lost", "failed", "twice", "stuck", "5xx", "503", "slowest_s", "seconds")
@@ -36,6 +38,7 @@ _ROWS = {
     "worker-moments": "moments of a worker",
     "worker-kills": "kills of a worker",
     "database-stops": "stops of PostgreSQL",
+    "real-work": "real measurements and trials",
 }
 _ZERO = ("lost", "failed", "twice", "stuck", "5xx")
 
@@ -63,6 +66,7 @@ def main() -> int:
             "worker-moments": lambda folder: scenarios.worker_crash_points(folder, server, points),
             "worker-kills": lambda folder: scenarios.worker_kills(folder, server, kills, arguments.seed),
             "database-stops": lambda folder: scenarios.database_stops(folder, server, stops, arguments.seed),
+            "real-work": lambda folder: real.real_work(folder, points, kills // 3, arguments.seed),
         }
         for name in arguments.only or _ROWS:
             results[name] = _timed(_ROWS[name], strikes[name])

@@ -18,7 +18,8 @@ KINDS = ("calibrate", "search", "trial")
 _OPTIONS = {"global_batch": 8, "time_limit_s": 5.0}
 _ATTEMPTS = 1000  # a job may be unlucky as often as it likes
 _MOST_WAITING = 5
-_REACH_S = 300.0
+REACH_S = 300.0
+"""Seconds in which a process comes to where it is to die."""
 Found = dict[str, Any]
 
 
@@ -73,10 +74,10 @@ def crash_points(folder: Path, points: Sequence[tuple[str, str]]) -> Found:
             for each in sorted(KINDS, key=lambda name: name != kind):
                 if each == kind or account.num_waiting(process.url) < _MOST_WAITING:
                     account.post(process.url, each, *bodies.of(each))
-        reached += process.wait(_REACH_S)
+        reached += process.wait(REACH_S)
         process.end()
     states, _ = _settled(folder, account)
-    return {**account.summary(states, reached), "points": len(points), "failures": _bad(states)}
+    return {**account.summary(states, reached), "points": len(points), "failures": bad(states)}
 
 
 def every_point() -> list[tuple[str, str]]:
@@ -98,7 +99,7 @@ def random_kills(folder: Path, kills: int, seed: int) -> Found:
             _post_for(dice.uniform(0.0, 5.0), process.url, account, bodies, dice)
         process.end()
     states, _ = _settled(folder, account)
-    return {**account.summary(states, kills), "failures": _bad(states)}
+    return {**account.summary(states, kills), "failures": bad(states)}
 
 
 def worker_kills(folder: Path, server: Database, kills: int, seed: int) -> Found:
@@ -124,11 +125,11 @@ def worker_crash_points(folder: Path, server: Database, points: Sequence[tuple[s
             processes.append(worker := start(testing=1, crash_at=f"{kind}:{point}"))
             if worker.wait_ready():
                 account.post(api.url, kind, *bodies.of(kind))
-            reached += worker.wait(_REACH_S)
+            reached += worker.wait(REACH_S)
             worker.end()
         processes.append(start())
         states = account.settle(api.url)
-        return {**account.summary(states, reached), "points": len(points), "failures": _bad(states)}
+        return {**account.summary(states, reached), "points": len(points), "failures": bad(states)}
     finally:
         for process in processes:
             process.end()
@@ -173,7 +174,7 @@ def _on_postgresql(
             _post_for(dice.uniform(0.5, 4.0), api.url, account, bodies, dice)
             strike(workers, start, dice)
         states = account.settle(api.url)
-        return {**account.summary(states, times), "failures": _bad(states)}
+        return {**account.summary(states, times), "failures": bad(states)}
     finally:
         for process in (api, *workers):
             process.end()
@@ -206,5 +207,6 @@ def _running(folder: Path) -> Iterator[Process]:
         process.end()
 
 
-def _bad(states: dict[str, str]) -> dict[str, str]:
+def bad(states: dict[str, str]) -> dict[str, str]:
+    """Jobs that did not succeed."""
     return {job: state for job, state in states.items() if state != "succeeded"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autosbp.errors import InputError
-from benchmarks.chaos import scenarios
+from benchmarks.chaos import real, scenarios
 from service.jobs._crash import crasher
 from tests.service.postgres import Postgres
 
@@ -35,6 +35,13 @@ def test_jobs_of_a_killed_worker_go_on_at_another(tmp_path: Path, postgres: Post
 
 def test_jobs_survive_immediate_stops_of_postgresql(tmp_path: Path, postgres: Postgres) -> None:
     check(scenarios.database_stops(tmp_path, postgres, 1, seed=0), 1)
+
+
+def test_real_measurements_and_trials_run_once_whatever_moment_the_service_dies_at(tmp_path: Path) -> None:
+    points = [("calibrate", "started"), ("search", "started"), ("trial", "ended")]
+    found = real.real_work(tmp_path, points, 0, seed=0)
+    check(found, len(points))
+    assert found["started"] == 2  # the search is no run
 
 
 def test_a_crash_is_asked_for_by_the_name_of_a_moment() -> None:
