@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
@@ -13,6 +14,7 @@ from autosbp import api
 from autosbp.answers import what_if_document, why_document
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import Calibration
+from autosbp.errors import CalibrationError, TrialError
 from autosbp.lessons import experience_of
 from calibration import Progress
 from calibration import calibrate as measure
@@ -110,14 +112,15 @@ def calibrate(inputs: Document, context: TaskContext) -> Document:
     ways: dict[str, Any] = {"workdir": _folder(inputs["workdir"]), "cancelled": context.cancelled}
     if inputs.get("launching") is not None:
         ways = {"cancelled": _unless_orphaned(context), "queued": True, **launched(inputs, cluster, _teller(context))}
-    found = measure(
-        cluster,
-        op_keys=list(heaviest_first),
-        progress=lambda step: _follow(step, context),
-        timeout_s=inputs["timeout_s"],
-        **inputs["effort"],
-        **ways,
-    )
+    with _kept_private(ways["workdir"]):
+        found = measure(
+            cluster,
+            op_keys=list(heaviest_first),
+            progress=lambda step: _follow(step, context),
+            timeout_s=inputs["timeout_s"],
+            **inputs["effort"],
+            **ways,
+        )
     _stop_if_cancelled(context)
     return found.to_dict()
 
@@ -140,7 +143,8 @@ def trial(inputs: Document, context: TaskContext) -> Document:
         log.unlink(missing_ok=True)  # the log of ranks that are found again is read from its beginning
         ways |= {"cancelled": _unless_orphaned(context), **launched(inputs, plan.cluster, _teller(context))}
     ways["log"] = _appender(log, context)
-    result = api.run_trial(plan, graph, **inputs["options"], timeout_s=inputs["timeout_s"], **ways)
+    with _kept_private(ways["workdir"]):
+        result = api.run_trial(plan, graph, **inputs["options"], timeout_s=inputs["timeout_s"], **ways)
     _stop_if_cancelled(context)
     calibration = inputs["calibration"]
     # What was measured of other collectives than those charged is no lesson.
@@ -177,6 +181,17 @@ def _unless_orphaned(context: TaskContext) -> Callable[[], bool]:
         return True
 
     return cancelled
+
+
+@contextmanager
+def _kept_private(folder: Path) -> Iterator[None]:
+    """Errors name files of a folder by their names, as the job's artifacts are: where the service keeps them is no caller's
+    business."""
+    try:
+        yield
+    except (CalibrationError, TrialError) as error:
+        told = str(error).replace(f"{folder.resolve()}/", "").replace(f"{folder}/", "")
+        raise type(error)(told) from error
 
 
 def _folder(path: str) -> Path:

@@ -6,8 +6,9 @@ its user, a read-only root, ``/data`` and ``/tmp`` in memory, no network but its
 check, and end at SIGTERM. What differs from an engine: the base image is this machine (a Debian with Python), and the
 folder ``.venv`` is there before ``make setup``, which installs into it what is missing.
 
-The stage ``nccl-tests`` needs nvcc and takes long; ``scripts/image --nccl-tests`` takes it, too. Without it the steps that
-copy from it are left out, which is said. Needs root.
+The stage ``nccl-tests`` is taken where the repository that it clones can be reached, for one kind of GPU (NVCC_GENCODE says
+otherwise); nvcc and NCCL, which its base image has, come from PyPI where this machine has none (``scripts/nvcc``). Where it
+cannot be taken, the steps that copy from it are left out, which is said; ``--nccl-tests`` makes that an error. Needs root.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from tests.docker.dockerfile import Stage, Step, stages
 ROOT = Path(__file__).parents[2]
 _HEALTHY_S = 120.0
 _INSIDE = "AUTOSBP_REHEARSAL"
+_NCCL_TESTS, _REACHED_S = "nccl-tests", 20.0
+_CUDA = "/usr/local/cuda"
+_ONE_GPU = "-gencode=arch=compute_90,code=sm_90"
 _PASSED_ON = (
     "GIT_CONFIG_",
     "NVCC_GENCODE",
@@ -64,14 +68,13 @@ class Image:
 def main() -> int:
     """Take the steps and say how long each took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nccl-tests", action="store_true", help="take the stage nccl-tests, too; needs nvcc")
-    parser.add_argument("--layer", type=Path, help="a folder over this machine's root: what only a base image has")
+    parser.add_argument("--nccl-tests", action="store_true", help="take the stage nccl-tests in any case")
     arguments = parser.parse_args()
     if os.getuid() != 0:
         _say("scripts/image needs root, for its overlay of this machine's root")
         return 2
     if _INSIDE in os.environ:
-        return _rehearse(Path(os.environ[_INSIDE]), arguments.nccl_tests, arguments.layer)
+        return _rehearse(Path(os.environ[_INSIDE]), arguments.nccl_tests)
     folder = tempfile.mkdtemp(prefix="image-")  # empty for this process, whatever is mounted there by the other one
     inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     again = [*inside, sys.executable, "-m", "tests.docker.rehearsal", *sys.argv[1:]]
@@ -81,16 +84,16 @@ def main() -> int:
         os.rmdir(folder)
 
 
-def _rehearse(folder: Path, with_nccl_tests: bool, layer: Path | None) -> int:
+def _rehearse(folder: Path, must: bool) -> int:
     """In namespaces of its own, which take all mounts and processes with them when this ends."""
     _mount("-t", "tmpfs", "tmpfs", str(folder))
     made: dict[str, Image] = {}
     for stage in stages():
-        if stage.name == "nccl-tests" and not with_nccl_tests:
-            _say(f"stage {stage.name}: left out; scripts/image --nccl-tests takes it, where there is nvcc")
+        if stage.name == _NCCL_TESTS and not (must or _is_reachable(stage)):
+            _say(f"stage {stage.name}: left out, as the repository that it clones cannot be reached")
             continue
-        made[stage.name] = _take(stage, folder / (stage.name or "image"), layer, made)
-    if with_nccl_tests:
+        made[stage.name] = _take(stage, folder / (stage.name or "image"), made)
+    if _NCCL_TESTS in made:
         program = made[""].environment["NCCL_TESTS_HOME"] + "/build/all_reduce_perf"
         needs = subprocess.run(made[""].command("ldd", program), check=True, capture_output=True, text=True).stdout
         assert "libnccl.so" in needs and "libmpi.so" in needs and "not found" not in needs, needs
@@ -99,13 +102,25 @@ def _rehearse(folder: Path, with_nccl_tests: bool, layer: Path | None) -> int:
     return 0
 
 
-def _take(stage: Stage, folder: Path, layer: Path | None, made: Mapping[str, Image]) -> Image:
+def _is_reachable(stage: Stage) -> bool:
+    """Whether the repository of a stage's ``git clone`` answers."""
+    (url,) = [word for step in stage.all("RUN") for word in step.text.split() if word.startswith("https://")]
+    asked = ["git", "ls-remote", "--heads", url]
+    try:
+        return subprocess.run(asked, capture_output=True, timeout=_REACHED_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _take(stage: Stage, folder: Path, made: Mapping[str, Image]) -> Image:
     """A stage's image."""
     _say(f"stage {stage.name or 'of the image'}, from {stage.base}: this machine stands in for it")
     given = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     image = Image(_overlay(folder, "/"), {"PATH": os.environ["PATH"], "DEBIAN_FRONTEND": "noninteractive", **given})
-    if layer is not None:
-        shutil.copytree(layer, image.root, symlinks=True, dirs_exist_ok=True)
+    if stage.name == _NCCL_TESTS:
+        image.environment.setdefault("NVCC_GENCODE", _ONE_GPU)
+        if not (image.at(_CUDA).exists() and image.at("/usr/include/nccl.h").exists()):
+            _bring_cuda(image)
     for name in ("dev", "sys", "proc"):
         _mount("--rbind", f"/{name}", str(image.root / name))
     for step in stage.steps:
@@ -113,6 +128,18 @@ def _take(stage: Stage, folder: Path, layer: Path | None, made: Mapping[str, Ima
         done = _do(step, image, made)
         _say(f"{time.perf_counter() - begun_s:7.1f} s  {step.name} {' '.join(step.text.split())[:100]}{done}")
     return image
+
+
+def _bring_cuda(image: Image) -> None:
+    """nvcc and CUDA's runtime, if this machine has none, and NCCL, where NVIDIA's base image has them."""
+    begun_s = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([str(ROOT / "scripts" / "nvcc"), folder], check=True)
+        if not image.at(_CUDA).exists():
+            shutil.copytree(Path(folder, "cuda"), image.at(_CUDA), symlinks=True)
+        for ours, theirs in (("include", "/usr/include"), ("lib", "/usr/lib/x86_64-linux-gnu")):
+            shutil.copytree(Path(folder, "nccl", ours), image.at(theirs), symlinks=True, dirs_exist_ok=True)
+    _say(f"{time.perf_counter() - begun_s:7.1f} s  nvcc and NCCL from PyPI")
 
 
 def _do(step: Step, image: Image, made: Mapping[str, Image]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +61,16 @@ def test_a_cancelled_calibration_ends_its_ranks(settings: Settings) -> None:
         assert documents.wait(client, job["id"])["state"] == "cancelled"
     folder = JobFolder(settings.data_dir / "launches", f"{job['id']}-1")
     documents.wait_until(lambda: folder.outcome() == ("cancelled", "cancelled"))
+
+
+def test_a_dead_rank_fails_the_calibration_by_the_name_of_the_measurement(settings: Settings) -> None:
+    with running(settings) as client:
+        job, path = begun(client, settings)
+        os.kill(read_results(path).pids[1], signal.SIGKILL)
+        done = documents.wait(client, job["id"])
+        told = done["problem"]["detail"]
+        assert done["state"] == "failed"
+        assert read_results(path).current in told and "results so far are in results.jsonl" in told
+        assert str(settings.data_dir) not in told, "where the service keeps files is no caller's business"
+        kept = client.get(f"/v1/artifacts?job_id={job['id']}").json()["items"]
+        assert "results.jsonl" in {each["name"] for each in kept}
