@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 
 from fastapi import APIRouter
@@ -20,6 +22,8 @@ from service.state import SharedDep, State, StateDep
 routes = APIRouter(tags=["health"])
 measured = APIRouter(tags=["health"], route_class=guarded(GET=("admin",)), responses=problems(401, 403, 429, 503))
 _log = logging.getLogger(__name__)
+_ALMOST_FULL = "the disk is almost full"
+_UNWRITABLE = {errno.ENOSPC: _ALMOST_FULL, errno.EROFS: "the data folder is on a read-only disk"}
 
 
 @routes.get("/healthz", summary="Whether the process answers")
@@ -69,9 +73,13 @@ def _disk(state: State) -> str:
     except OSError as error:
         _log.warning("the data folder cannot be read: %s", error)
         return "the data folder cannot be read"
-    if found.f_flag & os.ST_RDONLY:
-        return "the data folder is on a read-only disk"
-    return "ok" if found.f_bavail * found.f_frsize >= state.settings.min_free_bytes else "the disk is almost full"
+    try:
+        with tempfile.TemporaryFile(dir=state.settings.data_dir):  # without a name: nothing is left of it
+            pass
+    except OSError as error:  # a disk that failed may be read-only without a flag that says so
+        _log.warning("nothing can be written to the data folder: %s", error)
+        return _UNWRITABLE.get(error.errno or 0, "the data folder cannot be written to")
+    return "ok" if found.f_bavail * found.f_frsize >= state.settings.min_free_bytes else _ALMOST_FULL
 
 
 _CHECKS: Mapping[str, Callable[[State], str]] = {"database": _database, "runner": _runner, "disk": _disk}

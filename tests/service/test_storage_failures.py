@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,37 @@ def test_a_disk_that_is_full_is_507_until_there_is_room_again(tmp_path: Path) ->
         filling.unlink()
         assert post(100).status_code == 201 and client.get("/readyz").status_code == 200
         assert documents.wait(client, accepted)["state"] == "succeeded"
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/loop-control") or shutil.which("mkfs.ext4") is None,
+    reason="a disk that fails needs root, a loop device and mkfs.ext4",
+)
+def test_a_disk_that_fails_and_becomes_read_only_is_503_and_not_ready(tmp_path: Path) -> None:
+    """As the kernel makes it of one with errors, in the middle of the service's work. What was stored is served on."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 * 2**20)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    mount = 'mount -o loop,errors=remount-ro "$1" "$0" && shift && exec "$@"'
+    within = ("unshare", "--mount", "sh", "-c", mount, str(folder), str(image))
+    with (
+        Server(folder / "data", within=within, min_free_bytes=10**6) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        assert client.post("/v1/clusters", json={"preset": "local:2"}).status_code == 201
+        assert client.get("/readyz").status_code == 200
+        aborted = ["nsenter", "--mount", "--target", str(server.pid), "mount", "-o", "remount,abort", str(folder)]
+        subprocess.run(aborted, check=True)
+        answers = [client.post("/v1/clusters", json={"preset": f"local:{count}"}) for count in range(3, 9)]
+        answers.append(client.post("/v1/models", json=documents.graph()))
+        assert {answer.status_code for answer in answers} == {503}
+        assert {answer.json()["type"] for answer in answers} == {"urn:autosbp:problem:storage-unavailable"}
+        assert [cluster["name"] for cluster in client.get("/v1/clusters").json()["items"]] == ["local:2"]
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["checks"]["disk"]) == (503, "the data folder is on a read-only disk")
+        assert client.get("/healthz").status_code == 200
 
 
 def test_a_postgresql_that_stops_is_503_and_not_ready_until_it_is_back(settings: Settings, postgres: Postgres) -> None:
