@@ -28,6 +28,7 @@ from autosbp.cli._options import (
     Timeout,
 )
 from autosbp.cli._run import console, note, print_json
+from autosbp.cli._unused import refuse_unused
 from autosbp.errors import CalibrationError, InputError
 from autosbp.units import num_bytes, percent, seconds
 
@@ -60,6 +61,16 @@ Report = Annotated[
     Path | None,
     typer.Option("--report", metavar="FILE.html", help="Points against the fits, as one page.", show_default=False),
 ]
+_OF_OPS = ("global_batch", "micro_batch", "seq_len", "image_size", "op_s")
+_OF_RANKS = ("model", *_OF_OPS, "backend", "repeats", "budget", "variants", "point_s", "launcher", "interface")
+_OF_LOGS = ("nccl_log", "nccl_tests", "in_place")
+_UNUSED = {
+    "--server": (*_OF_LOGS, "backend", "sizes", "repeats", "method", "launcher", "interface", "timeout"),
+    "--nccl-log": (*_OF_RANKS, "nccl_tests", "sizes", "timeout"),
+    "--nccl-tests": _OF_RANKS,
+    "ranks": ("in_place",),
+}
+"""Options that each way to a calibration does not read."""
 InPlace = Annotated[bool, typer.Option("--in-place", help="Of nccl-tests, take the in-place times.")]
 
 
@@ -100,6 +111,14 @@ def calibrate(
         raise InputError("output", None, "-o FILE is expected, or --json")
     check_output(output)
     check_output(report)
+    ways = {"--server": server, "--nccl-log": nccl_log, "--nccl-tests": nccl_tests}
+    way = next((name for name, given in ways.items() if given is not None), "ranks")
+    _refuse_unused(
+        way, model=model, global_batch=global_batch, micro_batch=micro_batch, seq_len=seq_len, image_size=image_size,
+        op_s=op_s, backend=backend, sizes=sizes, repeats=repeats, budget=budget, variants=variants, method=method,
+        point_s=point_s, nccl_log=nccl_log, nccl_tests=nccl_tests, in_place=in_place, launcher=launcher,
+        interface=interface, timeout=timeout,
+    )  # fmt: skip
     options = PlanOptions(global_batch, micro_batch)
     if server is not None:
         found = _measure_there(
@@ -125,6 +144,15 @@ def calibrate(
         write_json(output, document)
         note(f"wrote {output}")
     show_calibration(found, report, as_json)
+
+
+def _refuse_unused(way: str, **given: object) -> None:
+    """What a way to a calibration does not read."""
+    needed = "--nccl-log or --nccl-tests is expected with it"
+    limit = needed if way == "ranks" else f"{way} does without it: leave it out"
+    refuse_unused(calibrate, limit, **{name: given[name] for name in _UNUSED[way]})
+    if given["model"] is None:
+        refuse_unused(calibrate, "--model is expected with it", **{name: given[name] for name in _OF_OPS})
 
 
 def show_calibration(found: Calibration, report: Path | None, as_json: bool) -> None:

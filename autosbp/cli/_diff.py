@@ -12,6 +12,7 @@ from autosbp.cli._format import table
 from autosbp.cli._layers import family
 from autosbp.cli._options import AsJson, Server
 from autosbp.cli._run import console, print_json
+from autosbp.errors import InputError
 from autosbp.units import num_bytes, seconds
 
 First = Annotated[
@@ -40,6 +41,8 @@ def _difference_there(server: str, first: str, second: str) -> dict[str, Any]:
     from autosbp.cli._server import connected, is_id
     from autosbp.comparison import difference
 
+    if not is_id(first) and not is_id(second):
+        raise InputError("server", server, "the id of a strategy is expected with it, for one of the two at least")
     with connected(server) as client:
         if is_id(first) and is_id(second):
             return client.diff(first, second)

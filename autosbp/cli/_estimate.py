@@ -10,6 +10,7 @@ from autosbp.cli._files import ModelSizes, read_calibration, read_model
 from autosbp.cli._format import table
 from autosbp.cli._options import AsJson, Calibration, ImageSize, Model, Optimizer, SeqLen
 from autosbp.cli._run import console, print_json
+from autosbp.cli._unused import refuse_unused
 from autosbp.errors import InputError
 from autosbp.jsonio import check_integer
 from autosbp.units import count, num_bytes, seconds
@@ -38,6 +39,8 @@ def estimate(
     if optimizer not in _OPTIMIZERS:
         raise InputError("optimizer", optimizer, f"one of {', '.join(_OPTIMIZERS)} is expected")
     check_integer("micro_batch", micro_batch, 1, 2**30)
+    if cluster is None:
+        refuse_unused(estimate, "--cluster is expected with it", calibration=calibration)
     found_cluster = load_cluster(cluster) if cluster is not None else None
     graph = read_model(model, ModelSizes(seq_len, image_size))
     document = estimate_of(graph, micro_batch, optimizer, found_cluster, read_calibration(calibration))

@@ -13,6 +13,7 @@ from autosbp.cli._files import (
     ModelSizes,
     check_output,
     find_plan_graph,
+    graph_source,
     is_calibration,
     read_calibration,
     read_plan,
@@ -32,6 +33,7 @@ from autosbp.cli._options import (
 )
 from autosbp.cli._plan import show
 from autosbp.cli._run import console, print_json
+from autosbp.cli._unused import refuse_unused
 from autosbp.cli._what_if import explain_what_if, show_what_if
 from autosbp.cli._why import explain_why, show_why
 from autosbp.errors import InputError
@@ -106,16 +108,27 @@ def explain(
     check_output(report)
     measured = _measured(plan, server)
     if measured is not None:
+        refuse_unused(
+            *(explain, "of a calibration, --report alone is expected"), graph=graph, model=model, seq_len=seq_len,
+            image_size=image_size, program=program, rank=rank, why=why, most=most, what_if=what_if, factor=factor,
+            calibration=calibration,
+        )  # fmt: skip
         show_calibration(measured, report, as_json)
         return
     if report is not None:
         raise InputError("report", str(report), "a report is made of a calibration, not of a plan")
     question, sizes = _Question(program, rank, why, most, what_if, factor), ModelSizes(seq_len, image_size)
+    source = graph_source(graph, model, sizes)
+    _refuse_unused(question)
     if server is not None:
         if calibration is not None:
             raise InputError("calibration", calibration, "a service uses the strategy's own: leave out --server")
-        _explain_there(server, plan, graph or model, sizes, question, as_json)
+        _explain_there(server, plan, source, sizes, question, as_json)
         return
+    if program:
+        refuse_unused(explain, "a program has no costs: leave it out", calibration=calibration)
+    elif source is None:
+        refuse_unused(explain, "--graph or --model is expected with it", calibration=calibration)
     found, costs = read_plan(plan), read_calibration(calibration)
     if why is not None:
         logical = read_plan_graph(found, graph, model, sizes, "--why")
@@ -127,6 +140,16 @@ def explain(
         _show_program(found, read_plan_graph(found, graph, model, sizes, "--program"), rank, as_json)
     else:
         _show_explanation(found, find_plan_graph(found, graph, model, sizes), costs, as_json)
+
+
+def _refuse_unused(question: _Question) -> None:
+    """What only other questions need."""
+    if not question.program:
+        refuse_unused(explain, "--program is expected with it", rank=question.rank)
+    if question.why is None:
+        refuse_unused(explain, "--why OP is expected with it", most=question.most)
+    if not question.what_if:
+        refuse_unused(explain, "--what-if is expected with it", factor=question.factor)
 
 
 def _measured(source: str, server: str | None) -> CostsFrom | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autosbp.cli._files import ModelSizes, find_plan_graph, read_calibration, read_plan, write_text
+from autosbp.cli._files import ModelSizes, find_plan_graph, graph_source, read_calibration, read_plan, write_text
 from autosbp.cli._options import (
     AsJson,
     Baseline,
@@ -20,6 +20,7 @@ from autosbp.cli._options import (
     Server,
 )
 from autosbp.cli._run import note, print_json
+from autosbp.cli._unused import refuse_unused
 from autosbp.errors import InputError
 
 Target = Annotated[
@@ -32,6 +33,9 @@ Folder = Annotated[
     Path | None,
     typer.Option("-o", "--output", metavar="PATH", help="A file, or a folder for its files.", show_default=False),
 ]
+
+WITH_COSTS = "perfetto"
+"""The one target whose files say how long things take."""
 
 
 def export(
@@ -56,6 +60,8 @@ def export(
 
     if to not in EXPORTERS:
         raise InputError("to", to, f"one of {', '.join(EXPORTERS)} is expected")
+    if to != WITH_COSTS:
+        refuse_unused(export, f"only {WITH_COSTS} has costs: leave it out", calibration=calibration)
     sizes = ModelSizes(seq_len, image_size)
     if server is None:
         found = read_plan(plan, baseline)
@@ -64,7 +70,7 @@ def export(
     elif calibration is not None:
         raise InputError("calibration", calibration, "a service uses the strategy's own: leave out --server")
     else:
-        plan_id, files = _export_there(server, plan, graph or model, sizes, to, baseline)
+        plan_id, files = _export_there(server, plan, graph_source(graph, model, sizes), sizes, to, baseline)
     if output is not None:
         _write(files, output)
     if as_json:

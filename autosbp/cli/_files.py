@@ -123,6 +123,12 @@ class ModelSizes:
     seq_len: int | None = None
     image_size: int | None = None
 
+    def refuse(self, limit: str) -> None:
+        """``InputError`` for the first that is given."""
+        for name in self.__slots__:
+            if getattr(self, name) is not None:
+                raise InputError(name, getattr(self, name), limit)
+
 
 NO_SIZES = ModelSizes()
 
@@ -132,6 +138,16 @@ def read_model(model: str, sizes: ModelSizes = NO_SIZES) -> LogicalGraph:
     from autosbp import api
 
     return api.capture(model, seq_len=sizes.seq_len, image_size=sizes.image_size)
+
+
+def graph_source(graph_file: str | None, model: str | None, sizes: ModelSizes) -> str | None:
+    """The one of the two options that is given; sizes without any would be those of nothing."""
+    if graph_file is not None and model is not None:
+        raise InputError("model", model, "one of --graph and --model is expected, not both")
+    source = graph_file or model
+    if source is None:
+        sizes.refuse("--model hf:CONFIG is expected with it")
+    return source
 
 
 def read_plan_graph(plan: Plan, graph_file: str | None, model: str | None, sizes: ModelSizes, why: str) -> LogicalGraph:
@@ -144,9 +160,7 @@ def read_plan_graph(plan: Plan, graph_file: str | None, model: str | None, sizes
 
 def find_plan_graph(plan: Plan, graph_file: str | None, model: str | None, sizes: ModelSizes) -> LogicalGraph | None:
     """The plan's graph, if one of the two options is given."""
-    if graph_file is not None and model is not None:
-        raise InputError("model", model, "one of --graph and --model is expected, not both")
-    source = graph_file or model
+    source = graph_source(graph_file, model, sizes)
     if source is None:
         return None
     graph = read_model(source, sizes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autosbp.cli._run import GATE_FAILED, note
+from autosbp.cli._unused import refuse_unused
 from autosbp.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ Check = Annotated[
 def work(database: Database = None, data_dir: DataDir = None, check: Check = False) -> int:
     """Work on the jobs of a service's database until interrupted, without serving requests. Logs go to standard error."""
     if check:
+        refuse_unused(work, "--check looks at this machine alone: leave it out", database=database)
         return _check(settings_of(data_dir=data_dir).data_dir)
     from service.server import log_to_standard_error
     from service.work import work as run

@@ -41,6 +41,7 @@ def post_model(client: Client, model: str, sizes: ModelSizes = NO_SIZES) -> str:
     here; so is an ONNX file that is too large for it."""
     scheme, _, rest = model.partition(":")
     if is_id(model):
+        sizes.refuse("a stored model has its own: leave it out")
         return model
     if scheme == "hf":
         return client.post_model(hf_config=read_file(Path(rest)), seq_len=sizes.seq_len, image_size=sizes.image_size)
@@ -79,6 +80,8 @@ def stored_strategy(client: Client, plan: str, model: str | None, sizes: ModelSi
     """
     from autosbp.client import NotFoundError
 
+    if is_id(plan) and model is not None:
+        raise InputError("model", model, f"the service knows the graph of {plan}: leave it out")
     found = None if is_id(plan) else read_plan(plan)
     plan_id = plan if found is None else found.plan_id
     with suppress(NotFoundError):

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._files import ModelSizes, read_plan, read_plan_graph
+from autosbp.cli._files import ModelSizes, graph_source, read_plan, read_plan_graph
 from autosbp.cli._format import table
 from autosbp.cli._gates import Earlier, Gate, Limits, all_passed, check_gates, fraction
 from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, check_launcher, ranks_of
 from autosbp.cli._options import AsJson, Baseline, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen, Server
 from autosbp.cli._reports import Reports
 from autosbp.cli._run import GATE_FAILED, console, note, print_json
+from autosbp.cli._unused import refuse_unused
 from autosbp.errors import AutosbpError, InputError
 from autosbp.sources import factory_module
 from autosbp.units import num_bytes, seconds
@@ -100,6 +101,11 @@ class _Asked:
     limits: Limits
     baseline_report: Path | None
 
+    @property
+    def source(self) -> str | None:
+        """Where the plan's graph comes from."""
+        return graph_source(self.graph, self.model, self.sizes)
+
 
 def trial(
     plan: PlanFile,
@@ -141,6 +147,11 @@ def trial(
         check_launcher(launcher)
         if timeout is not None and not 0 < timeout <= _LONGEST_S:
             raise InputError("timeout", str(timeout), f"more than 0 and at most {_LONGEST_S:g} seconds is expected")
+        if server is not None:
+            unused = {"launcher": launcher, "interface": interface, "workdir": workdir, "imports": imports}
+            refuse_unused(trial, "a service starts ranks in its own way: leave out --server", **unused)
+        if not wait:
+            refuse_unused(trial, "--no-wait waits for nothing: leave it out", timeout=timeout)
         limits = Limits(
             max_step_time,
             max_loss_difference,
@@ -208,7 +219,7 @@ def _run_there(server: str, asked: _Asked) -> tuple[dict[str, Any], Earlier | No
     from autosbp.cli._server import connected, stored_strategy, wait_for_trial
 
     with connected(server) as client:
-        strategy_id, document = stored_strategy(client, asked.plan, asked.graph or asked.model, asked.sizes)
+        strategy_id, document = stored_strategy(client, asked.plan, asked.source, asked.sizes)
         about = {"model": document["model"], "cluster": document["cluster"]["name"]}
         earlier = _reported(asked, about)
         job = client.trial(strategy_id, baseline=asked.baseline, **asked.effort)
@@ -236,7 +247,7 @@ def _start_there(server: str | None, asked: _Asked, reports: Reports, as_json: b
     if asked.limits.asked or asked.baseline_report is not None or reports.asked:
         raise InputError("wait", False, "gates and reports need the trial's end: leave out --no-wait")
     with connected(server) as client:
-        strategy_id, _ = stored_strategy(client, asked.plan, asked.graph or asked.model, asked.sizes)
+        strategy_id, _ = stored_strategy(client, asked.plan, asked.source, asked.sizes)
         job = client.trial(strategy_id, baseline=asked.baseline, **asked.effort)
     trial_id = str(job.resource).rpartition("/")[2]
     if as_json:

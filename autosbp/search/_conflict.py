@@ -17,15 +17,15 @@ from autosbp.search.plan_options import PlanOptions
 NAMES = (
     "micro_batch",
     "memory_limit_bytes",
-    "stages",
     "schedules",
+    "stages",
     "storage",
     "data_parallel",
     "tensor_parallel",
     "recompute",
     "deterministic",
 )
-"""Options that take strategies away; batch and optimizer are part of the task."""
+"""Options that take strategies away, those first that say nothing without others; batch and optimizer are part of the task."""
 MAPPINGS = ("pins", "stage_of")
 MAX_CONSTRAINTS = 32
 """More are dropped by halves, quarters and so on at first, until no more are left."""

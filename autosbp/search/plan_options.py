@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autosbp.cluster import MAX_DEVICES, Cluster
+from autosbp.costmodel.memory.state import optimizer_bytes_per_element
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import Fields, check_integer
@@ -18,7 +19,10 @@ from autosbp.search._baselines import DEFAULT_BASELINES as DEFAULT_BASELINES
 from autosbp.search._weights import AS_USED, STEP, USE
 
 MAX_BATCH = 2**30
+GAP_TOLERANCE = 2e-3
 STORAGES = (AS_USED, STEP, USE)
+BOUNDING = ("auto", "exact", "anytime")
+"""Searchers that know how far they may be from the optimum, and so end at a gap."""
 _SELDOM = (
     "pins",
     "baselines",
@@ -64,7 +68,7 @@ class PlanOptions:
     time_limit_s: float = 20.0
     optimizer: str = "adamw"
     memory_limit_bytes: int | None = None
-    gap_tolerance: float = 2e-3
+    gap_tolerance: float = GAP_TOLERANCE
     pins: Mapping[str, str] = field(default_factory=dict)
     baselines: tuple[str, ...] = DEFAULT_BASELINES
     stages: int | None = None
@@ -131,6 +135,18 @@ class PlanOptions:
             raise InputError(
                 "micro_batch", self.micro_batch, f"a divisor of the global batch {self.global_batch} is expected"
             )
+        self._refuse_unused()
+
+    def _refuse_unused(self) -> None:
+        """Options that the others leave no effect are refused, not dropped in silence."""
+        if self.schedules != RUNNABLE and self.stages == 1:
+            raise InputError("schedules", self.schedules, "stages = 1 forbids pipelines: more stages are expected, or any")
+        if self.schedules != RUNNABLE and self.pins and self.stages is None:
+            raise InputError("schedules", self.schedules, "plans with pins have one stage unless stages are asked for")
+        if self.storage is not None and self.pins:
+            raise InputError("storage", self.storage, "none is expected with pins: they say how parameters are stored")
+        if self.gap_tolerance != GAP_TOLERANCE and self.searcher not in BOUNDING:
+            raise InputError("gap_tolerance", self.gap_tolerance, f"searcher {self.searcher} knows no gap")
 
     def to_dict(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in self.__slots__ if name not in _SELDOM}
@@ -178,6 +194,16 @@ def require_room(num_parameters: int, parameter_bytes: int, cluster: Cluster, op
         held = "parameters and gradients" if options.offload else "parameters, gradients and optimizer state"
         detail = f"{held} alone, split over {cluster.num_devices} devices, do not fit"
         raise InfeasibleError("memory_limit_bytes", limit, least, detail)
+
+
+def require_state(graph: LogicalGraph, options: PlanOptions) -> None:
+    """Refuse to offload where no parameter has optimizer state.
+
+    Raises:
+        InputError: ``offload``.
+    """
+    if not any(optimizer_bytes_per_element(leaf.meta, options.optimizer) for leaf in graph.trained):
+        raise InputError("offload", True, f"{options.optimizer} keeps no state of {graph.name} that could be elsewhere")
 
 
 def require_reproducible(graph: LogicalGraph, kind: str) -> None:

@@ -41,7 +41,7 @@ from autosbp.search._structures import Structures
 from autosbp.search._watch import BASELINES, FEWER, SEARCH, Progress, Watch
 from autosbp.search._weights import AS_USED
 from autosbp.search.fewer import fewer_devices
-from autosbp.search.plan_options import PlanOptions, require_reproducible, require_room
+from autosbp.search.plan_options import PlanOptions, require_reproducible, require_room, require_state
 from autosbp.search.warm_start import restarted
 
 BASELINE_SHARE = 0.1
@@ -178,6 +178,7 @@ class Planner:
         self.asked = Structures(graph, cluster, options, self.roles)
         if options.offload:
             host_of(cluster)
+            require_state(graph, options)
         self.global_batch = global_batch
         self.problems = problems or self._problems(offload=False)
         self.part = part

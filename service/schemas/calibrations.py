@@ -6,9 +6,14 @@ from datetime import datetime
 
 from pydantic import Field
 
+from autosbp import api
+from autosbp.errors import InputError
 from service.schemas._base import BodyId, Document, Request, Response
 from service.schemas.clusters import CLUSTER
 from service.schemas.options import PlanOptions
+
+OP_S = 0.25
+SHAPING = ("global_batch", "micro_batch")
 
 
 class CalibrationRequest(Request):
@@ -16,11 +21,26 @@ class CalibrationRequest(Request):
 
     cluster_id: BodyId
     model_ids: list[BodyId] = Field(default=[], max_length=16, description="Models whose ops are timed too.")
-    options: PlanOptions = Field(default=PlanOptions(), description="They decide which local shapes are timed.")
+    options: PlanOptions = Field(
+        default=PlanOptions(),
+        description="global_batch and micro_batch decide which local shapes of the models are timed; no others are taken.",
+    )
     point_s: float = Field(default=0.25, gt=0, le=60, description="Most seconds spent on one size of one collective.")
     budget_s: float = Field(default=165.0, gt=0, le=3600, description="Seconds for the whole measurement.")
     variants: bool = Field(default=True, description="Also one group alone, and contiguous beside strided groups.")
-    op_s: float = Field(default=0.25, gt=0, le=60, description="Most seconds spent on one direction of one op.")
+    op_s: float = Field(default=OP_S, gt=0, le=60, description="Most seconds spent on one direction of one op.")
+
+    def used_options(self) -> api.PlanOptions:
+        """The library's options; ``InputError`` for members that would have no effect."""
+        options, usual = self.options.checked(), api.PlanOptions()
+        for name in api.PlanOptions.__slots__:
+            if getattr(options, name) != getattr(usual, name) and (not self.model_ids or name not in SHAPING):
+                told = f"{' and '.join(SHAPING)} alone decide which shapes are timed"
+                limit = "model_ids are expected with it" if name in SHAPING else told
+                raise InputError(f"options.{name}", getattr(options, name), limit)
+        if self.op_s != OP_S and not self.model_ids:
+            raise InputError("op_s", self.op_s, "model_ids are expected with it")
+        return options
 
 
 class Calibration(Response):

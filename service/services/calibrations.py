@@ -30,7 +30,7 @@ def create(state: State, body: Document) -> tuple[CalibrationRow, bool] | JobRow
     longest_s = state.settings.calibration_timeout_s
     if request.budget_s > longest_s:
         raise InputError("budget_s", request.budget_s, f"at most {longest_s:g} s is allowed here")
-    options = request.options.checked().to_dict()
+    options = request.used_options().to_dict()
     with state.database.write() as session:
         referred(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
         for index, model_id in enumerate(request.model_ids):

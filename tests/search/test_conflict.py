@@ -118,12 +118,19 @@ def test_constraints_that_are_not_needed_are_dropped_whatever_their_order() -> N
     options = PlanOptions(stages=2, storage="use", micro_batch=4, global_batch=8, schedules=("gpipe",))
     error = InfeasibleError("micro_batch", 4, None)
     found = with_conflict(error, options, lambda left: not (left.stages == 2 and left.schedules == ("gpipe",)))
-    assert found.conflict == ("stages=2", "schedules=gpipe")
+    assert found.conflict == ("schedules=gpipe", "stages=2")
     assert str(found).endswith(
-        "stages=2 and schedules=gpipe exclude each other: without any one of them there is a plan"
+        "schedules=gpipe and stages=2 exclude each other: without any one of them there is a plan"
     )
     alone = with_conflict(error, options, lambda left: left.storage != "use")
     assert str(alone).endswith("without storage=use there is a plan")
+
+
+def test_constraints_that_say_nothing_without_others_are_dropped_before_those() -> None:
+    """Pins with a schedule and without stages are no request; the schedule is not needed, nor are the stages."""
+    options = PlanOptions(stages=2, schedules=("gpipe",), pins={"a": "B", "b": "S0"})
+    found = with_conflict(InfeasibleError("pins", "", None), options, lambda left: len(left.pins) < 2)
+    assert found.conflict == ("pins.a=B", "pins.b=S0")
 
 
 def test_the_same_conflict_is_found_again() -> None:

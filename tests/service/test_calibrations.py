@@ -56,6 +56,9 @@ def fits(**changes: Any) -> dict[str, Any]:
         {"cluster_id": "CLUSTER", "model_ids": ["mod-none"]},
         {"cluster_id": "CLUSTER", "model_ids": "mod-none"},
         {"cluster_id": "CLUSTER", "options": {"seed": "x"}},
+        {"cluster_id": "CLUSTER", "options": {"global_batch": 8}},
+        {"cluster_id": "CLUSTER", "op_s": 1.0},
+        {"cluster_id": "CLUSTER", "model_ids": ["mod-none"], "options": {"searcher": "random"}},
     ],
 )
 def test_a_bad_calibration_is_422_and_stores_nothing(shared: TestClient, body: dict[str, Any]) -> None:
