@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from autosbp import handed
 
 T = TypeVar("T")
+WAIT_S = 0.05
+"""How often one who waits for the other process is called."""
 MAX_TASKS = 4096
 """Numbers of tasks in a pipe, which has room for them all."""
 _NUMBER = 2
@@ -30,8 +33,8 @@ def in_turn(tasks: Sequence[Callable[[], T]]) -> list[T]:
     return [task() for task in tasks]
 
 
-def spread(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """What each task gives, in their order.
+def spread(tasks: Sequence[Callable[[], T]], waiting: Callable[[], None] | None = None) -> list[T]:
+    """What each task gives, in their order. ``waiting`` is called every ``WAIT_S`` while the other process alone still works.
 
     Tasks must not depend on each other, and change nothing that matters outside; what they give can be handed over
     (``autosbp.handed``). What a task raises is raised here: as if they had run one after the other, the first of those
@@ -45,13 +48,23 @@ def spread(tasks: Sequence[Callable[[], T]]) -> list[T]:
     _state["alone"] = True
     try:
         _run(tasks, numbers, found)
-        found.update(child.answers() if child else {})
+        found.update(child.answers(waiting) if child else {})
     finally:
         _state["alone"] = False
         os.close(numbers)
         if child:
             child.end()
     return [found[at] if at in found else task() for at, task in enumerate(tasks)]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No other process is made within."""
+    before, _state["alone"] = _state["alone"], True
+    try:
+        yield
+    finally:
+        _state["alone"] = before
 
 
 def is_child() -> bool:
@@ -108,9 +121,11 @@ class _Child:
         os.close(ours)
         return _Child(pid, answers)
 
-    def answers(self) -> dict[int, T]:
+    def answers(self, waiting: Callable[[], None] | None) -> dict[int, T]:
         """What it gave; nothing where it ended early."""
         parts = []
+        while waiting and not _readable(self._answers):
+            waiting()
         while part := os.read(self._answers, 1 << 20):
             parts.append(part)
         with suppress(ValueError):  # cut off where it ended
@@ -125,6 +140,13 @@ class _Child:
             os.kill(self._pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
+
+
+def _readable(descriptor: int) -> bool:
+    """Whether there is something to read, or the end, before ``WAIT_S`` is over. Any number of descriptors may be open."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * WAIT_S))
 
 
 def _serve(tasks: Sequence[Callable[[], T]], numbers: int, answers: int) -> None:

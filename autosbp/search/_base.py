@@ -10,7 +10,8 @@ and its memory ``fixed_memory_bytes + sum_i memory_bytes[i][x_i]`` must not exce
 caches on array identity.
 
 A searcher is a function ``(problem, options) -> SearchResult``. It is deterministic: same problem and options, same
-result, as long as the time limit does not strike. It never returns an assignment whose cost or memory it did not check.
+assignment, cost, bound, evaluations and costs of the trace, as long as the time limit does not strike, and however many cores
+there are. It never returns an assignment whose cost or memory it did not check.
 It raises ``InfeasibleError`` when it has proved that no assignment is feasible, or found none within its limits (the
 detail says which). It stops at ``time_limit_s`` with the best so far, and calls ``progress`` at most every 0.1 s; when
 ``progress`` returns False it stops as at the time limit. Safe to call from several threads at once.

@@ -8,6 +8,7 @@ import numpy as np
 
 from autosbp.search._base import Costs, SearchOptions, SearchProblem, SearchResult
 from autosbp.search._local import Neighbourhood
+from autosbp.search._parts import part_generator, run_parts
 from autosbp.search._run import Run
 
 DEFAULT_RESTARTS = 16
@@ -29,17 +30,19 @@ def coordinate_descent(problem: SearchProblem, options: SearchOptions) -> Search
     run = Run("coordinate_descent", problem, options)
     run.require_least_memory()
     near = Neighbourhood.of(problem)
-    rng = np.random.default_rng(options.seed)
-    start = list(options.start) if options.start is not None else cheapest_values(near)
-    starts = 0
-    while True:
-        descend(near, start, run)
-        starts += 1
-        done = options.max_evaluations is None and starts >= DEFAULT_RESTARTS
-        if done or run.should_stop() or problem.num_variables == 0:
-            break
-        start = _grow(near, rng, run) if starts % 2 == 0 else _random_point(near, rng)
-    return run.result({"starts": float(starts)})
+
+    def restart(at: int, own: Run) -> float:
+        rng = part_generator(options.seed, at)
+        if at == 0:
+            start = list(options.start) if options.start is not None else cheapest_values(near)
+        else:
+            start = _grow(near, rng, own) if at % 2 == 0 else _random_point(near, rng)
+        descend(near, start, own)
+        return 1.0
+
+    most = DEFAULT_RESTARTS if options.max_evaluations is None else None
+    starts = run_parts(run, restart, 1 if problem.num_variables == 0 else most)
+    return run.result({"starts": sum(starts)})
 
 
 def cheapest_values(near: Neighbourhood) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from typing import TypeVar
 
 import numpy as np
@@ -11,12 +12,14 @@ from numpy.typing import NDArray
 
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.search._base import Costs, SearchOptions, SearchProblem, SearchResult
+from autosbp.search._parts import run_parts
 from autosbp.search._run import Run, forbidden
 
 Number = TypeVar("Number", np.float64, np.int64)
 
 MAX_ASSIGNMENTS = 500_000_000
 CHUNK = 1 << 17
+PARTS = 64
 MAX_DIMS = 30  # numpy's flat iterators end at 32
 
 
@@ -39,15 +42,34 @@ def exhaustive(problem: SearchProblem, options: SearchOptions) -> SearchResult:
         split -= 1
         chunk *= len(problem.unary_s[split])
     block = _Block(problem, split)
-    limit = math.inf if problem.memory_limit_bytes is None else problem.memory_limit_bytes
+    prefixes = size // chunk
+    of_part = -(-prefixes // PARTS)
+
+    def part(at: int, own: Run) -> float:
+        every = itertools.product(*(range(len(costs)) for costs in problem.unary_s[:split]))
+        return _enumerate(block, itertools.islice(every, at * of_part, (at + 1) * of_part), own)
+
+    least_memory = min(run_parts(run, part, -(-prefixes // of_part)), default=math.inf)
+    if run.stopped == "done":
+        if run.best is None and problem.memory_limit_bytes is not None and math.isfinite(least_memory):
+            raise InfeasibleError("memory_limit_bytes", problem.memory_limit_bytes, least_memory)
+        if run.best is None:
+            raise forbidden()
+        run.raise_bound(run.cost_s)
+    return run.result()
+
+
+def _enumerate(block: _Block, prefixes: Iterable[tuple[int, ...]], run: Run) -> float:
+    """Offer ``run`` the first of the cheapest of these chunks. The least memory met that exceeds the limit."""
+    limit = math.inf if run.problem.memory_limit_bytes is None else run.problem.memory_limit_bytes
     best, least_memory = math.inf, math.inf
-    for prefix in itertools.product(*(range(len(costs)) for costs in problem.unary_s[:split])):
+    for prefix in prefixes:
         if run.should_stop():
             break
         costs = block.costs(prefix)
         run.evaluations += costs.size
-        memory = block.memory(prefix)
         if block.greatest_memory(prefix) > limit:
+            memory = block.memory(prefix)
             finite = np.isfinite(costs)
             if finite.any():
                 least_memory = min(least_memory, float(memory[finite].min()))
@@ -57,13 +79,7 @@ def exhaustive(problem: SearchProblem, options: SearchOptions) -> SearchResult:
             best = float(costs.flat[first])
             run.offer(prefix + tuple(int(x) for x in np.unravel_index(first, costs.shape)))
             run.evaluations -= 1  # the chunk has counted it
-    if run.stopped == "done":
-        if run.best is None and math.isfinite(least_memory):
-            raise InfeasibleError("memory_limit_bytes", limit, least_memory)
-        if run.best is None:
-            raise forbidden()
-        run.raise_bound(run.cost_s)
-    return run.result()
+    return least_memory
 
 
 class _Block:

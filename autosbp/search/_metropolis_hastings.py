@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
 from autosbp.search._local import Neighbourhood
+from autosbp.search._parts import part_generator, run_parts
 from autosbp.search._run import Run
 
 RESTARTS = 4
@@ -35,24 +37,29 @@ def metropolis_hastings(problem: SearchProblem, options: SearchOptions) -> Searc
     run = Run("metropolis_hastings", problem, options)
     run.require_least_memory()
     near = Neighbourhood.of(problem)
-    rng = np.random.default_rng(options.seed)
     movable = [i for i, costs in enumerate(near.unary_s) if len(costs) > 1]
     steps = min(max(STEPS_PER_VARIABLE * len(movable), MIN_STEPS), MAX_STEPS)
     if options.max_evaluations is not None:
-        steps = max(options.max_evaluations // RESTARTS, 1)
-    accepted, scale = 0, 0.0
-    for chain in range(RESTARTS):
-        if chain == 0 and options.start is not None:
-            start = list(options.start)
-        else:
-            start = [int(rng.integers(len(costs))) for costs in near.unary_s]
-        run.offer(start)
-        if not movable or run.should_stop():
-            break
-        walker = _Chain(near, run, rng, movable, start)
-        scale = scale or walker.typical_change(min(PROBES, steps))
-        accepted += walker.walk(steps, scale)
-    return run.result({"accepted": float(accepted)})
+        steps = max((options.max_evaluations - run.evaluations) // RESTARTS - 1, 1)  # a start is counted, too
+
+    def chain(at: int, own: Run) -> _Chain:
+        rng = part_generator(options.seed, at)
+        if at == 0 and options.start is not None:
+            return _Chain(near, own, rng, movable, list(options.start))
+        return _Chain(near, own, rng, movable, [int(rng.integers(len(costs))) for costs in near.unary_s])
+
+    def walk(at: int, own: Run) -> float:
+        walker = chain(at, own)
+        own.offer(walker.state)
+        return float(walker.walk(steps, scale)) if movable else 0.0
+
+    scale, probes = 1.0, min(PROBES, steps)
+    began = time.perf_counter()
+    if movable:
+        scale = chain(0, run).typical_change(probes)
+    each_s = (time.perf_counter() - began) * steps / probes
+    accepted = run_parts(run, walk, RESTARTS if movable else 1, each_s)
+    return run.result({"accepted": sum(accepted)})
 
 
 @dataclass(slots=True)

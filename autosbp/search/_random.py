@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.search._base import SearchOptions, SearchProblem, SearchResult
+from autosbp.search._parts import part_generator, run_parts
 from autosbp.search._run import Run
 
 BATCH = 1024
+BATCHES_OF_PART = 8
 DEFAULT_EVALUATIONS = 100_000
 
 
@@ -20,22 +24,36 @@ def random(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     Raises:
         InfeasibleError: the least memories do not fit (proved), or no sample was feasible.
     """
-    run = Run("random", problem, options)
-    run.require_least_memory()
-    rng = np.random.default_rng(options.seed)
-    sizes = np.array([len(costs) for costs in problem.unary_s], dtype=np.int64)
     budget = DEFAULT_EVALUATIONS if options.max_evaluations is None else options.max_evaluations
-    while run.evaluations < budget and not run.should_stop():
-        count = min(BATCH, budget - run.evaluations)
-        samples = rng.integers(0, sizes, size=(count, len(sizes)))
-        costs = batch_costs(problem, samples)
-        first = int(costs.argmin())
-        if costs[first] < run.cost_s:
-            run.offer(samples[first])
-            run.evaluations -= 1  # the batch counts it
-        run.evaluations += count
-    run.should_stop()
+    run = Run("random", problem, replace(options, max_evaluations=budget))
+    run.require_least_memory()
+    sizes = np.array([len(costs) for costs in problem.unary_s], dtype=np.int64)
+
+    def part(at: int, own: Run) -> float:
+        rng = part_generator(options.seed, at)
+        for _ in range(BATCHES_OF_PART):
+            if own.should_stop():
+                break
+            _sample(problem, rng, sizes, own)
+        return 0.0
+
+    run_parts(run, part)
+    if options.max_evaluations is None and run.stopped == "max_evaluations":
+        run.stopped = "done"
     return run.result()
+
+
+def _sample(problem: SearchProblem, rng: np.random.Generator, sizes: NDArray[np.int64], run: Run) -> None:
+    """One batch."""
+    left = run.left_evaluations
+    count = BATCH if left is None else min(BATCH, left)
+    samples = rng.integers(0, sizes, size=(count, len(sizes)))
+    costs = batch_costs(problem, samples)
+    first = int(costs.argmin())
+    if costs[first] < run.cost_s:
+        run.offer(samples[first])
+        run.evaluations -= 1  # the batch counts it
+    run.evaluations += count
 
 
 def batch_costs(problem: SearchProblem, samples: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -89,10 +90,50 @@ class Run:
         elif limit is not None and self.evaluations >= limit:
             self.stopped = "max_evaluations"
         elif self.options.progress is not None and elapsed - self._reported_s >= PROGRESS_INTERVAL_S:
-            self._reported_s = elapsed
-            if not self.options.progress(self.cost_s, self.bound_s):
-                self.stopped = "cancelled"
+            self.report()
         return self.stopped != "done"
+
+    def report(self, elsewhere_s: float = math.inf) -> None:
+        """Tell ``progress``, and stop if it says so. ``elsewhere_s`` is a cost that a part has reached which is not joined."""
+        self._reported_s = self.elapsed_s
+        progress = self.options.progress
+        if progress is not None and not progress(min(self.cost_s, elsewhere_s), self.bound_s):
+            self.stopped = "cancelled"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to ``report``."""
+        return self.options.progress is not None and self.elapsed_s - self._reported_s >= PROGRESS_INTERVAL_S
+
+    @property
+    def left_evaluations(self) -> int | None:
+        """None for no limit."""
+        limit = self.options.max_evaluations
+        return None if limit is None else max(limit - self.evaluations, 0)
+
+    @property
+    def trace(self) -> tuple[tuple[float, float], ...]:
+        return tuple(self._trace)
+
+    def part(self, options: SearchOptions) -> Run:
+        """A run of a part of the work, which has found nothing yet, on the clock of this one."""
+        own = copy.copy(self)
+        own.options, own.evaluations, own.stopped = options, 0, "done"
+        own.best, own.cost_s, own.bound_s, own._memory_bytes, own._trace = None, math.inf, -math.inf, 0, []
+        return own
+
+    def join(self, assignment: tuple[int, ...] | None, trace: Sequence[tuple[float, float]], evaluations: int) -> None:
+        """Take over what a part found. Parts are joined in one order, whenever they ran: an improvement counts from when it
+        and all those before it were there."""
+        self.evaluations += evaluations
+        for at_s, cost in trace:
+            if cost < self.cost_s:
+                since = self._trace[-1][0] if self._trace else 0.0
+                self._trace.append((max(at_s, since), cost))
+                self.cost_s = cost
+                self.best = assignment
+        if self.best is not None and self.best is assignment:
+            self._memory_bytes = memory_of(self.problem, self.best)
 
     def require_least_memory(self) -> None:
         """Refuse a limit below the sum of the variables' least memories, which every assignment needs.
@@ -158,7 +199,7 @@ class Run:
             lower_bound_s=bound,
             gap=gap,
             evaluations=self.evaluations,
-            trace=tuple(self._trace),
+            trace=self.trace,
             search_s=self._clock() - self._began_s,
             searcher=self._searcher,
             stopped=self.stopped,

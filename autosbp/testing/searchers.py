@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from autosbp.beside import alone
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.search import (
     Edge,
@@ -111,6 +112,20 @@ def check_is_deterministic(searcher: Searcher) -> None:
         timeless = [dataclasses.replace(r, search_s=0.0, trace=()) for r in (first, second)]
         assert timeless[0] == timeless[1]
         assert [c for _, c in first.trace] == [c for _, c in second.trace]
+
+
+def check_two_cores_find_what_one_does(searcher: Searcher) -> None:
+    """On a problem that a second process is worth its start for, where searchers have use of one."""
+    problem = random_problem(np.random.default_rng(6), num_variables=15, max_domain=5, memory_share=0.7)
+    for limit in (None, 200_000):
+        options = SearchOptions(seed=3, max_evaluations=limit)
+        together = searcher(problem, options)
+        with alone():
+            single = searcher(problem, options)
+        for name in ("assignment", "cost_s", "lower_bound_s", "evaluations", "stopped"):
+            assert getattr(together, name) == getattr(single, name)
+        assert [c for _, c in together.trace] == [c for _, c in single.trace]
+        check_result(problem, together)
 
 
 def check_respects_memory_limit(searcher: Searcher) -> None:
@@ -228,6 +243,7 @@ def _long_run(searcher: Searcher, options: SearchOptions) -> SearchResult:
 CHECKS: tuple[Callable[[Searcher], None], ...] = (
     check_claims_hold,
     check_is_deterministic,
+    check_two_cores_find_what_one_does,
     check_respects_memory_limit,
     check_uses_or_survives_a_start,
     check_stops_at_time_limit,
