@@ -33,6 +33,7 @@ __all__ = [
     "LogicalGraph",
     "Plan",
     "PlanOptions",
+    "Strategy",
     "capture",
     "capture_hf_config",
     "capture_module",

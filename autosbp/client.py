@@ -154,15 +154,19 @@ class Client:
         options: Mapping[str, Any] | None = None,
         *,
         num_points: int | None = None,
+        start_id: str | None = None,
         fresh: bool = False,
     ) -> Job:
         """Queue a search; ``result["strategy_id"]``. With ``num_points``, of the front of step time against memory, whose
-        strategies ``get_search`` names. An equal search that was answered before is answered at once, unless ``fresh``."""
+        strategies ``get_search`` names; with ``start_id``, begun with a strategy that the service has, which is costed anew.
+        An equal search that was answered before is answered at once, unless ``fresh``."""
         body: Document = {"model_id": model_id, "cluster_id": cluster_id, "options": dict(options or {})}
         if calibration_id is not None:
             body["calibration_id"] = calibration_id
         if num_points is not None:
             body["num_points"] = num_points
+        if start_id is not None:
+            body["start_id"] = start_id
         headers = {"cache-control": "no-cache"} if fresh else None
         return Job.from_dict(self._at.post("/v1/searches", body, headers))
 

@@ -212,6 +212,8 @@ def test_every_route_of_the_service_has_a_method(url: str) -> None:
         assert done == client.get_job(job.id) and done.state == "succeeded"
         search = client.get_search(done.result["search_id"])
         strategy, other = search["front"][0], search["front"][-1]
+        begun = client.wait(client.search(model, cluster, calibration, documents.OPTIONS, start_id=other))
+        assert client.get_search(begun.result["search_id"])["start_id"] == other
         assert client.get_cluster(cluster)["name"] == "local:2x2" and client.get_model(model)["name"] == "mlp"
         assert client.get_graph(model)["name"] == "mlp" and client.get_calibration(calibration)
         assert client.diff(strategy, other)["a"] == client.get_strategy(strategy)["plan_id"]

@@ -122,7 +122,8 @@ Start = Annotated[
     typer.Option(
         "--start",
         metavar="PLAN",
-        help="An earlier plan, of another batch or links: costed anew, search begins with it.",
+        help="An earlier plan, of another batch or links: costed anew, search begins with it. With --server, one that the "
+        "service has, or its id.",
     ),
 ]
 Pareto = Annotated[
@@ -187,12 +188,12 @@ def plan(
         schedules=tuple(schedule) if schedule else RUNNABLE,
     )
     sizes = ModelSizes(seq_len, image_size)
+    if start is not None:
+        options.require_start()
     if server is None:
         plans = _plans_here(model, cluster, calibration, options, sizes, pareto, start)
-    elif start is not None:
-        raise InputError("start", start, "a service takes none: leave out --server")
     else:
-        plans = _plans_there(model, cluster, calibration, options, sizes, pareto, server)
+        plans = _plans_there(model, cluster, calibration, options, sizes, pareto, start, server)
     document = plans[0].summary()
     if output is not None:
         for path, found in zip(front_paths(output, len(plans)), plans, strict=True):
@@ -259,9 +260,7 @@ def _plans_here(
     note(f"searching strategies of {graph.name} on {there.name}: {there.num_devices} devices")
     if num_points is None:
         return [api.make_plan(graph, there, measured, options, progress, earlier)]
-    if start is not None:
-        raise InputError("start", start, "a front begins with its fastest plan: leave out --pareto")
-    return api.pareto_front(graph, there, measured, options, num_points, progress)
+    return api.pareto_front(graph, there, measured, options, num_points, progress, earlier)
 
 
 def _plans_there(
@@ -271,16 +270,19 @@ def _plans_there(
     options: PlanOptions,
     sizes: ModelSizes,
     num_points: int | None,
+    start: str | None,
     server: str,
 ) -> Sequence[Plan]:
-    from autosbp.cli._server import connected, post_calibration, post_cluster, post_model, wait
+    from autosbp.cli._server import connected, id_of, post_calibration, post_cluster, post_model, wait
     from autosbp.plan import Plan
 
+    start_id = None if start is None else id_of(start)
     with connected(server) as client:
         cluster_id = post_cluster(client, cluster)
         calibration_id = post_calibration(client, calibration)
         model_id = post_model(client, model, sizes)
-        job = client.search(model_id, cluster_id, calibration_id, options.to_dict(), num_points=num_points)
+        asked = (model_id, cluster_id, calibration_id, options.to_dict())
+        job = client.search(*asked, num_points=num_points, start_id=start_id)
         search = client.get_search(wait(client, job)["search_id"])
         found = search["front"] or [search["strategy_id"]]
         return [Plan.from_dict(client.get_strategy(each)) for each in found]

@@ -36,6 +36,11 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+def id_of(plan: str) -> str:
+    """The id of a PLAN: a file's, or the one that it is."""
+    return plan if is_id(plan) else read_plan(plan).plan_id
+
+
 def post_model(client: Client, model: str, sizes: ModelSizes = NO_SIZES) -> str:
     """Store a MODEL: the service reads its own zoo and captures Hugging Face configs and ONNX files, all else is captured
     here; so is an ONNX file that is too large for it."""

@@ -24,8 +24,10 @@ def plan_document(
     baselines: Sequence[Baseline],
     bound_s: float | None,
     evaluations: int,
+    start_aside: str = "",
 ) -> Mapping[str, Any]:
-    """All members of a plan. ``bound_s`` is no more than the step of any strategy takes; None where nothing is proved."""
+    """All members of a plan. ``bound_s`` is no more than the step of any strategy takes; None where nothing is proved.
+    ``start_aside`` is why the plan that search was to begin with is left aside."""
     strategy, costs = winner
     proved_s = None if bound_s is None or bound_s == float("-inf") else min(bound_s, costs.step_time_s)
     document: dict[str, Any] = {
@@ -41,6 +43,7 @@ def plan_document(
             *replication_warnings(graph),
             *runtime_warnings(strategy),
             *calibration_warnings(graph, strategy, cluster, calibration),
+            *([f"The start was left aside: {start_aside}."] if start_aside else []),
         ],
         "baselines": {baseline.name: baseline.to_dict() for baseline in baselines},
         "strategy": strategy.to_dict(),

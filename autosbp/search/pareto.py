@@ -15,7 +15,7 @@ from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import check_integer
-from autosbp.plan import Plan
+from autosbp.plan import Plan, Strategy
 from autosbp.search._garbage import seldom_collected
 from autosbp.search._watch import FRONT, Progress, Watch
 from autosbp.search.plan_options import PlanOptions
@@ -36,6 +36,7 @@ def pareto_front(
     options: PlanOptions | None = None,
     num_points: int = 6,
     progress: Progress | None = None,
+    start: Strategy | None = None,
 ) -> tuple[Plan, ...]:
     """At most ``num_points`` plans, fastest first, each with less memory than the one before; the last has the least that
     search finds anything for. The fastest has the baselines that are asked for, the others none. Arguments and errors are
@@ -44,7 +45,7 @@ def pareto_front(
     if cluster.groups:
         raise InputError("cluster", cluster.name, "devices that are alike are expected of a front: memory is theirs")
     with seldom_collected():
-        return _Front(graph, cluster, calibration, options or PlanOptions(), Watch(progress)).run(num_points)
+        return _Front(graph, cluster, calibration, options or PlanOptions(), Watch(progress), start).run(num_points)
 
 
 class _Front:
@@ -57,12 +58,13 @@ class _Front:
         calibration: Calibration | None,
         options: PlanOptions,
         watch: Watch,
+        start: Strategy | None,
     ) -> None:
         self.graph, self.cluster, self.calibration, self.watch = graph, cluster, calibration, watch
         self.options = replace(options, baselines=(), time_limit_s=SHARE * options.time_limit_s)
-        self.first, plan, candidate = first_plan(graph, cluster, calibration, options, watch)
+        self.first, plan, candidate = first_plan(graph, cluster, calibration, options, watch, start)
         self.plans = {self.first.limit: plan}
-        self.known = [candidate]
+        self.known = [each for each in (candidate, self.first.restarted.candidate) if each is not None]
 
     def run(self, num_points: int) -> tuple[Plan, ...]:
         (fastest,) = self.plans.values()

@@ -19,6 +19,8 @@ from autosbp.search._baselines import DEFAULT_BASELINES as DEFAULT_BASELINES
 from autosbp.search._weights import AS_USED, STEP, USE
 
 MAX_BATCH = 2**30
+UNSTARTED = ("pins", "data_parallel", "tensor_parallel", "stage_of", "storage", "recompute")
+"""What a start is not looked at for, whether it is as asked."""
 GAP_TOLERANCE = 2e-3
 STORAGES = (AS_USED, STEP, USE)
 BOUNDING = ("auto", "exact", "anytime")
@@ -136,6 +138,12 @@ class PlanOptions:
                 "micro_batch", self.micro_batch, f"a divisor of the global batch {self.global_batch} is expected"
             )
         self._refuse_unused()
+
+    def require_start(self) -> None:
+        """Refuse options that leave an earlier plan's strategy no part in the search; ``InputError`` names the first."""
+        for name in UNSTARTED:
+            if getattr(self, name):
+                raise InputError(name, getattr(self, name), "none is expected with a start, which has its own")
 
     def _refuse_unused(self) -> None:
         """Options that the others leave no effect are refused, not dropped in silence."""

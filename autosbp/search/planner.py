@@ -35,14 +35,13 @@ from autosbp.search._layouts import LayoutProblems, Space, Structure
 from autosbp.search._leanest import Leanest
 from autosbp.search._reuse import REUSE
 from autosbp.search._space_solver import Kind, Tally, nearer
-from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._stored_apart import best_stored_apart
 from autosbp.search._structures import Structures
 from autosbp.search._watch import BASELINES, FEWER, SEARCH, Progress, Watch
 from autosbp.search._weights import AS_USED
 from autosbp.search.fewer import fewer_devices
 from autosbp.search.plan_options import PlanOptions, require_reproducible, require_room, require_state
-from autosbp.search.warm_start import restarted
+from autosbp.search.warm_start import Restart, restarted
 
 BASELINE_SHARE = 0.1
 """The part of a whole search that a baseline gets. Most are solved at once."""
@@ -73,10 +72,11 @@ def make_plan(
         progress: called with what is done now, and the best step time of a strategy so far (inf before there is one, and while
             baselines or fewer devices are looked at); when it returns False, planning soon ends with the best so far.
         start: an earlier plan's strategy, for another batch, changed layers or links, or the same: where it fits it is
-            costed anew, search begins with it, and the plan is no slower.
+            costed anew, search begins with it, and the plan is no slower; else a warning of the plan says why not.
 
     Raises:
-        InputError: for a batch that does not divide, or a calibration of another cluster.
+        InputError: for a batch that does not divide, a calibration of another cluster, or a start beside options that say
+            more of layouts than could be looked for in it.
         InfeasibleError: when no strategy meets the options or fits in memory; ``conflict`` names a smallest set of options
             that exclude each other.
     """
@@ -181,7 +181,7 @@ class Planner:
             require_state(graph, options)
         self.global_batch = global_batch
         self.problems = problems or self._problems(offload=False)
-        self.part = part
+        self.part, self.restarted = part, Restart()
         self.report = None if watch is None else lambda best: watch.tell(self.part, best)
         self.search = self._best(self.problems, self.started)
 
@@ -209,8 +209,9 @@ class Planner:
         baselines = self._baselines()
         self.search.extend(BASELINES_LEAVE)
         tally = Tally()
+        self.restarted = self._restarted(start)
         best = min(
-            (each for each in (known, self._start(baselines), self._restarted(start)) if each is not None),
+            (each for each in (known, self._start(baselines), self.restarted.candidate) if each is not None),
             key=lambda each: each.costs.step_time_s,
             default=None,
         )
@@ -218,6 +219,7 @@ class Planner:
         document = plan_document(
             self.graph, self.cluster, self.calibration, self.options, self._limit_of(winner.costs),
             (winner.strategy, winner.costs), baselines, min(tally.bounds, default=None), tally.evaluations,
+            self.restarted.reason,
         )  # fmt: skip
         return Plan(document, time.monotonic() - self.started), winner
 
@@ -315,29 +317,23 @@ class Planner:
             if baseline.strategy is not None
             and baseline.costs is not None
             and options.stages in (None, baseline.strategy.num_stages)
+            # Those of ZeRO have a batch and storage of their own, and recompute nothing.
+            and options.micro_batch in (None, baseline.strategy.micro_batch)
+            and not (recipe(baseline.name, self.mesh, self.roles).gather and (options.storage or options.recompute))
         ]
         return min(found, key=lambda candidate: candidate.costs.step_time_s, default=None)
 
-    def _restarted(self, earlier: Strategy | None) -> Candidate | None:
-        """The strategy of an earlier plan, costed here, where it fits in memory and meets what is asked for."""
-        options = self.options
-        if earlier is None or self.asked.pins or self.asked.degrees or options.stage_of or options.storage is not None:
-            return None
-        schedule = earlier.pipeline.schedule if earlier.pipeline else None
-        if options.stages not in (None, earlier.num_stages) or (schedule and schedule not in options.schedules):
-            return None
-        levels = {stages: mesh.level_counts for stages, mesh in stage_meshes(self.cluster)}
-        if earlier.mesh.level_counts != levels.get(earlier.num_stages):
-            return None
-        size = options.bucket_bytes or BUCKET_BYTES
-        earlier = replace(earlier, offload=earlier.offload and options.offload, bucket_bytes=size)
-        found = restarted(
-            earlier, self.problems.bound, self.problems.boxing, self.problems.compute,
-            global_batch=self.problems.global_batch, optimizer=options.optimizer,
-        )  # fmt: skip
-        if found is None or found.costs.memory_bytes_per_device > self.limit:
-            return None
-        return found if options.micro_batch in (None, found.strategy.micro_batch) else None
+    def _restarted(self, earlier: Strategy | None) -> Restart:
+        """The strategy of an earlier plan, costed here, where it is as asked for and fits in memory."""
+        if earlier is None:
+            return Restart()
+        found = restarted(earlier, self.problems, self.cluster, self.options)
+        if found.candidate is None:
+            return found
+        limit, needed = self._limit_of(found.candidate.costs), found.candidate.costs.memory_bytes_per_device
+        if needed > limit or not self.search.host_has_room(found.candidate.strategy):
+            return Restart(reason=f"it takes {needed} bytes on a device, at most {limit} are allowed")
+        return found
 
     def _baselines(self) -> list[Baseline]:
         part, self.part = self.part, BASELINES

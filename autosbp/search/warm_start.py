@@ -2,53 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from autosbp.cluster import Cluster
 from autosbp.costmodel.boxing import BoxingModel
-from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.evaluate import evaluate
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Strategy
-from autosbp.sbp.mesh import Mesh
 from autosbp.search._candidate import Candidate
+from autosbp.search._layouts import LayoutProblems
+from autosbp.search._stage_meshes import stage_meshes
 from autosbp.search._strategy import add_paths
+from autosbp.search.plan_options import PlanOptions
 
 
-def restarted(
-    earlier: Strategy,
-    bound: Callable[[int], LogicalGraph],
-    boxing: Callable[[Mesh], BoxingModel],
-    compute: ComputeModel,
-    *,
-    global_batch: int,
-    optimizer: str,
-) -> Candidate | None:
-    """The strategy of an earlier plan with its costs here; None where it does not fit what is planned now: other ops, or a
-    batch that it does not split evenly. Its microbatch stays, or else their number does.
+@dataclass(frozen=True)
+class Restart:
+    """What became of a start: its strategy with its costs here, or the ``reason`` why it is left aside. Neither where there
+    was no start."""
 
-    Args:
-        bound: the graph at a microbatch.
-        boxing: the boxing model of a mesh, of the cluster that is planned for.
+    candidate: Candidate | None = None
+    reason: str = ""
+
+
+def restarted(earlier: Strategy, problems: LayoutProblems, cluster: Cluster, options: PlanOptions) -> Restart:
+    """The strategy of an earlier plan on ``cluster``, where it is as asked and fits the model: the same ops, and a batch that
+    it splits evenly. Its microbatch stays, or else their number does, unless ``options`` have one. Whether it fits in memory
+    is not looked at.
+
+    Raises:
+        InputError: options under which no start is looked at.
     """
-    sizes = [earlier.micro_batch]
-    if global_batch % earlier.num_micro == 0:
-        sizes.append(global_batch // earlier.num_micro)
-    for size in sizes:
-        if global_batch % size:
-            continue
+    options.require_start()
+    unasked = "; ".join(_unasked(earlier, cluster, options))
+    if unasked:
+        return Restart(reason=unasked)
+    earlier = replace(
+        earlier,
+        offload=earlier.offload and options.offload,
+        bucket_bytes=problems.bucket_bytes,
+        optimizer=options.optimizer,
+    )
+    reason = ""
+    for size in _sizes(earlier, problems.global_batch, options.micro_batch):
         try:
-            strategy = _at(earlier, bound(size), boxing(earlier.mesh), size, global_batch, optimizer)
-            return Candidate(strategy, evaluate(bound(size), strategy, boxing(earlier.mesh), compute))
-        except (InputError, KeyError):  # layouts or cuts of ops that are gone, or that split unevenly
-            continue
-    return None
+            graph, boxing = problems.bound(size), problems.boxing(earlier.mesh)
+            strategy = _at(earlier, graph, boxing, size, problems.global_batch)
+            return Restart(Candidate(strategy, evaluate(graph, strategy, boxing, problems.compute)))
+        except (InputError, KeyError) as error:  # layouts or cuts of ops that are gone, or that split unevenly
+            reason = reason or f"it does not fit {problems.graph.name} at a microbatch of {size}: {error}"
+    return Restart(reason=reason or f"its microbatches do not divide the global batch {problems.global_batch}")
 
 
-def _at(
-    earlier: Strategy, graph: LogicalGraph, boxing: BoxingModel, micro_batch: int, global_batch: int, optimizer: str
-) -> Strategy:
+def _unasked(earlier: Strategy, cluster: Cluster, options: PlanOptions) -> Iterator[str]:
+    """What of it cannot be had, or is not asked for."""
+    stages, pipeline = earlier.num_stages, earlier.pipeline
+    if options.stages not in (None, stages):
+        yield f"it has {stages} stages, {options.stages} are asked for"
+    levels = {count: mesh.level_counts for count, mesh in stage_meshes(cluster)}
+    if earlier.mesh.level_counts != levels.get(stages):
+        counts = " x ".join(map(str, earlier.mesh.level_counts))
+        yield f"its {stages} stages of {counts} devices are not {cluster.name}"
+    if pipeline is not None and pipeline.schedule not in options.schedules:
+        yield f"its schedule {pipeline.schedule} is not asked for"
+    if earlier.recompute and options.recompute == 0:
+        yield "it recomputes blocks, which is forbidden"
+
+
+def _sizes(earlier: Strategy, global_batch: int, asked: int | None) -> Iterator[int]:
+    if asked is not None:
+        yield asked
+        return
+    if global_batch % earlier.micro_batch == 0:
+        yield earlier.micro_batch
+    if global_batch % earlier.num_micro == 0 and global_batch // earlier.num_micro != earlier.micro_batch:
+        yield global_batch // earlier.num_micro
+
+
+def _at(earlier: Strategy, graph: LogicalGraph, boxing: BoxingModel, micro_batch: int, global_batch: int) -> Strategy:
     """The strategy at another batch, with the cheapest boxing of every activation."""
     if earlier.pipeline is not None:
         earlier.pipeline.check(global_batch // micro_batch)
@@ -57,4 +90,4 @@ def _at(
     shapes = {(meta.sizes, meta.num_bytes) for meta in leaves.values()}
     paths = {key: path for key, path in earlier.paths.items() if key[:2] in shapes}
     add_paths(paths, graph, boxing, dict(earlier.signatures), dict(earlier.parameters))
-    return replace(earlier, paths=paths, global_batch=global_batch, micro_batch=micro_batch, optimizer=optimizer)
+    return replace(earlier, paths=paths, global_batch=global_batch, micro_batch=micro_batch)

@@ -57,11 +57,12 @@ def search(inputs: Document, context: TaskContext) -> Document:
         # What has no best of its own, or a front's plans of less memory, leaves the best so far.
         return context.progress(None, stage, best_step_time_s=curve[-1][1] if curve else best_s)
 
-    num_points = inputs.get("num_points")
+    num_points, given = inputs.get("num_points"), inputs.get("start")
+    start = None if given is None else api.Strategy.from_dict(given)
     if num_points is None:
-        plans: Sequence[api.Plan] = [api.make_plan(*asked, progress=progress)]
+        plans: Sequence[api.Plan] = [api.make_plan(*asked, progress=progress, start=start)]
     else:
-        plans = api.pareto_front(*asked, num_points=num_points, progress=progress)
+        plans = api.pareto_front(*asked, num_points=num_points, progress=progress, start=start)
     _stop_if_cancelled(context)
     if num_points is None:
         curve.append([time.monotonic() - began_s, plans[0].document["step_time_s"]])

@@ -13,7 +13,8 @@ from service.models.job import JobRow
 
 class SearchRow(Base):
     """One search; ``strategy_id`` is set when its job has succeeded, and ``front`` where several strategies were asked for:
-    their ids, fastest first. ``request_hash`` is that of everything the answer depends on."""
+    their ids, fastest first. ``start_id`` is a strategy, which are kept for good; ``request_hash`` that of everything the
+    answer depends on."""
 
     __tablename__ = "searches"
     __table_args__ = (
@@ -32,6 +33,7 @@ class SearchRow(Base):
     job_id: Mapped[str] = mapped_column(String(64))
     strategy_id: Mapped[str | None] = mapped_column(String(64))
     options: Mapped[dict[str, Any]]
+    start_id: Mapped[str | None] = mapped_column(String(64))
     num_points: Mapped[int | None]
     front: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     request_hash: Mapped[str | None] = mapped_column(String(64))

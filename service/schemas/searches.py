@@ -19,6 +19,11 @@ class SearchRequest(Request):
     cluster_id: BodyId
     calibration_id: BodyId | None = None
     options: PlanOptions = PlanOptions()
+    start_id: BodyId | None = Field(
+        default=None,
+        description="A strategy to begin with, of another batch, changed layers or links: it is costed anew, and where it fits "
+        "the answer is no slower.",
+    )
     num_points: int | None = Field(
         default=None,
         ge=2,
@@ -35,6 +40,7 @@ class Search(Response):
     cluster_id: str
     calibration_id: str | None
     options: Document
+    start_id: str | None = Field(description="The strategy that the search began with.")
     num_points: int | None
     strategy_id: str | None = Field(description="The fastest strategy, once it is found.")
     front: list[str] | None = Field(description="Strategies of the front, fastest first, where one was asked for.")

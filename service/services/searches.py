@@ -11,7 +11,7 @@ import autosbp
 from autosbp import api
 from autosbp.errors import InputError
 from autosbp.jsonio import digest
-from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, SearchRow, table_of
+from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, SearchRow, StrategyRow, table_of
 from service.schemas._base import Document
 from service.schemas.searches import SearchRequest
 from service.services import jobs, strategies
@@ -31,6 +31,8 @@ def create(state: State, request: SearchRequest, *, fresh: bool = False) -> tupl
     longest_s = state.settings.max_time_limit_s
     if options.time_limit_s > longest_s:
         raise InputError("options.time_limit_s", options.time_limit_s, f"at most {longest_s:g} s is allowed here")
+    if request.start_id is not None:
+        _check_start(options)
     asked = _hash(request, options)
     if state.call.key is None and not fresh and (answered := _answered(state, asked)) is not None:
         return answered, False
@@ -46,6 +48,8 @@ def create(state: State, request: SearchRequest, *, fresh: bool = False) -> tupl
         api.require_room(summary["num_parameters"], summary["parameter_bytes"], there, options)
         if request.calibration_id is not None:
             _check_calibration(session, request.calibration_id, request.cluster_id)
+        if request.start_id is not None:
+            referred(session, StrategyRow, request.start_id, "start_id", "strategy")
         search_id = state.new_id("sea")
         job = jobs.submit(state, session, "search", {"search_id": search_id}, f"/v1/searches/{search_id}")
         row = SearchRow(
@@ -55,6 +59,7 @@ def create(state: State, request: SearchRequest, *, fresh: bool = False) -> tupl
             calibration_id=request.calibration_id,
             job_id=job.id,
             options=options.to_dict(),
+            start_id=request.start_id,
             num_points=request.num_points,
             request_hash=asked,
         )
@@ -63,7 +68,8 @@ def create(state: State, request: SearchRequest, *, fresh: bool = False) -> tupl
 
 
 def _hash(request: SearchRequest, options: api.PlanOptions) -> str:
-    """Of everything that the answer depends on."""
+    """Of everything that the answer depends on. So may a start: on what a limit of time leaves, and on how much was left to
+    search; without one, hashes are what they were before there were any."""
     everything = {
         "model": request.model_id,
         "cluster": request.cluster_id,
@@ -71,6 +77,7 @@ def _hash(request: SearchRequest, options: api.PlanOptions) -> str:
         "options": options.to_dict(),
         "num_points": request.num_points,
         "release": autosbp.__version__,
+        **({} if request.start_id is None else {"start": request.start_id}),
     }
     return digest(everything, _HASH_DIGITS)
 
@@ -107,15 +114,23 @@ def _check_calibration(session: Session, calibration_id: str, cluster_id: str) -
         raise InputError("calibration_id", calibration_id, limit)
 
 
+def _check_start(options: api.PlanOptions) -> None:
+    try:
+        options.require_start()
+    except InputError as error:
+        raise InputError(f"options.{error.field}", error.value, error.limit) from None
+
+
 def prepare(session: Session, job: JobRow) -> Document:
-    """Inputs of a search: graph, cluster, calibration and options."""
+    """Inputs of a search: graph, cluster, calibration, options and start."""
     search = existing(session, SearchRow, job.payload["search_id"])
-    known = search.calibration_id
+    known, start = search.calibration_id, search.start_id
     return {
         "graph": existing(session, ModelRow, search.model_id).document,
         "cluster": existing(session, ClusterRow, search.cluster_id).document,
         "calibration": None if known is None else existing(session, CalibrationRow, known).document,
         "options": search.options,
+        "start": None if start is None else existing(session, StrategyRow, start).plan["strategy"],
         "num_points": search.num_points,
     }
 

@@ -74,6 +74,22 @@ def test_a_plan_of_the_service_is_the_local_one(run: Run, folder: Path, server: 
     assert json.loads(done.stdout)["plan_id"] == wanted["plan_id"]
 
 
+def test_a_service_begins_with_a_plan_that_it_has_as_the_command_does_here(
+    run: Run, folder: Path, server: str, tmp_path: Path
+) -> None:
+    ask = ("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch")
+    first = json.loads(run(*ask, 64, "--server", server, "--json").stdout)["plan_id"]
+    start = ("--start", folder / "plan.json")
+    here, there, by_id = (
+        run(*ask, 128, *more, "--json")
+        for more in (start, (*start, "--server", server), ("--start", first, "--server", server))
+    )
+    assert [done.exit_code for done in (here, there, by_id)] == [0, 0, 0], there.stderr
+    assert len({json.loads(done.stdout)["plan_id"] for done in (here, there, by_id)}) == 1
+    unknown = run(*ask, 128, "--start", folder / "plan4.json", "--server", server)
+    assert (unknown.exit_code, "start_id: 'plan-" in unknown.stderr) == (2, True), unknown.stderr
+
+
 @pytest.mark.parametrize("model", ["zoo:mlp-small", "{graph}"])
 def test_captured_models_are_kept_by_the_service(run: Run, folder: Path, server: str, model: str) -> None:
     source = model.format(graph=folder / "graph.json")

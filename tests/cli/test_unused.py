@@ -24,6 +24,8 @@ CASES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ((*PLAN, "--searcher", "random", "--gap-tolerance", "0.1"), "gap_tolerance: 0.1", "random knows no gap"),
     (("plan", "{graph}", "--cluster", "dgx-h100:1", "--offload", "--optimizer", "sgd"), "offload: True", "keeps no state"),
     (("plan", "mod-1", "--cluster", "clu-1", "--seq-len", "8", *NOWHERE), "seq_len: 8", "a stored model has its own"),
+    ((*PLAN, "--start", "{plan}", "--storage", "use"), "storage: 'use'", "none is expected with a start"),
+    ((*PLAN, "--start", "plan-1", "--recompute", "2", *NOWHERE), "recompute: 2", "none is expected with a start"),
     ((*EXPLAIN, "--rank", "1"), "rank: 1", "--program is expected"),
     ((*WHOLE, "--most", "3"), "most: 3", "--why OP is expected"),
     ((*WHOLE, "--factor", "3"), "factor: 3.0", "--what-if is expected"),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
-from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan, predict_costs
+from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan, pareto_front, predict_costs
+from autosbp.errors import InputError
+from autosbp.search.planner import Planner
 
 OPTIONS = PlanOptions(global_batch=16, baselines=())
 
@@ -51,21 +54,70 @@ def test_pipelines_start_with_other_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "cluster", "asked"),
+    ("model", "cluster", "asked", "why"),
     [
-        ("zoo:mlp-small", "local:2x2", {}),
-        ("zoo:gpt2-demo", "local:4", {}),
-        ("zoo:gpt2-demo", "local:8", {}),
-        ("zoo:gpt2-demo", "local:2x2", {"stages": 2}),
-        ("zoo:gpt2-demo", "local:2x2", {"memory_limit_bytes": 60_000_000}),
+        ("zoo:mlp-small", "local:2x2", {}, "it does not fit mlp-small at a microbatch of"),
+        ("zoo:gpt2-demo", "local:4", {}, "its 1 stages of 2 x 2 devices are not local:4"),
+        ("zoo:gpt2-demo", "local:8", {}, "its 1 stages of 2 x 2 devices are not local:8"),
+        ("zoo:gpt2-demo", "local:2x2", {"stages": 2}, "it has 1 stages, 2 are asked for"),
+        ("zoo:gpt2-demo", "local:2x2", {"memory_limit_bytes": 60_000_000}, "at most 60000000 are allowed"),
     ],
 )
-def test_what_does_not_fit_is_left_aside(model: str, cluster: str, asked: dict[str, int]) -> None:
+def test_what_does_not_fit_is_left_aside_and_the_plan_says_why(
+    model: str, cluster: str, asked: dict[str, int], why: str
+) -> None:
     """Another model, other levels, fewer devices, other stages, less memory: as if nothing had been given."""
     options = replace(OPTIONS, **asked)
     cold = make_plan(capture(model), load_cluster(cluster), options=options)
     warm = make_plan(capture(model), load_cluster(cluster), options=options, start=earlier().strategy)
     assert warm.document["step_time_s"] <= cold.document["step_time_s"] * (1 + 1e-9)
+    (said,) = [each for each in warm.document["warnings"] if "start" in each]
+    assert said.startswith("The start was left aside: ") and why in said
+    assert cold.document["warnings"] == earlier().document["warnings"] == []
     assert predict_costs(capture(model), warm.strategy, load_cluster(cluster)).step_time_s == pytest.approx(
         warm.document["step_time_s"]
     )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"pins": {"*": "B"}},
+        {"data_parallel": 4},
+        {"tensor_parallel": 2},
+        {"stage_of": {"linear_0": 0}},
+        {"storage": "use"},
+    ],
+)
+def test_options_under_which_no_start_is_looked_at_are_refused_beside_one(asked: dict[str, Any]) -> None:
+    ((name, _),) = asked.items()
+    with pytest.raises(InputError, match="none is expected with a start") as refused:
+        make_plan(graph(), load_cluster("local:2x2"), options=replace(OPTIONS, **asked), start=earlier().strategy)
+    assert refused.value.field == name
+
+
+def test_a_start_that_recomputes_is_left_aside_where_that_is_forbidden() -> None:
+    again = earlier(recompute=1)
+    assert again.strategy.recompute
+    plan = make_plan(graph(), load_cluster("local:2x2"), options=replace(OPTIONS, recompute=0), start=again.strategy)
+    assert not plan.strategy.recompute
+    assert plan.document["warnings"] == ["The start was left aside: it recomputes blocks, which is forbidden."]
+
+
+def test_a_front_begins_with_an_earlier_plan() -> None:
+    """Where search stops at once, what is fastest is the start, and a leaner plan that is given is on the front."""
+    cluster, options = load_cluster("local:2x2"), replace(OPTIONS, searcher="random", time_limit_s=1.0)
+    found = pareto_front(graph(), cluster, options=options, num_points=3, start=earlier().strategy)
+    assert found[0].document["step_time_s"] <= earlier().document["step_time_s"] * (1 + 1e-9)
+    memory = [plan.document["memory_bytes_per_device"] for plan in found]
+    assert memory == sorted(memory, reverse=True)
+
+
+@pytest.mark.parametrize("asked", [{"micro_batch": 8}, {"storage": "as_used"}, {"recompute": 1}])
+def test_a_baseline_that_is_not_as_asked_is_no_start_either(asked: dict[str, Any]) -> None:
+    """ZeRO-2 takes the batch at once, stores parameters apart, and recomputes nothing."""
+    options = replace(OPTIONS, baselines=("zero2",))
+    free = Planner(graph(), load_cluster("local:2x2"), None, options, None)
+    assert free._start(free._baselines()) is not None
+    bound = Planner(graph(), load_cluster("local:2x2"), None, replace(options, **asked), None)
+    assert bound._start(bound._baselines()) is None

@@ -306,6 +306,8 @@ def test_ids_of_another_tenant_in_a_body_are_of_nothing(locked: TestClient, owne
     with_theirs = {**owned.search, "calibration_id": names["calibration_id"]}
     refused = locked.post("/v1/searches", json=with_theirs, headers=theirs)
     assert (refused.status_code, refused.json()["field"]) == (422, "calibration_id")
+    begun = locked.post("/v1/searches", json={**owned.search, "start_id": names["strategy_id"]}, headers=theirs)
+    assert (begun.status_code, begun.json()["field"]) == (422, "start_id")
     again = locked.post("/v1/searches", json=owned.search, headers=theirs)
     assert again.status_code == 202 and again.json()["id"] != names["job_id"], "no answer from another tenant's store"
     locked.post(f"/v1/jobs/{again.json()['id']}:cancel", headers=theirs)

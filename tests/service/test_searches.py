@@ -97,6 +97,44 @@ def test_a_front_is_searched_and_its_strategies_are_compared_and_exported(
     assert (refused.status_code, refused.json()["field"]) == (422, "target")
 
 
+@pytest.mark.parametrize("more", [{}, {"num_points": 2}])
+def test_a_search_begins_with_a_stored_strategy_which_is_costed_anew(
+    shared: TestClient, ids: dict[str, Any], more: dict[str, int]
+) -> None:
+    """It is of another batch. The answer is kept apart from that of the same search without a start."""
+    start_id = search(shared, ids)["result"]["strategy_id"]
+    without = {**ids, "options": {**documents.OPTIONS, "global_batch": 16}, **more}
+    job = shared.post("/v1/searches", json={**without, "start_id": start_id})
+    assert job.status_code == 202, job.text
+    done = documents.wait(shared, job.json()["id"])
+    found = shared.get(done["resource"]).json()
+    assert found["start_id"] == start_id
+    plan = Plan.from_dict(shared.get(f"/v1/strategies/{found['strategy_id']}").json())
+    assert plan.strategy.global_batch == 16 and plan.plan_id != start_id and not plan.document["warnings"]
+    costs = predict_costs(
+        load_graph(documents.graph()), plan.strategy, plan.cluster, Calibration.from_dict(documents.calibration())
+    )
+    assert costs.step_time_s == plan.document["step_time_s"]
+
+    again = shared.post("/v1/searches", json={**without, "start_id": start_id})
+    assert (again.status_code, again.json()["id"]) == (200, job.json()["id"])
+    cold = shared.post("/v1/searches", json=without)
+    assert (cold.status_code, cold.json()["id"] == job.json()["id"]) == (202, False)
+    cold_id = documents.wait(shared, cold.json()["id"])["result"]["strategy_id"]
+    assert shared.get(f"/v1/strategies/{cold_id}").json()["step_time_s"] == pytest.approx(costs.step_time_s, rel=1e-9)
+
+
+def test_a_start_of_another_cluster_is_left_aside_and_the_answer_says_so(
+    shared: TestClient, ids: dict[str, Any]
+) -> None:
+    start_id = search(shared, ids)["result"]["strategy_id"]
+    other = shared.post("/v1/clusters", json={"preset": "local:3x2"}).json()["id"]
+    asked = {**ids, "cluster_id": other, "calibration_id": None, "start_id": start_id, "options": documents.OPTIONS}
+    job = documents.wait(shared, shared.post("/v1/searches", json=asked).json()["id"])
+    plan = shared.get(f"/v1/strategies/{job['result']['strategy_id']}").json()
+    assert [each for each in plan["warnings"] if each.startswith("The start was left aside: its 1 stages of 2 x 2")]
+
+
 def test_why_not_and_what_if_are_answered_as_the_command_line_answers_them(
     shared: TestClient, ids: dict[str, Any]
 ) -> None:
@@ -190,6 +228,9 @@ def test_a_search_of_no_time_is_infeasible(shared: TestClient, ids: dict[str, An
         ({"model_id": "mod-none"}, "model_id"),
         ({"cluster_id": "clu-none"}, "cluster_id"),
         ({"calibration_id": "cal-none"}, "calibration_id"),
+        ({"start_id": "plan-none"}, "start_id"),
+        ({"start_id": 3}, "start_id"),
+        ({"start_id": "plan-none", "options": {"data_parallel": 2}}, "options.data_parallel"),
         ({"model_id": 3}, "model_id"),
         ({"model_id": "no id"}, "model_id"),
         ({"surprise": 3}, "surprise"),
