@@ -95,6 +95,19 @@ class LinkModel:
                 slowest = max(slowest, max(link.alpha_s + busiest * transfer_s, 0.0) if at_once else in_turn_s)
         return slowest
 
+    def least_line(self, senders: NDArray[np.int64], receivers: NDArray[np.int64]) -> tuple[float, float]:
+        """Seconds, and seconds a byte of one message, that ``even_exchange_s`` takes at the least."""
+        least = (0.0, 0.0)
+        apart = np.zeros(len(senders), dtype=bool)
+        for level, link in enumerate(self._links):
+            units = [units_of(ends, level, self._counts) for ends in (senders, receivers)]
+            crossing = (units[0] != units[1]) & ~apart
+            if crossing.any():
+                apart |= crossing
+                busiest = max(int(np.unique(end[crossing], return_counts=True)[1].max()) for end in units)
+                least = max(least, (busiest * max(link.alpha_s, 0.0), busiest * _least_beta(link)), key=lambda line: line[1])
+        return least
+
     def least_s(self, src: Counts, dst: Counts) -> Floats:
         """For each layout of ``src`` and each of ``dst``, no more than the delivery takes: the messages that one device
         of the destination gets, and, where the meshes share no unit of a level, those that its units send and get."""

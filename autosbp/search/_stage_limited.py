@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +13,7 @@ from autosbp.search._layouts import Structure
 from autosbp.search._recompute import INTERVALS
 from autosbp.search._space_solver import INFINITE, Kind, SpaceSolver, Tally
 from autosbp.search._stage_bound import Hints, Recomputed, StageBounds, Wanted
+from autosbp.search._wait_bound import WaitBounds
 
 SHARE = 0.25
 """Of the time limit, what bounds may take once nothing more is searched."""
@@ -56,7 +57,7 @@ class StageLimited(SpaceSolver):
         """The least bound of what was kept open, raised by those of stages as far as time allows."""
         level = self._cutoff
         left = sorted(self.left, key=lambda left: min(left.bounds, default=INFINITE))
-        if self._bounds_stages(kind):
+        if kind.relaxes and kind.proves and not self.problems.network.cluster.groups:
             deadline = max(self.deadline, time.monotonic() + SHARE * self.options.time_limit_s)
             tasks = [partial(self._raised, each, kind, level, deadline) for each in left]
             raised = spread(tasks) if self.problems.pays_to_share else [task() for task in tasks]
@@ -69,11 +70,25 @@ class StageLimited(SpaceSolver):
         from the others: which process does which makes no difference."""
         if min(left.bounds, default=INFINITE) >= level:
             return left.bounds
+
+        def overdue() -> bool:
+            return time.monotonic() >= deadline
+
+        if not self._bounds_stages(kind):
+            return self._waited(left, kind, level, overdue)
         stages = self._bounds_of(left.structure, kind)
-        stages.shut(level, lambda: time.monotonic() >= deadline)
+        stages.shut(level, overdue)
         return [
             bound if bound >= level else max(bound, stages.least(at, level)) for at, bound in enumerate(left.bounds)
         ]
+
+    def _waited(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
+        """Its bounds with waits, up to a level."""
+        if left.structure.stages == 1 or kind.pinned:
+            return left.bounds
+        sizes = self.micro_batches(left.structure.stages)
+        waits = WaitBounds(self.problems, left.structure, sizes, kind.storages[0], self.options.schedules)
+        return waits.raised(left.bounds, level, overdue)
 
     def _bounds_stages(self, kind: Kind) -> bool:
         problems = self.problems

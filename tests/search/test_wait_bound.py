@@ -1,0 +1,138 @@
+"""Bounds with waits and messages: no pipeline is below them, however it is cut, and they prove what work alone does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosbp.api import PlanOptions, load_cluster, make_plan
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.deliveries import LinkModel
+from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.pipeline import Chunk, pipeline_time
+from autosbp.costmodel.pipelined import _Pipelined
+from autosbp.costmodel.timeline import Timeline
+from autosbp.pipeline import INTERLEAVED, RUNNABLE, ZERO_BUBBLE, Pipeline
+from autosbp.search._layouts import Structure
+from autosbp.search._pipelines import shapes
+from autosbp.search._stage_limited import StageLimited
+from autosbp.search._wait_bound import WaitBounds
+from autosbp.search._weights import FASTEST
+from autosbp.search.planner import Planner
+from tests.search.plans import graph_of
+
+NEVER = lambda: False  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("model", "preset", "batch", "stages", "count"),
+    [("wide-deep", "dgx-a100-40g:2", 256, 2, 2), ("wide-deep", "dgx-a100-40g:2", 256, 4, 16),
+     ("vgg13", "dgx-a100-40g:1", 64, 4, 4), ("resnet50", "dgx-a100-40g:2", 128, 8, 16)],
+)  # fmt: skip
+def test_no_pipeline_is_below_its_bound_however_it_is_cut(
+    model: str, preset: str, batch: int, stages: int, count: int
+) -> None:
+    """The bound gets what the strategy's stages really work, so that only waits and messages may be too much."""
+    graph, cluster, dice = graph_of(model), load_cluster(preset), np.random.default_rng(count)
+    options = PlanOptions(global_batch=batch, micro_batch=batch // count, stages=stages, baselines=())
+    strategy = make_plan(graph, cluster, None, options).strategy
+    problems = Planner(graph, cluster, None, options, None).problems
+    assert problems.folding is None
+    network, compute = NetworkModel(cluster), ComputeModel(cluster.device)
+    boxing = BoxingModel(network, strategy.mesh)
+    structure, bound = Structure(stages, strategy.mesh), graph.bind(batch=batch // count)
+    names = [node.name for node in bound.nodes if node.name in bound.computed][1:]
+    plain = replace(strategy, pipeline=None)
+    seconds = Timeline(bound, plain, boxing, compute).op_seconds()
+    before = np.cumsum([seconds.get(name, 0.0) for name in names])
+    nearest, seen = [], set()
+    for turn in range(40):
+        shape = dice.choice(np.array([*shapes(stages, count, RUNNABLE)], dtype=object))
+        if shape.virtual * stages > len(names) + 1:
+            continue
+        at = np.sort(dice.choice(len(names), shape.virtual * stages - 1, replace=False))
+        if turn % 2:  # about even chunks
+            shares = np.linspace(0, before[-1], shape.virtual * stages + 1)[1:-1]
+            even = np.unique(np.searchsorted(before, shares * dice.uniform(0.9, 1.1)).clip(0, len(names) - 1))
+            at = even if len(even) == len(at) else at
+        pipeline = Pipeline(stages, tuple(names[place] for place in at), shape.schedule)
+        found = _Pipelined(bound, replace(strategy, pipeline=pipeline), boxing, compute)
+        work_s = sum(count * sum(chunk.passes_s) for chunk in found.chunks) + sum(
+            sum(found._once_s(stage)) + found._optimizer_s(stage) for stage in range(stages)
+        )
+        waits = WaitBounds(problems, structure, [batch // count], FASTEST, (shape.schedule,))
+        assert waits._model is not None
+        first = (work_s - (stages - 1) / (count + stages - 1) * waits._model.once_s) / stages
+        step_s = max(found.ends())
+        (least_s,) = waits.raised([first], 10 * step_s, NEVER)
+        assert work_s / stages * (1 - 1e-6) <= least_s <= step_s * (1 + 1e-9), (pipeline, count)
+        nearest.append(least_s / step_s)
+        seen.add(shape.schedule)
+    assert len(seen) > 2 and max(nearest) > 0.6, "a bound that is nowhere near says nothing"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_stages_wait_for_a_forward_pass_through_those_before_them(seed: int) -> None:
+    """In sum over stages, for every chunk of theirs, whatever chunks take: by simulation, pass by pass."""
+    dice = np.random.default_rng(seed)
+    nearest = 0.0
+    for _ in range(60):
+        stages, count = int(dice.integers(2, 7)), int(dice.integers(1, 5))
+        shape = dice.choice(np.array([*shapes(stages, stages * count, RUNNABLE)], dtype=object))
+        spread = dice.choice([0.0, 0.2, 0.9])
+        seconds = 1 + spread * dice.uniform(-1, 1, (5, shape.virtual, stages))
+        forward, backward, weights, ahead, back = seconds * np.array([1, 1, 1, 0.1, 0.1])[:, None, None]
+        weights *= shape.schedule == ZERO_BUBBLE
+        ahead[-1, -1] = back[0, 0] = 0.0
+        columns = (column.ravel().tolist() for column in (forward, backward, weights, ahead, back))
+        chunks = [Chunk(*each) for each in zip(*columns, strict=True)]
+        ends = pipeline_time(chunks, stages, stages * count, 0.0, shape.schedule).ends
+        sent = (ahead + back).sum() if shape.schedule in (INTERLEAVED, ZERO_BUBBLE) else 0.0
+        work = stages * count * ((forward + backward + weights).sum() + sent)
+        waits = (forward * np.arange(stages - 1, -1, -1)).sum(axis=1)
+        assert sum(ends) >= (work + waits.max()) * (1 - 1e-12), shape
+        nearest = max(nearest, (work + waits.max()) / sum(ends))
+    assert nearest > 0.9
+
+
+def test_waits_prove_what_work_alone_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned() -> dict[str, float]:
+        options = PlanOptions(global_batch=1024, baselines=())
+        return make_plan(graph_of("vgg13"), load_cluster("dgx-a100-40g:4"), None, options).document
+
+    proved = planned()
+    monkeypatch.setattr(StageLimited, "_waited", lambda _self, left, *_: left.bounds)
+    without = planned()
+    assert proved["gap"] == 0 < without["gap"]
+    assert proved["step_time_s"] == without["step_time_s"]
+
+
+def test_bounds_that_are_at_the_level_stay_and_time_ends_the_rest() -> None:
+    graph, cluster = graph_of("vgg13"), load_cluster("dgx-a100-40g:1")
+    problems = Planner(graph, cluster, None, PlanOptions(global_batch=64), None).problems
+    structure = next(
+        each for each in Planner(graph, cluster, None, PlanOptions(global_batch=64), None).structures() if each.stages == 2
+    )
+    waits = WaitBounds(problems, structure, [32, 16, 8], FASTEST, RUNNABLE)
+    raised = waits.raised([1e-4, 2e-4, 3.0], 2.0, NEVER)
+    assert 1e-4 < raised[0] < 2.0 and 2e-4 < raised[1] < 2.0 and raised[2] == 3.0
+    assert waits.raised([1e-4, 2e-4, 3.0], 2.0, lambda: True) == [1e-4, 2e-4, 3.0]
+    # More microbatches wait less, smaller parts of a stage do, too.
+    few = WaitBounds(problems, structure, [32], FASTEST, ("1f1b",)).raised([1e-2], 9.0, NEVER)[0]
+    many = WaitBounds(problems, structure, [8], FASTEST, ("1f1b",)).raised([1e-2], 9.0, NEVER)[0]
+    assert few > many > 1e-2
+
+
+def test_lines_are_below_messages() -> None:
+    cluster = load_cluster("dgx-a100-40g:2")
+    links = LinkModel(NetworkModel(cluster), 1e12)
+    ranks = np.arange(4)
+    for target in (4, 8, 12):
+        begin, slope = links.least_line(ranks, ranks + target)
+        for size in (1, 10_000, 10**7, 10**9):
+            took = links.even_exchange_s(ranks, ranks + target, size)
+            assert begin + slope * size <= took * (1 + 1e-12)
+            assert begin + slope * size > 0.5 * took
