@@ -31,6 +31,7 @@ from autosbp.sbp.placement import NdSbp
 from autosbp.search._assembly import Allowed
 from autosbp.search._base import SearchProblem
 from autosbp.search._build import BuiltProblem, ProblemBuilder
+from autosbp.search._clusters import OpCluster
 from autosbp.search._graph_parts import GraphParts
 from autosbp.search._parameters import ParameterCosts
 from autosbp.search._reuse import REUSE
@@ -167,11 +168,14 @@ class LayoutProblems:
     def least_memory(self, space: Space) -> int:
         """Bytes that no strategy of the space goes below; raises ``InfeasibleError`` without even splits."""
         _, analysis = self._parts.smaller(space.micro_batch, space.again)
-        copies = None
-        if self.folding is not None:
-            times = {OUTSIDE: 1, 0: 1, 1: self.folding.count - 2, 2: 0, KEPT - 1: 1}
-            copies = [times[self.folding.block_of.get(cluster.name, OUTSIDE)] for cluster in analysis.clusters]
-        return self._builder(space).least_memory(space.structure.allowed, copies)
+        return self._builder(space).least_memory(space.structure.allowed, self.copies(analysis.clusters))
+
+    def copies(self, clusters: Sequence[OpCluster]) -> list[int]:
+        """How many clusters of the whole model each one stands for, of a problem before it is unfolded."""
+        if self.folding is None:
+            return [1] * len(clusters)
+        times = {OUTSIDE: 1, 0: 1, 1: self.folding.count - 2, 2: 0, KEPT - 1: 1}
+        return [times[self.folding.block_of.get(cluster.name, OUTSIDE)] for cluster in clusters]
 
     def build(self, space: Space, memory_limit_bytes: int | None, *, dominated: bool = False) -> Layouts:
         """The problem of a space, if ``dominated`` with layouts that no optimum needs; raises ``InfeasibleError`` where no

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from autosbp.beside import spread
+from autosbp.errors import InfeasibleError
 from autosbp.sbp.mesh import Mesh
 from autosbp.search._layouts import Structure
 from autosbp.search._recompute import INTERVALS
@@ -15,8 +16,10 @@ from autosbp.search._space_solver import INFINITE, Kind, SpaceSolver, Tally
 from autosbp.search._stage_bound import Hints, Recomputed, StageBounds, Wanted
 from autosbp.search._wait_bound import WaitBounds
 
-SHARE = 0.25
-"""Of the time limit, what bounds may take once nothing more is searched."""
+Raised = Callable[["Left", Kind, float, Callable[[], bool]], list[float]]
+SHARE, NEAR = 0.25, 0.95
+"""Of the time limit, what bounds may take once nothing more is searched; and of the best step the part from which on the waits
+of repeated blocks are looked at, too: they are not much."""
 
 
 @dataclass
@@ -54,28 +57,28 @@ class StageLimited(SpaceSolver):
         return found
 
     def settle(self, kind: Kind, tally: Tally) -> None:
-        """The least bound of what was kept open, raised by those of stages as far as time allows."""
+        """The least bound of what was kept open, raised by those of stages, and by waits, as far as time allows."""
         level = self._cutoff
         left = sorted(self.left, key=lambda left: min(left.bounds, default=INFINITE))
         if kind.relaxes and kind.proves and not self.problems.network.cluster.groups:
             deadline = max(self.deadline, time.monotonic() + SHARE * self.options.time_limit_s)
-            tasks = [partial(self._raised, each, kind, level, deadline) for each in left]
-            raised = spread(tasks) if self.problems.pays_to_share else [task() for task in tasks]
-            left = [Left(each.structure, bounds) for each, bounds in zip(left, raised, strict=True)]
+            if self._bounds_stages(kind):
+                left = self._shared(self._raised, left, kind, level, deadline)
+            if NEAR * level <= min((min(each.bounds) for each in left), default=level) or self.problems.folding is None:
+                left = self._shared(self._waited, left, kind, level, deadline)
         if left:
             tally.bounds.append(min(level, *(bound for each in left for bound in each.bounds)))
 
-    def _raised(self, left: Left, kind: Kind, level: float, deadline: float) -> list[float]:
-        """Its bounds, and those of stages where these are higher, up to a level. What one structure teaches of prices is kept
-        from the others: which process does which makes no difference."""
-        if min(left.bounds, default=INFINITE) >= level:
-            return left.bounds
+    def _shared(self, raised: Raised, left: Sequence[Left], kind: Kind, level: float, deadline: float) -> list[Left]:
+        """Bounds raised up to a level, of one structure apart from another: which process does which makes no difference."""
+        waiting = [each for each in left if min(each.bounds) < level]
+        tasks = [partial(raised, each, kind, level, lambda: time.monotonic() >= deadline) for each in waiting]
+        found = spread(tasks) if self.problems.pays_to_share else [task() for task in tasks]
+        done = [each for each in left if min(each.bounds) >= level]
+        return [*done, *(Left(each.structure, bounds) for each, bounds in zip(waiting, found, strict=True))]
 
-        def overdue() -> bool:
-            return time.monotonic() >= deadline
-
-        if not self._bounds_stages(kind):
-            return self._waited(left, kind, level, overdue)
+    def _raised(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
+        """Those of stages, where these are higher. What one structure teaches of prices is kept from the others."""
         stages = self._bounds_of(left.structure, kind)
         stages.shut(level, overdue)
         return [
@@ -83,12 +86,26 @@ class StageLimited(SpaceSolver):
         ]
 
     def _waited(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
-        """Its bounds with waits, up to a level."""
+        """With waits. Of repeated blocks, work that is dealt out evenly is looked at anew."""
         if left.structure.stages == 1 or kind.pinned:
             return left.bounds
-        sizes = self.micro_batches(left.structure.stages)
+        sizes, bounds = self.micro_batches(left.structure.stages), left.bounds
+        if self.problems.folding is not None:
+            bounds = [
+                bound if bound >= level or overdue() else self._evenly_s(left.structure, size, kind)
+                for size, bound in zip(sizes, bounds, strict=True)
+            ]
         waits = WaitBounds(self.problems, left.structure, sizes, kind.storages[0], self.options.schedules)
-        return waits.raised(left.bounds, level, overdue)
+        return [*map(max, left.bounds, waits.raised(bounds, level, overdue))]
+
+    def _evenly_s(self, structure: Structure, size: int, kind: Kind) -> float:
+        """A bound of work that is dealt out evenly."""
+        space = self._space(structure, size, kind.storages[0])
+        try:
+            layouts = self.problems.build(space, None)
+        except InfeasibleError:
+            return INFINITE
+        return self._solve(layouts, kind, Tally(), INFINITE).lower_bound_s * self._working(space)
 
     def _bounds_stages(self, kind: Kind) -> bool:
         problems = self.problems

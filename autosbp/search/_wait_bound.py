@@ -1,4 +1,4 @@
-"""A bound on the steps of a pipeline whose stages need not be alike, such as of models without repeated blocks.
+"""A bound on the steps of a pipeline whose stages need not be alike, without the memory limit.
 
 The p stages of a step of T seconds work and wait p T seconds at the most. All work is in there, m microbatches and what
 happens once. On top come, for a schedule with v chunks a stage,
@@ -16,7 +16,8 @@ model is cut. Those are the waits that are counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -135,25 +136,34 @@ class WaitBounds:
     def _model(self) -> _Model | None:
         """At the largest microbatch that splits evenly; smaller ones take no less a sample. None where none does."""
         for size in self.sizes:
-            try:
-                built = self.problems.stage_problem(self.structure, size, (self.storage,), again=False)
-            except InfeasibleError:
-                continue
-            assert built.detail is not None
-            count = self.problems.global_batch // size
-            parts = built.detail.parts[: len(built.clusters)]
-            stored = [part.stored[0].seconds if part.stored else np.zeros(1) for part in parts]
-            once_s = sum(float((part.stored[0].seconds - part.stored[0].often).min()) for part in parts if part.stored)
-            passes = [float((part.seconds - own).min()) for part, own in zip(parts, stored, strict=True)]
-            seconds = np.maximum(np.array(passes), 0.0) / (count * size)
-            forward = np.minimum(np.array([part.forward_s for part in parts]) / size, seconds)
-            ahead, back = (each / (size * self.structure.view.size) for each in _crossing(self.problems.bound(size)))
-            return _Model(seconds, forward, once_s, np.sort(ahead), np.sort(back))
+            with suppress(InfeasibleError):
+                return self._model_of(size)
         return None
 
+    def _model_of(self, size: int) -> _Model:
+        problems = self.problems
+        built = problems.stage_problem(self.structure, size, (self.storage,), again=False)
+        assert built.detail is not None
+        copies, parts = problems.copies(built.clusters), built.detail.parts[: len(built.clusters)]
+        zero = np.zeros(1)
+        stored = [part.stored[0] if part.stored else None for part in parts]
+        passes = [
+            float((part.seconds - (zero if own is None else own.seconds)).min())
+            for part, own in zip(parts, stored, strict=True)
+        ]
+        once = [0.0 if own is None else float((own.seconds - own.often).min()) for own in stored]
+        seconds = np.maximum(np.array(passes), 0.0) / problems.global_batch
+        forward = np.minimum(np.array([part.forward_s for part in parts]) / size, seconds)
+        places = _crossing(problems.bound(size), problems.starts) / (size * self.structure.view.size)
+        ahead, back = np.sort(places, axis=1)
+        return _Model(
+            np.repeat(seconds, copies), np.repeat(forward, copies), float(np.dot(once, copies)), ahead, back
+        )
 
-def _crossing(graph: LogicalGraph) -> tuple[Floats, Floats]:
-    """Bytes of what goes on from the ops before each place to those behind it, whole, and of what has a gradient."""
+
+def _crossing(graph: LogicalGraph, starts: Collection[str] | None) -> Floats:
+    """Bytes of what goes on over each place where a chunk may begin, before any op or one of ``starts``: whole, and of what
+    has a gradient."""
     nodes = [node for node in graph.nodes if node.name in graph.computed]
     at = {node.name: place for place, node in enumerate(nodes)}
     last = {ref: place for place, node in enumerate(nodes) for ref in node.refs() if ref.name in at}
@@ -162,5 +172,6 @@ def _crossing(graph: LogicalGraph) -> tuple[Floats, Floats]:
         size = graph.meta(ref).num_bytes * np.array([1.0, graph.has_gradient(ref)])
         change[:, at[ref.name] + 1] += size
         change[:, end + 1] -= size
-    ahead, back = np.cumsum(change, axis=1)[:, 1 : len(nodes)]
-    return ahead, back
+    places = [place for place in range(1, len(nodes)) if starts is None or nodes[place].name in starts]
+    crossing: Floats = np.cumsum(change, axis=1)[:, places]
+    return crossing
