@@ -110,7 +110,7 @@ def test_settling_one_structure_teaches_nothing_of_another() -> None:
     for structures in ((other,), (one, other)):
         search.begin()
         for structure in structures:
-            bounds = search._raised(Left(structure, [0.0] * count), kind, 0.5, math.inf)
+            bounds = search._raised(Left(structure, [0.0] * count), kind, 0.5, lambda: False)
         assert len(search._stage_bounds) == len(structures) and not search._hints
         told.append(bounds)
     assert told[0] == told[1] and max(told[0]) > 0
