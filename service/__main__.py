@@ -1,5 +1,6 @@
-"""``python -m service``: serve with the settings of the environment."""
+"""``python -m service``: serve with the settings of the environment, and without arguments; ``autosbp serve`` takes some."""
 
+import argparse
 import logging
 import sys
 
@@ -8,6 +9,10 @@ from service.server import serve
 from service.settings import Settings
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m service",
+        description="Serve with the settings of the environment (AUTOSBP_*, docs/service.md). `autosbp serve` takes options.",
+    ).parse_args()
     try:
         serve(Settings())
     except AutosbpError as error:
