@@ -11,6 +11,8 @@ _TIGHT = 0.9
 _PROVING = ("auto", "exact")
 SAME = 1e-6
 """Relative: steps that differ by less are equal."""
+_VERDICTS = {True: "may be faster than is said here", False: "does not run", None: "is not known"}
+"""What a reason is given for, by whether a baseline is feasible."""
 _ADVICE = {
     "compute_s": ("Computation", "more devices or a lower precision shorten it"),
     "exposed_comm_s": ("Communication", "a larger global batch or a faster slowest link shortens it"),
@@ -106,8 +108,8 @@ def _baselines(document: Mapping[str, Any]) -> list[str]:
         else:
             said.append(f"It is {ratio:.3g} x faster than {best}, the best baseline.")
     for name, entry in document["baselines"].items():
-        if not entry["feasible"]:
-            said.append(f"{name} does not run: {entry['reason']}.")
+        if entry["reason"]:
+            said.append(f"{name} {_VERDICTS[entry['feasible']]}: {entry['reason']}.")
     return said
 
 

@@ -274,12 +274,14 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A point of the space that users would otherwise choose, costed by the same model; None where it is infeasible."""
+    """A point of the space that users would otherwise choose, costed by the same model; costs and strategy are None where it is
+    not feasible, or where nobody knows (None): there was no time to look. ``reason`` says why, or what else is to be known.
+    """
 
     name: str
     costs: Costs | None
     strategy: Strategy | None
-    feasible: bool
+    feasible: bool | None
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:

@@ -343,7 +343,7 @@ def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 seconds((entry.get("breakdown") or {}).get("exposed_comm_s")),
                 num_bytes(entry["memory_bytes_per_device"]),
                 num_bytes(entry["comm_bytes_per_device"]),
-                "yes" if entry["feasible"] else "no",
+                {True: "yes", False: "no", None: "not known"}[entry["feasible"]],
             )
         )
     return rows

@@ -13,12 +13,10 @@ their optimum times m / (m + p - 1) is a bound.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from autosbp.beside import spread
 from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
 from autosbp.search import SearchResult
@@ -27,6 +25,7 @@ from autosbp.search._layouts import Layouts, Space, Structure
 from autosbp.search._pipelines import waiting
 from autosbp.search._recomputing import Recomputing
 from autosbp.search._space_solver import CERTAIN, INFINITE, Kind, Tally, nearer
+from autosbp.search._timed import OutOfTimeError
 
 ENOUGH_EVALUATIONS, USUAL_S = 40_000_000, 20.0
 """Costed values after which no further search begins, where the time limit is the usual one; in proportion to longer ones."""
@@ -100,10 +99,21 @@ class Best(Recomputing):
     def over(
         self, structures: Iterable[Structure], kind: Kind, tally: Tally, best: Candidate | None = None
     ) -> Candidate:
-        """The best strategy over these structures, at least as good as ``best``; raises ``InfeasibleError``."""
-        self.best, self.problem, self.failures = best, None, []
+        """The best strategy over these structures, at least as good as ``best``; when time is over, of those looked at. Raises
+        ``InfeasibleError``, and ``OutOfTimeError`` where it gives up without one."""
+        self.best, self.problem, self.failures, self.cut = best, None, [], False
+        try:
+            return self._over(structures, kind, tally)
+        except OutOfTimeError:
+            self.cut = True
+            tally.bounds.append(-INFINITE)  # nothing is said of what was not looked at
+            if self.best is None:
+                raise
+            return self.best
+
+    def _over(self, structures: Iterable[Structure], kind: Kind, tally: Tally) -> Candidate:
         self.begin()
-        self.begin_even(best)
+        self.begin_even(self.best)
         if kind.relaxes and kind.proves:
             self.recompute_unevenly()
         every = list(structures)
@@ -159,8 +169,7 @@ class Best(Recomputing):
     def _opened(self, structure: Structure, kind: Kind, tally: Tally) -> tuple[float, int | None, Structure] | None:
         """Begin with one set of devices. A bound, and the largest microbatch that can fit, where it is left open; None for
         that where none can without recomputation."""
-        if self._overdue(tally):
-            return None
+        self.require_time()
         try:
             if self.best is not None and kind.relaxes and self.problems.folding is not None:
                 bound = self._largest(structure, kind, tally)
@@ -175,15 +184,6 @@ class Best(Recomputing):
                 return None
             return self._largest(structure, kind, tally), None, structure
         return None if left is None else (left, first, structure)
-
-    def _overdue(self, tally: Tally) -> bool:
-        """Whether twice the time limit is over, or the caller ended it: what there is has to do, and nothing is said of what
-        was not looked at."""
-        in_time = not self.stopped and time.monotonic() < self.deadline + self.options.time_limit_s
-        if self.best is None or in_time:
-            return False
-        tally.bounds.append(-INFINITE)
-        return True
 
     def _walks(self, piped: Sequence[Structure], kind: Kind, tally: Tally) -> list[Walk]:
         """Of the structures where there is one. None needs another, so that two cores share them; each process keeps the
@@ -201,7 +201,7 @@ class Best(Recomputing):
 
         tasks = [partial(walked, at) for at in range(len(piped))]
         walks = []
-        for at, found in enumerate(spread(tasks) if self.problems.pays_to_share else [task() for task in tasks]):
+        for at, found in enumerate(self._spread(tasks)):
             tally.evaluations += found.tally.evaluations
             tally.bounds += found.tally.bounds
             for error in found.failures:
@@ -215,8 +215,7 @@ class Best(Recomputing):
         self.failures.append(error)
 
     def _walked(self, structure: Structure, kind: Kind, tally: Tally) -> Walk | None:
-        if self._overdue(tally):
-            return None
+        self.require_time()
         try:
             return self._walk(structure, kind, tally)
         except InfeasibleError as error:

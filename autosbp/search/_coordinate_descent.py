@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,8 @@ from autosbp.search._parts import part_generator, run_parts
 from autosbp.search._run import Run
 
 DEFAULT_RESTARTS = 16
+VALUES_OF_PART = 1 << 14
+"""Starts that try about so many values at the least belong together: single ones of small problems are soon over."""
 MAX_SWEEPS = 200
 FIRST_PRICE, PRICE_STEP, MAX_PRICE_STEPS = 1e-4, 3.0, 20
 
@@ -31,18 +34,30 @@ def coordinate_descent(problem: SearchProblem, options: SearchOptions) -> Search
     run.require_least_memory()
     near = Neighbourhood.of(problem)
 
-    def restart(at: int, own: Run) -> float:
-        rng = part_generator(options.seed, at)
-        if at == 0:
-            start = list(options.start) if options.start is not None else cheapest_values(near)
-        else:
-            start = _grow(near, rng, own) if at % 2 == 0 else _random_point(near, rng)
-        descend(near, start, own)
-        return 1.0
+    most = None if options.max_evaluations is not None else DEFAULT_RESTARTS
+    if problem.num_variables == 0:
+        most = 1
+    of_part = max(VALUES_OF_PART // max(sum(map(len, near.unary_s)), 1), 1)
 
-    most = DEFAULT_RESTARTS if options.max_evaluations is None else None
-    starts = run_parts(run, restart, 1 if problem.num_variables == 0 else most)
+    def part(at: int, own: Run) -> float:
+        rng = part_generator(options.seed, at)
+        for start in range(at * of_part, (at + 1) * of_part):
+            if start == most or own.should_stop():
+                return float(start - at * of_part)
+            descend(near, _point(near, start, options.start, rng, own), own)
+        return float(of_part)
+
+    starts = run_parts(run, part, None if most is None else -(-most // of_part))
     return run.result({"starts": sum(starts)})
+
+
+def _point(
+    near: Neighbourhood, start: int, given: Sequence[int] | None, rng: np.random.Generator, run: Run
+) -> list[int]:
+    """Where the start of a number begins."""
+    if start == 0:
+        return cheapest_values(near) if given is None else list(given)
+    return _grow(near, rng, run) if start % 2 == 0 else _random_point(near, rng)
 
 
 def cheapest_values(near: Neighbourhood) -> list[int]:

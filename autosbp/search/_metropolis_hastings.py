@@ -40,7 +40,8 @@ def metropolis_hastings(problem: SearchProblem, options: SearchOptions) -> Searc
     movable = [i for i, costs in enumerate(near.unary_s) if len(costs) > 1]
     steps = min(max(STEPS_PER_VARIABLE * len(movable), MIN_STEPS), MAX_STEPS)
     if options.max_evaluations is not None:
-        steps = max((options.max_evaluations - run.evaluations) // RESTARTS - 1, 1)  # a start is counted, too
+        # A start is counted, too; one is left, so that the last chain is not one that the limit ends.
+        steps = max((options.max_evaluations - run.evaluations - 1) // RESTARTS - 1, 1)
 
     def chain(at: int, own: Run) -> _Chain:
         rng = part_generator(options.seed, at)

@@ -111,7 +111,7 @@ class Recomputing(StageLimited):
         def step_s(each: Strategy) -> float:
             return pipelined_step_s(graph, each, boxing, problems.compute, known)
 
-        found = Uneven(problems, self.links, self.limit, self._held).of(strategy, step_s)
+        found = Uneven(problems, self.links, self.limit, self._held, self.require_time).of(strategy, step_s)
         if found is strategy:
             return None
         fitting = self._fits([Candidate(found, self._costs(graph, found, boxing))])

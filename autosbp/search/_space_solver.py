@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from autosbp.search._pipelines import pipelines, shortlist
 from autosbp.search._recompute import Recomputation
 from autosbp.search._stage_pins import read_stages
 from autosbp.search._tied import tied
+from autosbp.search._timed import Timed
 from autosbp.search._weights import CHEAPEST, FASTEST, STEP, USE
 from autosbp.search.plan_options import PlanOptions
 
@@ -75,12 +75,12 @@ class Kind:
         return self.searcher in ("auto", "exact", "tied")
 
 
-class SpaceSolver:
+class SpaceSolver(Timed):
     """Solves spaces, and keeps the best strategy.
 
     Args:
         limit: bytes per device.
-        deadline: of ``time.monotonic``; work that has begun ends a little later.
+        deadline: see ``Timed``.
         report: told the best step time of a strategy so far, inf before there is one; when it returns False, the search
             ends as at the deadline.
     """
@@ -93,14 +93,14 @@ class SpaceSolver:
         deadline: float,
         report: Callable[[float], bool] | None,
     ) -> None:
-        self.problems, self.options, self.limit, self.deadline = problems, options, limit, deadline
+        self.problems, self.options, self.limit = problems, options, limit
+        self.set_deadline(deadline)
         self.report = report
         self.links = LinkModel(problems.network, problems.compute.copy_bytes_per_s)
         self.recomputes = _recomputes(problems, options)
         self.best: Candidate | None = None
         self.problem: InfeasibleError | None = None
         self.failures: list[InfeasibleError] = []
-        self.stopped = False
         self._costed: deque[Candidate] = deque(maxlen=8)
 
     def micro_batches(self, stages: int) -> list[int]:
@@ -306,6 +306,7 @@ class SpaceSolver:
         for known in self._costed:
             if known.strategy == strategy:
                 return known.costs
+        self.require_time()
         costs = evaluate(graph, strategy, boxing, self.problems.compute, self.problems.known_chunks)
         self._costed.append(Candidate(strategy, costs))
         return self._costed[-1].costs
@@ -322,6 +323,7 @@ class SpaceSolver:
         return self._search(layouts.problem, kind, tally, cutoff_s)
 
     def _search(self, problem: SearchProblem, kind: Kind, tally: Tally, cutoff_s: float) -> SearchResult:
+        self.require_time()
         tolerance = max(self.options.gap_tolerance, BASELINE_GAP if tally.share < 1.0 else 0.0)
         options = SearchOptions(
             seed=self.options.seed,
@@ -350,17 +352,6 @@ class SpaceSolver:
         if candidate is not None and candidate.costs.step_time_s < self._cutoff * (1 - ROUNDING):
             self.best = candidate
             self._tell()
-
-    def extend(self, share: float) -> None:
-        """Let no less than a share of the time limit be left."""
-        self.deadline = max(self.deadline, time.monotonic() + share * self.options.time_limit_s)
-
-    def _out_of_time(self) -> bool:
-        return self.stopped or time.monotonic() >= self.deadline
-
-    def _remaining_s(self) -> float:
-        """What is left for one more search; a little, always, so that there is an answer."""
-        return max(self.deadline - time.monotonic(), 0.1 * self.options.time_limit_s)
 
 
 def _recomputes(problems: LayoutProblems, options: PlanOptions) -> tuple[bool, ...]:

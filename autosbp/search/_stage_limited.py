@@ -6,16 +6,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
-from autosbp.beside import spread
+from autosbp.beside import in_turn, spread
 from autosbp.errors import InfeasibleError
 from autosbp.sbp.mesh import Mesh
 from autosbp.search._layouts import Structure
 from autosbp.search._recompute import INTERVALS
 from autosbp.search._space_solver import INFINITE, Kind, SpaceSolver, Tally
 from autosbp.search._stage_bound import Hints, Recomputed, StageBounds, Wanted
+from autosbp.search._timed import OutOfTimeError
 from autosbp.search._wait_bound import WaitBounds
 
+T = TypeVar("T")
 Raised = Callable[["Left", Kind, float, Callable[[], bool]], list[float]]
 SHARE, NEAR = 0.25, 0.95
 """Of the time limit, what bounds may take once nothing more is searched; and of the best step the part from which on the waits
@@ -61,7 +64,7 @@ class StageLimited(SpaceSolver):
         level = self._cutoff
         left = sorted(self.left, key=lambda left: min(left.bounds, default=INFINITE))
         if kind.relaxes and kind.proves and not self.problems.network.cluster.groups:
-            deadline = max(self.deadline, time.monotonic() + SHARE * self.options.time_limit_s)
+            deadline = min(max(self.deadline, time.monotonic() + SHARE * self.options.time_limit_s), self.end)
             if self._bounds_stages(kind):
                 left = self._shared(self._raised, left, kind, level, deadline)
             if NEAR * level <= min((min(each.bounds) for each in left), default=level) or self.problems.folding is None:
@@ -73,9 +76,19 @@ class StageLimited(SpaceSolver):
         """Bounds raised up to a level, of one structure apart from another: which process does which makes no difference."""
         waiting = [each for each in left if min(each.bounds) < level]
         tasks = [partial(raised, each, kind, level, lambda: time.monotonic() >= deadline) for each in waiting]
-        found = spread(tasks) if self.problems.pays_to_share else [task() for task in tasks]
+        found = self._spread(tasks)
         done = [each for each in left if min(each.bounds) >= level]
         return [*done, *(Left(each.structure, bounds) for each, bounds in zip(waiting, found, strict=True))]
+
+    def _spread(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """What tasks give, on two cores where they take long enough."""
+        return spread(tasks, self._wait) if self.problems.pays_to_share else in_turn(tasks)
+
+    def _wait(self) -> None:
+        """While the other process works, which knows the time, but not that a caller ended the search."""
+        self._tell()
+        if self.stopped:
+            self.require_time()
 
     def _raised(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
         """Those of stages, where these are higher. What one structure teaches of prices is kept from the others."""
@@ -105,7 +118,10 @@ class StageLimited(SpaceSolver):
             layouts = self.problems.build(space, None)
         except InfeasibleError:
             return INFINITE
-        return self._solve(layouts, kind, Tally(), INFINITE).lower_bound_s * self._working(space)
+        try:
+            return self._solve(layouts, kind, Tally(), INFINITE).lower_bound_s * self._working(space)
+        except OutOfTimeError:
+            return -INFINITE
 
     def _bounds_stages(self, kind: Kind) -> bool:
         problems = self.problems

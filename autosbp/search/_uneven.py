@@ -53,10 +53,18 @@ class Uneven:
         links: between stages.
         limit: bytes per device.
         held: stages of ops that are given.
+        pause: called between steps; what it raises ends the work.
     """
 
-    def __init__(self, problems: LayoutProblems, links: LinkModel, limit: int, held: Mapping[str, int]) -> None:
-        self.problems, self.links, self.limit, self.held = problems, links, limit, held
+    def __init__(
+        self,
+        problems: LayoutProblems,
+        links: LinkModel,
+        limit: int,
+        held: Mapping[str, int],
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.problems, self.links, self.limit, self.held, self.pause = problems, links, limit, held, pause
 
     def of(self, strategy: Strategy, step_s: Callable[[Strategy], float]) -> Strategy:
         """One that is quicker by ``step_s``, all of whose stages fit; ``strategy`` itself where none is found."""
@@ -66,6 +74,7 @@ class Uneven:
             if room is None or cuts is None or cuts == room.pipeline.cuts:
                 break
             room = self._room(replace(strategy, pipeline=replace(room.pipeline, cuts=cuts)))
+        self.pause()
         known_s = step_s(strategy)
         for each in (room, first):
             found = None if each is None else self._keeping(each)
@@ -112,6 +121,7 @@ class Uneven:
 
     def _bytes(self, strategy: Strategy) -> list[int]:
         """Of every stage."""
+        self.pause()
         stages, device = Stages(self.problems.bound(strategy.micro_batch), strategy), self.problems.compute.device.kind
         known = self.problems.known_chunks
         known.prepare(memory_runs(stages, stages.chunks, device))

@@ -12,30 +12,26 @@ from contextlib import suppress
 from dataclasses import replace
 
 from autosbp.cluster import Cluster
-from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.offload import host_of
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import BUCKET_BYTES, Baseline, Costs, Plan, Strategy
-from autosbp.sbp.mesh import Mesh
+from autosbp.plan import BUCKET_BYTES, Costs, Plan, Strategy
 from autosbp.sbp.rules import check_graph
-from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._assembly import Allowed
-from autosbp.search._baselines import Recipe, Roles, recipe
+from autosbp.search._baselines import Roles
 from autosbp.search._best import Best
 from autosbp.search._candidate import Candidate
 from autosbp.search._conflict import with_conflict
+from autosbp.search._costed_baselines import Baselines
 from autosbp.search._document import plan_document
 from autosbp.search._garbage import seldom_collected
 from autosbp.search._groups import GroupSearch
-from autosbp.search._layouts import LayoutProblems, Space, Structure
+from autosbp.search._layouts import LayoutProblems, Structure
 from autosbp.search._leanest import Leanest
 from autosbp.search._reuse import REUSE
 from autosbp.search._space_solver import Kind, Tally, nearer
-from autosbp.search._stored_apart import best_stored_apart
 from autosbp.search._structures import Structures
 from autosbp.search._watch import BASELINES, FEWER, SEARCH, Progress, Watch
 from autosbp.search._weights import AS_USED
@@ -43,8 +39,6 @@ from autosbp.search.fewer import fewer_devices
 from autosbp.search.plan_options import PlanOptions, require_reproducible, require_room, require_state
 from autosbp.search.warm_start import Restart, restarted
 
-BASELINE_SHARE = 0.1
-"""The part of a whole search that a baseline gets. Most are solved at once."""
 BASELINES_LEAVE = 0.25
 """Of the time limit: what the search has left at the least, however long baselines took."""
 MAX_BYTES = 2**62
@@ -94,16 +88,17 @@ def _planned(
     watch: Watch,
     start: Strategy | None,
 ) -> Plan:
-    _, plan, winner = first_plan(graph, cluster, calibration, options, watch, start)
+    planner, plan, winner = first_plan(graph, cluster, calibration, options, watch, start)
 
     def on(fewer: Cluster, measured: Calibration | None, asked: PlanOptions) -> tuple[Strategy, Costs]:
         found = Planner(graph, fewer, measured, asked, watch, part=FEWER).found()[1]
         return found.strategy, found.costs
 
+    def ended() -> bool:
+        return watch.stopped or time.monotonic() >= planner.started + options.time_limit_s
+
     began = time.monotonic()
-    fewer = fewer_devices(
-        (winner.strategy, winner.costs), cluster, calibration, options, on, lambda: watch.stopped
-    )  # fmt: skip
+    fewer = fewer_devices((winner.strategy, winner.costs), cluster, calibration, options, on, ended)
     return plan if fewer is None else plan.with_member("fewer_devices", fewer, time.monotonic() - began)
 
 
@@ -206,12 +201,15 @@ class Planner:
     def found(self, known: Candidate | None = None, start: Strategy | None = None) -> tuple[Plan, Candidate]:
         """The plan and its strategy, which is no slower than ``known``, one that fits, and than ``start``, where that is in
         the space."""
-        baselines = self._baselines()
-        self.search.extend(BASELINES_LEAVE)
+        offered = self.baselines()
+        self.part, part = BASELINES, self.part
+        baselines = offered.all(self.started)
+        self.part = part
+        self.search.extend(BASELINES_LEAVE, self.started)
         tally = Tally()
         self.restarted = self._restarted(start)
         best = min(
-            (each for each in (known, self._start(baselines), self.restarted.candidate) if each is not None),
+            (each for each in (known, offered.start(baselines), self.restarted.candidate) if each is not None),
             key=lambda each: each.costs.step_time_s,
             default=None,
         )
@@ -223,6 +221,10 @@ class Planner:
         )  # fmt: skip
         return Plan(document, time.monotonic() - self.started), winner
 
+    def baselines(self) -> Baselines:
+        """Those that are asked for."""
+        return Baselines(self.search, self.options, self.asked, self.roles, self.mesh, self._fills)
+
     def _limit_of(self, costs: Costs) -> int:
         """The limit of the fullest device; stages may have devices of their own."""
         return costs.limit_bytes(self.options.memory_limit_bytes or MAX_BYTES) if costs.stages else self.limit
@@ -233,6 +235,7 @@ class Planner:
             start = self.search.over(self.structures(), self.kind(), tally, start)
         self.problems = self._problems(offload=True)
         self.search = self._best(self.problems, time.monotonic())
+        self.search.extend(0.0, self.started)
         return self._searched(tally, start)
 
     def _searched(self, tally: Tally, start: Candidate | None) -> Candidate:
@@ -274,6 +277,7 @@ class Planner:
 
             deadline = max(self.search.deadline, time.monotonic() + 0.5 * self.options.time_limit_s)
             search = GroupSearch(self.cluster, self.problems, of, self.options, deadline, self.report)
+            search.extend(0.0, self.started)
             try:
                 return search.over(piped, kind, tally, start)
             except InfeasibleError as error:
@@ -305,24 +309,6 @@ class Planner:
         """Whether the model's blocks, and the batch, fill so many stages."""
         return stages <= self.problems.most_stages and bool(self.search.micro_batches(stages))
 
-    def _start(self, baselines: Sequence[Baseline]) -> Candidate | None:
-        """The best baseline, where what is asked for leaves it in the space: the plan is never worse. Baselines have no
-        pins, degrees or given stages, and store parameters as these are used."""
-        options = self.options
-        if self.asked.pins or self.asked.degrees or options.stage_of or options.storage not in (None, AS_USED):
-            return None
-        found = [
-            Candidate(baseline.strategy, baseline.costs)
-            for baseline in baselines
-            if baseline.strategy is not None
-            and baseline.costs is not None
-            and options.stages in (None, baseline.strategy.num_stages)
-            # Those of ZeRO have a batch and storage of their own, and recompute nothing.
-            and options.micro_batch in (None, baseline.strategy.micro_batch)
-            and not (recipe(baseline.name, self.mesh, self.roles).gather and (options.storage or options.recompute))
-        ]
-        return min(found, key=lambda candidate: candidate.costs.step_time_s, default=None)
-
     def _restarted(self, earlier: Strategy | None) -> Restart:
         """The strategy of an earlier plan, costed here, where it is as asked for and fits in memory."""
         if earlier is None:
@@ -334,42 +320,3 @@ class Planner:
         if needed > limit or not self.search.host_has_room(found.candidate.strategy):
             return Restart(reason=f"it takes {needed} bytes on a device, at most {limit} are allowed")
         return found
-
-    def _baselines(self) -> list[Baseline]:
-        part, self.part = self.part, BASELINES
-        found = [self._baseline(name) for name in self.options.baselines]
-        self.part = part
-        return found
-
-    def _baseline(self, name: str) -> Baseline:
-        found = recipe(name, self.mesh, self.roles)
-        try:
-            if found.gather:
-                sizes = [self.problems.global_batch] if found.whole_batch else self.search.micro_batches(1)
-                strategy, costs = best_stored_apart(found, sizes, self.limit, self._unlimited, self.problems.compute)
-                return Baseline(name, costs, strategy, True)
-            kind = Kind(found.searcher, (AS_USED,), proves=False)
-            best = self.search.over(self._grids(name, found), kind, Tally(BASELINE_SHARE))
-        except InfeasibleError as error:
-            return Baseline(name, None, None, False, str(error))
-        return Baseline(name, best.costs, best.strategy, True)
-
-    def _grids(self, name: str, found: Recipe) -> list[Structure]:
-        """The grids of a baseline, and those of stages where its users would take these, too."""
-        structures = [Structure(1, view, allowed) for view, allowed in found.grids]
-        if not found.pipelines or self.asked.pins:
-            return structures
-        # Tensor parallel groups stay in a node, as is usual, where nodes have several devices.
-        inside = 1 + (len([axis for axis in self.mesh.axes if axis.level == 1]) or self.mesh.ndim)
-        return [
-            Structure(stages, view, allowed)
-            for stages, mesh in self.asked.meshes(self._fills)
-            for view, allowed in recipe(name, mesh, self.roles).grids[:inside]
-        ]
-
-    def _unlimited(self, view: Mesh, allowed: Allowed, micro_batch: int) -> tuple[LogicalGraph, Strategy, BoxingModel]:
-        """The fastest strategy of a baseline's view, without a memory limit."""
-        layouts = self.problems.build(Space(Structure(1, view, allowed), micro_batch, AS_USED), None)
-        result = SEARCHERS["exact"](layouts.problem, SearchOptions(seed=self.options.seed))
-        strategy = self.problems.strategy(layouts, result.assignment)
-        return self.problems.bound(micro_batch), strategy, self.problems.boxing(view)

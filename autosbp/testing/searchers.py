@@ -200,8 +200,9 @@ def check_raises_when_a_domain_is_empty(searcher: Searcher) -> None:
 
 def check_handles_no_and_one_variable(searcher: Searcher) -> None:
     empty = SearchProblem((), (), (), (), fixed_s=2.0, fixed_memory_bytes=3)
-    result = searcher(empty, SearchOptions())
-    assert (result.assignment, result.cost_s, result.memory_bytes) == ((), 2.0, 3)
+    for limit in (None, 10):
+        result = searcher(empty, SearchOptions(max_evaluations=limit))
+        assert (result.assignment, result.cost_s, result.memory_bytes) == ((), 2.0, 3)
     one = SearchProblem(("a",), (np.array([3.0, 1.0, 2.0]),), (np.array([1, 9, 2]),), (), memory_limit_bytes=5)
     result = searcher(one, SearchOptions())
     assert (result.assignment, result.cost_s, result.memory_bytes) == ((2,), 2.0, 2)

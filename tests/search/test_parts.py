@@ -44,6 +44,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     for name in ("WORTH_S", "TRIED_S"):
         monkeypatch.setattr(parts, name, 0.0)
+    monkeypatch.setattr("autosbp.search._coordinate_descent.VALUES_OF_PART", 100)
     monkeypatch.setattr(handed, "loads", read)
     return found
 

@@ -118,6 +118,6 @@ def test_a_baseline_that_is_not_as_asked_is_no_start_either(asked: dict[str, Any
     """ZeRO-2 takes the batch at once, stores parameters apart, and recomputes nothing."""
     options = replace(OPTIONS, baselines=("zero2",))
     free = Planner(graph(), load_cluster("local:2x2"), None, options, None)
-    assert free._start(free._baselines()) is not None
+    assert free.baselines().start(free.baselines().all(free.started)) is not None
     bound = Planner(graph(), load_cluster("local:2x2"), None, replace(options, **asked), None)
-    assert bound._start(bound._baselines()) is None
+    assert bound.baselines().start(bound.baselines().all(bound.started)) is None

@@ -15,12 +15,12 @@ _NAMES = ("Computation", "Communication", "Waiting of stages", "Optimizer")
 
 
 def baselines(plan: Mapping[str, Any]) -> tuple[Chart | None, tuple[tuple[str, str], ...]]:
-    """The chart of the strategy and its feasible baselines, fastest first; and why others do not run."""
+    """The chart of the strategy and its feasible baselines, fastest first; and why others do not run, or are not known."""
     known = plan["baselines"]
     feasible = sorted(
         ((name, entry) for name, entry in known.items() if entry["feasible"]), key=lambda one: simulated_s(one[1])
     )
-    others = tuple((title(name), entry["reason"]) for name, entry in known.items() if not entry["feasible"])
+    others = tuple((title(name), entry["reason"]) for name, entry in known.items() if entry["reason"])
     return (_chart(plan, feasible) if feasible else None), others
 
 

@@ -1,0 +1,153 @@
+"""A plan ends soon after its time limit, with the best so far, and says what there was no time for."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from functools import cache, partial
+from types import SimpleNamespace
+
+import pytest
+
+from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
+from autosbp.findings import findings
+from autosbp.search import _space_solver, _timed, planner
+from autosbp.search._stage_limited import StageLimited
+from autosbp.search._timed import OutOfTimeError, Timed
+from autosbp.search.planner import Planner
+
+CLUSTER = load_cluster("local:2x2")
+OPTIONS = PlanOptions(global_batch=64, time_limit_s=100.0, baselines=("data_parallel", "zero3", "megatron"))
+
+
+@cache
+def graph() -> LogicalGraph:
+    return capture("zoo:mlp-small")
+
+
+class Work:
+    """What is solved and costed, one name after another. From the time ``late_at`` things were on, the limit is over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, late_at: int) -> None:
+        self.done: list[str] = []
+        self.late_at = late_at
+        began = time.monotonic()
+        clock = SimpleNamespace(monotonic=lambda: began + 1e6 * (len(self.done) >= self.late_at))
+        for module in (_timed, planner):
+            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr("autosbp.beside._has_room", lambda: False)
+        for name in ("_search", "_costs"):
+            self._count(monkeypatch, name)
+
+    def _count(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        method = getattr(_space_solver.SpaceSolver, name)
+
+        def counted(solver: object, *arguments: object) -> object:
+            found = method(solver, *arguments)
+            self.done.append(name)
+            return found
+
+        monkeypatch.setattr(_space_solver.SpaceSolver, name, counted)
+
+
+@pytest.fixture
+def unhurried() -> tuple[Work, Plan]:
+    """A plan that the limit does not end."""
+    with pytest.MonkeyPatch.context() as patch:
+        work = Work(patch, 10**9)
+        return work, make_plan(graph(), CLUSTER, None, OPTIONS)
+
+
+@pytest.mark.parametrize("late_at", [1, 3, 5, 8, 12, 20])
+def test_nothing_is_begun_once_time_is_over_and_there_is_a_strategy(
+    unhurried: tuple[Work, Plan], monkeypatch: pytest.MonkeyPatch, late_at: int
+) -> None:
+    whole, best = unhurried
+    work = Work(monkeypatch, late_at)
+    plan = make_plan(graph(), CLUSTER, None, OPTIONS)
+    first = work.done.index("_costs") + 1
+    assert len(whole.done) > 20
+    assert len(work.done) <= max(first, late_at) + 1
+    document = plan.document
+    assert document["step_time_s"] >= best.document["step_time_s"]
+    assert document["lower_bound_s"] is None and document["gap"] is None
+    assert "fewer_devices" not in document
+    assert Plan.from_dict(plan.to_dict()).plan_id == plan.plan_id
+
+
+def test_baselines_that_there_was_no_time_for_are_not_called_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
+    Work(monkeypatch, 1)
+    document = make_plan(graph(), CLUSTER, None, OPTIONS).document
+    first, *others = document["baselines"].values()
+    assert first["feasible"] is True and first["step_time_s"] >= document["step_time_s"]
+    for entry in others:
+        assert entry["feasible"] is None and entry["step_time_s"] is None
+        assert entry["reason"] == "the time limit of 100 s was over before it was found"
+    assert list(document["baseline_strategies"]) == ["data_parallel"]
+    said = "\n".join(findings(document))
+    assert "megatron is not known: the time limit of 100 s was over before it was found." in said
+    assert "megatron does not run" not in said
+
+
+def test_a_baseline_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = make_plan(graph(), CLUSTER, None, replace(OPTIONS, baselines=("megatron",))).document
+    work = Work(monkeypatch, 10**9)
+    fits = _space_solver.SpaceSolver._keep
+
+    def kept(solver: _space_solver.SpaceSolver, candidate: object) -> None:
+        fits(solver, candidate)  # type: ignore[arg-type]
+        work.late_at = len(work.done)
+
+    monkeypatch.setattr(_space_solver.SpaceSolver, "_keep", kept)
+    entry = make_plan(graph(), CLUSTER, None, replace(OPTIONS, baselines=("megatron",))).document["baselines"][
+        "megatron"
+    ]
+    assert entry["feasible"] and entry["step_time_s"] >= whole["baselines"]["megatron"]["step_time_s"]
+    assert entry["reason"] == "the time limit of 100 s was over before all of its grids were looked at"
+    assert whole["baselines"]["megatron"]["reason"] == ""
+
+
+def test_a_plan_that_the_limit_does_not_end_is_the_same_under_any(unhurried: tuple[Work, Plan]) -> None:
+    _, plan = unhurried
+    other = make_plan(graph(), CLUSTER, None, replace(OPTIONS, time_limit_s=5000.0)).document
+    of_limit = ("options", "plan_id")
+    assert {k: v for k, v in plan.document.items() if k not in of_limit} == {
+        k: v for k, v in other.items() if k not in of_limit
+    }
+
+
+def test_a_search_ends_between_its_deadline_and_twice_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(_timed, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    search = Timed()
+    search.options, search.best = PlanOptions(time_limit_s=10.0), None
+    for clock.now, end in ((101.0, 112.5), (109.0, 114.0), (119.0, 120.0), (140.0, 120.0)):
+        search.set_deadline(110.0)
+        assert search.end == 112.5
+        search.extend(0.25, 100.0)
+        assert search.end == end
+    search.require_time()  # there is nothing to end with
+    search.gives_up = True
+    with pytest.raises(OutOfTimeError):
+        search.require_time()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second core")
+def test_the_other_process_ends_with_a_search_that_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = time.monotonic()
+    search, here = Planner(graph(), CLUSTER, None, OPTIONS, None).search, os.getpid()
+    search.gives_up = True
+    search.report = lambda _best: time.monotonic() < told + 0.5
+    monkeypatch.setattr("autosbp.search._layouts.FEW_OPS", 1)
+    assert isinstance(search, StageLimited)
+
+    def task(_at: int) -> int:
+        time.sleep(0.2 if os.getpid() == here else 60.0)
+        return 0
+
+    with pytest.raises(OutOfTimeError):
+        search._spread([partial(task, at) for at in range(3)])
+    assert time.monotonic() < told + 10.0
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
