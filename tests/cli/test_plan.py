@@ -68,6 +68,15 @@ def test_a_plan_of_a_baseline_that_does_not_fit_says_so(run: Run, folder: Path) 
     assert "data_parallel does not run: infeasible: memory_limit_bytes" in shown
 
 
+def test_a_baseline_that_there_was_no_time_for_is_not_known(run: Run, folder: Path) -> None:
+    asked = ("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64, "--time-limit", 1e-6)
+    entry = json.loads(run(*asked, "--json").stdout)["baselines"]["megatron"]
+    assert entry["feasible"] is None and entry["step_time_s"] is None
+    shown = run(*asked).stdout
+    assert re.search(r"megatron .* not known", shown)
+    assert "megatron is not known: the time limit of 1e-06 s was over before it was found." in shown
+
+
 def test_explain_names_splits_costs_and_the_certificate(run: Run, folder: Path) -> None:
     done = run("explain", folder / "plan.json", "--graph", folder / "graph.json")
     assert done.exit_code == 0

@@ -20,6 +20,7 @@ from autosbp.sbp.placement import B, S
 from service.models import TrialRow
 from service.web.forms import Form
 from service.web.presenters import planning
+from service.web.presenters.baselines import baselines
 from service.web.presenters.calibration import predict
 from service.web.presenters.folding import parts_of
 from service.web.presenters.mesh import cells
@@ -233,3 +234,13 @@ def test_the_answers_to_questions_say_what_would_change() -> None:
     chart = what_if_chart({"step_time_s": 0.2, "changes": [change]})
     assert chart.data["names"] == ["As it is", "level n"] and "level n saves most: 25.0 %" in chart.spoken
     assert what_if_chart({"step_time_s": 0.2, "changes": []}).spoken == ""
+
+
+def test_baselines_without_a_cost_are_told_of_with_their_reasons() -> None:
+    costs = {"step_time_s": 2.0, "memory_bytes_per_device": 8, "comm_bytes_per_device": 0, "breakdown": {}}
+    unknown = {**dict.fromkeys(costs), "feasible": None, "reason": "the time limit of 1 s was over before it was found"}
+    known = {**costs, "feasible": True, "reason": ""}
+    chart, others = baselines({**costs, "step_time_s": 1.0, "baselines": {"data_parallel": known, "megatron": unknown}})
+    assert chart is not None and len(others) == 1
+    assert others[0][1] == unknown["reason"]
+    assert baselines({**costs, "baselines": {"megatron": unknown}})[0] is None
