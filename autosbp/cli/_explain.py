@@ -247,6 +247,7 @@ def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom |
         **({"pipeline": strategy["pipeline"]} if "pipeline" in strategy else {}),
         **({"recompute": strategy["recompute"]} if "recompute" in strategy else {}),
         **({"offload": True} if strategy.get("offload") else {}),
+        **({"bucket_bytes": strategy["bucket_bytes"]} if "bucket_bytes" in strategy else {}),
         "parameters": [_group(group) for group in groups(stored)],
         "ops": [_group(group) for group in groups(signatures)],
         "baselines": document["baselines"],
@@ -285,6 +286,8 @@ def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         out.print(f"recomputed: {len(runs)} runs of ops, {runs[0][0]} to {runs[0][1]} first")
     if "offload" in found:
         out.print("optimizer state is on the hosts")
+    if "bucket_bytes" in found:
+        out.print(f"gradients are reduced in messages of up to {num_bytes(found['bucket_bytes'])}")
     step = found["step_time_s"]
     rows = [
         (name.removesuffix("_s"), seconds(value), percent(value, step)) for name, value in found["breakdown"].items()

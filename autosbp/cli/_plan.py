@@ -93,7 +93,11 @@ Offload = Annotated[
 ]
 BucketBytes = Annotated[
     int | None,
-    typer.Option("--bucket-bytes", metavar="BYTES", help="The most that gradients are reduced in together; 25 MiB."),
+    typer.Option(
+        "--bucket-bytes",
+        metavar="BYTES",
+        help="The most that gradients are reduced in together; by default 25 MiB, or less where that does not fit.",
+    ),
 ]
 
 Deterministic = Annotated[

@@ -89,7 +89,8 @@ class Layouts:
 
 
 class LayoutProblems:
-    """Builds them; equal parts are built once. With ``offload``, the optimizer's state is on the host."""
+    """Builds them; equal parts are built once. With ``offload``, the optimizer's state is on the host. Of the ``sizes`` of
+    messages of gradients, seconds are those of the first, the largest, and bytes those of the last."""
 
     def __init__(
         self,
@@ -101,12 +102,12 @@ class LayoutProblems:
         optimizer: str,
         pins: Pins,
         offload: bool = False,
-        bucket_bytes: int = BUCKET_BYTES,
+        sizes: tuple[int, ...] = (BUCKET_BYTES,),
     ) -> None:
         self.graph, self.network, self.compute, self.pins = graph, network, compute, pins
         self.global_batch, self.optimizer, self.offload = global_batch, optimizer, offload
-        self.bucket_bytes = bucket_bytes
-        self.message = shared_message_bytes(graph, bucket_bytes)
+        self.sizes, self.bucket_bytes = sizes, sizes[0]
+        self.message = shared_message_bytes(graph, self.bucket_bytes)
         self.known_chunks = KnownChunks(spread if len(graph.nodes) >= MANY_OPS else in_turn)
         self._parts = self._parts_of(folds=not pins)
         self._boxing: dict[Mesh, BoxingModel] = {}
@@ -264,7 +265,7 @@ class LayoutProblems:
         builder = ProblemBuilder(
             graph, self.boxing(structure.view), self.compute, num_micro=1, optimizer=self.optimizer,
             analysis=analysis, weights=weights, storage=storages[0], others=storages, message=self.message,
-            offload=self.offload, bucket_bytes=self.bucket_bytes,
+            offload=self.offload, bucket_bytes=self.sizes[-1],
         )  # fmt: skip
         return builder.build(None, structure.allowed)
 
@@ -276,7 +277,7 @@ class LayoutProblems:
                 graph, self.boxing(space.view), self.compute, num_micro=self.num_micro(space), optimizer=self.optimizer,
                 analysis=analysis, weights=self.weights(space), storage=space.storage, message=self.message,
                 tables=self._tables.setdefault((space.stages, space.view, space.micro_batch, space.again), {}),
-                offload=self.offload, bucket_bytes=self.bucket_bytes,
+                offload=self.offload, bucket_bytes=self.sizes[-1],
             )  # fmt: skip
         return self._builders[key]
 

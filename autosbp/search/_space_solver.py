@@ -25,6 +25,7 @@ from autosbp.sbp.boxing import split_factor
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
 from autosbp.search._candidate import Candidate
 from autosbp.search._layouts import LayoutProblems, Layouts, Space, Structure
+from autosbp.search._message_sizes import with_smaller_messages
 from autosbp.search._pipelines import pipelines, shortlist
 from autosbp.search._recompute import Recomputation
 from autosbp.search._stage_pins import read_stages
@@ -296,7 +297,10 @@ class SpaceSolver(Timed):
                 return
             if space.again:
                 each = Recomputation(problems, self.options.recompute, self.limit).of(each)
-            candidate = Candidate(each, self._costs(graph, each, boxing))
+            candidate = with_smaller_messages(
+                Candidate(each, self._costs(graph, each, boxing)), problems.sizes,
+                lambda strategy: self._costs(graph, strategy, boxing), self.has_room, self.limit,
+            )  # fmt: skip
             yield candidate
             if candidate.costs.memory_bytes_per_device <= self.limit:
                 return

@@ -58,7 +58,7 @@ class PlanOptions:
             alike, gathered once a step; ``use`` (ZeRO-3): gathered for each use.
         recompute: 0: no block; k: every repeated block, k together. None: as many blocks as memory asks for.
         bucket_bytes: parameters are gathered together, and gradients reduced together, in messages of up to so many bytes;
-            by default 25 MiB. More is fewer messages, less is an earlier first one.
+            by default 25 MiB, or less where that does not fit. More is fewer messages, less is an earlier first one.
         deterministic: only what gives the same bits in every run (``sbp.reproducible``); trials enforce it.
         offload: the optimizer's state may be on the host, where the cluster's file tells of one: all of it or none.
     """

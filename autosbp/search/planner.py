@@ -18,7 +18,7 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.offload import host_of
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import BUCKET_BYTES, Costs, Plan, Strategy
+from autosbp.plan import Costs, Plan, Strategy
 from autosbp.sbp.rules import check_graph
 from autosbp.search._baselines import Roles
 from autosbp.search._best import Best
@@ -30,6 +30,7 @@ from autosbp.search._garbage import seldom_collected
 from autosbp.search._groups import GroupSearch
 from autosbp.search._layouts import LayoutProblems, Structure
 from autosbp.search._leanest import Leanest
+from autosbp.search._message_sizes import sizes_of
 from autosbp.search._reuse import REUSE
 from autosbp.search._space_solver import Kind, Tally, nearer
 from autosbp.search._structures import Structures
@@ -185,7 +186,7 @@ class Planner:
         return LayoutProblems(
             self.graph, NetworkModel(cluster, self.calibration), ComputeModel(cluster.device, self.calibration),
             global_batch=self.global_batch, optimizer=self.options.optimizer, pins=self.asked.pins, offload=offload,
-            bucket_bytes=self.options.bucket_bytes or BUCKET_BYTES,
+            sizes=sizes_of(self.options.bucket_bytes, self.cluster, self.calibration),
         )  # fmt: skip
 
     def _best(self, problems: LayoutProblems, begun: float) -> Best:

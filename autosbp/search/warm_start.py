@@ -42,7 +42,9 @@ def restarted(earlier: Strategy, problems: LayoutProblems, cluster: Cluster, opt
     earlier = replace(
         earlier,
         offload=earlier.offload and options.offload,
-        bucket_bytes=problems.bucket_bytes,
+        bucket_bytes=min(earlier.bucket_bytes, problems.bucket_bytes)
+        if options.bucket_bytes is None
+        else options.bucket_bytes,
         optimizer=options.optimizer,
     )
     reason = ""

@@ -89,7 +89,7 @@ class PlanOptions(Request):
     )
     bucket_bytes: int | None = Field(
         default=None,
-        description="The most that gradients are reduced in together; 25 MiB by default.",
+        description="The most that gradients are reduced in together; by default 25 MiB, or less where that does not fit.",
         json_schema_extra=_within(1, 2**40),
     )
     deterministic: bool | None = Field(

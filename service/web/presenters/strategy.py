@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosbp.findings import findings, why_no_bound
-from autosbp.plan import simulated_s
+from autosbp.plan import BUCKET_BYTES, simulated_s
 from autosbp.units import count, num_bytes
 from service.models import StrategyRow
 from service.web.presenters.baselines import baselines
@@ -176,6 +176,7 @@ def _layout(plan: Mapping[str, Any]) -> tuple[Fact, ...]:
         facts.append(Fact("Pipeline", "none"))
     runs = strategy.get("recompute", [])
     facts.append(Fact("Recomputation", f"{number(len(runs))} runs of ops, made again in backward" if runs else "none"))
+    facts.append(Fact("Messages of gradients", f"up to {num_bytes(strategy.get('bucket_bytes', BUCKET_BYTES))}"))
     fewer = plan.get("fewer_devices")
     if fewer:
         facts.append(Fact("Fewer devices", f"{fewer['num_devices']} would take {seconds(fewer['step_time_s'])}"))
