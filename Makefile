@@ -24,9 +24,9 @@ chaos: setup  ## the service under kills: LONG=1 for the long form
 	@.venv/bin/python -m benchmarks.chaos $(if $(LONG),--long) --json
 
 launchers: setup  ## lost submissions on a real Slurm: EACH=20 of every kind (root; scripts/system)
-	@.venv/bin/python -m benchmarks.launchers --each $(or $(EACH),20) --check --json
+	@.venv/bin/python -m benchmarks.launchers --each $(or $(EACH),20) --check --json $(if $(OUTPUT),-o $(OUTPUT))
 
-fuzz: setup  ## made-up requests and changed documents: SEED=N repeats a run, CASES=N of each route, INPUTS=20000 OUTPUT=benchmarks/data/fuzz.json the long form
+fuzz: setup  ## made-up requests and changed documents: SEED=N repeats a run, CASES=N of each route, INPUTS=30500 OUTPUT=benchmarks/data/fuzz.json the long form
 	@.venv/bin/python -m benchmarks.fuzz $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) \
 	  $(if $(INPUTS),--inputs $(INPUTS)) $(if $(OUTPUT),-o $(OUTPUT)) --check --json
 

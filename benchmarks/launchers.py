@@ -1,6 +1,6 @@
 """Lost submissions on a real Slurm of three virtual nodes: is every job there, and none twice?
 
-python -m benchmarks.launchers [--each 20] [--json] [--check]
+python -m benchmarks.launchers [--each 20] [--json] [--check] [-o FILE]
 
 Each way to lose a submission is a ``sbatch`` on PATH that does it. A job counts its runs in a file. Needs root and the
 packages that scripts/system installs.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=20, help="submissions of each kind")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("-o", "--output", type=Path, help="write the result into a file")
     options = parser.parse_args()
     lacks = missing_programs()
     if lacks:
@@ -57,13 +59,21 @@ def main() -> int:
         return int(options.check)
     with tempfile.TemporaryDirectory(prefix="autosbp-slurm-") as folder, VirtualSlurm(Path(folder) / "slurm") as slurm:
         rows = {way: lose(slurm, Path(folder) / f"way-{at}", way, options.each) for at, way in enumerate(WAYS)}
+    bad = any(row["lost"] or row["twice"] or row["jobs"] != row["submitted"] for row in rows.values())
+    found = {
+        "command": " ".join(["python -m benchmarks.launchers", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "rows": rows,
+        "passed": not bad,
+    }
+    if options.output is not None:
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
     if options.json:
-        print(json.dumps({"rows": rows}))
+        print(json.dumps(found))
     else:
         print(f"{'':44}{'submitted':>10}{'jobs':>6}{'lost':>6}{'twice':>6}{'seconds':>9}")
         for way, row in rows.items():
             print(f"{way:44}{row['submitted']:10}{row['jobs']:6}{row['lost']:6}{row['twice']:6}{row['seconds']:9.1f}")
-    bad = any(row["lost"] or row["twice"] or row["jobs"] != row["submitted"] for row in rows.values())
     return int(bad and options.check)
 
 

@@ -35,7 +35,7 @@ from autosbp.search._reuse import REUSE
 from autosbp.search._space_solver import Kind, Tally, nearer
 from autosbp.search._structures import Structures
 from autosbp.search._watch import BASELINES, FEWER, SEARCH, Progress, Watch
-from autosbp.search._weights import AS_USED
+from autosbp.search._weights import AS_USED, USE
 from autosbp.search.fewer import fewer_devices
 from autosbp.search.plan_options import PlanOptions, require_reproducible, require_room, require_state
 from autosbp.search.warm_start import Restart, restarted
@@ -217,10 +217,18 @@ class Planner:
         winner = self._offloaded(tally, best) if self.options.offload else self._searched(tally, best)
         document = plan_document(
             self.graph, self.cluster, self.calibration, self.options, self._limit_of(winner.costs),
-            (winner.strategy, winner.costs), baselines, min(tally.bounds, default=None), tally.evaluations,
+            (winner.strategy, winner.costs), baselines, min(tally.bounds, default=None) if self._bounds else None,
+            tally.evaluations,
             self.restarted.reason,
         )  # fmt: skip
         return Plan(document, time.monotonic() - self.started), winner
+
+    @property
+    def _bounds(self) -> bool:
+        """Whether search charges no more than strategies cost. Parameters that are gathered for each use, or pinned apart from
+        it, share messages that it does not know."""
+        pins = self.asked.pins
+        return self.options.storage != USE and all(pins.used[name] == own for name, own in pins.stored.items())
 
     def baselines(self) -> Baselines:
         """Those that are asked for."""

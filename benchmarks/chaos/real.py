@@ -1,4 +1,5 @@
-"""Kills of the service while it does what it is there for: measures a cluster, searches, trains. Ranks outlive it."""
+"""Kills of the service while it does what it is there for: measures a cluster, searches, trains, learns from it. Ranks
+outlive it."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from benchmarks.chaos._fleet import Account, Process
 from benchmarks.chaos.scenarios import KINDS, REACH_S, Bodies, Found, bad
@@ -53,7 +56,7 @@ def _job(folder: JobFolder) -> str:
 def real_work(folder: Path, points: Sequence[tuple[str, str]], kills: int, seed: int) -> Found:
     """Die at each ``(kind, point)`` in turn with a job of the kind at work, then at random moments; each start has the jobs
     of those before it, too."""
-    bodies, dice = Bodies(folder, None), random.Random(seed)
+    bodies, dice = Bodies(folder, None, measured=True), random.Random(seed)
     account, reached = Launched(folder / "data" / "launches"), 0
 
     def start(**dying: object) -> Process:
@@ -80,8 +83,30 @@ def real_work(folder: Path, points: Sequence[tuple[str, str]], kills: int, seed:
         if not process.wait_ready():
             raise RuntimeError("".join(process.log))
         states = account.settle(process.url)
+        taught, trials = _taught(process.url)
     finally:
         process.end()
     started = sum(count for job, count in account.ends().items() if job in states)
     summary = account.summary(states, reached + kills)
-    return {**summary, "started": started, "points": len(points), "failures": bad(states)}
+    summary["twice"] += max(0, taught - trials)
+    summary["lost"] += max(0, trials - taught)
+    counted = {"started": started, "taught": taught, "trials": trials, "points": len(points)}
+    return {**summary, **counted, "failures": bad(states)}
+
+
+def _taught(url: str) -> tuple[int, int]:
+    """How many trials taught the calibration, each of which should once, and how many succeeded."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        versions = _every(client, "/v1/calibrations")
+        trials = [each for each in _every(client, "/v1/trials") if each["job"]["state"] == "succeeded"]
+    return max((each["num_trials"] for each in versions), default=0), len(trials)
+
+
+def _every(client: httpx.Client, path: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    cursor = None
+    while True:
+        page = client.get(path, params={"limit": 100, **({"cursor": cursor} if cursor else {})}).json()
+        found += page["items"]
+        if (cursor := page["next_cursor"]) is None:
+            return found

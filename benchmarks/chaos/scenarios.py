@@ -37,9 +37,10 @@ class Database(Protocol):
 
 
 class Bodies:
-    """Requests for jobs of each kind, about a model, a cluster and a strategy that are stored first."""
+    """Requests for jobs of each kind, about a model, a cluster and a strategy that are stored first; if ``measured``, with a
+    calibration, so that trials teach it."""
 
-    def __init__(self, folder: Path, database_url: str | None) -> None:
+    def __init__(self, folder: Path, database_url: str | None, *, measured: bool = False) -> None:
         process = Process(folder, "real", database_url=database_url)
         if not process.wait_ready():
             raise RuntimeError("".join(process.log))
@@ -47,21 +48,32 @@ class Bodies:
             with httpx.Client(base_url=process.url, timeout=60) as client:
                 self._model = client.post("/v1/models", json={"zoo": "mlp-small"}).json()["id"]
                 self._cluster = client.post("/v1/clusters", json={"preset": "local:2"}).json()["id"]
-                asked = self.of("search")[1]
-                job = client.post("/v1/searches", json=asked).json()
-                while (found := client.get(f"/v1/jobs/{job['id']}").json())["state"] not in ("succeeded", "failed"):
-                    time.sleep(0.1)
-                self._strategy = found["result"]["strategy_id"]
+                self._costs: dict[str, str] = {}
+                if measured:
+                    path, body = self.of("calibrate")
+                    calibration = _done(client, path, {**body, "point_s": 0.02})["calibration_id"]
+                    self._costs = {"calibration_id": calibration}
+                self._strategy = _done(client, *self.of("search"))["strategy_id"]
         finally:
             process.end()
 
     def of(self, kind: str) -> tuple[str, dict[str, Any]]:
         """Path and body."""
         if kind == "search":
-            return "/v1/searches", {"model_id": self._model, "cluster_id": self._cluster, "options": _OPTIONS}
+            asked = {"model_id": self._model, "cluster_id": self._cluster, "options": _OPTIONS}
+            return "/v1/searches", {**asked, **self._costs}
         if kind == "trial":
             return "/v1/trials", {"strategy_id": self._strategy}
         return "/v1/calibrations", {"cluster_id": self._cluster}
+
+
+def _done(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The result of a job."""
+    job = client.post(path, json=body).json()
+    while (found := client.get(f"/v1/jobs/{job['id']}").json())["state"] not in ("succeeded", "failed"):
+        time.sleep(0.1)
+    result: dict[str, Any] = found["result"]
+    return result
 
 
 def crash_points(folder: Path, points: Sequence[tuple[str, str]]) -> Found:

@@ -79,6 +79,8 @@ def test_a_parameter_may_be_stored_otherwise_than_it_is_used() -> None:
     kinds = {call.kind for call in collectives(bound, plan.strategy) if call.phase != "sync"}
     assert {"all_gather", "reduce_scatter"} <= kinds
     assert "reduce_scatter" not in {call.kind for call in collectives(bound, parallel.strategy)}
+    # Gathers share messages that search does not know, so that nothing is claimed.
+    assert plan.document["lower_bound_s"] is None and parallel.document["gap"] == 0.0
 
 
 def test_parameters_that_all_axes_store_alike_are_gathered_in_one_message_over_all() -> None:

@@ -42,6 +42,7 @@ def test_real_measurements_and_trials_run_once_whatever_moment_the_service_dies_
     found = real.real_work(tmp_path, points, 0, seed=0)
     check(found, len(points))
     assert found["started"] == 2  # the search is no run
+    assert found["taught"] == found["trials"] == 1, "a trial teaches its calibration once"
 
 
 def test_a_crash_is_asked_for_by_the_name_of_a_moment() -> None:

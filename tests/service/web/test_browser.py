@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         with Client(server.url) as client:
             calibration = client.post_calibration(documents.calibration("local:2"))
             model = client.get_strategy(strategy.rsplit("/", 1)[1])["provenance"]["graph_hash"]
-        others = (search, f"/models/mod-{model}", f"/calibrations/{calibration}")
+            (cluster,) = [each["cluster_id"] for each in client.calibrations() if each["id"] == calibration]
+        others = (search, f"/models/mod-{model}", f"/calibrations/{calibration}", f"/clusters/{cluster}")
         yield Seen(opened, server.url, strategy, others)
 
 
@@ -117,6 +119,30 @@ def test_no_page_complains_overflows_or_breaks_a_rule_of_accessibility(seen: See
     context.close()
 
 
+def test_a_trial_shows_how_it_goes_and_then_what_it_measured(seen: Seen) -> None:
+    with Client(seen.url) as client:
+        job = client.trial(seen.strategy.rsplit("/", 1)[1], steps=3, warmup=1)
+        (trial,) = [each["id"] for each in client.trials() if each["job"]["id"] == job.id]
+    context = seen.browser.new_context(viewport={"width": NARROW, "height": 800})
+    page = context.new_page()
+    said = complaints(page)
+    page.goto(f"{seen.url}/trials/{trial}")
+    expect(page.get_by_role("status").first).to_contain_text(re.compile("queued|running"))
+    expect(page.get_by_label("Log of the ranks")).to_be_visible(timeout=2 * PATIENCE_MS)
+    expect(page.get_by_role("heading", name="Predicted against measured").first).to_be_visible(timeout=2 * PATIENCE_MS)
+    expect(page.get_by_role("status").first).to_contain_text("succeeded")
+    for path in (f"/trials/{trial}", f"/jobs/{job.id}"):
+        opened(page, seen, path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= NARROW, path
+        found = Axe().run(page, options=RULES)
+        assert found.violations_count == 0, (path, found.generate_report())
+    opened(page, seen, f"/trials/{trial}")
+    assert "as charged" in page.inner_text("main")
+    assert len(page.screenshot(full_page=True)) > 20_000
+    assert said == []
+    context.close()
+
+
 def test_charts_are_drawn_and_the_timeline_is_not_empty(seen: Seen) -> None:
     page = seen.browser.new_page()
     opened(page, seen, seen.strategy)
@@ -181,5 +207,8 @@ def test_two_ticked_strategies_can_be_compared(seen: Seen) -> None:
         box.check()
     button.click()
     expect(page.get_by_role("heading", name="Two strategies side by side")).to_be_visible()
+    expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=PATIENCE_MS)
+    found = Axe().run(page, options=RULES)
+    assert found.violations_count == 0, found.generate_report()
     assert said == []
     page.close()
