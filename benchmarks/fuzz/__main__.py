@@ -1,4 +1,5 @@
-"""What nobody would send: ``python -m benchmarks.fuzz [--seed N] [--cases N] [--inputs N] [--check] [--json] [-o FILE]``.
+"""What nobody would send: ``python -m benchmarks.fuzz [--seed N] [--cases N] [--inputs N] [--only KIND] [--check] [--json]
+[-o FILE]``.
 
 - Requests that schemathesis makes up from the OpenAPI document, to the service on SQLite: ``--cases`` of each route at random,
   beside those that cover the document's schemas.
@@ -35,6 +36,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="another one each time by default")
     parser.add_argument("--cases", type=int, default=100, help="random requests of each route; 0: none at all")
     parser.add_argument("--inputs", type=int, default=2000, help=f"changed documents; {_LONG} for the long form")
+    parser.add_argument("--only", choices=TARGETS, action="append", help="documents of this kind; of all otherwise")
     parser.add_argument("--check", action="store_true", help="exit with 1 where anything is found")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     parser.add_argument("-o", "--output", type=Path, help="write the result into a file")
@@ -44,7 +46,7 @@ def main() -> int:
     requests = _requests(seed, arguments.cases) if arguments.cases else None
     begun_s = time.monotonic()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        names = [*TARGETS] if arguments.inputs else []
+        names = arguments.only or [*TARGETS] if arguments.inputs else []
         changed = dict(zip(names, pool.map(lambda name: _changed(name, seed, arguments.inputs), names), strict=True))
     clean = requests is None or not (requests["failures"] or requests["errors"])
     found = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import event
+from sqlalchemy import create_engine, event, text
 from starlette.testclient import TestClient
 
 from service.settings import Settings
@@ -153,6 +153,37 @@ def test_a_postgresql_that_stops_is_503_and_not_ready_until_it_is_back(settings:
         server.start()
         assert post(client, 3).status_code == 201
         assert client.get("/readyz").status_code == 200
+
+
+def test_a_locked_or_read_only_postgresql_is_503_until_it_is_not(settings: Settings, postgres: Postgres) -> None:
+    url = postgres.database()
+    with running(settings.model_copy(update={"database_url": url, "lock_timeout_s": 0.2})) as client:
+        assert post(client, 2).status_code == 201
+        beside = create_engine(url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+        name = beside.url.database
+        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name AND pid <> pg_backend_pid()"
+
+        def refused(count: int) -> None:
+            answer = post(client, count)
+            assert (answer.status_code, answer.json()["type"]) == (503, "urn:autosbp:problem:storage-unavailable")
+            assert answer.headers["retry-after"]
+            assert client.get("/v1/clusters").status_code == 200, "reading goes on"
+
+        with beside.connect() as other:
+            other.execute(text("BEGIN"))
+            other.execute(text("LOCK TABLE clusters IN EXCLUSIVE MODE"))
+            refused(3)
+            other.execute(text("ROLLBACK"))
+            assert post(client, 3).status_code == 201
+            other.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
+            other.execute(text(ended), {"name": name})  # it counts for new connections
+            documents.wait_until(lambda: client.get("/v1/clusters").status_code == 200)
+            refused(4)
+            other.execute(text(f"ALTER DATABASE {name} RESET default_transaction_read_only"))
+            other.execute(text(ended), {"name": name})
+            documents.wait_until(lambda: client.get("/v1/clusters").status_code == 200)
+        beside.dispose()
+        assert post(client, 4).status_code == 201
 
 
 def test_a_data_folder_that_is_gone_or_a_disk_without_room_is_not_ready(settings: Settings, tmp_path: Path) -> None:
