@@ -94,10 +94,10 @@ def _row(size: int, found: Costs, usual: Costs) -> Row:
 
 def show(result: Result) -> None:
     asked = ", ".join(f"{name} {value}" for name, value in result.options.items())
-    print(f"{result.model} on {result.cluster} ({asked}): {result.step_time_s:.4g} s")  # noqa: T201
+    print(f"{result.model} on {result.cluster} ({asked}): {result.step_time_s:.4g} s")
     for row in result.rows:
         size = "all" if row.bucket_bytes == SIZES[-1] else f"{row.bucket_bytes // MIB} MiB"
-        print(  # noqa: T201
+        print(
             f"{size:>10}  sum {row.step_percent:+.3f} %  simulated {row.simulated_percent:+.3f} %  "
             f"memory {row.memory_percent:+.2f} %"
         )
@@ -125,7 +125,7 @@ def main() -> None:
         if not arguments.json:
             show(results[-1])
     if arguments.json:
-        print(json.dumps({"benchmark": "message_sizes", "results": [asdict(result) for result in results]}))  # noqa: T201
+        print(json.dumps({"benchmark": "message_sizes", "results": [asdict(result) for result in results]}))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ out of messages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -83,30 +83,31 @@ class LinkModel:
         a link share its bandwidth alone, as where p2p was measured with all devices sending; their latencies pass beside
         each other."""
         slowest = 0.0
-        apart = np.zeros(len(senders), dtype=bool)
-        for level, link in enumerate(self._links):
-            units = [units_of(ends, level, self._counts) for ends in (senders, receivers)]
-            crossing = (units[0] != units[1]) & ~apart
-            if crossing.any():
-                apart |= crossing
-                transfer_s = float(link.transfer_s(np.array([size], dtype=np.float64))[0])
-                busiest = max(int(np.unique(end[crossing], return_counts=True)[1].max()) for end in units)
-                in_turn_s = busiest * max(link.alpha_s + transfer_s, 0.0)
-                slowest = max(slowest, max(link.alpha_s + busiest * transfer_s, 0.0) if at_once else in_turn_s)
+        for link, busiest in self._shared_links(senders, receivers):
+            transfer_s = float(link.transfer_s(np.array([size], dtype=np.float64))[0])
+            in_turn_s = busiest * max(link.alpha_s + transfer_s, 0.0)
+            slowest = max(slowest, max(link.alpha_s + busiest * transfer_s, 0.0) if at_once else in_turn_s)
         return slowest
 
     def least_line(self, senders: NDArray[np.int64], receivers: NDArray[np.int64]) -> tuple[float, float]:
         """Seconds, and seconds a byte of one message, that ``even_exchange_s`` takes at the least."""
-        least = (0.0, 0.0)
+        lines = [
+            (busiest * max(link.alpha_s, 0.0), busiest * _least_beta(link))
+            for link, busiest in self._shared_links(senders, receivers)
+        ]
+        return max(lines, key=lambda line: line[1], default=(0.0, 0.0))
+
+    def _shared_links(
+        self, senders: NDArray[np.int64], receivers: NDArray[np.int64]
+    ) -> Iterator[tuple[AlphaBeta, int]]:
+        """The link of each level that messages from a device to another one go over, and how many the busiest one carries."""
         apart = np.zeros(len(senders), dtype=bool)
         for level, link in enumerate(self._links):
             units = [units_of(ends, level, self._counts) for ends in (senders, receivers)]
             crossing = (units[0] != units[1]) & ~apart
             if crossing.any():
                 apart |= crossing
-                busiest = max(int(np.unique(end[crossing], return_counts=True)[1].max()) for end in units)
-                least = max(least, (busiest * max(link.alpha_s, 0.0), busiest * _least_beta(link)), key=lambda line: line[1])
-        return least
+                yield link, max(int(np.unique(end[crossing], return_counts=True)[1].max()) for end in units)
 
     def least_s(self, src: Counts, dst: Counts) -> Floats:
         """For each layout of ``src`` and each of ``dst``, no more than the delivery takes: the messages that one device

@@ -13,6 +13,7 @@ import pytest
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
 from autosbp.findings import findings
 from autosbp.search import _space_solver, _timed, planner
+from autosbp.search._candidate import Candidate
 from autosbp.search._stage_limited import StageLimited
 from autosbp.search._timed import OutOfTimeError, Timed
 from autosbp.search.planner import Planner
@@ -95,8 +96,8 @@ def test_a_baseline_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) 
     work = Work(monkeypatch, 10**9)
     fits = _space_solver.SpaceSolver._keep
 
-    def kept(solver: _space_solver.SpaceSolver, candidate: object) -> None:
-        fits(solver, candidate)  # type: ignore[arg-type]
+    def kept(solver: _space_solver.SpaceSolver, candidate: Candidate | None) -> None:
+        fits(solver, candidate)
         work.late_at = len(work.done)
 
     monkeypatch.setattr(_space_solver.SpaceSolver, "_keep", kept)

@@ -24,7 +24,9 @@ from autosbp.search._weights import FASTEST
 from autosbp.search.planner import Planner
 from tests.search.plans import graph_of
 
-NEVER = lambda: False  # noqa: E731
+
+def never() -> bool:
+    return False
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
         assert waits._model is not None
         first = (work_s - (stages - 1) / (count + stages - 1) * waits._model.once_s) / stages
         step_s = max(found.ends())
-        (least_s,) = waits.raised([first], 10 * step_s, NEVER)
+        (least_s,) = waits.raised([first], 10 * step_s, never)
         assert work_s / stages * (1 - 1e-6) <= least_s <= step_s * (1 + 1e-9), (pipeline, count)
         nearest.append(least_s / step_s)
         seen.add(shape.schedule)
@@ -117,15 +119,17 @@ def test_bounds_that_are_at_the_level_stay_and_time_ends_the_rest() -> None:
     graph, cluster = graph_of("vgg13"), load_cluster("dgx-a100-40g:1")
     problems = Planner(graph, cluster, None, PlanOptions(global_batch=64), None).problems
     structure = next(
-        each for each in Planner(graph, cluster, None, PlanOptions(global_batch=64), None).structures() if each.stages == 2
+        each
+        for each in Planner(graph, cluster, None, PlanOptions(global_batch=64), None).structures()
+        if each.stages == 2
     )
     waits = WaitBounds(problems, structure, [32, 16, 8], FASTEST, RUNNABLE)
-    raised = waits.raised([1e-4, 2e-4, 3.0], 2.0, NEVER)
+    raised = waits.raised([1e-4, 2e-4, 3.0], 2.0, never)
     assert 1e-4 < raised[0] < 2.0 and 2e-4 < raised[1] < 2.0 and raised[2] == 3.0
     assert waits.raised([1e-4, 2e-4, 3.0], 2.0, lambda: True) == [1e-4, 2e-4, 3.0]
     # More microbatches wait less, smaller parts of a stage do, too.
-    few = WaitBounds(problems, structure, [32], FASTEST, ("1f1b",)).raised([1e-2], 9.0, NEVER)[0]
-    many = WaitBounds(problems, structure, [8], FASTEST, ("1f1b",)).raised([1e-2], 9.0, NEVER)[0]
+    few = WaitBounds(problems, structure, [32], FASTEST, ("1f1b",)).raised([1e-2], 9.0, never)[0]
+    many = WaitBounds(problems, structure, [8], FASTEST, ("1f1b",)).raised([1e-2], 9.0, never)[0]
     assert few > many > 1e-2
 
 
