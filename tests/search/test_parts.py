@@ -19,7 +19,7 @@ from autosbp.testing.searchers import check_result, random_problem
 
 SHARING = ("exhaustive", "random", "metropolis_hastings", "coordinate_descent")
 PROBLEM = random_problem(np.random.default_rng(8), num_variables=10, max_domain=6, memory_share=0.6)
-LONG = random_problem(np.random.default_rng(9), num_variables=19, max_domain=4, edge_probability=0.8, memory_share=0.9)
+LONG = random_problem(np.random.default_rng(9), num_variables=24, max_domain=4, edge_probability=0.8, memory_share=0.9)
 OPTIONS = {
     "as it is": SearchOptions(seed=5),
     "evaluations": SearchOptions(seed=5, max_evaluations=20_011),
@@ -35,7 +35,7 @@ two_cores = pytest.mark.skipif(
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Small problems are shared, too; what the other processes handed over."""
+    """Small problems are shared, too, and large ones enumerated; what the other processes handed over."""
     found, loads = [], handed.loads
 
     def read(text: bytes) -> object:
@@ -45,6 +45,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     for name in ("WORTH_S", "TRIED_S"):
         monkeypatch.setattr(parts, name, 0.0)
     monkeypatch.setattr("autosbp.search._coordinate_descent.VALUES_OF_PART", 100)
+    monkeypatch.setattr("autosbp.search._exhaustive.MAX_ASSIGNMENTS", LONG.num_assignments)  # minutes of work
     monkeypatch.setattr(handed, "loads", read)
     return found
 
