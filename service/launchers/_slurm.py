@@ -30,6 +30,7 @@ _STATES: Mapping[str, str] = {
     "CANCELLED": "cancelled",
 }
 """Slurm's states that have one of ours; every other is a failure."""
+_ACCOUNTED_SINCE = "now-30days"
 _KEPT_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
 
 
@@ -120,13 +121,19 @@ def _told(state: str, why: str) -> tuple[str, str]:
 
 def _accounted(native_id: str) -> tuple[str, str] | None:
     """What accounting says of a job that the controller has forgotten."""
-    answer = _client("sacct", "-X", "-n", "-P", "-o", "State", "-j", native_id, missing="", may_fail=True)
+    answer = _client("sacct", "-X", "-n", "-P", "-o", "State", "-j", native_id, may_lack=True)
     words = answer.split()
     return _told(words[0], "") if words else None
 
 
 def _accounted_id(name: str) -> str | None:
-    answer = _client("sacct", "-X", "-n", "-P", "-o", "JobID", f"--name={name}", missing="", may_fail=True)
+    """Asked by name, accounting tells of today alone unless it is given a time. Where it does not answer the claim in the
+    job's folder still keeps a second job from running."""
+    asked = ("-X", "-n", "-P", "-o", "JobID", f"--name={name}", f"--starttime={_ACCOUNTED_SINCE}")
+    try:
+        answer = _client("sacct", *asked, may_lack=True)
+    except UnavailableError:
+        return None
     words = answer.split()
     return words[0] if words else None
 
@@ -138,10 +145,11 @@ def _job_id(answer: str) -> str:
     return words[0]
 
 
-def _client(*command: str, script: str | None = None, missing: str | None = None, may_fail: bool = False) -> str:
+def _client(*command: str, script: str | None = None, missing: str | None = None, may_lack: bool = False) -> str:
     """What a client prints. It gets no more of the service's environment than it needs: sbatch would pass it on to the job.
 
-    ``missing`` is the answer where Slurm does not know the job; with ``may_fail``, also where there is no accounting.
+    ``missing`` is the answer where Slurm does not know the job; with ``may_lack``, nothing is, where there is no such client
+    or no accounting.
     """
     env = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     try:
@@ -149,14 +157,16 @@ def _client(*command: str, script: str | None = None, missing: str | None = None
     except subprocess.TimeoutExpired:
         raise UnavailableError(f"{command[0]} did not answer within {_CLIENT_S:g} s") from None
     except FileNotFoundError:
-        if may_fail:
+        if may_lack:
             return ""
         raise LauncherError(f"{command[0]} is not installed here; Slurm's clients are needed") from None
     if done.returncode == 0:
         return done.stdout
     said = done.stderr.strip()
-    if may_fail or (missing is not None and _UNKNOWN in said):
-        return missing or ""
+    if missing is not None and _UNKNOWN in said:
+        return missing
+    if may_lack and not any(mark in said for mark in _NO_ANSWER):
+        return ""
     # Only a job can be refused; a question that is not answered may be asked again.
     if script is None or not said or done.returncode < 0 or any(mark in said for mark in _NO_ANSWER):
         raise UnavailableError(f"{command[0]} did not answer: {said or f'exit code {done.returncode}'}")

@@ -1,0 +1,84 @@
+"""Accounts of a virtual Slurm: a real slurmdbd on a MariaDB of its own. Packages slurmdbd, mariadb-server-core."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from service.testing import _daemons
+
+_PROGRAMS = ("slurmdbd", "mariadbd", "sacct", "sacctmgr")
+_TABLES = Path("/usr/share/mysql")
+_SCRIPTS = ("mysql_system_tables.sql", "mysql_performance_tables.sql", "mysql_system_tables_data.sql")
+_QUICK = ("--innodb-log-file-size=8M", "--innodb-flush-log-at-trx-commit=0", "--skip-innodb-doublewrite")
+_CONF = """\
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={munge}
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=accounts
+CommitDelay=0
+"""
+
+
+def missing_programs() -> list[str]:
+    """What this machine lacks to keep accounts."""
+    return [name for name in _PROGRAMS if shutil.which(name, path=_daemons.PATH) is None]
+
+
+class Accounting:
+    """Keeps accounts as long as the block; ``conf`` is what slurm.conf says of it. The munge that it is known by must run.
+
+    MariaDB listens on a socket in the folder alone, and asks for no password.
+    """
+
+    def __init__(self, folder: Path, munge: Path, port: int) -> None:
+        self._folder, self._munge, self._port = folder, munge, port
+        self._stack = ExitStack()
+        self.conf = (
+            "AccountingStorageType=accounting_storage/slurmdbd\n"
+            f"AccountingStorageHost=127.0.0.1\nAccountingStoragePort={port}\n"
+            f"AccountingStoragePass={munge}\n"
+        )
+
+    def __enter__(self) -> Self:
+        data, listening = self._folder / "mariadb", self._folder / "mariadb.socket"
+        data.mkdir(parents=True)
+        options = ("mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", *_QUICK)
+        tables = "".join((_TABLES / name).read_text() for name in _SCRIPTS)
+        script = f"CREATE DATABASE mysql;\nUSE mysql;\n{tables}"
+        with (self._folder / "bootstrap.out").open("wb") as log:
+            subprocess.run([*options, "--bootstrap"], input=script.encode(), stdout=log, stderr=log, check=True)
+        at = (f"--socket={listening}", "--skip-networking", "--skip-grant-tables", f"--pid-file={self._folder}/mariadb.pid")
+        with ExitStack() as stack:
+            stack.callback(_daemons.stop, _daemons.start(self._folder, "mariadbd", *options, *at))
+            _daemons.wait_until(listening.is_socket, self._folder, "mariadbd")
+            conf = self._folder / "slurmdbd.conf"
+            conf.write_text(_CONF.format(port=self._port, folder=self._folder, munge=self._munge))
+            conf.chmod(0o600)
+            variables = {"SLURM_CONF": str(self._folder / "slurm.conf"), "MYSQL_UNIX_PORT": str(listening)}
+            stack.callback(_daemons.stop, _daemons.start(self._folder, "slurmdbd", "slurmdbd", "-D", **variables))
+            _daemons.wait_until(self._answers, self._folder, "slurmdbd")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
+        except OSError:
+            return False
+        return True
