@@ -1,5 +1,5 @@
 # Every target is one script, so that people and CI run the same thing. Needs Python >= 3.11 and make, nothing else.
-.PHONY: setup demo test check bench load chaos launchers fuzz clean
+.PHONY: setup demo test check bench load chaos storage launchers fuzz clean
 
 setup:  ## create .venv with everything that demo and tests need
 	@scripts/setup
@@ -22,6 +22,9 @@ load: setup  ## the service under load, on SQLite and as two processes on Postgr
 
 chaos: setup  ## the service under kills: LONG=1 for the long form
 	@.venv/bin/python -m benchmarks.chaos $(if $(LONG),--long) --json
+
+storage: setup  ## the service while its storage is locked, read-only, full or fails, on SQLite and PostgreSQL (root, for disks of its own)
+	@.venv/bin/python -m benchmarks.storage --check --json $(if $(OUTPUT),-o $(OUTPUT))
 
 launchers: setup  ## lost submissions on a real Slurm: EACH=20 of every kind (root; scripts/system)
 	@.venv/bin/python -m benchmarks.launchers --each $(or $(EACH),20) --check --json $(if $(OUTPUT),-o $(OUTPUT))

@@ -10,12 +10,15 @@ import subprocess
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import create_engine, text
 
+from service.testing.disks import Disk
+
 _PORT = 5432
 _NOBODY = 65534
+_DISK_BYTES = {"data": 96 * 2**20, "wal": 24 * 2**20}
 
 
 def programs() -> Path:
@@ -30,23 +33,31 @@ def programs() -> Path:
 
 class Postgres:
     """Runs until it is left. A server refuses to run as root, who starts it as nobody. Unless it is ``durable``, nothing it
-    stores outlives the machine."""
+    stores outlives the machine. With ``small``, "data" or "wal", that part is on a ``disk`` of its own that can be filled."""
 
-    def __init__(self, folder: Path, *, durable: bool = False) -> None:
+    def __init__(self, folder: Path, *, durable: bool = False, small: str | None = None) -> None:
         self._bin, self._durable = folder, durable
         self._home = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # noqa: S108 - a socket's path must be short
         if os.getuid() == 0:
             os.chown(self._home, _NOBODY, _NOBODY)
+        self.disk = Disk.in_memory(self._home / small, _DISK_BYTES[small], _NOBODY) if small else None
 
     def __enter__(self) -> Self:
-        self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "--encoding=UTF8", "--locale=C")
+        own = []
+        if self.disk is not None:
+            self.disk.__enter__()
+            own = [f"--waldir={self._home / 'wal'}", "--wal-segsize=1"]
+        self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "--encoding=UTF8", "--locale=C", *own)
         self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        if self.runs():
+            self.stop()
+        if self.disk is not None:
+            self.disk.__exit__()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def start(self) -> None:
@@ -58,6 +69,10 @@ class Postgres:
     def stop(self) -> None:
         """Stop it as a crash would."""
         self._run("pg_ctl", "-m", "immediate", "-w", "stop")
+
+    def runs(self) -> bool:
+        """Whether its process is there."""
+        return subprocess.run(**self._call("pg_ctl", "status")).returncode == 0
 
     @property
     def pid(self) -> int:
@@ -77,11 +92,13 @@ class Postgres:
         return f"postgresql+psycopg://postgres@/{name}?host={self._home}&port={_PORT}"
 
     def _run(self, program: str, *arguments: str) -> None:
-        subprocess.run(
-            [self._bin / program, "-D", str(self._home / "data"), *arguments],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            cwd=self._home,
-            user=_NOBODY if os.getuid() == 0 else None,
-            env={**os.environ, "HOME": str(self._home)},
-        )
+        subprocess.run(**self._call(program, *arguments), check=True)
+
+    def _call(self, program: str, *arguments: str) -> dict[str, Any]:
+        command = [str(self._bin / program), "-D", str(self._home / "data"), *arguments]
+        user = _NOBODY if os.getuid() == 0 else None
+        if self.disk is not None:  # which root alone may enter
+            drop = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups")
+            command, user = [*self.disk.within, *drop, *command], None
+        env = {**os.environ, "HOME": str(self._home)}
+        return {"args": command, "stdout": subprocess.DEVNULL, "cwd": self._home, "user": user, "env": env}

@@ -1,0 +1,1 @@
+"""The real service while what it stores to fails."""
