@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--only", choices=TARGETS, action="append", help="documents of this kind; of all otherwise")
     parser.add_argument("--check", action="store_true", help="exit with 1 where anything is found")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
-    parser.add_argument("-o", "--output", type=Path, help="write the result into a file")
+    parser.add_argument("-o", "--output", type=Path, help="write the result into a file, beside what it has of the other kind")
     arguments = parser.parse_args()
     seed = secrets.randbelow(2**31) if arguments.seed is None else arguments.seed
     print(f"seed {seed}")
@@ -50,8 +50,7 @@ def main() -> int:
         changed = dict(zip(names, pool.map(lambda name: _changed(name, seed, arguments.inputs), names), strict=True))
     clean = requests is None or not (requests["failures"] or requests["errors"])
     found = {
-        "command": " ".join(["python -m benchmarks.fuzz", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}",
+        **_circumstances(),
         "seed": seed,
         "requests": requests,
         "documents": changed,
@@ -61,10 +60,28 @@ def main() -> int:
         "passed": clean and not any(one["findings"] for one in changed.values()),
     }
     if arguments.output is not None:
-        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+        earlier = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
+        arguments.output.write_text(json.dumps(joined(found, earlier), indent=1) + "\n")
     if arguments.json:
         print(json.dumps(found))
     return 1 if arguments.check and not found["passed"] else 0
+
+
+def _circumstances() -> dict[str, str]:
+    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return {
+        "command": " ".join(["python -m benchmarks.fuzz", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, {system}",
+    }
+
+
+def joined(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """A run of requests alone beside the documents of an earlier one, or the other way round."""
+    if not found["documents"] and earlier.get("documents"):
+        return {**earlier, "requests": found["requests"], "passed": found["passed"] and earlier["passed"]}
+    if found["requests"] is None and (kept := earlier.get("requests")):
+        return {**found, "requests": kept, "passed": found["passed"] and not (kept["failures"] or kept["errors"])}
+    return found
 
 
 def _requests(seed: int, num_cases: int) -> dict[str, Any]:
@@ -74,7 +91,10 @@ def _requests(seed: int, num_cases: int) -> dict[str, Any]:
     if found["failures"] or found["errors"]:
         print(output)
     print(f"{found['cases']} requests in {found['seconds']:.0f} s: {len(found['failures'])} kinds of failures")
-    return found
+    for name, phase in found["phases"].items():
+        answers = ", ".join(f"{number} x {kind}" for kind, number in phase.items() if kind.endswith("xx"))
+        print(f"  {name}: {phase['status']}, {phase['requests']} requests, {answers}")
+    return {**_circumstances(), "seed": seed, **found}
 
 
 def _changed(name: str, seed: int, num_inputs: int) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""Hooks of schemathesis: the run must not end its own key, and which refusals of valid requests are no failures."""
+"""Hooks of schemathesis: the run must not end its own key, which refusals of valid requests are no failures, and what was
+answered in each phase."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import schemathesis
@@ -14,11 +16,21 @@ _CONDITIONS = {"urn:autosbp:problem:idempotency-key-reused", "urn:autosbp:proble
 """Refusals of what depends on earlier requests: a key that another request had, an ETag that the resource has not."""
 
 
+_answers = Path(os.environ["FUZZ_ANSWERS"]).open("a", buffering=1)  # noqa: SIM115 - the run ends without a word
+
+
 @schemathesis.hook
 def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> None:  # noqa: ARG001
     """Keep revocations and rotations off the key that the run calls with."""
     if (case.path_parameters or {}).get("key_id") == os.environ["FUZZ_KEY_ID"]:
         case.path_parameters["key_id"] = "key-of-nobody"
+
+
+@schemathesis.hook
+def after_call(context: HookContext, case: Case, response: Response) -> None:  # noqa: ARG001
+    """Write its phase and the kind of answer into a line."""
+    phase = str(case.meta.phase.name) if case.meta is not None else "other"
+    _answers.write(f"{phase} {response.status_code // 100}xx\n")
 
 
 @schemathesis.hook

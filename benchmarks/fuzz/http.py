@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ def attack(
         phases: some of ``PHASES``.
 
     Returns:
-        ``cases``, ``failures`` (each with its kind, operations and count), ``logged_errors`` of the service, ``seconds``, and
-        ``output``, where every failure comes with a request that shows it.
+        ``cases``, ``phases`` (of each how it ended, its ``requests`` and these by the kind of answer), ``5xx`` and
+        ``violations`` in all, ``failures`` (each with its kind, operations and count), ``logged_errors`` of the service,
+        ``seconds``, and ``output``, where every failure comes with a request that shows it.
     """
+    answers_file = folder / "answers"
     report, config = folder / "report.json", folder / "schemathesis.toml"
     config.write_text(_config(service.names))
     command = [
@@ -45,15 +48,17 @@ def attack(
         *("--seed", str(seed), "--max-examples", str(num_examples), "--phases", ",".join(phases)),
         *("--report", "json", "--report-json-path", report),
     ]
-    variables = {**os.environ, "FUZZ_KEY_ID": service.key_id}
+    variables = {**os.environ, "FUZZ_KEY_ID": service.key_id, "FUZZ_ANSWERS": str(answers_file)}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
     if done.returncode not in _EXPECTED_EXITS or not report.exists():
         raise RuntimeError(f"schemathesis did not run:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
-    found = json.loads(report.read_text())
+    found, answers = json.loads(report.read_text()), Counter(answers_file.read_text().splitlines())
     return {
         "cases": found["test_cases"]["generated"],
         "operations": found["operations"]["tested"],
-        "phases": {name: found["phases"][name]["status"] for name in phases},
+        "phases": {name: {"status": found["phases"][name]["status"], **_of_phase(answers, name)} for name in phases},
+        "5xx": sum(number for line, number in answers.items() if line.endswith(" 5xx")),
+        "violations": found["test_cases"]["with_failures"],
         "failures": found["failures"],
         "errors": found["errors"],
         "complete": found["complete"],
@@ -61,6 +66,11 @@ def attack(
         "seconds": round(found["running_time"], 1),
         "output": done.stdout,
     }
+
+
+def _of_phase(answers: Mapping[str, int], name: str) -> dict[str, int]:
+    own = {line.split()[1]: number for line, number in sorted(answers.items()) if line.split()[0] == name}
+    return {"requests": sum(own.values()), **own}
 
 
 def _config(names: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fuzz.__main__ import joined
 from benchmarks.fuzz._server import Served, served
 from benchmarks.fuzz.http import PHASES, attack
 from tests.service.postgres import Postgres
@@ -19,7 +20,8 @@ SEED = 1
 def check(service: Served, folder: Path, num_examples: int, phases: tuple[str, ...], at_least: int) -> None:
     found = attack(service, folder, SEED, num_examples, phases)
     assert not found["failures"] and not found["errors"], found["output"]
-    assert set(found["phases"].values()) == {"success"} and found["complete"], found["output"]
+    assert {phase["status"] for phase in found["phases"].values()} == {"success"} and found["complete"], found["output"]
+    assert (found["5xx"], found["violations"]) == (0, 0) and all(phase["requests"] for phase in found["phases"].values())
     assert found["operations"] >= 38
     assert found["cases"] >= at_least
     assert not found["logged_errors"], service.log.read_text()
@@ -35,3 +37,11 @@ def test_five_thousand_requests_find_nothing(tmp_path: Path) -> None:
 def test_nor_do_some_on_postgresql_with_jobs_that_wait(postgres: Postgres, tmp_path: Path) -> None:
     with served(tmp_path, postgres.database()) as service:
         check(service, tmp_path, 8, ("fuzzing", "stateful"), at_least=300)
+
+
+def test_results_of_requests_and_of_documents_are_kept_beside_each_other() -> None:
+    documents = {"requests": None, "documents": {"plans": {"findings": []}}, "passed": True}
+    requests = {"requests": {"failures": ["one"], "errors": []}, "documents": {}, "passed": False}
+    both = {**documents, "requests": requests["requests"], "passed": False}
+    assert joined(requests, documents) == joined(documents, requests) == both
+    assert joined(documents, {}) == documents
