@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.storage.scenarios import WAYS, Way, strike
 
-_WIDTHS = (34, 20, 20, 6, 44, 12, 9)
+_WIDTHS = (36, 28, 20, 6, 46, 14, 9)
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def main() -> int:
 
 def _row(name: str, way: Way) -> dict[str, Any]:
     if lacks := way.lacks():
-        print(f"{name:34}not run: needs {', '.join(lacks)}", flush=True)
+        print(f"{name:36}not run: needs {', '.join(lacks)}", flush=True)
         return {"missing": lacks}
     with tempfile.TemporaryDirectory(prefix="autosbp-storage-") as folder:
         found = strike(way, Path(folder))
