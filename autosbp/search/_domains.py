@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
 from autosbp.costmodel.memory import saved_inputs, saves_output
+from autosbp.costmodel.pipelined import WEIGHTS_SHARE
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.costmodel.synchronisation import shared_message_bytes
 from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.plan import BUCKET_BYTES
+from autosbp.sbp.deferral import LINEAR
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import I, NdSbp, Sbp
 from autosbp.sbp.rules import sharding_of
@@ -67,13 +69,15 @@ def make_domain(cluster: OpCluster, mesh: Mesh, allowed: Callable[[int, int], bo
 class ValueCosts:
     """Per value of a variable: weighted seconds and bytes of a step; of these the bytes that a microbatch ``kept``, less what
     another variable may count, too, and what its parameters take, ``stored`` in one way or another; and, without weights, the
-    least seconds of the ops' ``forward``."""
+    least seconds of the ops' ``forward_s`` and ``backward_s``, of which those of the latter that a schedule may put off."""
 
     seconds: Floats
     memory: NDArray[np.int64]
     kept: Floats
     stored: tuple[Stored, ...]
     forward_s: float = 0.0
+    backward_s: float = 0.0
+    put_off_s: float = 0.0
 
 
 class UnaryCosts:
@@ -120,11 +124,13 @@ class UnaryCosts:
         kept, twice = np.zeros((2, len(domain.rows)))
         stored = [none_stored(len(domain.rows)) for _ in self.ways]
         saved: set[tuple[Ref, tuple[Sbp, ...]]] = set()
-        forward_s = 0.0
+        forward_s = backward_s = put_off_s = 0.0
         for at, node in enumerate(domain.cluster.nodes):
             ahead, back = self._compute_s(domain, node, at)
             seconds += (2 if node.name in self.again else 1) * ahead + back
             forward_s += float(ahead.min())
+            backward_s += float(back.min())
+            put_off_s += WEIGHTS_SHARE * float(back.min()) * (node.op == LINEAR)
             seconds += self._internal_s(domain, node, at)
             weight = weights.working if node.name in self.again else weights.kept
             for ref, states in self._saved(domain.cluster, node, shared_reads):
@@ -148,7 +154,7 @@ class UnaryCosts:
                 seconds += self._loss_s(domain)
         total = weights.micro * seconds + stored[0].seconds
         memory = np.ceil(kept + stored[0].memory).astype(np.int64)
-        return ValueCosts(total, memory, kept - twice, tuple(stored), forward_s)
+        return ValueCosts(total, memory, kept - twice, tuple(stored), forward_s, backward_s, put_off_s)
 
     def kept_by_maker(self, ref: Ref) -> bool:
         """Whether an op keeps what it makes, of which this is a view: it need not be there a second time."""

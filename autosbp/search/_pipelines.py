@@ -13,11 +13,11 @@ from autosbp.costmodel.pipeline import Chunk, pipeline_time
 from autosbp.graph.ir import LogicalGraph
 from autosbp.pipeline import INTERLEAVED, LEAN, MESSAGE_DRIVEN, SCHEDULES, ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
+from autosbp.sbp.deferral import LINEAR
 from autosbp.search._cuts import Cutter, Floats, Pace, Places, cut, find_places, pace_of, sums_before
 
 VIRTUAL = (1, 2, 3, 4, 6, 8, 12, 16)
 """Chunks that a stage may have."""
-LINEAR = "aten.linear.default"
 WEIGHTS_PART = 1 / 3
 """Of the seconds of a product with weights, forward and backward: what goes into the weights' gradients."""
 MOST_SIMULATED, MOST_PASSES = 3, 20_000

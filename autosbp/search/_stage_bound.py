@@ -12,7 +12,9 @@ free to be stored and used in any layout, so that the bound holds for all mixtur
 Waits: stage s begins when those before it are done with the forward pass of the first microbatch, and these go on with the
 backward pass of the last one behind it, beside what it does once a step. With one chunk a stage they pass all of their
 blocks, with several one each at the least, but for the first, which may be what comes before the blocks; where weight
-gradients are put off, forward waits alone are sure (Narayanan et al. 2021, section 2.2; Qi et al. 2023, section 2.1).
+gradients are put off, forward waits alone are sure (Narayanan et al. 2021, section 2.2; Qi et al. 2023, section 2.1). Besides,
+stages have to wait for each other in sum (``_bubble``): seconds in which all of them have room for fewer blocks, each of which
+would take no more than the dearest one does. Schedules that wait for messages have room for these, too (``_sends``).
 
 Memory: of blocks that are kept, all that autograd keeps, each tensor once; of those recomputed, what runs are handed; where
 all are, one whole block besides, as there is when backward begins.
@@ -26,10 +28,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from autosbp.errors import InfeasibleError
 from autosbp.pipeline import GPIPE, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.search._bubble import Waits, waits_of
 from autosbp.search._layouts import LayoutProblems, Structure
-from autosbp.search._pipelines import shapes
+from autosbp.search._pipelines import Shape, shapes
+from autosbp.search._sends import Sends
 from autosbp.search._stage_costs import LEAN, Part, Prices
 from autosbp.search._unfold import part_variables
 
@@ -70,10 +76,6 @@ class Wanted:
 
 Hints = dict[tuple[Recomputed, int, bool], float]
 """Prices that were good, by what may be recomputed and how many microbatches are in flight."""
-
-
-_Kind = tuple[str, bool]
-"""A schedule, and whether stages have one chunk each."""
 
 
 class _TooLargeError(Exception):
@@ -164,7 +166,8 @@ def _room(problems: LayoutProblems, structure: Structure, micro_batch: int, want
         if before.is_huge or block.is_huge or behind.is_huge:
             raise _TooLargeError
         parts[again] = before, block, behind
-    return _Room(parts, folding.count, structure.stages, micro_batch, problems.global_batch, wanted, hints)
+    sends = Sends(problems, structure, micro_batch)
+    return _Room(parts, folding.count, structure.stages, micro_batch, problems.global_batch, wanted, hints, sends)
 
 
 @dataclass(frozen=True)
@@ -186,12 +189,12 @@ class _Room:
 
     def __init__(
         self, parts: dict[bool, tuple[Part, Part, Part]], blocks: int, stages: int, micro_batch: int, batch: int,
-        wanted: Wanted, hints: Hints,
+        wanted: Wanted, hints: Hints, sends: Sends,
     ) -> None:  # fmt: skip
         self.parts, self.blocks, self.stages = parts, blocks, stages
         self.micro_batch, self.batch, self.wanted = micro_batch, batch, wanted
         self.count = batch // micro_batch
-        self.hints = hints
+        self.hints, self.sends = hints, sends
         self._near = NEAR_LARGE if any(part.is_large for every in parts.values() for part in every) else NEAR
         self._refines = True
         self._tried: dict[_Key, dict[float, float]] = {}
@@ -208,47 +211,91 @@ class _Room:
 
     def is_shut(self, seconds: float, sizes: Sequence[int]) -> bool:
         """Whether no microbatch of these sizes allows for such a step; at prices known to be good, or better ones."""
-        share, kinds = sizes[-1] / self.micro_batch, {(ONE_F_ONE_B, True)}
+        share, every = sizes[-1] / self.micro_batch, {Shape(ONE_F_ONE_B, 1)}
         if self.stages > 1:
             counts = [self.batch // size for size in sizes]
             every = {shape for count in counts for shape in shapes(self.stages, count, self.wanted.schedules)}
-            kinds = {(shape.schedule, shape.virtual == 1) for shape in every}
+            every = {shape for shape in every if self.stages * shape.virtual <= self.sends.most_chunks}
         seconds *= 1 - ROUNDING
         return all(
-            any(self._held(seconds, kind, share, refines) < self.blocks for refines in (False, True))
-            for kind in sorted(kinds)
+            self._is_short(seconds, shape, share)
+            for shape in sorted(every, key=lambda shape: (shape.schedule, -shape.virtual))
         )
 
-    def _held(self, seconds: float, kind: _Kind, share: float, refines: bool) -> int:
-        """Blocks that the stages have room for, not more than there are; ``share`` of a microbatch is kept and waited for.
-        Prices are those that are known to be good, or better ones are looked for."""
-        self._refines = refines
+    def _is_short(self, seconds: float, shape: Shape, share: float) -> bool:
+        """Whether stages have too little room with a schedule: at prices that are known to be good, or better ones."""
+        for refines in (False, True):
+            self._refines = refines
+            if self._held(seconds, shape, share) < self.blocks or self._waiting(seconds, shape, share):
+                return True
+        return False
+
+    def _held(self, seconds: float, shape: Shape, share: float) -> int:
+        """Blocks that the stages have room for, not more than there are; ``share`` of a microbatch is kept and waited for."""
         held = 0
         for stage in range(self.stages):
+            own_s = seconds - self.sends.of_stage_s(shape, stage)
             own = min(
-                max(self._capacity(seconds - waits, kind, stage, share, each, once) for each in self.wanted.recomputed)
-                for once, waits in self._waits(kind, stage, held * share, share)
+                max(self._capacity(own_s - waits, shape, stage, share, each, once)[0] for each in self.wanted.recomputed)
+                for once, waits in self._waits(shape, stage, held * share, share)
             )
             if stage == 0 and own < 0:
                 return -1
             # Blocks here cost those behind less room than they take, so that as many as there is room for are best; and
             # where there is room for less than none, fewer ahead would leave no more.
-            held = min(held + own, self.blocks)
+            held = min(held + math.floor(own * (1 + ROUNDING)), self.blocks)
         return held
 
-    def _waits(self, kind: _Kind, stage: int, held: float, share: float) -> list[tuple[bool, float]]:
+    def _waiting(self, seconds: float, shape: Shape, share: float) -> bool:
+        """Whether stages that hold all blocks have too little time to wait for each other."""
+        if self.stages == 1:
+            return False
+        found = [waits for waits in waits_of(shape, self.stages) if not waits.put_off]
+        return any(
+            self._wait_too_long(found, once, seconds, shape, share)
+            for once in sorted({each.once for each in found})
+        )
+
+    def _wait_too_long(self, found: Sequence[Waits], once: bool, seconds: float, shape: Shape, share: float) -> bool:
+        rooms = [self._room_of(seconds, shape, stage, share, once) for stage in range(self.stages)]
+        own = [max(0, math.floor(max(most for most, _ in room) * (1 + ROUNDING))) for room in rooms]
+        if sum(own) < self.blocks:
+            return True
+        # With as many blocks as there is room for, some seconds are left; each block fewer leaves what it takes.
+        left_s = sum(max((most - held) * each_s for most, each_s in room) for room, held in zip(rooms, own, strict=True))
+        left_s += (sum(own) - self.blocks) * max(each_s for room in rooms for _, each_s in room)
+        # Of any 1, 2, ... stages, the blocks that the others have no room for.
+        least = np.maximum(self.blocks - np.cumsum(sorted(own, reverse=True))[-2::-1], 0.0)
+        block = self.parts[False][1]
+        back_s = block.lean_s if shape.schedule == ZERO_BUBBLE else block.backward_s
+        sides = [(each.forward, each.backward) for each in found if each.once == once]
+        waited_s = max(
+            forward.least_s(self.blocks * block.forward_s, least * block.forward_s)
+            + backward.least_s(self.blocks * back_s, least * back_s)
+            for forward, backward in sides
+        )
+        return share * waited_s * (1 - ROUNDING) > left_s
+
+    def _room_of(
+        self, seconds: float, shape: Shape, stage: int, share: float, once: bool
+    ) -> list[tuple[float, float]]:
+        """The capacity of a stage, with what may be recomputed."""
+        own_s = seconds - self.sends.of_stage_s(shape, stage)
+        return [self._capacity(own_s, shape, stage, share, each, once) for each in self.wanted.recomputed]
+
+    def _waits(self, shape: Shape, stage: int, held: float, share: float) -> list[tuple[bool, float]]:
         """Seconds that a stage waits for those before it, and whether what it does once a step comes on top."""
-        block, (schedule, has_one_chunk) = self.parts[False][1], kind
-        blocks = held if has_one_chunk else max(stage - 1, 0) * share
+        block = self.parts[False][1]
+        blocks = held if shape.virtual == 1 else max(stage - 1, 0) * share
         found = [(True, blocks * block.forward_s)]
-        if stage and schedule != ZERO_BUBBLE:
+        if stage and shape.schedule != ZERO_BUBBLE:
             found.append((False, blocks * block.shortest_s))
         return found
 
-    def _moments(self, kind: _Kind, stage: int, once: bool) -> list[_Moment]:
+    def _moments(self, shape: Shape, stage: int, once: bool) -> list[_Moment]:
         """When all warm up, and when the first gradients are there."""
         ahead = min(self.stages - stage, self.count)
-        in_turn = kind[0] in (GPIPE, ONE_F_ONE_B, MESSAGE_DRIVEN)
+        in_turn = shape.schedule in (GPIPE, ONE_F_ONE_B, MESSAGE_DRIVEN)
         steady = in_turn or self.count >= STEADY * self.stages
         if steady and ahead < self.count:
             return [_Moment(True, _few(ahead), once)]
@@ -257,20 +304,23 @@ class _Room:
             return [filled]
         return [filled, _Moment(True, _few(min(ahead, self.count - 1)) if steady else 0, once)]
 
-    def _capacity(self, seconds: float, kind: _Kind, stage: int, share: float, recomputed: Recomputed, once: bool) -> int:
-        """Blocks that one stage has room for."""
+    def _capacity(
+        self, seconds: float, shape: Shape, stage: int, share: float, recomputed: Recomputed, once: bool
+    ) -> tuple[float, float]:
+        """Blocks that one stage has room for, and the priced seconds that each takes of that room."""
         before, _, behind = self.parts[not recomputed.kept]
         ends = [part for part, here in ((before, stage == 0), (behind, stage == self.stages - 1)) if here]
         limit = float(self.wanted.limit)
         if not recomputed.kept:  # when backward begins, a block is there whole
             limit -= share * self.parts[False][1].least_kept
-        most = 2.0 * (self.blocks + 1)
-        for moment in self._moments(kind, stage, once):
+        most = 2.0 * (self.blocks + 1), 0.0
+        for moment in self._moments(shape, stage, once):
             price, each = self._price(recomputed, moment, seconds, share, limit)
             prices = _prices(price, moment, share)
             left = seconds - sum(part.at(prices).least_s for part in ends) + price * limit
-            most = min(most, left / each if each > 0 else math.inf)
-        return math.floor(most * (1 + ROUNDING))
+            if each > 0:
+                most = min(most, (left / each, each))
+        return most
 
     def _price(
         self, recomputed: Recomputed, moment: _Moment, seconds: float, share: float, limit: float

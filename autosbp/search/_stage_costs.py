@@ -76,6 +76,8 @@ class Part:
         self.is_large, self.is_huge = work > MUCH_WORK, work > MOST_WORK
         self.count = count
         self.forward_s = sum(part.forward_s for part in parts)
+        self.backward_s = sum(part.backward_s for part in parts)
+        self.lean_s = self.backward_s - sum(part.put_off_s for part in parts)
         self.least_kept = sum(float(part.kept.min()) for part in parts)
         self._at: dict[Prices, Priced] = {}
         self._known: dict[bool, list[Priced]] = {False: [], True: []}

@@ -1,0 +1,91 @@
+"""What stages wait for each other: no simulated step of chunks that take anything is below it, and some are near."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from autosbp.costmodel.pipeline import Chunk, pipeline_time
+from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, RUNNABLE, ZERO_BUBBLE
+from autosbp.search._bubble import Wait, Waits, bubble_s, waits_of
+from autosbp.search._pipelines import Shape, shapes
+
+Floats = NDArray[np.float64]
+ALL = (*RUNNABLE, MESSAGE_DRIVEN)
+
+
+def parts(seconds: Floats) -> tuple[float, Floats]:
+    """Of all stages, and the least of any 1, 2, ... of them."""
+    return float(seconds.sum()), np.cumsum(np.sort(seconds))[:-1]
+
+
+def random_chunks(dice: np.random.Generator, shape: Shape, stages: int) -> tuple[Floats, ...]:
+    """Forward, backward, what is put off, and messages ahead and back, by chunk of a stage and stage."""
+    spread = dice.choice([0.0, 0.2, 0.9, 1.0])
+    seconds = 1 + spread * dice.uniform(-1, 1, (5, shape.virtual, stages))
+    if dice.random() < 0.3:
+        seconds *= dice.random(seconds.shape) < 0.4  # many take nothing
+    usual = np.array([1, dice.choice([0.1, 1, 2, 5]), dice.choice([0, 1]), 0.1, 0.1])
+    forward, backward, later, ahead, back = seconds * usual[:, None, None]
+    ahead[-1, -1] = back[0, 0] = 0.0
+    return forward, backward, later * (shape.schedule == ZERO_BUBBLE), ahead, back
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_step_is_below_what_its_stages_work_and_wait(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    nearest: dict[str, float] = defaultdict(float)
+    for _ in range(200):
+        stages, rounds = int(dice.integers(2, 7)), int(dice.integers(1, 5))
+        count = stages * rounds
+        shape = dice.choice(np.array([*shapes(stages, count, ALL)], dtype=object))
+        forward, backward, later, ahead, back = random_chunks(dice, shape, stages)
+        columns = (column.ravel().tolist() for column in (forward, backward, later, ahead, back))
+        chunks = [Chunk(*each) for each in zip(*columns, strict=True)]
+        once = dice.uniform(0, 3, stages) * dice.integers(0, 2)
+        ends = pipeline_time(chunks, stages, count, 0.0, shape.schedule).ends
+        step_s = float((np.array(ends) + once).max())
+        sent_s = float((ahead + back).sum()) * (shape.schedule in (INTERLEAVED, ZERO_BUBBLE))
+        passes_s = count * (float((forward + backward + later).sum()) + sent_s)
+        for waits in waits_of(shape, stages):
+            # Of what is put off, as much as is left out; ``bubble_s`` does not know how much that is.
+            exact_s = passes_s + waits.once * float(once.sum()) - waits.put_off * float(later.sum())
+            exact_s += waits.forward.least_s(*parts(forward.sum(axis=0)))
+            exact_s += waits.backward.least_s(*parts(backward.sum(axis=0)))
+            found_s = bubble_s(
+                waits, passes_s + float(once.sum()), passes_s, count,
+                parts(forward.sum(axis=0)), parts(backward.sum(axis=0)),
+            )  # fmt: skip
+            assert found_s <= exact_s * (1 + 1e-9) + 1e-9, (shape, waits)
+            assert exact_s <= stages * step_s * (1 + 1e-12), (shape, stages, count, waits)
+            if step_s:
+                nearest[shape.schedule] = max(nearest[shape.schedule], exact_s / stages / step_s)
+    assert set(nearest) == set(ALL)
+    assert min(near for schedule, near in nearest.items() if schedule != MESSAGE_DRIVEN) > 0.8
+
+
+def test_of_equal_stages_the_waits_are_known() -> None:
+    """Of p equal stages and m microbatches each stage waits (p - 1) / v passes, forward and back, under any schedule that puts
+    nothing off: all of that is proved of GPipe's, most of the others'."""
+    stages, each = 8, np.ones(8)
+
+    def share(schedule: str, virtual: int = 1) -> float:
+        known = (stages - 1) * 3.0 * stages / virtual
+        found = waits_of(Shape(schedule, virtual), stages)
+        return max(w.forward.least_s(*parts(each)) + w.backward.least_s(*parts(2 * each)) for w in found) / known
+
+    assert share(GPIPE) == pytest.approx(1.0)
+    assert share(ONE_F_ONE_B) == pytest.approx(5 / 6)
+    assert share(INTERLEAVED, 2) == share(INTERLEAVED, 8) == pytest.approx(7 / 12)
+    assert share(ZERO_BUBBLE) == pytest.approx(5 / 6)
+
+
+def test_what_may_be_put_off_is_no_wait() -> None:
+    """At the worst all that is put off is left out: then forward passes, and what is not put off, are sure."""
+    none = np.zeros(1)
+    waits = Waits(Wait(0.0, 0.0), Wait(0.0, 0.0), once=False, put_off=2.0)
+    assert bubble_s(waits, 100.0, 40.0, 4, (2.0, none), (3.0, none)) == pytest.approx(0.5 * 40 + 0.5 * 4 * 5)
+    assert bubble_s(waits, 100.0, 40.0, 2, (2.0, none), (3.0, none)) == pytest.approx(2 * 5)
