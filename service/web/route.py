@@ -84,10 +84,18 @@ def check_origin(request: PlainRequest) -> None:
     """403 unless a browser says that the request was made by a page of this very service. No cookie is asked for here: a
     service without keys must not be steered by other sites' pages either."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin", "")
-    same = site == "same-origin" if site is not None else urlsplit(origin).netloc == request.headers.get("host")
+    same = site == "same-origin" if site is not None else _netloc(origin) == request.headers.get("host")
     if not same:
         detail = "forms are accepted from the pages of this service only; programs use the interface under /v1"
         raise ProblemError(403, "foreign-form", "The form is not from here", detail)
+
+
+def _netloc(origin: str) -> str | None:
+    """The host and port of an origin; None for what is none."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
 
 
 def failed(request: Request, error: Exception) -> Response:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -18,10 +17,11 @@ from service.web.sessions import COOKIE, LIFETIME_S, Session, Sessions
 
 routes = APIRouter(include_in_schema=False)
 _MOST_BYTES = 4096
+_LONGEST = 2000  # of a path to go on to
 
 
 @routes.get("/sign-in")
-def form(request: Request, following: Annotated[str, Query(max_length=2000)] = "/") -> Response:
+def form(request: Request, following: str = "/") -> Response:
     """The form; where no keys are needed there is nothing to sign in to."""
     state: State = request.app.state.service
     if not state.gate.needs_keys():
@@ -85,9 +85,14 @@ def _end(state: State, sessions: Sessions, session: Session) -> None:
 
 def local(following: str) -> str:
     """Where to go on, if that is here; a link from elsewhere must not lead there by way of us."""
-    parts = urlsplit(following)
     is_path = following.startswith("/") and not following.startswith(("//", "/\\")) and following.isprintable()
-    return following if is_path and not parts.netloc and not parts.scheme else "/"
+    if not is_path or len(following) > _LONGEST:
+        return "/"
+    try:
+        parts = urlsplit(following)
+    except ValueError:
+        return "/"
+    return following if not parts.netloc and not parts.scheme else "/"
 
 
 def _to(path: str) -> RedirectResponse:
