@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from autosbp.errors import ServiceError
 from service import garbage
 from service.app import create_app
+from service.connections import Connection, Descriptors, limited, raise_descriptors
 from service.edge.middleware import RequestIds
 from service.settings import Settings
 from service.state import State
@@ -22,6 +23,7 @@ from service.state import State
 _log = logging.getLogger("service")
 _SHUTDOWN_S = 3
 _SWITCH_S = 5e-4  # until a thread that wants Python gets it: with the usual 5 ms, those beside a busy event loop starve
+_TICKS_PER_S = 10
 _KEEP_ALIVE_S = 75  # longer than usual proxies and clients keep a connection, so that they close it, not we
 
 
@@ -38,6 +40,7 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app
     """
     log_to_standard_error()
     sys.setswitchinterval(_SWITCH_S)
+    raise_descriptors()
     logging.getLogger("alembic").setLevel(logging.WARNING)
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -45,6 +48,9 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app
     app = app if app is not None else create_app(settings)
     config = uvicorn.Config(
         app,
+        http=limited(settings.max_connections),
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.proxies),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -63,11 +69,20 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app
 
 
 class _Server(uvicorn.Server):
-    """Tells streams to end as soon as a signal asks for the end of the service."""
+    """Tells streams to end as soon as a signal asks for the end of the service, and late connections to end."""
 
     def __init__(self, config: uvicorn.Config, state: State) -> None:
         super().__init__(config)
-        self._state = state
+        self._state, self._descriptors = state, Descriptors()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; connections are looked at once in it."""
+        if counter % _TICKS_PER_S == 0:
+            now_s = asyncio.get_running_loop().time()
+            for connection in [each for each in self.server_state.connections if isinstance(each, Connection)]:
+                connection.end_if_late(now_s)
+            self._descriptors.check()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGINT or SIGTERM."""

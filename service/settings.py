@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -32,6 +33,16 @@ class Settings(BaseSettings):
     max_ops: int = Field(default=100_000, ge=1, description="Graphs of more ops are answered with 422.")
     max_queued_jobs: int = Field(default=1024, ge=1, description="More waiting jobs than this are answered with 429.")
     max_queued_jobs_of_tenant: int = Field(default=256, ge=1, description="The same for each tenant.")
+    max_connections: int = Field(
+        default=4096,
+        ge=16,
+        description="Connections at once, or as many as open files allow; past that the longest idle one is closed.",
+    )
+    trusted_proxies: str = Field(
+        default="",
+        description="Addresses and networks, with commas between them, of reverse proxies whose X-Forwarded-For and "
+        "X-Forwarded-Proto say who calls, and how.",
+    )
     max_streams: int = Field(default=512, ge=1, description="More event streams at once are answered with 429.")
     require_keys: bool = Field(default=False, description="Ask for API keys also before the first one was made.")
     rate_limit_per_s: float = Field(
@@ -157,6 +168,18 @@ class Settings(BaseSettings):
             },
         }
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, given: str) -> str:
+        for each in _parts(given):
+            ip_network(each)  # its error names the value
+        return given
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """The trusted proxies, one by one."""
+        return _parts(self.trusted_proxies)
+
     @property
     def launches(self) -> Path:
         """The folder that the cluster's nodes share."""
@@ -171,3 +194,7 @@ class Settings(BaseSettings):
     def url(self) -> str:
         """The database URL, with the default filled in."""
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'autosbp.db'}"
+
+
+def _parts(given: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in given.split(",") if each.strip())

@@ -8,13 +8,17 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from autosbp.client import Client, Job
+from service.db import Database
 from service.jobs._processes import descendants
+from service.models import AuditRow
 from tests.service import documents
 from tests.service.server import ROOT, START_S, Server
 from tests.service.test_runner import is_running
@@ -133,6 +137,26 @@ def test_a_bind_that_others_can_reach_needs_a_key(tmp_path: Path) -> None:
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
         with Client(server.url, key=made.stdout.strip()) as client:
             assert list(client.models()) == []
+
+
+@pytest.mark.parametrize(("proxies", "last"), [("", 429), ("127.0.0.0/8, 10.0.0.1", 401)])
+def test_only_a_trusted_proxy_says_where_a_request_is_from(tmp_path: Path, proxies: str, last: int) -> None:
+    settings = {"require_keys": True, "wrong_keys_burst": 3, "trusted_proxies": proxies}
+    with Server(tmp_path / "data", **settings) as server:
+        answers = [
+            httpx.get(f"{server.url}/v1/models", headers={"x-forwarded-for": f"203.0.113.{number}, 10.0.0.1"}).status_code
+            for number in range(6)
+        ]
+        assert (answers[0], answers[-1]) == (401, last)
+    with closing(Database(f"sqlite:///{tmp_path / 'data' / 'autosbp.db'}")) as database, database.read() as session:
+        noted = set(session.scalars(select(AuditRow.address)))
+    assert noted == ({f"203.0.113.{number}" for number in range(6)} if proxies else {"127.0.0.1"})
+
+
+def test_a_trusted_proxy_that_is_no_network_is_refused(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", trusted_proxies="127.0.0.1,planner")
+    assert server.end()[0] != 0
+    assert "trusted_proxies" in "".join(server.log) and "'planner'" in "".join(server.log)
 
 
 def test_the_service_imports_no_torch() -> None:
