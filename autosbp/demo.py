@@ -50,7 +50,7 @@ def run_demo(out: Path, quick: bool = False) -> int:
         console.print(f"model      {model_id}  cluster {cluster_id}: {_describe(cluster)}")
         options = {"global_batch": 4 if quick else GLOBAL_BATCH}
         point_s, op_s, budget_s = (0.02, 0.002, 10.0) if quick else (0.1, 0.04, 150.0)
-        boxes = {"point_s": point_s, "op_s": op_s, "budget_s": budget_s}
+        boxes: dict[str, Any] = {"point_s": point_s, "op_s": op_s, "budget_s": budget_s}
         job = client.calibrate(cluster_id, [model_id], options, **boxes, variants=False)
         calibration_id = _wait(console, client, job, "calibrate").result["calibration_id"]
         (out / "calibration.json").write_bytes(canonical(client.get_calibration(calibration_id)))

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from autosbp.client import KEY_VARIABLE, Client, Job, NotFoundError, error_of
+from autosbp.client import (
+    KEY_VARIABLE,
+    Client,
+    Job,
+    LostAnswerError,
+    NotFoundError,
+    NotModifiedError,
+    UnreachableError,
+    Version,
+    error_of,
+)
 from autosbp.cluster import load_cluster
 from autosbp.errors import (
     AutosbpError,
@@ -194,6 +208,105 @@ def test_waiting_outlasts_a_short_silence_of_the_service() -> None:
 
     with answering(answer) as client:
         assert client.wait(Job.from_dict(job("queued"))).state == "succeeded"
+
+
+def refusal(status: int, name: str, **headers: str) -> httpx.Response:
+    document = {"type": f"urn:autosbp:problem:{name}", "title": "No", "status": status, "detail": "not now"}
+    return httpx.Response(status, json=document, headers=headers)
+
+
+NOT_NOW = {
+    "429": lambda: refusal(429, "too-many-requests", **{"retry-after": "0"}),
+    "502": lambda: httpx.Response(502, text="<html>Bad Gateway</html>", headers={"retry-after": "0"}),
+    "503": lambda: refusal(503, "storage-full", **{"retry-after": "0"}),
+    "504": lambda: httpx.Response(504, json={"message": "upstream"}, headers={"retry-after": "0"}),
+    "500 of a proxy": lambda: httpx.Response(500, text="oops", headers={"retry-after": "0"}),
+}
+
+
+@pytest.mark.parametrize("name", NOT_NOW)
+def test_waiting_outlasts_answers_that_say_not_now(name: str) -> None:
+    answers = iter([NOT_NOW[name](), httpx.Response(200, json=job("running")), NOT_NOW[name](), None])
+    with answering(lambda _: next(answers) or httpx.Response(200, json=job("succeeded"))) as client:
+        assert client.wait(Job.from_dict(job("queued"))).state == "succeeded"
+
+
+@pytest.mark.parametrize("name", NOT_NOW)
+def test_what_says_not_now_for_too_long_ends_the_wait_but_a_failure_does_at_once(name: str) -> None:
+    asked = []
+    with answering(lambda request: asked.append(request) or NOT_NOW[name]()) as client:
+        begun_s = time.monotonic()
+        with pytest.raises(UnreachableError):
+            client.wait(Job.from_dict(job("queued")), patience_s=0.3)
+        assert time.monotonic() - begun_s >= 0.3 and len(asked) > 1
+    with answering(lambda _: refusal(500, "internal")) as client, pytest.raises(ServiceError) as failed:
+        client.wait(Job.from_dict(job("queued")))
+    assert not isinstance(failed.value, UnreachableError)
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_a_wait_leaves_the_service_alone_for_as_long_as_it_asks(form: str) -> None:
+    asked_s: list[float] = []
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        asked_s.append(time.monotonic())
+        if len(asked_s) > 1:
+            return httpx.Response(200, json=job("succeeded"))
+        moment = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
+        return refusal(429, "too-many-requests", **{"retry-after": "1" if form == "seconds" else moment})
+
+    with answering(answer) as client:
+        client.wait(Job.from_dict(job("queued")))
+    assert 0.9 < asked_s[1] - asked_s[0] < 3.0
+
+
+def test_a_submission_that_a_gateway_answers_for_is_sent_again_under_the_callers_key() -> None:
+    keys: list[str] = []
+    answers = iter([NOT_NOW["502"], NOT_NOW["429"], lambda: httpx.Response(202, json=job("queued"))])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["idempotency-key"])
+        return next(answers)()
+
+    with answering(answer) as client:
+        assert client.trial("plan-1", idempotency_key="mine").state == "queued"
+    assert keys == ["mine"] * 3
+    with answering(lambda _: NOT_NOW["502"]()) as client, pytest.raises(LostAnswerError):
+        client.trial("plan-1")
+
+
+def test_a_resource_is_read_again_only_if_it_has_changed(client: Client) -> None:
+    model, version = client.post_model(documents.graph()), Version()
+    assert client.get_model(model, version=version)["id"] == model and version.etag
+    for read in (client.get_model, client.get_graph):
+        seen = Version()
+        read(model, version=seen)
+        with pytest.raises(NotModifiedError):
+            read(model, version=seen)
+
+
+def test_a_change_is_made_to_the_version_that_it_is_meant_for(client: Client) -> None:
+    job, version = client.calibrate(client.post_cluster("local:2")), Version()
+    client.get_job(job.id, version=version)
+    with pytest.raises(ServiceError, match="412"):
+        client.cancel(job.id, version=Version('"job-1.0"'))
+    client.cancel(job.id)
+    with pytest.raises(ServiceError, match="412|409"):
+        client.cancel(job.id, version=version)
+    model, version = client.post_model({**documents.graph(), "name": "brief"}), Version()
+    client.get_model(model, version=version)
+    with pytest.raises(ServiceError, match="412"):
+        client.delete_model(model, version=Version('"mod-other"'))
+    client.delete_model(model, version=version)
+
+
+def test_filters_of_lists_are_those_of_the_interface(url: str) -> None:
+    paths = httpx.get(f"{url}/openapi.json").json()["paths"]
+    for path, methods in paths.items():
+        name = {"keys": "api_keys"}.get(path.removeprefix("/v1/"), path.removeprefix("/v1/"))
+        if "limit" in {each["name"] for each in methods.get("get", {}).get("parameters", ())}:
+            there = {each["name"] for each in methods["get"]["parameters"]} - {"cursor"}
+            assert set(inspect.signature(getattr(Client, name)).parameters) - {"self"} == there, path
 
 
 def test_every_route_of_the_service_has_a_method(url: str) -> None:

@@ -58,11 +58,13 @@ def _root(
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """SIGTERM unwinds like SIGINT does, so that ranks started here are ended."""
+    """SIGTERM and SIGHUP unwind like SIGINT does, so that ranks and jobs started here are ended."""
     sys.exit(128 + number)
 
 
 def main() -> None:
     """The ``autosbp`` program."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # such as by nohup
+            signal.signal(number, _terminate)
     app()

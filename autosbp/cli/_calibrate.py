@@ -238,7 +238,8 @@ def _measure_there(
     with connected(server) as client:
         cluster_id = post_cluster(client, cluster)
         models = [] if model is None else [post_model(client, model, sizes)]
-        result = wait(client, client.calibrate(cluster_id, models, options.to_dict(), **effort))
+        asked = (cluster_id, models, options.to_dict())
+        result = wait(client, lambda key: client.calibrate(*asked, **effort, idempotency_key=key))
         return Calibration.from_dict(client.get_calibration(result["calibration_id"]))
 
 

@@ -175,10 +175,12 @@ def _explain_there(
     with connected(server) as client:
         strategy_id, document = stored_strategy(client, plan, model, sizes)
         if question.why is not None:
-            found = answered(client, client.why(strategy_id, question.why, most=question.most))
+            op, most = question.why, question.most
+            found = answered(client, lambda key: client.why(strategy_id, op, most=most, idempotency_key=key))
             show_why(found, as_json)
         elif question.what_if:
-            found = answered(client, client.what_if(strategy_id, factor=question.factor))
+            factor = question.factor
+            found = answered(client, lambda key: client.what_if(strategy_id, factor=factor, idempotency_key=key))
             show_what_if(found, question.factor, as_json)
         else:
             stored, logical, costs = fetched(client, document)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -22,6 +22,9 @@ from autosbp.cli._options import (
 from autosbp.cli._run import note, print_json
 from autosbp.cli._unused import refuse_unused
 from autosbp.errors import InputError
+
+if TYPE_CHECKING:
+    from autosbp.client import Target as Tool
 
 Target = Annotated[
     str,
@@ -88,7 +91,7 @@ def _export_there(
 
     with connected(server) as client:
         strategy_id, _ = stored_strategy(client, plan, model, sizes)
-        return strategy_id, client.export(strategy_id, to, baseline=baseline)
+        return strategy_id, client.export(strategy_id, cast("Tool", to), baseline=baseline)
 
 
 def _write(files: dict[str, str], output: Path) -> None:

@@ -286,9 +286,10 @@ def _plans_there(
         calibration_id = post_calibration(client, calibration)
         model_id = post_model(client, model, sizes)
         asked = (model_id, cluster_id, calibration_id, options.to_dict())
-        job = client.search(*asked, num_points=num_points, start_id=start_id)
-        search = client.get_search(wait(client, job)["search_id"])
-        found = search["front"] or [search["strategy_id"]]
+        ways: dict[str, Any] = {"num_points": num_points, "start_id": start_id}
+        found_by = wait(client, lambda key: client.search(*asked, **ways, idempotency_key=key))
+        search = client.get_search(found_by["search_id"])
+        found = search["front"] or [str(search["strategy_id"])]
         return [Plan.from_dict(client.get_strategy(each)) for each in found]
 
 

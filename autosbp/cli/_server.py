@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autosbp.cli._files import NO_SIZES, ModelSizes, read_calibration, read_model, read_plan
 from autosbp.cli._run import note
+from autosbp.cli._submitted import Submit, submitted
 from autosbp.errors import AutosbpError, InputError, ServiceError, TrialError
 from autosbp.jsonio import read_file
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from autosbp.graph.ir import LogicalGraph
     from autosbp.plan import Plan
 
+_PATIENCE_S = 120.0
+"""How long a service that is restarted in the midst of a trial may be away."""
 _ID = re.compile(r"(mod|clu|cal|plan)-[0-9a-f]+")
 
 
@@ -99,8 +102,9 @@ def stored_strategy(client: Client, plan: str, model: str | None, sizes: ModelSi
     note(f"the service does not have {plan_id}: it searches for an answer to the same question")
     asked = (post_model(client, model, sizes), client.post_cluster(found.cluster))
     calibration_id = found.document["provenance"].get("calibration_id")
-    job = client.search(*asked, calibration_id, found.document["options"])
-    there = str(client.get_search(wait(client, job)["search_id"])["strategy_id"])
+    options = found.document["options"]
+    search_id = wait(client, lambda key: client.search(*asked, calibration_id, options, idempotency_key=key))["search_id"]
+    there = str(client.get_search(search_id)["strategy_id"])
     if there != plan_id:
         raise InputError(
             "plan", plan_id, f"the service answers its question with {there}; try that, or plan with --server"
@@ -121,14 +125,15 @@ def fetched(client: Client, document: Document) -> tuple[Plan, LogicalGraph, Cal
     return Plan.from_dict(document), graph, costs
 
 
-def answered(client: Client, job: Job) -> Document:
+def answered(client: Client, submit: Submit) -> Document:
     """What a question about a strategy was answered with, once it is."""
-    found: Document = client.get_analysis(wait(client, job)["analysis_id"])["result"]
+    analysis_id = wait(client, submit)["analysis_id"]
+    found: Document = client.get_analysis(analysis_id)["result"] or {}
     return found
 
 
-def wait(client: Client, job: Job) -> dict[str, Any]:
-    """Follow a job to its end on standard error; what it produced. An interruption cancels it."""
+def wait(client: Client, submit: Submit) -> dict[str, Any]:
+    """Queue a job and follow it to its end on standard error; what it produced. Whatever ends the wait, cancels it."""
     shown = ""
 
     def follow(seen: Job) -> None:
@@ -138,26 +143,24 @@ def wait(client: Client, job: Job) -> dict[str, Any]:
             note(line)
             shown = line
 
-    try:
+    with submitted(client, submit) as job:
         return dict(client.wait(job, on_progress=follow).result)
-    except KeyboardInterrupt:
-        client.cancel(job.id)
-        raise
 
 
-def wait_for_trial(client: Client, job: Job, trial_id: str, timeout_s: float | None) -> None:
-    """Follow a trial to its end, with its log on standard error. An interruption, or its end not being in time, cancels
-    it."""
-    from autosbp.client import StillRunningError
+def wait_for_trial(client: Client, submit: Submit, timeout_s: float | None) -> str:
+    """Queue a trial and follow it to its end, with its log on standard error; its id. Whatever ends the wait, and its end not
+    being in time, cancels it."""
+    from autosbp.client import StillRunningError, UnreachableError
 
     state, num_shown = "", 0
 
     def show_log() -> None:
         nonlocal num_shown
-        lines = client.trial_log(trial_id).splitlines()
-        for line in lines[num_shown:]:
-            note(line)
-        num_shown = max(num_shown, len(lines))
+        with suppress(UnreachableError):  # what is not shown now is shown later, and no reason to give up
+            lines = client.trial_log(trial_id).splitlines()
+            for line in lines[num_shown:]:
+                note(line)
+            num_shown = max(num_shown, len(lines))
 
     def follow(seen: Job) -> None:
         nonlocal state
@@ -166,17 +169,21 @@ def wait_for_trial(client: Client, job: Job, trial_id: str, timeout_s: float | N
             note(f"trial {trial_id} {state}")
         show_log()
 
-    try:
-        client.wait(job, timeout_s, follow)
-    except StillRunningError:
-        client.cancel(job.id)
-        raise TrialError(f"trial {trial_id} has not ended after {timeout_s:g} s; it was cancelled") from None
-    except KeyboardInterrupt:
-        client.cancel(job.id)
-        raise
-    except ServiceError:
-        raise
-    except AutosbpError:
+    with submitted(client, submit) as job:
+        trial_id = trial_of(job)
+        try:
+            client.wait(job, timeout_s, follow, patience_s=_PATIENCE_S)
+        except StillRunningError:
+            raise TrialError(f"trial {trial_id} has not ended after {timeout_s:g} s") from None
+        except ServiceError:
+            raise
+        except AutosbpError:
+            show_log()
+            raise
         show_log()
-        raise
-    show_log()
+    return trial_id
+
+
+def trial_of(job: Job) -> str:
+    """The id of the trial that a job runs."""
+    return str(job.resource).rpartition("/")[2]

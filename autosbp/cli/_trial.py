@@ -96,7 +96,7 @@ class _Asked:
     graph: str | None
     model: str | None
     sizes: ModelSizes
-    effort: dict[str, int]
+    effort: dict[str, Any]
     timeout_s: float | None
     limits: Limits
     baseline_report: Path | None
@@ -222,13 +222,15 @@ def _run_there(server: str, asked: _Asked) -> tuple[dict[str, Any], Earlier | No
         strategy_id, document = stored_strategy(client, asked.plan, asked.source, asked.sizes)
         about = {"model": document["model"], "cluster": document["cluster"]["name"]}
         earlier = _reported(asked, about)
-        job = client.trial(strategy_id, baseline=asked.baseline, **asked.effort)
-        trial_id = str(job.resource).rpartition("/")[2]
-        wait_for_trial(client, job, trial_id, asked.timeout_s)
+        trial_id = wait_for_trial(
+            client,
+            lambda key: client.trial(strategy_id, baseline=asked.baseline, **asked.effort, idempotency_key=key),
+            asked.timeout_s,
+        )
         found = client.get_trial(trial_id)
         if earlier is None and asked.limits.regression is not None:
             earlier = last_trial(client, found, document)
-        return {**found["result"], **about, "trial_id": trial_id}, earlier
+        return {**(found["result"] or {}), **about, "trial_id": trial_id}, earlier
 
 
 def _reported(asked: _Asked, about: Mapping[str, Any]) -> Earlier | None:
@@ -240,7 +242,7 @@ def _reported(asked: _Asked, about: Mapping[str, Any]) -> Earlier | None:
 
 def _start_there(server: str | None, asked: _Asked, reports: Reports, as_json: bool) -> int:
     """Queue a trial, and say which."""
-    from autosbp.cli._server import connected, stored_strategy
+    from autosbp.cli._server import connected, stored_strategy, trial_of
 
     if server is None:
         raise InputError("wait", False, "--no-wait needs --server")
@@ -249,7 +251,7 @@ def _start_there(server: str | None, asked: _Asked, reports: Reports, as_json: b
     with connected(server) as client:
         strategy_id, _ = stored_strategy(client, asked.plan, asked.source, asked.sizes)
         job = client.trial(strategy_id, baseline=asked.baseline, **asked.effort)
-    trial_id = str(job.resource).rpartition("/")[2]
+    trial_id = trial_of(job)
     if as_json:
         print_json({"job_id": job.id, "trial_id": trial_id, "state": job.state})
     else:

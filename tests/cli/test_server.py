@@ -173,6 +173,7 @@ def test_a_calibration_by_the_service_is_written(run: Run, tmp_path: Path, servi
     assert service.asked("url") == ("http://there",)
     assert service.asked("post_model") == ((), {"zoo": "mlp"})
     (cluster_id, model_ids, options), effort = service.asked("calibrate")
+    assert effort.pop("idempotency_key")
     assert (cluster_id, model_ids, options["global_batch"]) == ("clu-1", ["mod-1"], 8)
     assert effort == {"point_s": 1.0, "op_s": 0.1, "budget_s": 165.0, "variants": True}
     assert Calibration.from_dict(json.loads((tmp_path / "c.json").read_text())).backend == "gloo"
@@ -187,10 +188,9 @@ def test_a_trial_by_the_service_is_of_the_plans_id_and_gated(
         *("--max-step-time", limit, "--json"),
     )
     assert done.exit_code == code, done.stderr
-    assert service.asked("trial") == (
-        (plan["plan_id"],),
-        {"baseline": "megatron", "steps": 5, "warmup": 3, "seed": 0},
-    )
+    (strategy_id,), effort = service.asked("trial")
+    assert strategy_id == plan["plan_id"] and effort.pop("idempotency_key")
+    assert effort == {"baseline": "megatron", "steps": 5, "warmup": 3, "seed": 0}
     assert json.loads(done.stdout)["gates"]["max_step_time_s"]["passed"] == (code == 0)
     assert "lowered" in done.stderr
 

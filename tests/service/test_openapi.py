@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import autosbp
+from service.testing.typed_documents import typed_documents
 from tests.service.conftest import state_of
 from tests.service.server import ROOT
 
@@ -61,6 +62,11 @@ def test_a_version_means_one_document(document: dict[str, Any]) -> None:
     stored = hashlib.sha256((ROOT / "docs" / "openapi.json").read_bytes()).hexdigest()
     assert versions.get(version) == stored, f"{version} was another document: count API_VERSION up, run scripts/openapi"
     assert [*versions] == sorted(versions, key=lambda text: [*map(int, text.split("."))]) and [*versions][-1] == version
+
+
+def test_the_types_of_the_client_are_those_of_the_document(document: dict[str, Any]) -> None:
+    module = ROOT / "autosbp" / "client" / "documents.py"
+    assert module.read_text() == typed_documents(document), "run scripts/openapi"
 
 
 def test_every_reference_resolves(document: dict[str, Any]) -> None:

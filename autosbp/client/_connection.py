@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -25,8 +27,10 @@ from autosbp.errors import (
 Document = dict[str, Any]
 KEY_VARIABLE = "AUTOSBP_API_KEY"
 _FINAL = ("succeeded", "failed", "cancelled")
-_POST_TRIES = 3
-_LONGEST_PAUSE_S = 10.0
+_TRIES = 3
+_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+_NOT_NOW = (429, 503)
+_GATEWAY = (502, 504)
 _BY_DETAIL: Mapping[str, type[AutosbpError]] = {
     "unsupported": UnsupportedError,
     "calibration-failed": CalibrationError,
@@ -35,7 +39,20 @@ _BY_DETAIL: Mapping[str, type[AutosbpError]] = {
 
 
 class UnreachableError(ServiceError):
-    """The service did not answer at all, or says that it cannot work now."""
+    """The service did not answer at all, or says: not now. ``pause_s`` is how long to leave it alone, such as its Retry-After
+    says; None where it cannot even be connected to."""
+
+    def __init__(self, detail: str, pause_s: float | None = None) -> None:
+        self.pause_s = pause_s
+        super().__init__(detail)
+
+
+class LostAnswerError(UnreachableError):
+    """The answer was lost, or is that of a gateway: the request may have been done or not."""
+
+
+class ConflictError(ServiceError):
+    """The state of what was asked for forbids it: such as a cancellation of a job that has ended."""
 
 
 class NotFoundError(ServiceError):
@@ -71,10 +88,13 @@ class Job:
         return Job(**{key: data[key] for key in Job.__slots__ if key != "result"}, result=data["result"] or {})
 
 
+_BY_STATUS: Mapping[object, type[ServiceError]] = {409: ConflictError, 413: TooLargeError}
+
+
 class Connection:
     """Sends requests to one service; may be used by several threads.
 
-    A POST has an idempotency key of its own, so one whose answer was lost is sent again and done once.
+    A POST has an idempotency key, so one whose answer was lost is sent again and done once.
     """
 
     def __init__(self, url: str, key: str | None, timeout_s: float, transport: httpx.BaseTransport | None) -> None:
@@ -91,21 +111,21 @@ class Connection:
         """Close it."""
         self._http.close()
 
-    def get(self, path: str, query: Mapping[str, Any] | None = None) -> Document:
+    def get(self, path: str, query: Mapping[str, Any] | None = None, *, tries: int = _TRIES) -> Document:
         """A resource; members of ``query`` that are None are left out."""
-        return _document(self.send("GET", path, query=query))
+        return document_of(self.send("GET", path, query=query, tries=tries))
 
-    def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Document:
-        """What a POST was answered with."""
-        keyed = {"idempotency-key": secrets.token_hex(16), **(headers or {})}
-        for left in reversed(range(_POST_TRIES)):
-            try:
-                return _document(self.send("POST", path, body=body, headers=keyed))
-            except _LostError as error:
-                if not left:
-                    raise
-                time.sleep(error.pause_s)
-        raise AssertionError("the last try returns or raises")
+    def post(
+        self,
+        path: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        key: str | None = None,
+    ) -> Document:
+        """What a POST was answered with; ``key`` is its idempotency key, by default one of its own."""
+        keyed = {"idempotency-key": key or new_key(), **(headers or {})}
+        return document_of(self.send("POST", path, body=body, headers=keyed))
 
     def pages(self, path: str, query: Mapping[str, Any]) -> Iterator[Document]:
         """Every item of a list, newest first."""
@@ -125,8 +145,25 @@ class Connection:
         body: object = None,
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        tries: int = _TRIES,
     ) -> httpx.Response:
-        """One request; an error of the tree for any answer but a good one."""
+        """One request, sent again where its answer was lost or says: not now. A DELETE is not, which would not find what it has
+        removed. An error of the tree for any answer but a good one; ``LostAnswerError`` where one of the tries may have
+        been done."""
+        lost: LostAnswerError | None = None
+        for left in reversed(range(1 if method == "DELETE" else tries)):
+            try:
+                return self._send(method, path, body, query, headers)
+            except UnreachableError as error:
+                lost = error if isinstance(error, LostAnswerError) else lost
+                if not left or (error.pause_s is None and lost is None):
+                    raise lost or error from None
+                time.sleep(min(_LONGEST_PAUSE_S, _PAUSE_S if error.pause_s is None else error.pause_s))
+        raise AssertionError("the last try returns or raises")
+
+    def _send(
+        self, method: str, path: str, body: object, query: Mapping[str, Any] | None, headers: Mapping[str, str] | None
+    ) -> httpx.Response:
         given = {name: value for name, value in (query or {}).items() if value is not None}
         with self._translated():
             response = self._http.request(method, path, json=body, params=given, headers=headers)
@@ -147,7 +184,7 @@ class Connection:
         try:
             yield
         except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadTimeout) as error:
-            raise _LostError(f"the service at {self._url} cannot be reached: {error}") from None
+            raise LostAnswerError(f"the service at {self._url} cannot be reached: {error}", _PAUSE_S) from None
         except httpx.TransportError as error:
             raise UnreachableError(f"the service at {self._url} cannot be reached: {error}") from None
         except httpx.HTTPError as error:
@@ -158,26 +195,35 @@ class Connection:
     def _check(self, response: httpx.Response) -> None:
         if not response.is_error:
             return
-        document = _document(response)
+        status, document = response.status_code, _json(response)
+        if document is None and status >= 500:
+            detail = f"the service at {self._url} is answered for with {status} and no JSON object"
+            raise LostAnswerError(detail, _pause_s(response))
+        document = document_of(response) if document is None else document
+        detail = f"the service at {self._url}: {document.get('detail') or document.get('title') or status}"
         kind = str(document.get("type", "")).rpartition(":")[2]
-        if kind == "idempotency-in-progress":
-            raise _LostError(str(document.get("detail")), _pause_s(response))
-        if response.status_code == 503:
-            raise UnreachableError(f"the service at {self._url}: {document.get('detail')}")
-        raise error_of(document)
+        if kind == "idempotency-in-progress" or status in _GATEWAY:
+            raise LostAnswerError(detail, _pause_s(response))
+        if status in _NOT_NOW:
+            raise UnreachableError(detail, _pause_s(response))
+        raise error_of({"status": status, **document})
 
 
-class _LostError(UnreachableError):
-    """The answer was lost: the request may have been done or not."""
-
-    def __init__(self, detail: str, pause_s: float = 0.2) -> None:
-        self.pause_s = pause_s
-        super().__init__(detail)
+def new_key() -> str:
+    """An idempotency key that no other request has."""
+    return secrets.token_hex(16)
 
 
 def _pause_s(response: httpx.Response) -> float:
-    text = response.headers.get("retry-after", "1")
-    return min(_LONGEST_PAUSE_S, float(text)) if text.isdigit() else 1.0
+    """What Retry-After says, in either of its forms (RFC 9110, section 10.2.3)."""
+    text = response.headers.get("retry-after", "")
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return 1.0
+    return max(0.0, (moment - datetime.now(moment.tzinfo)).total_seconds())
 
 
 def error_of(problem: Mapping[str, Any]) -> AutosbpError:
@@ -190,7 +236,7 @@ def error_of(problem: Mapping[str, Any]) -> AutosbpError:
         return _infeasible(problem, detail)
     if name in _BY_DETAIL:
         return _BY_DETAIL[name](detail)
-    refused = NotFoundError if name == "not-found" else TooLargeError if problem.get("status") == 413 else ServiceError
+    refused = NotFoundError if name == "not-found" else _BY_STATUS.get(problem.get("status"), ServiceError)
     return refused(f"{problem.get('title')} ({problem.get('status')}): {detail}")
 
 
@@ -205,12 +251,18 @@ def _infeasible(problem: Mapping[str, Any], detail: str) -> InfeasibleError:
     return InfeasibleError(constraint, bound, least, own, conflict)
 
 
-def _document(response: httpx.Response) -> Document:
-    try:
-        document = response.json()
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
+def document_of(response: httpx.Response) -> Document:
+    document = _json(response)
+    if document is None:
         where = f"{response.request.method} {response.request.url}"
         raise ServiceError(f"{where} was answered with {response.status_code} and no JSON object")
     return document
+
+
+def _json(response: httpx.Response) -> Document | None:
+    """The JSON object of an answer, or None where it has none."""
+    try:
+        document = response.json()
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
