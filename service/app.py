@@ -91,9 +91,9 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
     )
     database = Database(settings.url, settings.lock_timeout_s)
     runner = runner_of(settings, database, kinds)
-    feed, metrics = Feed(database, jobs.encode), Metrics()
-    metrics.watch(lambda: counts(database), lambda: feed.num_followers)
     gate = Gate(settings, database)
+    feed, metrics = Feed(database, jobs.encode, gate.stands), Metrics()
+    metrics.watch(lambda: counts(database), lambda: feed.num_followers)
     app.state.service, app.state.failure = State(settings, database, runner, gate, feed, metrics), None
     app.state.chores = Chores(database, chores_of(settings, database))
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, answer=refusal)

@@ -43,7 +43,8 @@ class Settings(BaseSettings):
         description="Addresses and networks, with commas between them, of reverse proxies whose X-Forwarded-For and "
         "X-Forwarded-Proto say who calls, and how.",
     )
-    max_streams: int = Field(default=512, ge=1, description="More event streams at once are answered with 429.")
+    max_streams: int = Field(default=1024, ge=1, description="More event streams at once are answered with 429.")
+    max_streams_of_tenant: int = Field(default=512, ge=1, description="The same for each tenant.")
     require_keys: bool = Field(default=False, description="Ask for API keys also before the first one was made.")
     rate_limit_per_s: float = Field(
         default=500.0, gt=0, description="Requests a second of one API key (or address); more are answered with 429."

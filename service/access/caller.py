@@ -14,12 +14,14 @@ cluster. ``admin``: the tenant's keys and audit log, and the metrics. No scope h
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever a request is from; ``key_id`` is None where no key is needed."""
+    """Whoever a request is from; ``key_id`` and ``prefix``, which is what the key is found by, are None where no key is
+    needed."""
 
     tenant: str
     key_id: str | None
     scopes: frozenset[str]
     address: str
+    prefix: str | None = None
 
     @property
     def name(self) -> str:

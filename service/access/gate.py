@@ -100,6 +100,13 @@ class Gate:
         self._count(caller)
         return caller
 
+    def stands(self, caller: Caller) -> bool:
+        """Whether a caller that was let in would be now: its key is still valid, or still none is needed."""
+        if caller.prefix is None:
+            return not self.needs_keys()
+        key = self.named(caller.prefix)
+        return key is not None and _is_valid(key, now())
+
     def sign_in(self, text: str, address: str) -> KeyRow:
         """The stored key of this text; ``ProblemError`` 401 or 429."""
         self._check_failures(address)
@@ -122,7 +129,7 @@ class Gate:
             raise unauthorized("the session has ended: sign in again", _REALM)
         if not _is_valid(key, now()):
             raise unauthorized("the API key of this session was revoked or has expired", _REALM)
-        return Caller(key.tenant, key.id, frozenset(key.scopes.split()), address)
+        return Caller(key.tenant, key.id, frozenset(key.scopes.split()), address, key.prefix)
 
     def _count(self, caller: Caller) -> None:
         wait_s = self._calls.take(caller.name)
@@ -145,7 +152,7 @@ class Gate:
         if key is None:
             self._failures.take(address)
             raise _unknown()
-        return Caller(key.tenant, key.id, frozenset(key.scopes.split()), address)
+        return Caller(key.tenant, key.id, frozenset(key.scopes.split()), address, key.prefix)
 
     def _was_right(self, token: Token) -> KeyRow | None:
         """The key if it was good before: who shares an address with somebody that guesses is not kept out with them."""

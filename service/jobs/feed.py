@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.access.caller import Caller
 from service.db import Database
 from service.jobs._base import FINAL
 from service.models import JobRow
@@ -25,6 +26,7 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.2
 _HEARTBEAT_S = 15.0
 _CHUNK = 500
+_SHUT_OUT = ": the API key of this stream has ended, or one is needed by now\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,20 @@ class _Follower:
 
     change: Change | None = None
 
-    def __init__(self, revision: int) -> None:
-        self.revision = revision
+    def __init__(self, revision: int, caller: Caller) -> None:
+        self.revision, self.caller = revision, caller
         self.wake = asyncio.Event()
 
 
 class Feed:
     """Belongs to one event loop. The database is asked while somebody follows a job, five times a second, in one query; so
-    jobs that another process works on are followed too. ``encode`` writes a job for its followers, once for all."""
+    jobs that another process works on are followed too. ``encode`` writes a job for its followers, once for all. ``stands``
+    says whether a caller would still be let in; the stream of one that would not ends."""
 
-    def __init__(self, database: Database, encode: Callable[[JobRow], str]) -> None:
-        self._database, self._encode = database, encode
+    def __init__(
+        self, database: Database, encode: Callable[[JobRow], str], stands: Callable[[Caller], bool]
+    ) -> None:
+        self._database, self._encode, self._stands = database, encode, stands
         self._followers: dict[str, set[_Follower]] = defaultdict(set)
         self._polling: asyncio.Task[None] | None = None
 
@@ -60,10 +65,16 @@ class Feed:
         """How many follow jobs now."""
         return sum(map(len, self._followers.values()))
 
-    async def changes(self, job_id: str, revision: int, closing: Event) -> AsyncIterator[Change | None]:
-        """The job whenever it is newer than ``revision``, until it or the service ends; None now and then, as a heartbeat.
-        Changes that come faster than they are asked for are one."""
-        follower = _Follower(revision)
+    def num_followers_of(self, tenant: str) -> int:
+        """How many of them are this tenant's."""
+        return sum(each.caller.tenant == tenant for found in self._followers.values() for each in found)
+
+    async def changes(
+        self, job_id: str, revision: int, caller: Caller, closing: Event
+    ) -> AsyncIterator[Change | None]:
+        """The job whenever it is newer than ``revision``, until it, the service or what lets ``caller`` in ends; None now and
+        then, as a heartbeat. Changes that come faster than they are asked for are one."""
+        follower = _Follower(revision, caller)
         with self._following(job_id, follower):
             while not closing.is_set():
                 try:
@@ -100,17 +111,31 @@ class Feed:
     async def _poll(self) -> None:
         while self._followers:
             known = {job: min(each.revision for each in found) for job, found in self._followers.items()}
+            callers = {each.caller for found in self._followers.values() for each in found}
             try:
-                changes = await self._database.ask(self._newer, known)
+                changes, shut_out = await self._database.ask(self._look, known, callers)
             except SQLAlchemyError as error:
                 _log.warning("jobs cannot be followed now: %s", error)
-                changes = {}
+                changes, shut_out = {}, set()
+            if shut_out:
+                self._end(shut_out)
             for job, change in changes.items():
                 for follower in self._followers.get(job, ()):
-                    if change.revision > follower.revision:
+                    if change.revision > follower.revision and follower.caller not in shut_out:
                         follower.revision, follower.change = change.revision, change
                         follower.wake.set()
             await asyncio.sleep(_POLL_S)
+
+    def _end(self, shut_out: Set[Caller]) -> None:
+        """End the streams of these callers, who are told nothing more of the job."""
+        for found in self._followers.values():
+            for follower in found:
+                if follower.caller in shut_out:
+                    follower.change = Change(follower.revision, True, _SHUT_OUT)
+                    follower.wake.set()
+
+    def _look(self, known: dict[str, int], callers: Set[Caller]) -> tuple[dict[str, Change], Set[Caller]]:
+        return self._newer(known), {each for each in callers if not self._stands(each)}
 
     def _newer(self, known: dict[str, int]) -> dict[str, Change]:
         """Jobs that are newer than they are known."""

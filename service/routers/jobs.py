@@ -83,22 +83,30 @@ def cancel(state: StateDep, response: Response, job_id: PathId, if_match: IfMatc
 )
 async def events(state: StateDep, job_id: PathId, last_event_id: Annotated[int, Header(ge=0)] = 0) -> Response:
     """Server-sent events: ``progress`` with the job at each change, ``end`` with the job at last. The event id is the
-    job's revision, so a client that reconnects with Last-Event-ID misses nothing newer."""
+    job's revision, so a client that reconnects with Last-Event-ID misses nothing newer; one that the job has not come to, as
+    after a database was restored, counts as none. The stream ends without ``end`` when its key does."""
     row = await state.database.ask(jobs.get, state, job_id)
-    if row.state in FINAL and row.revision <= last_event_id:
+    if row.state in FINAL and row.revision == last_event_id:
         return Response(status_code=204)
-    most = state.settings.max_streams
-    if state.feed.num_followers >= most:
-        raise too_many(5, f"{most} event streams are open")
-    stream = _stream(state, job_id, last_event_id)
+    _check_streams(state)
+    stream = _stream(state, job_id, last_event_id if last_event_id <= row.revision else 0)
     return StreamingResponse(
         stream, media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
     )
 
 
+def _check_streams(state: State) -> None:
+    """429 where as many streams are open as may be, of all or of the caller's tenant."""
+    most, of_tenant = state.settings.max_streams, state.settings.max_streams_of_tenant
+    if state.feed.num_followers >= most:
+        raise too_many(5, f"{most} event streams are open")
+    if state.feed.num_followers_of(state.call.caller.tenant) >= of_tenant:
+        raise too_many(5, f"{of_tenant} event streams of this tenant are open")
+
+
 async def _stream(state: State, job_id: str, revision: int) -> AsyncIterator[str]:
     yield f"retry: {_RETRY_MS}\n\n"
-    async for change in state.feed.changes(job_id, revision, state.closing):
+    async for change in state.feed.changes(job_id, revision, state.call.caller, state.closing):
         yield ": still here\n\n" if change is None else change.text
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from service.access.caller import SCOPES, anybody
 from service.edge.middleware import SECURITY_HEADERS
 from service.jobs._base import JobKind
+from service.jobs.feed import _Follower
 from service.models import JobRow, ReplayRow, now
+from service.services import keys
 from service.services.audit import forget
 from service.settings import Settings
 from tests.service import documents
@@ -187,5 +191,26 @@ def test_a_tenants_queue_and_streams_are_limited(settings: Settings) -> None:
         job = client.post("/v1/models", json=body).json()
         full = client.post("/v1/models", json=body)
         assert (full.status_code, full.headers["retry-after"], full.json()["limit"]) == (429, "10", 1)
-        state.feed._followers["other"].add(object())  # type: ignore[arg-type]
+        state.feed._followers["other"].add(_Follower(0, anybody("")))
         assert client.get(f"/v1/jobs/{job['id']}/events").status_code == 429
+
+
+def test_one_tenants_streams_leave_room_for_others(settings: Settings) -> None:
+    limits = {"max_streams": 5, "max_streams_of_tenant": 2, "require_keys": True}
+    with running(settings.model_copy(update=limits)) as client:
+        state = state_of(client)
+        state.runner.stop()
+        found = {}
+        for tenant in ("one", "two"):
+            key = keys.create(state.database.of(tenant), "test", SCOPES)
+            headers = {"authorization": f"Bearer {key.text}"}
+            job = client.post("/v1/models", json={"hf_config": {"model_type": "gpt2"}}, headers=headers).json()["id"]
+            assert client.post(f"/v1/jobs/{job}:cancel", headers=headers).status_code == 200
+            found[tenant] = job, headers
+        for _ in range(2):
+            state.feed._followers["other"].add(_Follower(0, replace(anybody(""), tenant="one")))
+        answers = {
+            tenant: client.get(f"/v1/jobs/{job}/events", headers=headers) for tenant, (job, headers) in found.items()
+        }
+        assert answers["one"].status_code == 429 and "2 event streams of this tenant" in answers["one"].json()["detail"]
+        assert answers["two"].status_code == 200 and "event: end" in answers["two"].text

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.jobs._base import JobKind
+from service.services import keys
 from service.settings import Settings
 from tests.service import documents
-from tests.service.conftest import running
+from tests.service.conftest import running, state_of
 
 
 @pytest.fixture
@@ -92,6 +95,46 @@ def test_a_job_is_followed_to_its_end(held: TestClient, tmp_path: Path) -> None:
     assert events(resumed.text) == [found[-1]]
     known = held.get(f"/v1/jobs/{job_id}/events", headers={"last-event-id": str(numbers[-1])})
     assert (known.status_code, known.content) == (204, b"")
+
+
+def test_an_event_id_that_the_job_has_not_come_to_counts_as_none(held: TestClient, tmp_path: Path) -> None:
+    job_id = submit(held)
+    documents.wait(held, job_id, ("running",))
+    ahead = {"last-event-id": "1000000"}
+    timer = threading.Timer(0.5, (tmp_path / "gate").touch)
+    timer.start()
+    for _ in range(2):  # while it runs, and when it has ended
+        answer = held.get(f"/v1/jobs/{job_id}/events", headers=ahead)
+        assert answer.status_code == 200 and events(answer.text)[-1][1] == "end"
+    timer.join()
+
+
+@pytest.mark.parametrize("way", ["revoked", "expired", "first"])
+def test_a_stream_ends_with_what_let_its_caller_in(held: TestClient, way: str) -> None:
+    """Its key, which another process revokes, or which expires; or that there was no key yet."""
+    database = state_of(held).database.of("default")
+    job_id = submit(held)
+    documents.wait(held, job_id, ("running",))
+    headers = {}
+    if way != "first":
+        key = keys.create(database, "test", ["read"], timedelta(seconds=0.7) if way == "expired" else None)
+        headers = {"authorization": f"Bearer {key.text}"}
+    begun_s = time.monotonic()
+
+    def end() -> None:
+        if way == "revoked":
+            keys.revoke(database, key.row.id)
+        elif way == "first":
+            keys.create(database, "test", ["read"])
+
+    timer = threading.Timer(0.7, end)
+    timer.start()
+    answer = held.get(f"/v1/jobs/{job_id}/events", headers=headers)
+    timer.join()
+    assert 0.5 < time.monotonic() - begun_s < 4
+    assert {name for _, name, _ in events(answer.text)} == {"progress"}
+    assert answer.text.endswith(": the API key of this stream has ended, or one is needed by now\n\n")
+    assert held.get(f"/v1/jobs/{job_id}/events", headers=headers).status_code == 401
 
 
 def test_a_bad_last_event_id_is_422(held: TestClient, tmp_path: Path) -> None:
