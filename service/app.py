@@ -81,6 +81,7 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
         summary="Finds, explains and runs the fastest way to train a model on a cluster.",
         openapi_tags=_TAGS,
         lifespan=_lifespan,
+        redirect_slashes=False,  # it would send clients to whatever host they named
         docs_url=None,
         redoc_url=None,
         telemetry={

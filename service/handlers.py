@@ -24,6 +24,7 @@ _log = logging.getLogger("service.edge")
 _RETRY = {"retry-after": "10"}
 _FULL = ("disk is full", "no space left", "disk full")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_SAME = {"HEAD": "GET"}  # the outermost layer makes one of the other
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -49,7 +50,7 @@ def methods_of(request: Request) -> str:
     taken = [
         method
         for method in _METHODS
-        if any(route.matches({**scope, "method": method})[0] == Match.FULL for route in routes)
+        if any(route.matches({**scope, "method": _SAME.get(method, method)})[0] == Match.FULL for route in routes)
     ]
     return ", ".join(taken)
 

@@ -45,6 +45,9 @@ class Settings(BaseSettings):
     )
     max_streams: int = Field(default=1024, ge=1, description="More event streams at once are answered with 429.")
     max_streams_of_tenant: int = Field(default=512, ge=1, description="The same for each tenant.")
+    operator_tenant: str = Field(
+        default="default", description="The tenant whose admins see the metrics of the whole service, not of theirs alone."
+    )
     require_keys: bool = Field(default=False, description="Ask for API keys also before the first one was made.")
     rate_limit_per_s: float = Field(
         default=500.0, gt=0, description="Requests a second of one API key (or address); more are answered with 429."

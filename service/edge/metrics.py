@@ -52,6 +52,13 @@ class Metrics:
         """The exposition."""
         return generate_latest(self._registry)
 
+    @staticmethod
+    def text_of_tenant(jobs: Counts, streams: Callable[[], int]) -> bytes:
+        """What one tenant may know: these numbers of its own."""
+        registry = CollectorRegistry()
+        registry.register(_Asked(jobs, streams))
+        return generate_latest(registry)
+
 
 class _Asked(Collector):
     """Numbers that the database and the feed know."""

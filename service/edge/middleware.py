@@ -56,25 +56,31 @@ class Edge:
         token = request_id.set(own)
         scope["request_id"] = own
         status, taken_s = 0, 0.0
+        asked_head, ended = scope["method"] == "HEAD", False
+        inner = {**scope, "method": "GET"} if asked_head else scope  # the server goes on by its own
 
         async def sending(message: Message) -> None:
-            nonlocal status, taken_s
+            nonlocal status, taken_s, ended
             if message["type"] == "http.response.start":
                 status, taken_s = message["status"], time.perf_counter() - begun_s
                 given = {name for name, _ in message["headers"]}
                 more = [pair for pair in _HEADERS if pair[0] not in given]
                 message["headers"] = [*message["headers"], *more, (b"x-request-id", own.encode())]
+            elif asked_head:  # the answer to HEAD is that to GET up to its body; a stream's would never end
+                if ended:
+                    return
+                message, ended = {"type": "http.response.body", "body": b"", "more_body": False}, True
             await send(message)
 
         try:
-            await self._app(scope, receive, sending)
+            await self._app(inner, receive, sending)
         except Exception as error:
             _log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             if status:
                 raise  # too late for another answer: the server closes the connection
             await answer_to(error, scope["path"])(scope, receive, sending)
         finally:
-            self._note(scope, status or 499, taken_s or time.perf_counter() - begun_s)
+            self._note({**inner, "method": scope["method"]}, status or 499, taken_s or time.perf_counter() - begun_s)
             request_id.reset(token)
 
     def _note(self, scope: Scope, status: int, taken_s: float) -> None:

@@ -101,6 +101,7 @@ class GuardedRoute(APIRoute):
 
     def check_post(self, request: PlainRequest) -> None:
         """415 for a body that is not JSON; a browser's form cannot send JSON without asking first."""
+        check_coding(request)
         length = request.headers.get("content-length", "0" if "transfer-encoding" not in request.headers else "")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if length != "0" and kind != "application/json" and not kind.endswith("+json"):
@@ -108,6 +109,16 @@ class GuardedRoute(APIRoute):
             raise ProblemError(
                 415, "media-type", "The body is not JSON", detail, headers={"accept": "application/json"}
             )
+
+
+def check_coding(request: PlainRequest) -> None:
+    """415 for a compressed body, which says what would do (RFC 9110, 12.5.3)."""
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        detail = f"the body's Content-Encoding is {coding}; bodies are expected as they are"
+        raise ProblemError(
+            415, "content-coding", "The body is compressed", detail, headers={"accept-encoding": "identity"}
+        )
 
 
 def slow(endpoint: Endpoint) -> Endpoint:

@@ -17,6 +17,7 @@ from service.edge import metrics
 from service.edge.route import guarded, slow
 from service.problems import ProblemError
 from service.routers._base import problems
+from service.services.jobs import counts
 from service.state import SharedDep, State, StateDep
 
 routes = APIRouter(tags=["health"])
@@ -51,8 +52,13 @@ def ready(state: SharedDep) -> dict[str, object]:
 )
 @slow
 def read_metrics(state: StateDep) -> Response:
-    """Requests, durations, jobs and streams of all tenants, none of which is named."""
-    return Response(state.metrics.text(), media_type=metrics.MEDIA_TYPE)
+    """For admins of the operators' tenant: requests, durations, jobs and streams of all tenants, none of which is named. For
+    others: jobs and streams of their own tenant."""
+    tenant = state.call.caller.tenant
+    if tenant == state.settings.operator_tenant:
+        return Response(state.metrics.text(), media_type=metrics.MEDIA_TYPE)
+    own = state.metrics.text_of_tenant(lambda: counts(state.database), lambda: state.feed.num_followers_of(tenant))
+    return Response(own, media_type=metrics.MEDIA_TYPE)
 
 
 def _database(state: State) -> str:

@@ -65,7 +65,7 @@ def listing(state: State, window: Window, /, **equal: object) -> Paged[JobRow]:
 
 
 def counts(database: Database) -> dict[tuple[str, str], int]:
-    """How many jobs of each kind and state there are, of all tenants."""
+    """How many jobs of each kind and state there are, of all tenants or of the database's."""
     with database.read() as session:
         found = session.execute(select(JobRow.kind, JobRow.state, func.count()).group_by(JobRow.kind, JobRow.state))
         return {(kind, state): count for kind, state, count in found}

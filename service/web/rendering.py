@@ -19,7 +19,7 @@ from service.web import text
 from service.web.assets import address
 
 _ROOT = Path(__file__).parent / "templates"
-_KEPT = ("www-authenticate", "retry-after", "allow")
+_KEPT = ("www-authenticate", "retry-after", "allow", "accept-encoding")
 _HELP = {
     401: "This service asks for an API key. Whoever runs it can make one with “autosbp keys create”.",
     403: "Another key may be allowed to do this.",

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.requests import Request as PlainRequest
 
 from service.access.caller import Caller
-from service.edge.route import GuardedRoute
+from service.edge.route import GuardedRoute, check_coding
 from service.handlers import answer_to
 from service.models import KeyRow
 from service.problems import ProblemError
@@ -70,6 +70,7 @@ class PageRoute(GuardedRoute):
     def check_post(self, request: PlainRequest) -> None:
         """403 for a form that another site's page sends, 415 for a body that is no form."""
         check_origin(request)
+        check_coding(request)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in _FORMS:
             raise ProblemError(

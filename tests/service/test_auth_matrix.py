@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from service.access.caller import SCOPES
 from service.access.tokens import Token
-from service.models import ArtifactRow, KeyRow
+from service.models import DEFAULT_TENANT, ArtifactRow, KeyRow
 from service.services import keys
 from service.settings import Settings
 from service.web.route import PageRoute
@@ -283,7 +283,12 @@ def test_the_interface_shows_a_tenant_nothing_of_another(
             {item["id"] for item in locked.get(listed, headers=who).json()["items"]} for who in (mine, theirs)
         )
         assert own and not own & others
-    assert "mine" not in locked.get("/metrics", headers=theirs).text
+    seen, total = (
+        locked.get("/metrics", headers=headers).text for headers in (theirs, bearer(key_of(locked, DEFAULT_TENANT)))
+    )
+    assert "autosbp_jobs{" not in seen and "http" not in seen and "autosbp_event_streams 0.0" in seen
+    assert "autosbp_jobs{kind=" in locked.get("/metrics", headers=mine).text
+    assert "autosbp_http_requests_total" in total and "autosbp_jobs{" in total and "mine" not in total
 
 
 def test_ids_of_another_tenant_in_a_body_are_of_nothing(locked: TestClient, owned: Owned) -> None:

@@ -13,6 +13,7 @@ from service.schemas import options
 from service.settings import Settings
 from tests.service import documents
 from tests.service.conftest import running, state_of
+from tests.service.endpoints import endpoints
 from tests.service.postgres import Postgres
 from tests.service.test_openapi import operations
 
@@ -96,10 +97,10 @@ def test_405_names_all_methods_of_the_path_and_of_no_other(edged: TestClient) ->
     for path, methods in {path: {one.upper() for one in item} for path, item in document["paths"].items()}.items():
         answer = edged.request("PATCH", re.sub(r"\{\w+\}", "a-1", path))
         assert answer.status_code == 405, path
-        assert set(answer.headers["allow"].split(", ")) == methods, path
+        assert set(answer.headers["allow"].split(", ")) == (methods | {"HEAD"} if "GET" in methods else methods), path
     assert edged.get("/v1/jobs/job-1:cancel").status_code == 405
     page = edged.request("PATCH", "/plan", headers={"accept": "text/html"})
-    assert (page.status_code, page.headers["allow"]) == (405, "GET, POST")
+    assert (page.status_code, page.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
 def test_the_documented_limits_of_options_are_the_librarys(edged: TestClient) -> None:
@@ -133,3 +134,44 @@ def test_every_example_of_the_document_is_accepted(edged: TestClient) -> None:
                 edged.post(f"/v1/jobs/{answer.json()['id']}:cancel")
     assert posted >= 7
     assert state_of(edged).runner.alive()
+
+
+def test_a_slash_too_many_is_404_and_leads_nowhere(edged: TestClient) -> None:
+    for path, accept in (("/v1/jobs/", "*/*"), ("/healthz/", "*/*"), ("/strategies/", "text/html")):
+        answer = edged.get(path, headers={"accept": accept, "host": "localhost"}, follow_redirects=False)
+        assert answer.status_code == 404 and "location" not in answer.headers, path
+    assert edged.get("/v1/jobs/").headers["content-type"] == "application/problem+json"
+
+
+def test_a_compressed_body_is_415_with_what_would_do(edged: TestClient) -> None:
+    for path, headers in (("/v1/clusters", {}), ("/plan", {"accept": "text/html", "origin": "http://localhost"})):
+        kind = "application/x-www-form-urlencoded" if headers else "application/json"
+        answer = edged.post(
+            path, content=b"\x1f\x8b\x08", headers={"content-type": kind, "content-encoding": "gzip", **headers}
+        )
+        assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity"), path
+    plain = {"content-type": "application/json", "content-encoding": "identity"}
+    assert edged.post("/v1/clusters", content=b'{"preset": "local:2"}', headers=plain).status_code in (200, 201)
+
+
+def test_head_is_get_without_a_body(edged: TestClient) -> None:
+    app: Any = edged.app
+    gets = [one for one in endpoints(app) if one.method == "GET"]
+    assert len(gets) > 40
+    for one in gets:
+        path = re.sub(r"\{[\w:]+\}", "a-1", one.path)
+        for accept in ("application/json", "text/html"):
+            head, get = (edged.request(way, path, headers={"accept": accept}) for way in ("HEAD", "GET"))
+            assert (head.status_code, head.content) == (get.status_code, b""), path
+            for name in ("content-type", "etag", "allow", "content-length"):
+                if name == "content-length" and path in ("/metrics", "/readyz"):
+                    continue  # they say something else each time
+                assert head.headers.get(name) == get.headers.get(name), (path, name)
+    job = edged.post("/v1/models", json={"hf_config": {"model_type": "gpt2"}}).json()["id"]
+    stream = edged.head(f"/v1/jobs/{job}/events")
+    assert stream.status_code == 200 and stream.headers["content-type"].startswith("text/event-stream")
+    edged.post(f"/v1/jobs/{job}:cancel")
+    assert edged.head(f"/v1/jobs/{job}:cancel").status_code == 405
+    tag = edged.post("/v1/clusters", json={"preset": "local:2"}).headers["etag"]
+    known = edged.get("/v1/clusters").json()["items"][0]["id"]
+    assert edged.head(f"/v1/clusters/{known}", headers={"if-none-match": "*"}).status_code == 304 and tag
