@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from autosbp import __version__
+from autosbp.cli._audit import audit
 from autosbp.cli._calibrate import calibrate
 from autosbp.cli._capture import capture
 from autosbp.cli._clusters import clusters
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (capture, estimate, plan, clusters, calibrate, learn, explain, diff, trial, export, serve, work, demo):
+for _command in (capture, estimate, plan, clusters, calibrate, learn, explain, diff, trial, export, serve, work, audit, demo):
     app.command(_command.__name__)(guarded(_command))
 app.add_typer(keys)
 

@@ -40,15 +40,16 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it: it is shown this once. From then on the service asks for keys."""
-    from service.services import keys
+    from service.services import audit, keys
 
     if not tenant.replace("-", "").replace("_", "").isalnum() or not tenant.isascii() or len(tenant) > _NAME:
         raise InputError("tenant", tenant, f"at most {_NAME} letters, digits, - and _ are expected")
     if not 1 <= len(name) <= 128:
         raise InputError("name", name, "1 to 128 characters are expected")
     lifetime = timedelta(days=days) if days else None
-    with _opened(database, data_dir) as db:
+    with opened(database, data_dir) as db:
         made = keys.create(db.of(tenant), name, [scope.strip() for scope in scopes.split(",")], lifetime)
+        audit.note(db.of(tenant), "POST", "/v1/keys", 201, f"/v1/keys/{made.row.id}")
         _print(made.row, made.text, as_json)
 
 
@@ -56,22 +57,24 @@ def rotate(
     key: KeyId, grace_s: Grace = 3600.0, database: Database = None, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
     """Print a new key with the same name, scopes and lifetime; the old one works on for a while."""
-    from service.services import keys
+    from service.services import audit, keys
 
-    with _opened(database, data_dir) as db:
+    with opened(database, data_dir) as db:
         row = _stored(db, key)
         if keys.state_of(row) != "valid":
             raise InputError("key", key, f"a valid key is expected; this one is {keys.state_of(row)}")
         made = keys.rotate(db.of(row.tenant), key, timedelta(seconds=grace_s))
+        audit.note(db.of(row.tenant), "POST", f"/v1/keys/{key}:rotate", 201, f"/v1/keys/{made.row.id}")
         _print(made.row, made.text, as_json)
 
 
 def revoke(key: KeyId, database: Database = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """End a key at once."""
-    from service.services import keys
+    from service.services import audit, keys
 
-    with _opened(database, data_dir) as db:
+    with opened(database, data_dir) as db:
         row = keys.revoke(db.of(_stored(db, key).tenant), key)
+        audit.note(db.of(row.tenant), "DELETE", f"/v1/keys/{key}")
         if as_json:
             print_json(_document(row))
         else:
@@ -82,7 +85,7 @@ def listing(database: Database = None, data_dir: DataDir = None, as_json: AsJson
     """Every key of every tenant, without its text, which is not stored."""
     from service.services import keys
 
-    with _opened(database, data_dir) as db:
+    with opened(database, data_dir) as db:
         found = [_document(row) for row in keys.every(db)]
     if as_json:
         print_json({"keys": found})
@@ -93,7 +96,8 @@ def listing(database: Database = None, data_dir: DataDir = None, as_json: AsJson
 
 
 @contextmanager
-def _opened(database: str | None, data_dir: Any) -> Iterator[Db]:
+def opened(database: str | None, data_dir: Any) -> Iterator[Db]:
+    """The service's database, upgraded."""
     from service.db import Database as Db
 
     db = Db(settings_of(database_url=database, data_dir=data_dir).url)

@@ -28,7 +28,7 @@ from service.edge import replays
 from service.edge.conditions import is_known
 from service.edge.replays import Claim
 from service.handlers import answer_to
-from service.models import AuditRow, bound, now, table_of
+from service.models import NO_TENANT, AuditRow, bound, now, table_of
 from service.problems import ProblemError
 from service.services._store import new_id
 from service.state import OWN, Call, State
@@ -39,7 +39,6 @@ _log = logging.getLogger("service.edge")
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 _SAFE = ("GET", "HEAD")
 _SLOW: set[Callable[..., Any]] = set()
-_UNKNOWN_TENANT = ""
 SCHEME = "key"
 """Name of the security scheme in the OpenAPI document."""
 
@@ -195,7 +194,7 @@ async def _admitted(route: GuardedRoute, plain: Request, state: State, needed: t
         check_scope(caller, needed)
     except ProblemError as refusal:
         if refusal.status in (401, 403):
-            tenant, key = (caller.tenant, caller.key_id) if caller else (_UNKNOWN_TENANT, None)
+            tenant, key = (caller.tenant, caller.key_id) if caller else (NO_TENANT, None)
             entry = _entry(plain, tenant, key, address, identity, refusal.status)
             raise _RefusedError(refusal, entry) from None
         raise
@@ -281,6 +280,13 @@ _NOTE = insert(_audit).values({**bound(_audit, "noted_"), "tenant": bindparam(PA
 
 def _entry(request: PlainRequest, tenant: str, key_id: str | None, address: str, identity: str, status: int) -> _Entry:
     return _Entry(tenant, key_id, address, request.method, request.url.path, status, identity)
+
+
+async def note(request: PlainRequest, state: State, status: int, tenant: str = NO_TENANT, key_id: str | None = None) -> None:
+    """Write a call of a route of another class in the audit log."""
+    address = request.client.host if request.client else ""
+    entry = _entry(request, tenant, key_id, address, request.scope.get("request_id", "-"), status)
+    await state.database.tell(_write, state, None, None, entry)
 
 
 def _write(state: State, claim: Claim | None, answer: Response | None, entry: _Entry | None) -> None:

@@ -1,6 +1,6 @@
 """The tables of the service, one file each."""
 
-from service.models._base import DEFAULT_TENANT, Base, bound, now, table_of
+from service.models._base import DEFAULT_TENANT, NO_TENANT, Base, bound, now, table_of
 from service.models.access import AuditRow, EndedSessionRow, KeyRow, ReplayRow
 from service.models.analysis import AnalysisRow
 from service.models.artifact import ArtifactRow
@@ -15,6 +15,7 @@ from service.models.worker import WorkerRow
 
 __all__ = [
     "DEFAULT_TENANT",
+    "NO_TENANT",
     "AnalysisRow",
     "ArtifactRow",
     "AuditRow",

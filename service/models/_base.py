@@ -33,6 +33,8 @@ _NAMES = {
     "pk": "pk_%(table_name)s",
 }
 DEFAULT_TENANT = "default"
+NO_TENANT = ""
+"""Whose calls of strangers are in the audit log: no key is of it."""
 """Whose everything is where no keys are needed."""
 
 

@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 
 from service.db import Database
 from service.models import AuditRow, EndedSessionRow, ReplayRow, now
 from service.services._pictures import pictures
-from service.services._store import Paged
+from service.services._store import Paged, new_id
 from service.services._window import Window
 from service.settings import Settings
 from service.state import State
+
+COMMAND_LINE = "command line"
+"""In the place of an address."""
 
 
 def listing(state: State, window: Window, /, **equal: object) -> Paged[AuditRow]:
     """A page of the tenant's log."""
     return pictures(state.database, AuditRow, window, **equal)
+
+
+def note(database: Database, method: str, path: str, status: int = 200, location: str | None = None) -> None:
+    """Note what the command line on the service's machine did for the database's tenant, as the call that would have done
+    it."""
+    with database.write() as session:
+        session.add(
+            AuditRow(
+                id=new_id("aud"),
+                address=COMMAND_LINE,
+                method=method,
+                path=path,
+                status=status,
+                request_id="-",
+                location=location,
+            )
+        )
+
+
+def every(database: Database, tenant: str | None, status: int | None, limit: int) -> Sequence[AuditRow]:
+    """The newest entries, newest first; of one tenant (``NO_TENANT``: of strangers) or status, if asked."""
+    query = select(AuditRow).order_by(AuditRow.created_at.desc(), AuditRow.id.desc()).limit(limit)
+    if tenant is not None:
+        query = query.where(AuditRow.tenant == tenant)
+    if status is not None:
+        query = query.where(AuditRow.status == status)
+    with database.read() as session:
+        return session.scalars(query).all()
 
 
 def forget(database: Database, settings: Settings) -> None:

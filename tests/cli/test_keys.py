@@ -36,3 +36,25 @@ def test_a_key_is_made_listed_rotated_and_revoked(run: Run, tmp_path: Path) -> N
 def test_bad_input_exits_with_2(run: Run, tmp_path: Path, arguments: tuple[str, ...], word: str) -> None:
     done = run("keys", *arguments, "--data-dir", tmp_path)
     assert (done.exit_code, word in done.stderr) == (2, True)
+
+
+def test_what_the_command_line_does_with_keys_is_in_the_audit_log(run: Run, tmp_path: Path) -> None:
+    there = ("--data-dir", tmp_path)
+    made = json.loads(run("keys", "create", "--tenant", "lab", *there, "--json").stdout)["key"]
+    run("keys", "rotate", made, *there)
+    run("keys", "revoke", made, *there)
+    run("keys", "create", "--tenant", "other", *there)
+    found = json.loads(run("audit", "--tenant", "lab", *there, "--json").stdout)["entries"]
+    assert [(one["method"], one["path"], one["status"]) for one in found] == [
+        ("DELETE", f"/v1/keys/{made}", 200),
+        ("POST", f"/v1/keys/{made}:rotate", 201),
+        ("POST", "/v1/keys", 201),
+    ]
+    assert found[2]["location"] == f"/v1/keys/{made}"
+    assert {(one["tenant"], one["address"], one["caller"]) for one in found} == {("lab", "command line", None)}
+    assert len(json.loads(run("audit", *there, "--json").stdout)["entries"]) == 4
+    assert len(json.loads(run("audit", "--last", 1, *there, "--json").stdout)["entries"]) == 1
+    assert json.loads(run("audit", "--strangers", *there, "--json").stdout)["entries"] == []
+    assert "command line" in run("audit", *there).stdout
+    both = run("audit", "--strangers", "--tenant", "lab", *there)
+    assert (both.exit_code, "tenant" in both.stderr) == (2, True)

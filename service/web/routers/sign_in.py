@@ -8,6 +8,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
+from service.edge.route import note
+from service.models import KeyRow
 from service.problems import ProblemError, problem
 from service.state import State
 from service.web.forms import Form
@@ -44,11 +46,14 @@ async def sign_in(request: Request) -> Response:
         key = await run_in_threadpool(state.gate.sign_in, given.text("key") or "", address)
         session = await run_in_threadpool(sessions.begin, key)
     except Exception as error:  # the page must say something whatever happened
+        if isinstance(error, ProblemError) and error.status in (401, 403):
+            await note(request, state, error.status)
         if isinstance(error, ProblemError) and error.status == 401:
             following = local(given.text("following") or "/")
             shown = problem(401, str(error), title="This key opens nothing")
             return _headed(render(request, "sign_in.html", 401, problem=shown, following=following, wrong=True))
         return _headed(failed(request, error))
+    await note(request, state, 303, key.tenant, key.id)
     response = _to(local(given.text("following") or "/"))
     response.set_cookie(
         COOKIE,
@@ -69,7 +74,9 @@ async def sign_out(request: Request) -> Response:
     try:
         check_origin(request)
         if (session := Session.parse(request.cookies.get(COOKIE, ""))) is not None:
-            await run_in_threadpool(_end, state, sessions, session)
+            key = await run_in_threadpool(_end, state, sessions, session)
+            if key is not None:
+                await note(request, state, 303, key.tenant, key.id)
     except Exception as error:  # the page must say something whatever happened
         return _headed(failed(request, error))
     response = _to("/sign-in")
@@ -77,10 +84,13 @@ async def sign_out(request: Request) -> Response:
     return response
 
 
-def _end(state: State, sessions: Sessions, session: Session) -> None:
+def _end(state: State, sessions: Sessions, session: Session) -> KeyRow | None:
+    """The key of the session, if that was one."""
     key = state.gate.named(session.prefix)
-    if key is not None:
-        sessions.end(session, key)
+    if key is None or not sessions.is_of(session, key):
+        return None
+    sessions.end(session, key)
+    return key
 
 
 def local(following: str) -> str:

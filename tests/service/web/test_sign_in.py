@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from service.access.caller import SCOPES
 from service.access.tokens import Token
 from service.db import Database
-from service.models import EndedSessionRow, KeyRow
-from service.services import keys
+from service.models import NO_TENANT, EndedSessionRow, KeyRow
+from service.services import audit, keys
 from service.settings import Settings
 from service.web.routers.sign_in import local
 from service.web.sessions import COOKIE, LIFETIME_S, Session, Sessions
@@ -202,6 +202,28 @@ def test_what_pages_change_is_in_the_audit_log(locked: TestClient) -> None:
     assert [(each["method"], each["path"], each["status"], each["caller"]) for each in entries][:1] == [
         ("POST", "/plan", 422, key.row.id)
     ]
+
+
+def test_signing_in_and_out_are_in_the_audit_log_and_strangers_are_for_operators(locked: TestClient) -> None:
+    key = made(locked, "noted")
+    state = state_of(locked)
+    assert sign_in(locked, key.text) == 303
+    assert locked.post("/sign-out", headers=FORM, follow_redirects=False).status_code == 303
+    assert sign_in(locked, "wrong") == 401
+    assert locked.post("/sign-in", data={"key": key.text}, headers={"origin": "http://evil"}).status_code == 403
+    assert locked.get("/v1/models", headers={"accept": "application/json"}).status_code == 401
+    own = audit.every(state.database, "noted", None, 100)
+    assert [(one.method, one.path, one.status, one.caller) for one in own] == [
+        ("POST", "/sign-out", 303, key.row.id),
+        ("POST", "/sign-in", 303, key.row.id),
+    ]
+    strangers = audit.every(state.database, NO_TENANT, None, 3)
+    assert [(one.method, one.path, one.status, one.caller) for one in strangers] == [
+        ("GET", "/v1/models", 401, None),
+        ("POST", "/sign-in", 403, None),
+        ("POST", "/sign-in", 401, None),
+    ]
+    assert key.text not in "".join(str(vars(one)) for one in (*own, *strangers))
 
 
 def test_signing_in_is_only_for_forms_of_these_pages(locked: TestClient) -> None:
