@@ -19,6 +19,7 @@ import pytest
 from autosbp.client import (
     KEY_VARIABLE,
     Client,
+    ConflictError,
     Job,
     LostAnswerError,
     NotFoundError,
@@ -338,6 +339,8 @@ def test_every_route_of_the_service_has_a_method(url: str) -> None:
         client.cancel(trial.id)
         trial_id = str(trial.resource).rpartition("/")[2]
         assert client.get_trial(trial_id)["id"] == trial_id and client.trial_log(trial_id) == ""
+        with pytest.raises(ConflictError, match="can be judged"):
+            client.judge(trial_id, [{"name": "x", "limit": 1.0, "value": None, "passed": True, "sentence": ""}])
         assert list(client.artifacts(job_id=trial.id)) == []
         for ask in (client.get_artifact, client.artifact_content):
             with pytest.raises(NotFoundError, match="there is no artifact"):

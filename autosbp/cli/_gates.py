@@ -44,10 +44,22 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a regression is measured against: a median step, and whose it is, in words."""
+    """What a regression is measured against: a median step, whose it is in words, and the ids of these trials."""
 
     step_time_s: float
     source: str
+    trials: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a report has it."""
+        return {"step_time_s": self.step_time_s, "source": self.source, "trials": list(self.trials)}
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Why there is nothing to measure a regression against."""
+
+    sentence: str = "there is no earlier trial to compare with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,9 @@ class Gate:
         return {"limit": self.limit, "value": self.value, "passed": self.passed, "sentence": self.sentence}
 
 
+_NOTHING = Nothing()
+
+
 def fraction(text: str | None, field: str) -> float | None:
     """``5%`` as 0.05. The sign is asked for, because 5 and 0.05 without it might mean either."""
     if text is None:
@@ -75,7 +90,7 @@ def fraction(text: str | None, field: str) -> float | None:
     return float(found[1]) / 100
 
 
-def check_gates(result: Mapping[str, Any], limits: Limits, earlier: Earlier | None = None) -> tuple[Gate, ...]:
+def check_gates(result: Mapping[str, Any], limits: Limits, earlier: Earlier | Nothing = _NOTHING) -> tuple[Gate, ...]:
     """The gates of a trial's result: the collectives always, and one for each limit. ``earlier`` is for the regression."""
     median_s = result["step_time_s"]["median"]
     match = bool(result["collectives_match"])
@@ -104,9 +119,9 @@ def all_passed(gates: Sequence[Gate]) -> bool:
     return all(gate.passed for gate in gates)
 
 
-def _regression(limit: float, median_s: float, earlier: Earlier | None) -> Gate:
-    if earlier is None:
-        return Gate("max_regression", limit, None, True, "there is no earlier trial to compare with")
+def _regression(limit: float, median_s: float, earlier: Earlier | Nothing) -> Gate:
+    if isinstance(earlier, Nothing):
+        return Gate("max_regression", limit, None, True, earlier.sentence)
     change = median_s / earlier.step_time_s - 1
     sign = "slower" if change > 0 else "faster"
     words = f"{_percent(abs(change))} {sign} than {seconds(earlier.step_time_s)} of {earlier.source}"

@@ -63,11 +63,18 @@ def summary(report: Mapping[str, Any], gates: Sequence[Gate]) -> str:
             "|---|---:|---:|",
             *(f"| {name} | {predicted} | {measured} |" for name, predicted, measured in rows),
             "",
+            *_compared(report),
             f"`{report['plan_id']}` on {report['num_ranks']} ranks, {step['steps']} steps.",
             "",
             "",
         ]
     )
+
+
+def _compared(report: Mapping[str, Any]) -> list[str]:
+    """What the regression was measured against, where it was."""
+    compared = report.get("compared_with")
+    return [] if not compared else [f"Compared with {seconds(compared['step_time_s'])}, {_cell(compared['source'])}.", ""]
 
 
 def _mark(gate: Gate) -> str:

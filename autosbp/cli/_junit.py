@@ -24,6 +24,8 @@ def junit_of_gates(report: Mapping[str, Any], gates: Sequence[Gate], elapsed_s: 
     failed = sum(not gate.passed for gate in gates)
     root, suite = _suite(len(gates), failures=failed, errors=0, skipped=skipped, elapsed_s=elapsed_s)
     about = {name: report[name] for name in _PROPERTIES if report.get(name) is not None}
+    compared = report.get("compared_with")
+    about |= {"compared_with": compared["source"]} if compared else {}
     step = {f"step_time_s.{name}": report["step_time_s"][name] for name in ("median", "iqr", "steps")}
     _properties(suite, {**about, **step})
     for gate in gates:

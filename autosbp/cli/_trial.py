@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ import typer
 
 from autosbp.cli._files import ModelSizes, graph_source, read_plan, read_plan_graph
 from autosbp.cli._format import table
-from autosbp.cli._gates import Earlier, Gate, Limits, all_passed, check_gates, fraction
+from autosbp.cli._gates import Earlier, Gate, Limits, Nothing, all_passed, check_gates, fraction
+from autosbp.cli._labels import Labels, labels
 from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, check_launcher, ranks_of
 from autosbp.cli._options import AsJson, Baseline, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen, Server
 from autosbp.cli._reports import Reports
@@ -42,13 +44,30 @@ MaxRegression = Annotated[
     typer.Option(
         "--max-regression",
         metavar="P%",
-        help="Gate: the median step is at most so much slower than that of --baseline-report, or of the last successful "
-        "trial that the service has of this strategy, else of a model of this name on this cluster.",
+        help="Gate: the median step is at most so much slower than that of --baseline-report, or with --server than the median "
+        "of the last 5 passed trials with --baseline-label of this strategy, else of a model of this name on this cluster.",
     ),
 ]
 MaxPredictionError = Annotated[
     str | None,
     typer.Option("--max-prediction-error", metavar="P%", help="Gate: the median step is as predicted, within so much."),
+]
+Label = Annotated[
+    str | None,
+    typer.Option(
+        "--label",
+        metavar="NAME",
+        help="With --server: what the trial is run for; by default the branch, tag or change that CI tells of.",
+    ),
+]
+BaselineLabel = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline-label",
+        metavar="NAME",
+        help="Label of the trials to compare with; by default the branch that the change is for, else the default branch, "
+        "else its own.",
+    ),
 ]
 BaselineReport = Annotated[
     Path | None,
@@ -100,6 +119,12 @@ class _Asked:
     timeout_s: float | None
     limits: Limits
     baseline_report: Path | None
+    labels: Labels
+
+    @property
+    def ways(self) -> dict[str, Any]:
+        """What a service is told besides the strategy."""
+        return {"baseline": self.baseline, "label": self.labels.own, **self.effort}
 
     @property
     def source(self) -> str | None:
@@ -124,6 +149,8 @@ def trial(
     max_prediction_error: MaxPredictionError = None,
     max_loss_difference: MaxLossDifference = None,
     baseline_report: BaselineReport = None,
+    label: Label = None,
+    baseline_label: BaselineLabel = None,
     report: Report = None,
     junit: Junit = None,
     github: Github = False,
@@ -150,6 +177,8 @@ def trial(
         if server is not None:
             unused = {"launcher": launcher, "interface": interface, "workdir": workdir, "imports": imports}
             refuse_unused(trial, "a service starts ranks in its own way: leave out --server", **unused)
+        else:
+            refuse_unused(trial, "a service keeps labels: give --server", label=label, baseline_label=baseline_label)
         if not wait:
             refuse_unused(trial, "--no-wait waits for nothing: leave it out", timeout=timeout)
         limits = Limits(
@@ -160,7 +189,8 @@ def trial(
         )
         effort = {"steps": steps, "warmup": warmup, "seed": seed}
         asked = _Asked(
-            *(plan, baseline, graph, model, ModelSizes(seq_len, image_size), effort, timeout, limits, baseline_report)
+            *(plan, baseline, graph, model, ModelSizes(seq_len, image_size), effort, timeout, limits, baseline_report),
+            labels(label, baseline_label, os.environ),
         )
         if not wait:
             return _start_there(server, asked, reports, as_json)
@@ -172,7 +202,9 @@ def trial(
         reports.failed(error, plan, time.monotonic() - begun_s)
         raise
     gates = check_gates(result, limits, earlier)
-    compared = None if earlier is None else {"step_time_s": earlier.step_time_s, "source": earlier.source}
+    if server is not None:
+        _keep_verdict(server, result["trial_id"], gates)
+    compared = None if isinstance(earlier, Nothing) else earlier.to_dict()
     document = {**result, "gates": {gate.name: gate.to_dict() for gate in gates}, "compared_with": compared}
     reports.judged(document, gates, time.monotonic() - begun_s)
     if as_json:
@@ -184,7 +216,7 @@ def trial(
 
 def _run_here(
     asked: _Asked, launcher: str, interface: str, workdir: Path | None, imports: Sequence[str]
-) -> tuple[dict[str, Any], Earlier | None]:
+) -> tuple[dict[str, Any], Earlier | Nothing]:
     if asked.limits.regression is not None and asked.baseline_report is None:
         raise InputError("max_regression", None, "without --server it needs --baseline-report")
     found = read_plan(asked.plan, asked.baseline)
@@ -213,9 +245,9 @@ def _measure(
         return api.run_trial(plan, graph, log=note, timeout_s=timeout_s, libraries=libraries, **ways)
 
 
-def _run_there(server: str, asked: _Asked) -> tuple[dict[str, Any], Earlier | None]:
+def _run_there(server: str, asked: _Asked) -> tuple[dict[str, Any], Earlier | Nothing]:
     """A trial of a strategy that the service holds: a plan that it made, or that plan's id."""
-    from autosbp.cli._earlier import last_trial
+    from autosbp.cli._earlier import passed_trials
     from autosbp.cli._server import connected, stored_strategy, wait_for_trial
 
     with connected(server) as client:
@@ -224,20 +256,31 @@ def _run_there(server: str, asked: _Asked) -> tuple[dict[str, Any], Earlier | No
         earlier = _reported(asked, about)
         trial_id = wait_for_trial(
             client,
-            lambda key: client.trial(strategy_id, baseline=asked.baseline, **asked.effort, idempotency_key=key),
+            lambda key: client.trial(strategy_id, **asked.ways, idempotency_key=key),
             asked.timeout_s,
         )
         found = client.get_trial(trial_id)
-        if earlier is None and asked.limits.regression is not None:
-            earlier = last_trial(client, found, document)
-        return {**(found["result"] or {}), **about, "trial_id": trial_id}, earlier
+        if isinstance(earlier, Nothing) and asked.limits.regression is not None:
+            earlier = passed_trials(client, found, document, asked.labels.baseline)
+        return {**(found["result"] or {}), **about, "trial_id": trial_id, "label": asked.labels.own}, earlier
 
 
-def _reported(asked: _Asked, about: Mapping[str, Any]) -> Earlier | None:
+def _keep_verdict(server: str, trial_id: str, gates: Sequence[Gate]) -> None:
+    """Tell the service what came of the gates; a trial whose outcome it does not know is none to compare with."""
+    from autosbp.cli._server import connected
+
+    try:
+        with connected(server) as client:
+            client.judge(trial_id, [{"name": gate.name, **gate.to_dict()} for gate in gates])
+    except AutosbpError as error:
+        note(f"warning: the outcome of {trial_id} was not kept ({error}): later trials are not compared with it")
+
+
+def _reported(asked: _Asked, about: Mapping[str, Any]) -> Earlier | Nothing:
     """The trial of ``--baseline-report``, read before anything runs."""
     from autosbp.cli._earlier import read_report
 
-    return None if asked.baseline_report is None else read_report(asked.baseline_report, about)
+    return Nothing() if asked.baseline_report is None else read_report(asked.baseline_report, about)
 
 
 def _start_there(server: str | None, asked: _Asked, reports: Reports, as_json: bool) -> int:
@@ -250,7 +293,7 @@ def _start_there(server: str | None, asked: _Asked, reports: Reports, as_json: b
         raise InputError("wait", False, "gates and reports need the trial's end: leave out --no-wait")
     with connected(server) as client:
         strategy_id, _ = stored_strategy(client, asked.plan, asked.source, asked.sizes)
-        job = client.trial(strategy_id, baseline=asked.baseline, **asked.effort)
+        job = client.trial(strategy_id, **asked.ways)
     trial_id = trial_of(job)
     if as_json:
         print_json({"job_id": job.id, "trial_id": trial_id, "state": job.state})
@@ -272,4 +315,4 @@ def _show(result: Mapping[str, Any], gates: Sequence[Gate]) -> None:
     out.print(f"losses differ from one device's by {result['loss_difference']:.2g} relative")
     for gate in gates:
         passed = "not judged" if gate.value is None else "passed" if gate.passed else "FAILED"
-        out.print(f"gate {gate.name}: {passed} ({gate.sentence})")
+        out.print(f"gate {gate.name}: {passed} ({gate.sentence})", soft_wrap=True)

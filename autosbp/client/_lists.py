@@ -130,12 +130,14 @@ class Lists(Part):
         strategy_id: str | None = None,
         baseline: str | None = None,
         state: JobState | None = None,
+        label: str | None = None,
+        passed: bool | None = None,
         limit: int | None = None,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
     ) -> Iterator[documents.TrialBrief]:
         """Every trial in brief, newest first."""
-        query = {"strategy_id": strategy_id, "baseline": baseline, "state": state}
+        query = {"strategy_id": strategy_id, "baseline": baseline, "state": state, "label": label, "passed": passed}
         return cast(
             Iterator[documents.TrialBrief],
             self._at.pages("/v1/trials", {**query, **window(limit, created_after, created_before)}),

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from autosbp.client import documents
+from autosbp.client._base import Version, condition
 from autosbp.client._bodies import model_body
 from autosbp.client._connection import Document, Job
 from autosbp.client._jobs import Jobs
@@ -130,11 +132,25 @@ class Submissions(Jobs):
         steps: int = 20,
         warmup: int = 3,
         seed: int = 0,
+        label: str | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Queue a measured run of a strategy or of one of its baselines; ``result["trial_id"]``, and where the strategy was
-        searched with a calibration, ``result["calibration_id"]``: the version of it that its trials have taught."""
+        searched with a calibration, ``result["calibration_id"]``: the version of it that its trials have taught. ``label`` is
+        what it is run for, such as a branch, by which trials are listed."""
         body: Document = {"strategy_id": strategy_id, "steps": steps, "warmup": warmup, "seed": seed}
-        if baseline is not None:
-            body["baseline"] = baseline
+        body.update({name: value for name, value in (("baseline", baseline), ("label", label)) if value is not None})
         return Job.from_dict(self._at.post("/v1/trials", body, key=idempotency_key))
+
+    def judge(
+        self,
+        trial_id: str,
+        gates: Sequence[Mapping[str, Any]],
+        *,
+        version: Version | None = None,
+        idempotency_key: str | None = None,
+    ) -> documents.Trial:
+        """Store what came of a trial's gates: of each its name, limit, value, whether it passed, and a sentence.
+        ``ConflictError`` where the trial has not succeeded, or was judged otherwise before."""
+        path, body = f"/v1/trials/{trial_id}:judge", {"gates": list(gates)}
+        return cast(documents.Trial, self._at.post(path, body, condition(version), key=idempotency_key))

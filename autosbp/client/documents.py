@@ -205,8 +205,11 @@ class Trial(TypedDict):
     predicted: dict[str, Any]
     measured_step_time_s: float | None
     relative_error: float | None
+    label: str | None
+    passed: bool | None
     job: Job
     created_at: str
+    gates: list[dict[str, Any]] | None
     result: dict[str, Any] | None
 
 
@@ -220,5 +223,7 @@ class TrialBrief(TypedDict):
     predicted: dict[str, Any]
     measured_step_time_s: float | None
     relative_error: float | None
+    label: str | None
+    passed: bool | None
     job: Job
     created_at: str

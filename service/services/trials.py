@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from sqlalchemy import update
 from sqlalchemy.orm import Session, undefer
 
 from autosbp.errors import InputError
 from autosbp.pipeline import require_runtime
 from autosbp.plan import simulated_s
 from service.models import CalibrationRow, JobRow, ModelRow, StrategyRow, TrialRow
+from service.problems import conflict
 from service.schemas._base import Document
-from service.schemas.trials import TrialRequest
+from service.schemas.trials import TrialRequest, VerdictRequest
 from service.services import jobs, lessons
 from service.services._store import Paged, existing, page, referred, require
 from service.services._window import Window
@@ -20,6 +23,7 @@ from service.state import State
 
 _PREDICTED = ("step_time_s", "simulated_step_time_s", "comm_bytes_per_device", "memory_bytes_per_device")
 _LOG_NAME = "log.txt"
+_WHOLE = (undefer(TrialRow.result), undefer(TrialRow.gates))
 
 
 def create(state: State, request: TrialRequest) -> JobRow:
@@ -40,6 +44,7 @@ def create(state: State, request: TrialRequest) -> JobRow:
             job_id=job.id,
             baseline=request.baseline,
             options={"steps": request.steps, "warmup": request.warmup, "seed": request.seed},
+            label=request.label,
             predicted={key: subject[key] for key in _PREDICTED if key in subject},
         )
         session.add(row)
@@ -87,6 +92,24 @@ def store(session: Session, job: JobRow, found: Document) -> Document:
     return {"trial_id": trial.id, **({"calibration_id": taught.id} if taught else {})}
 
 
+def judge(state: State, trial_id: str, request: VerdictRequest, check: Callable[[TrialRow], None]) -> TrialRow:
+    """Store what came of a trial's gates; ``check`` may refuse by raising. A trial is judged once: a verdict that differs from
+    the stored one is refused, so that a trial that failed does not come to pass."""
+    gates = [gate.model_dump() for gate in request.gates]
+    passed = all(gate.passed for gate in request.gates)
+    with state.database.write() as session:
+        row = require(session, TrialRow, trial_id, "trial", *_WHOLE)
+        check(row)
+        if row.job.state != "succeeded":
+            raise conflict(f"trial {trial_id} is {row.job.state}: one that has succeeded can be judged")
+        unjudged = update(TrialRow).where(TrialRow.id == trial_id, TrialRow.passed.is_(None))
+        session.execute(unjudged.values(passed=passed, gates=gates), execution_options={"synchronize_session": False})
+        session.refresh(row)
+        if row.gates != gates:
+            raise conflict(f"trial {trial_id} was judged before, and otherwise: run another")
+        return row
+
+
 def folder(settings: Settings, trial_id: str) -> Path:
     """The trial's own folder in the data folder."""
     return (settings.data_dir / "trials" / trial_id).resolve()
@@ -101,7 +124,7 @@ def log_file(state: State, trial_id: str) -> Path | None:
 def get(state: State, trial_id: str) -> TrialRow:
     """One trial with its result, or 404."""
     with state.database.read() as session:
-        return require(session, TrialRow, trial_id, "trial", undefer(TrialRow.result))
+        return require(session, TrialRow, trial_id, "trial", *_WHOLE)
 
 
 def listing(state: State, window: Window, job_state: str | None, /, **equal: object) -> Paged[TrialRow]:

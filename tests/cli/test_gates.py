@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,9 +13,10 @@ from xml.etree import ElementTree
 import pytest
 
 from autosbp import api
-from autosbp.cli._earlier import last_trial
-from autosbp.cli._gates import Earlier, Limits, check_gates, fraction
+from autosbp.cli._earlier import passed_trials
+from autosbp.cli._gates import Earlier, Limits, Nothing, check_gates, fraction
 from autosbp.cli._github import summary
+from autosbp.cli._labels import Labels, labels
 from autosbp.client import Client
 from autosbp.errors import InputError, TrialError
 from tests.cli.conftest import Run
@@ -74,14 +76,23 @@ def test_a_limit_is_a_number(limit: float) -> None:
 class Trials:
     """A service that lists these trials, newest first, of two strategies of one model on one cluster."""
 
-    def __init__(self, *rows: tuple[str, str, str | None]) -> None:
-        self.rows = rows
+    def __init__(self, *rows: tuple[str, str, str | None, bool | None]) -> None:
+        """Of each its strategy, baseline, label and outcome; the first is tri-0, the newest."""
+        self.rows = [
+            {**trial(at), "strategy_id": strategy, "baseline": baseline, "label": label, "passed": passed}
+            for at, (strategy, baseline, label, passed) in enumerate(rows)
+        ]
 
-    def trials(self, strategy_id: str | None = None, **_: Any) -> list[dict[str, Any]]:
+    def trials(
+        self, *, passed: bool, label: str | None, created_before: datetime, strategy_id: str | None = None, **_: int
+    ) -> list[dict[str, Any]]:
         return [
-            trial(at, identifier, strategy, baseline)
-            for at, (identifier, strategy, baseline) in enumerate(self.rows)
-            if strategy_id in (None, strategy)
+            row
+            for row in self.rows
+            if row["passed"] is passed
+            and (label is None or row["label"] == label)
+            and (strategy_id is None or row["strategy_id"] == strategy_id)
+            and datetime.fromisoformat(row["created_at"]) < created_before
         ]
 
     def models(self, name: str) -> list[dict[str, str]]:
@@ -92,38 +103,73 @@ class Trials:
         return [{"id": "plan-1"}, {"id": "plan-2"}]
 
 
-def trial(age: int, identifier: str, strategy: str, baseline: str | None) -> dict[str, Any]:
+def trial(age: int) -> dict[str, Any]:
     created = datetime(2026, 1, 1, tzinfo=UTC) - timedelta(hours=age)
-    return {
-        "id": identifier,
-        "strategy_id": strategy,
-        "baseline": baseline,
-        "created_at": created.isoformat(),
-        "measured_step_time_s": 1.0 + age,
-    }
+    return {"id": f"tri-{age}", "created_at": created.isoformat(), "measured_step_time_s": 1.0 + age}
+
+
+def good(strategy: str = "plan-1", label: str | None = "main") -> tuple[str, None, str | None, bool]:
+    return strategy, None, label, True
 
 
 @pytest.mark.parametrize(
     ("rows", "found"),
     [
-        ((("tri-0", "plan-1", None), ("tri-1", "plan-1", None)), "tri-1"),
-        ((("tri-0", "plan-1", None), ("tri-1", "plan-2", None), ("tri-2", "plan-1", None)), "tri-2"),
-        ((("tri-0", "plan-1", None), ("tri-1", "plan-9", None), ("tri-2", "plan-2", None)), "tri-2"),
-        ((("tri-0", "plan-1", None), ("tri-1", "plan-1", "megatron")), None),
-        ((("tri-9", "plan-1", None), ("tri-0", "plan-1", None)), None),
-        ((("tri-0", "plan-1", None),), None),
+        ([good()], ["tri-1"]),
+        ([good("plan-2"), good()], ["tri-2"]),
+        ([good("plan-9"), good("plan-2")], ["tri-2"]),
+        ([("plan-1", None, "main", False), good()], ["tri-2"]),
+        ([("plan-1", None, "main", None), good()], ["tri-2"]),
+        ([good(label="7/merge"), good(label=None), good()], ["tri-3"]),
+        ([("plan-1", "megatron", "main", True)], []),
+        ([good(label="7/merge")], []),
+        ([good()] * 7, ["tri-1", "tri-2", "tri-3", "tri-4", "tri-5"]),
     ],
-    ids=["of the strategy", "the strategy first", "of the model's name", "another baseline", "a later one", "none"],
+    ids=[
+        *("of the strategy", "the strategy first", "of the model's name", "none that failed", "none that nobody judged"),
+        *("none of another label", "another baseline", "no label", "the last five"),
+    ],
 )
-def test_the_earlier_trial_is_of_the_strategy_or_else_of_the_models_name(
-    rows: tuple[tuple[str, str, str | None], ...], found: str | None
+def test_a_trial_is_compared_with_the_last_ones_of_its_kind_that_passed(
+    rows: list[tuple[str, str | None, str | None, bool | None]], found: list[str]
 ) -> None:
-    age = next(at for at, row in enumerate(rows) if row[0] == "tri-0")
     plan = {"model": "tiny", "cluster": {"name": "local:2"}, "provenance": {"cluster_hash": "77"}}
-    earlier = last_trial(cast(Client, Trials(*rows)), trial(age, "tri-0", "plan-1", None), plan)
-    assert (earlier is None) == (found is None)
-    if earlier is not None:
-        assert str(found) in earlier.source
+    service = Trials(("plan-1", None, "7/merge", None), *rows)
+    earlier = passed_trials(cast(Client, service), service.rows[0], plan, "main")
+    if not found:
+        assert isinstance(earlier, Nothing)
+        assert earlier.sentence.startswith("no earlier trial labelled main of tiny on local:2 has passed its gates")
+        return
+    assert isinstance(earlier, Earlier) and list(earlier.trials) == found
+    assert earlier.step_time_s == statistics.median(1.0 + int(name[4:]) for name in found)
+    assert earlier.source.endswith(", ".join(found)) and "labelled main" in earlier.source
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, Labels(None, None)),
+        ({"GITHUB_REF_NAME": "main", "GITHUB_BASE_REF": ""}, Labels("main", "main")),
+        (
+            {"GITHUB_REF_NAME": "7/merge", "GITHUB_HEAD_REF": "main", "GITHUB_BASE_REF": "main"},
+            Labels("7/merge", "main"),
+        ),
+        ({"CI_COMMIT_BRANCH": "fix", "CI_DEFAULT_BRANCH": "main"}, Labels("fix", "main")),
+        (
+            {
+                "CI_MERGE_REQUEST_REF_PATH": "refs/merge-requests/1/head",
+                "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "main",
+                "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "v2",
+                "CI_DEFAULT_BRANCH": "main",
+            },
+            Labels("refs/merge-requests/1/head", "v2"),
+        ),
+        ({"GITHUB_REF_NAME": "b" * 255}, Labels("b" * 200, "b" * 200)),
+    ],
+)
+def test_ci_tells_what_a_trial_is_run_for(environment: dict[str, str], found: Labels) -> None:
+    assert labels(None, None, environment) == found
+    assert labels("mine", "theirs", environment) == Labels("mine", "theirs")
 
 
 @pytest.fixture
@@ -144,6 +190,7 @@ def test_a_local_trial_is_compared_with_a_report(run: Run, folder: Path, tmp_pat
         assert json.loads(done.stdout)["compared_with"] == {
             "step_time_s": 0.19,
             "source": f"plan-1 in {tmp_path / 'main.json'}",
+            "trials": [],
         }
 
 

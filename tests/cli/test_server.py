@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autosbp.client import Job
+from autosbp.client import Client, Job
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import Calibration
 from tests.cli.conftest import Run
@@ -185,12 +185,14 @@ def test_a_trial_by_the_service_is_of_the_plans_id_and_gated(
 ) -> None:
     done = run(
         *("trial", folder / "plan.json", "--server", "http://there", "--baseline", "megatron", "--steps", 5),
-        *("--max-step-time", limit, "--json"),
+        *("--max-step-time", limit, "--json", "--label", "main"),
     )
     assert done.exit_code == code, done.stderr
     (strategy_id,), effort = service.asked("trial")
     assert strategy_id == plan["plan_id"] and effort.pop("idempotency_key")
-    assert effort == {"baseline": "megatron", "steps": 5, "warmup": 3, "seed": 0}
+    assert effort == {"baseline": "megatron", "label": "main", "steps": 5, "warmup": 3, "seed": 0}
+    (trial_id, gates), _ = service.asked("judge")
+    assert (trial_id, {gate["name"]: gate["passed"] for gate in gates}["max_step_time_s"]) == ("tri-1", code == 0)
     assert json.loads(done.stdout)["gates"]["max_step_time_s"]["passed"] == (code == 0)
     assert "lowered" in done.stderr
 
@@ -214,7 +216,9 @@ def test_the_service_remembers_what_a_regression_is_measured_against(
     run: Run, folder: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan that the service has not made is searched again there; real ranks run it, twice."""
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("GITHUB_REF_NAME", "main")
     asked = (
         "trial",
         folder / "plan.json",
@@ -235,11 +239,23 @@ def test_the_service_remembers_what_a_regression_is_measured_against(
     assert "lowered: " in done.stderr
     again = run(*asked, "--max-step-time", 1e-9, "--github", "--junit", tmp_path / "out.xml")
     assert again.exit_code == 1, again.stderr
-    assert f"of the last trial of this strategy ({first['trial_id']})" in again.stdout
+    assert f"of the last passed trial labelled main of this strategy: {first['trial_id']}" in again.stdout
+    assert f"the last passed trial labelled main of this strategy: {first['trial_id']}." in summary.read_text()
     assert "::error title=autosbp%3A max_step_time_s failed::" in again.stderr
-    assert "| `max_step_time_s` | **FAILED** |" in (tmp_path / "summary.md").read_text()
+    assert "| `max_step_time_s` | **FAILED** |" in summary.read_text()
     suite = ElementTree.parse(tmp_path / "out.xml").getroot()  # noqa: S314  # our own file
     assert (suite.get("tests"), suite.get("failures")) == ("3", "1")
+    (source,) = (each for each in suite.iter("property") if each.get("name") == "compared_with")
+    assert first["trial_id"] in str(source.get("value"))
+    with Client(server) as client:
+        stored = list(client.trials(strategy_id=first["plan_id"], label="main"))
+        assert [each["passed"] for each in stored] == [False, True]
+        gates = client.get_trial(stored[0]["id"])["gates"] or []
+        assert {gate["name"]: gate["passed"] for gate in gates}["max_step_time_s"] is False
+    third = run(*asked, "--json")  # the one that failed is none to compare with, so a re-run does not pass by it
+    assert json.loads(third.stdout)["compared_with"]["trials"] == [first["trial_id"]]
+    other = run(*asked, "--json", "--baseline-label", "v1", "--label", "v1")
+    assert "no earlier trial labelled v1 of tiny on local:2 has passed" in other.stdout
 
 
 @pytest.fixture(scope="module")

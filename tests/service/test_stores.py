@@ -107,6 +107,7 @@ def test_a_database_of_the_first_schema_upgrades_and_reads_back(new_url: NewUrl,
         plan = Plan.from_dict(client.get(f"/v1/strategies/{strategy['id']}").json())
         assert plan.plan_id == strategy["id"] == search["strategy_id"] == trial["strategy_id"]
         assert (trial["measured_step_time_s"], trial["job"]["state"]) == (0.0125, "succeeded")
+        assert (trial["label"], trial["passed"]) == (None, None)
         assert [job["state"] for job in lists["jobs"]] == ["failed", "succeeded", "succeeded"]
         assert lists["calibrations"][0]["newest_id"] == lists["calibrations"][0]["id"]
         assert client.post("/v1/models", json=documents.graph()).status_code == 200, "what is stored is known"

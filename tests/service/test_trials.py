@@ -58,7 +58,7 @@ def test_a_trial_sets_what_was_measured_beside_what_was_predicted(shared: TestCl
     page = shared.get(f"/trials/{trial['id']}", headers={"accept": "text/html"}).text
     assert all(f'href="/files/{each["id"]}"' in page for each in kept.values())
     listed = shared.get("/v1/trials", params={"strategy_id": plan["plan_id"]}).json()["items"]
-    assert listed[-1] == {key: value for key, value in trial.items() if key != "result"}
+    assert listed[-1] == {key: value for key, value in trial.items() if key not in ("result", "gates")}
     assert shared.get("/v1/trials", params={"strategy_id": "plan-none"}).json()["items"] == []
 
 
@@ -67,6 +67,28 @@ def test_a_baseline_of_a_strategy_is_tried_with_its_own_prediction(shared: TestC
     trial = run(shared, {"strategy_id": plan["plan_id"], "baseline": name})
     assert trial["baseline"] == name
     assert trial["predicted"]["step_time_s"] == plan["baselines"][name]["step_time_s"]
+
+
+def test_a_trial_is_judged_once_and_listed_by_its_label_and_outcome(shared: TestClient, plan: dict[str, Any]) -> None:
+    gate = {"name": "max_step_time_s", "limit": 1, "value": 0.5, "passed": False, "sentence": "500 ms a step"}
+    trial = run(shared, {"strategy_id": plan["plan_id"], "label": "main"})
+    assert (trial["label"], trial["passed"], trial["gates"]) == ("main", None, None)
+    path = f"/v1/trials/{trial['id']}"
+    version = shared.get(path).headers["etag"]
+    for bad in ([], [{**gate, "sentence": None}], [{**gate, "passed": 1}], [{**gate, "value": "1"}], [{"name": "x"}]):
+        assert shared.post(f"{path}:judge", json={"gates": bad}).status_code == 422, bad
+    assert shared.get(path).json() == trial
+    judged = shared.post(f"{path}:judge", json={"gates": [gate]}, headers={"if-match": version})
+    assert (judged.status_code, judged.json()["passed"], judged.json()["gates"]) == (200, False, [gate])
+    assert judged.headers["etag"] == shared.get(path).headers["etag"] != version
+    assert shared.post(f"{path}:judge", json={"gates": [gate]}).status_code == 200, "the same again changes nothing"
+    better = shared.post(f"{path}:judge", json={"gates": [{**gate, "passed": True}]})
+    assert (better.status_code, shared.get(path).json()["passed"]) == (409, False)
+    stale = shared.post(f"{path}:judge", json={"gates": [gate]}, headers={"if-match": version})
+    assert stale.status_code == 412
+    asked = {"label=main": 1, "label=main&passed=false": 1, "passed=true": 0, "label=other": 0}
+    assert {query: len(shared.get(f"/v1/trials?{query}").json()["items"]) for query in asked} == asked
+    assert shared.post("/v1/trials/tri-none:judge", json={"gates": [gate]}).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -80,6 +102,9 @@ def test_a_baseline_of_a_strategy_is_tried_with_its_own_prediction(shared: TestC
         ({"steps": "3"}, "steps"),
         ({"warmup": -1}, "warmup"),
         ({"seed": 2**31}, "seed"),
+        ({"label": ""}, "label"),
+        ({"label": "a\nb"}, "label"),
+        ({"label": "b" * 201}, "label"),
         ({"surprise": 1}, "surprise"),
     ],
 )
@@ -111,3 +136,6 @@ def test_the_log_of_a_trial_that_has_not_begun_is_empty(shared: TestClient, plan
     shared.post(f"/v1/jobs/{job['id']}:cancel")
     assert documents.wait(shared, job["id"])["state"] == "cancelled"
     assert shared.get(job["resource"]).json()["result"] is None
+    gate = {"name": "collectives_match", "limit": 1, "value": 1, "passed": True, "sentence": ""}
+    refused = shared.post(f"{job['resource']}:judge", json={"gates": [gate]})
+    assert refused.status_code == 409 and "is cancelled" in refused.json()["detail"]
