@@ -38,7 +38,9 @@ _EVENTS: Responses = {
     200: {"description": "Server-sent events, of which each is as the schema says.", "content": _STREAM},
     204: {"description": "The job has ended and the client has its last event: there is nothing to reconnect for."},
 }
-_RETRY_MS = 1000
+_RETRY = "retry: 1000\n\n"
+_EVENTS_TYPE = "text/event-stream"
+_UNKEPT = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 @routes.get("", summary="List jobs", response_model=Page[Job], responses=listed("job_id", **JOB_LINKS))
@@ -88,11 +90,11 @@ async def events(state: StateDep, job_id: PathId, last_event_id: Annotated[int, 
     row = await state.database.ask(jobs.get, state, job_id)
     if row.state in FINAL and row.revision == last_event_id:
         return Response(status_code=204)
+    if row.state in FINAL:
+        return Response(_RETRY + encode(row), headers=_UNKEPT, media_type=_EVENTS_TYPE)
     _check_streams(state)
     stream = _stream(state, job_id, last_event_id if last_event_id <= row.revision else 0)
-    return StreamingResponse(
-        stream, media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
-    )
+    return StreamingResponse(stream, headers=_UNKEPT, media_type=_EVENTS_TYPE)
 
 
 def _check_streams(state: State) -> None:
@@ -105,7 +107,7 @@ def _check_streams(state: State) -> None:
 
 
 async def _stream(state: State, job_id: str, revision: int) -> AsyncIterator[str]:
-    yield f"retry: {_RETRY_MS}\n\n"
+    yield _RETRY
     async for change in state.feed.changes(job_id, revision, state.call.caller, state.closing):
         yield ": still here\n\n" if change is None else change.text
 
