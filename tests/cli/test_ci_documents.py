@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shlex
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,10 @@ import typer
 import yaml
 
 from autosbp.cli import app
+from autosbp.client import Client
+from autosbp.errors import ServiceError
+from tests.cli.processes import COMMAND, environment
+from tests.service.server import Server
 
 FOLDER = Path(__file__).parents[2] / "docs"
 SCRIPTS = {
@@ -32,7 +41,8 @@ def document(name: str) -> dict[str, Any]:
 def commands(script: str) -> list[list[str]]:
     """The arguments of every autosbp command of a shell script."""
     lines = script.replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.strip().startswith("autosbp ")]
+    stripped = [line.strip().removeprefix("exec ") for line in lines]
+    return [shlex.split(line, comments=True)[1:] for line in stripped if line.startswith("autosbp ")]
 
 
 def parse(arguments: list[str]) -> dict[str, Any]:
@@ -62,6 +72,92 @@ def test_scripts_of_a_workflow_are_shell(name: str) -> None:
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
+class Runner:
+    """Runs a workflow's shell steps as CI does, on a branch called as its folder, which has programs of its own: ``autosbp`` is this one, what installs is
+    only written down."""
+
+    def __init__(self, folder: Path, server: str) -> None:
+        programs = folder / "bin"
+        programs.mkdir()
+        for name in ("pip", "apt-get"):
+            write_program(programs / name, f'echo "{name}|$(IFS="|"; echo "$*")" >> "{folder}/installed"')
+        write_program(programs / "autosbp", f'exec {shlex.join(COMMAND)} "$@"')
+        self.folder = folder
+        self.environment = environment(
+            PATH=f"{programs}:{os.environ['PATH']}",
+            **{"AUTOSBP_SERVER": server, "AUTOSBP_REPOSITORY": "https://there/autosbp@v1", "MODEL": "zoo:mlp-small"},
+            **{"CLUSTER": "local:2", "GITHUB_STEP_SUMMARY": str(folder / "summary.md"), "GITHUB_REF_NAME": folder.name},
+        )
+
+    def start(self, script: str) -> subprocess.Popen[str]:
+        (self.folder / "step.sh").write_text(script)
+        return subprocess.Popen(
+            ["bash", "-e", "step.sh"], cwd=self.folder, env=self.environment, stderr=subprocess.PIPE, text=True
+        )
+
+    def run(self, script: str) -> None:
+        with self.start(script) as step:
+            _, log = step.communicate(timeout=120)
+        assert step.returncode == 0, log
+
+
+def write_program(path: Path, text: str) -> None:
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with Server(tmp_path_factory.mktemp("service")) as server:
+        yield server.url
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_steps_of_a_workflow_run(name: str, server: str, tmp_path: Path) -> None:
+    """With another model and cluster, which are its variables."""
+    runner = Runner(tmp_path, server)
+    for script in SCRIPTS[name](document(name)):
+        runner.run(script)
+    report = json.loads((tmp_path / "step-time.json").read_text())
+    assert report["label"] == tmp_path.name and all(gate["passed"] for gate in report["gates"].values())
+    assert (tmp_path / "step-time.xml").exists()
+    installed = (tmp_path / "installed").read_text().splitlines()
+    assert installed[-1].endswith("|autosbp @ git+https://there/autosbp@v1")
+    (tmp_path / "installed").unlink()
+    runner.environment.pop("AUTOSBP_REPOSITORY")
+    with runner.start(next(script for script in SCRIPTS[name](document(name)) if "pip" in script)) as step:
+        _, log = step.communicate(timeout=60)
+    assert step.returncode != 0 and "AUTOSBP_REPOSITORY: set this variable" in log, "nothing is installed from nowhere"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_step_that_is_cancelled_cancels_its_trial(name: str, server: str, tmp_path: Path) -> None:
+    """Who cancels a job of CI signals the shell of its step, and no other process."""
+    runner = Runner(tmp_path, server)
+    plan, trial = SCRIPTS[name](document(name))[-2:]
+    runner.run(plan)
+    with runner.start(trial.replace(" --wait", " --wait --steps 10000")) as step:
+        assert step.stderr is not None
+        for line in step.stderr:
+            if line.startswith("trial tri-"):
+                break
+        step.send_signal(signal.SIGTERM)
+        _, log = step.communicate(timeout=60)
+    assert step.returncode == 143
+    found = re.search(r"trial (job-\w+) is cancelled", log)
+    assert found is not None, log
+    with Client(server) as client, pytest.raises(ServiceError, match="was cancelled"):
+        client.wait(client.get_job(found[1]), timeout_s=30)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_workflow_says_what_is_to_be_set_and_its_steps_read_it_from_the_environment(name: str) -> None:
+    text = (FOLDER / "ci" / name).read_text()
+    head = text[: text.index("\nname:" if name == "github.yml" else "\nstep-time:")]
+    assert set(re.findall(r"AUTOSBP_[A-Z_]+", text)) == set(re.findall(r"AUTOSBP_[A-Z_]+", head))
+    assert all("${{" not in script for script in SCRIPTS[name](document(name)))
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_workflow_has_its_key_from_the_environment_alone(name: str) -> None:
     text = (FOLDER / "ci" / name).read_text()
@@ -83,7 +179,7 @@ def test_the_job_of_gitlab_publishes_its_reports_also_when_it_fails() -> None:
     (job,) = document("gitlab.yml").values()
     assert job["artifacts"]["when"] == "always"
     (trial,) = [line for line in job["script"] if " trial " in line]
-    assert parse(shlex.split(trial)[1:])["junit"] == Path(job["artifacts"]["reports"]["junit"])
+    assert parse(commands(trial)[0])["junit"] == Path(job["artifacts"]["reports"]["junit"])
 
 
 def test_commands_of_the_page_are_known_to_the_program() -> None:

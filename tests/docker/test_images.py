@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
+from psycopg import pq
+from sqlalchemy import make_url
 
 from service.settings import Settings
 from tests.cli.test_ci_documents import parse
@@ -22,7 +24,7 @@ from tests.docker.dockerfile import Stage, stages
 from tests.service.server import Server
 
 FOLDER = Path(__file__).parents[2] / "docker"
-NOT_SETTINGS = {"HOME", "NUMBA_CACHE_DIR", "PYTHONDONTWRITEBYTECODE", "NCCL_TESTS_HOME"}
+NOT_SETTINGS = {"PGPASSWORD", "HOME", "NUMBA_CACHE_DIR", "PYTHONDONTWRITEBYTECODE", "NCCL_TESTS_HOME"}
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,31 @@ def test_the_program_knows_every_command(services: dict[str, dict[str, Any]], tm
     done = subprocess.run(made, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("asbp_")
+
+
+@pytest.mark.parametrize("password", ["plain", "p@ss/w:o#r?d%41"])
+def test_any_password_reaches_the_database(
+    services: dict[str, dict[str, Any]], password: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rendered(name: str) -> dict[str, str]:
+        found = services[name]["environment"]
+        return {key: re.sub(r"\$\{DATABASE_PASSWORD:\?[^}]*\}", lambda _: password, text) for key, text in found.items()}
+
+    for name in ("api", "worker"):
+        environment = rendered(name)
+        url = make_url(environment["AUTOSBP_DATABASE_URL"])
+        assert (url.username, url.host, url.database) == ("autosbp", "database", "autosbp")
+        monkeypatch.setenv("PGPASSWORD", environment["PGPASSWORD"])
+        defaults = {each.keyword: each.val for each in pq.Conninfo.get_defaults()}
+        assert (url.password or (defaults[b"password"] or b"").decode()) == password, "as libpq takes it"
+    assert rendered("database")["POSTGRES_PASSWORD"] == password
+
+
+def test_a_worker_has_gpus_where_it_is_asked_for_with_a_second_file(services: dict[str, dict[str, Any]]) -> None:
+    added = yaml.safe_load((FOLDER / "compose.gpu.yaml").read_text())["services"]
+    assert added.keys() == {"worker"} and not added["worker"].keys() & services["worker"].keys()
+    (gpus,) = added["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert (gpus["driver"], gpus["count"], gpus["capabilities"]) == ("nvidia", "all", ["gpu"])
 
 
 def test_containers_are_hardened(services: dict[str, dict[str, Any]]) -> None:
