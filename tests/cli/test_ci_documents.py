@@ -73,8 +73,8 @@ def test_scripts_of_a_workflow_are_shell(name: str) -> None:
 
 
 class Runner:
-    """Runs a workflow's shell steps as CI does, on a branch called as its folder, which has programs of its own: ``autosbp`` is this one, what installs is
-    only written down."""
+    """Runs a workflow's shell steps as CI does, on a branch that is called as its folder. That has programs of its own:
+    ``autosbp`` is this one, what installs is only written down."""
 
     def __init__(self, folder: Path, server: str) -> None:
         programs = folder / "bin"
