@@ -92,13 +92,13 @@ class Connection(HttpToolsProtocol):
 
     def end_if_late(self, now_s: float) -> None:
         """Close the connection if it is past its deadline; called about once a second."""
-        if self.transport.is_closing():
-            return
         if self._unread_s is not None and now_s - self._unread_s > READ_S:
             self.transport.abort()
+        elif self.transport.is_closing():
+            return
         elif self._since_s is not None and not self.flow.read_paused:
-            allowed_s = BODY_S + self._received / LEAST_BYTES_PER_S if self._in_body else HEAD_S
-            if now_s - self._since_s > allowed_s:
+            patience_s = BODY_S + self._received / LEAST_BYTES_PER_S if self._in_body else HEAD_S
+            if now_s - self._since_s > patience_s:
                 self._end()
 
     def _expect(self, *, in_body: bool) -> None:
@@ -134,10 +134,14 @@ class Connection(HttpToolsProtocol):
 
 
 def limited(most: int) -> type[Connection]:
-    """The class of connections of which there are at most ``most``, or as many as descriptors allow."""
+    """The class of connections of which there are at most ``allowed(most)``."""
+    return type("Connection", (Connection,), {"limit": allowed(most)})
+
+
+def allowed(most: int) -> int:
+    """``most``, or as many connections as descriptors allow."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = max(_FEWEST, soft - max(_RESERVED, soft // _SHARE))
-    return type("Connection", (Connection,), {"limit": min(most, allowed)})
+    return min(most, max(_FEWEST, soft - max(_RESERVED, soft // _SHARE)))
 
 
 def raise_descriptors() -> None:

@@ -9,6 +9,7 @@ from fastapi import Header, Query, Response
 from fastapi.responses import StreamingResponse
 
 from service.access.gate import too_many
+from service.connections import allowed
 from service.edge.conditions import IfMatch, etag, expect, tag
 from service.jobs._base import FINAL
 from service.models import JobRow
@@ -98,8 +99,11 @@ async def events(state: StateDep, job_id: PathId, last_event_id: Annotated[int, 
 
 
 def _check_streams(state: State) -> None:
-    """429 where as many streams are open as may be, of all or of the caller's tenant."""
-    most, of_tenant = state.settings.max_streams, state.settings.max_streams_of_tenant
+    """429 where as many streams are open as may be, of all or of the caller's tenant. They leave a quarter of the connections
+    to all else."""
+    settings = state.settings
+    most = min(settings.max_streams, allowed(settings.max_connections) * 3 // 4)
+    of_tenant = settings.max_streams_of_tenant
     if state.feed.num_followers >= most:
         raise too_many(5, f"{most} event streams are open")
     if state.feed.num_followers_of(state.call.caller.tenant) >= of_tenant:

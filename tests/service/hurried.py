@@ -1,4 +1,4 @@
-"""The service with deadlines of two seconds for what clients send, and with searches that wait for the file ``gate`` beside its
+"""The service with deadlines of two seconds for what clients send and read; its searches wait for the file ``gate`` beside its
 data."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from service.settings import Settings
 
 
 def main() -> None:
-    connections.HEAD_S = connections.BODY_S = 2.0
+    connections.HEAD_S = connections.BODY_S = connections.READ_S = 2.0
     settings = Settings()
     os.environ["TEST_GATE"] = str(settings.data_dir.parent / "gate")
     table = dict(kinds(settings))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
 
 from autosbp.client import Client
+from service.connections import Descriptors
 from tests.service.server import Server
 from tests.service.test_server import start_search
 
 _FILES = 256
 _LIMIT = _FILES - 128  # of connections, of which the service leaves a share of its files to all else
+_STREAMS = _LIMIT * 3 // 4
 _WITHIN = ("prlimit", f"--nofile={_FILES // 2}:{_FILES}")  # the service raises its own limit
 
 
@@ -93,6 +97,38 @@ def test_after_an_answer_what_begins_no_request_ends_the_connection_too(service:
         assert b"HTTP/1.1 408 " in ending(one)
 
 
+def test_who_reads_no_answer_is_cut_off(service: Server) -> None:
+    home = httpx.get(service.url, headers={"accept": "text/html"}, trust_env=False).text
+    styles = re.findall(r"/static/[\w./-]+", home)
+    sizes = {path: int(httpx.head(service.url + path, trust_env=False).headers["content-length"]) for path in styles}
+    path, size = max(sizes.items(), key=lambda one: one[1])
+    count = 40_000_000 // size
+    with opened(service, 1, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * count) as (one,):
+        time.sleep(6)
+        received = 0
+        with suppress(ConnectionResetError):
+            while part := one.recv(1_000_000):
+                received += len(part)
+        assert received < count * size / 2
+
+
+def test_that_no_file_can_be_opened_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    descriptors = Descriptors()
+    descriptors.check()
+    assert not caplog.records
+    monkeypatch.setattr("service.connections.os.open", full)
+    descriptors.check()
+    descriptors.check()
+    assert [record.getMessage() for record in caplog.records] == [
+        "no file or connection can be opened: [Errno 24] Too many open files"
+    ]
+
+
 def test_more_idle_connections_than_files_keep_nobody_out(service: Server) -> None:
     with opened(service, _FILES + 50, b"GET / HT") as idle:
         assert [health(service) for _ in range(3)] == [200] * 3, "the longest idle ones made room"
@@ -104,9 +140,11 @@ def test_streams_are_longer_than_any_deadline_and_are_not_ended_for_others(servi
     with Client(service.url) as client:
         job = start_search(client).id
         head = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-        with opened(service, 100, head) as streams:
+        with opened(service, _STREAMS, head) as streams:
             for one in streams:
                 assert one.recv(1000).startswith(b"HTTP/1.1 200 ")
+            refused = httpx.get(f"{service.url}/v1/jobs/{job}/events", trust_env=False)
+            assert refused.status_code == 429 and f"{_STREAMS} event streams" in refused.json()["detail"]
             with opened(service, _LIMIT, b"GET / HT") as idle:
                 assert health(service) == 200
                 assert all(ending(one).startswith(b"HTTP/1.1 408 ") for one in idle[-5:])
