@@ -82,6 +82,8 @@ def test_a_trial_is_judged_once_and_listed_by_its_label_and_outcome(shared: Test
     assert (judged.status_code, judged.json()["passed"], judged.json()["gates"]) == (200, False, [gate])
     assert judged.headers["etag"] == shared.get(path).headers["etag"] != version
     assert shared.post(f"{path}:judge", json={"gates": [gate]}).status_code == 200, "the same again changes nothing"
+    page = shared.get(f"/trials/{trial['id']}", headers={"accept": "text/html"}).text
+    assert "failed: max_step_time_s" in page and ">main<" in page
     better = shared.post(f"{path}:judge", json={"gates": [{**gate, "passed": True}]})
     assert (better.status_code, shared.get(path).json()["passed"]) == (409, False)
     stale = shared.post(f"{path}:judge", json={"gates": [gate]}, headers={"if-match": version})

@@ -34,11 +34,19 @@ def trial_view(row: TrialRow) -> TrialView:
         Fact("What", f"baseline {row.baseline}" if row.baseline else "the strategy itself"),
         Fact("Steps", f"{number(options['steps'])} after {number(options['warmup'])} to warm up"),
         Fact("Seed", str(options["seed"])),
+        *(() if row.label is None else (Fact("Run for", row.label),)),
+        *(() if row.passed is None else (Fact("Gates", _gates(row)),)),
         *(() if result is None else (Fact("Ranks", number(result.get("num_ranks", 0))),)),
     )
     if result is None:
         return TrialView(_predicted(row), None, None, None, facts)
     return TrialView(_measured(row, result), _pairs(row, result), _times(row, result), _losses(result), facts)
+
+
+def _gates(row: TrialRow) -> str:
+    """What came of them."""
+    failed = [str(gate["name"]) for gate in row.gates or () if not gate["passed"]]
+    return f"failed: {', '.join(failed)}" if failed else "passed"
 
 
 def _predicted(row: TrialRow) -> tuple[Figure, ...]:

@@ -198,6 +198,9 @@ def test_a_trial_sets_what_was_measured_beside_what_was_predicted() -> None:
     assert view.pairs.rows[1] == ("Memory of a device", "1.00", "2.00", "+50.0 %", "MiB")
     assert view.losses.table.rows == (("1", "3.000000", "3.000000"), ("2", "2.000000", "–"))
     assert [figure.value for figure in view.figures][2:4] == ["+10.0 %", "as charged"]
+    row.label, row.passed, row.gates = "main", False, [{"name": "max_step_time_s", "passed": False}]
+    told = {fact.term: fact.value for fact in trial_view(row).facts}
+    assert (told["Run for"], told["Gates"]) == ("main", "failed: max_step_time_s")
 
 
 def test_the_answers_to_questions_say_what_would_change() -> None:
