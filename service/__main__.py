@@ -6,7 +6,7 @@ import sys
 
 from autosbp.errors import AutosbpError
 from service.server import serve
-from service.settings import Settings
+from service.settings import read_settings
 
 if __name__ == "__main__":
     argparse.ArgumentParser(
@@ -14,7 +14,7 @@ if __name__ == "__main__":
         description="Serve with the settings of the environment (AUTOSBP_*, docs/service.md). `autosbp serve` takes options.",
     ).parse_args()
     try:
-        serve(Settings())
+        serve(read_settings())
     except AutosbpError as error:
         logging.getLogger("service").error("%s", error)
         sys.exit(error.exit_code)

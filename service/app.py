@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from autosbp.errors import ServiceError
+from autosbp.errors import AutosbpError
 from service import handlers
 from service.access.gate import Gate
 from service.chores import Chores, chores_of
@@ -20,6 +20,7 @@ from service.edge import telemetry
 from service.edge.metrics import Metrics
 from service.edge.middleware import Edge
 from service.edge.route import SCHEME
+from service.hold import Hold
 from service.jobs._base import Kinds
 from service.jobs.feed import Feed
 from service.limits import BodyLimit
@@ -96,6 +97,7 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
     feed, metrics = Feed(database, jobs.encode, gate.stands), Metrics()
     metrics.watch(lambda: counts(database), lambda: feed.num_followers)
     app.state.service, app.state.failure = State(settings, database, runner, gate, feed, metrics), None
+    app.state.hold = Hold(database, settings.data_dir)
     app.state.chores = Chores(database, chores_of(settings, database))
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, answer=refusal)
     app.add_middleware(Edge, metrics=metrics, access_log=settings.access_log)
@@ -114,12 +116,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: State = app.state.service
     try:
         to_thread.current_default_thread_limiter().total_tokens = state.settings.threads
+        await run_in_threadpool(app.state.hold.take)
         await run_in_threadpool(state.database.upgrade)
         await run_in_threadpool(state.gate.check_start)
         await run_in_threadpool(state.runner.start)
         app.state.chores.start()
         yield
-    except (ServiceError, SQLAlchemyError) as error:
+    except (AutosbpError, SQLAlchemyError) as error:
         app.state.failure = error
         raise
     finally:
@@ -127,6 +130,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(state.runner.stop)
         await state.database.leave()
         await run_in_threadpool(state.database.close)
+        app.state.hold.release()
 
 
 def _complete_document(app: FastAPI) -> None:

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, Self
+from urllib.parse import urlsplit
 
 from alembic import command
 from alembic.config import Config
@@ -24,7 +25,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Delete, Engine, Insert, Row, Select, Update, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.concurrency import run_in_threadpool
 
@@ -59,7 +60,8 @@ class Database:
         url: ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME``.
         lock_timeout_s: how long a statement waits for a lock before it fails.
 
-    ``tenant`` is whose sessions these are (``service.tenancy``); None for the system's own. ``url`` names no driver.
+    ``file`` is SQLite's, None for other databases and one in memory; ``url`` names no driver; ``tenant`` is whose sessions
+    these are (``service.tenancy``), None for the system's own.
     """
 
     tenant: str | None = None
@@ -71,8 +73,13 @@ class Database:
             raise InputError("database_url", url, f"a SQLAlchemy URL is expected ({error})") from None
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
-        if parsed.get_backend_name() == "sqlite" and parsed.database:
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        self.file = file_of(parsed)
+        if self.file is not None:
+            try:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                limit = f"a file in a folder that is there, or can be made, is expected ({error.strerror})"
+                raise InputError("database_url", str(self.file), limit) from None
         options = {"json_serializer": _dump, **_pooling(parsed, lock_timeout_s)}
         try:
             self.engine = create_engine(parsed, **options)
@@ -96,6 +103,11 @@ class Database:
         self._writing_engine, self.writing = writing, sessionmaker(writing, expire_on_commit=False)
         for factory in (self.reading, self.writing):
             tenancy.guard(factory)
+
+    @property
+    def shown(self) -> str:
+        """Its URL for people, without a password."""
+        return make_url(self.url).render_as_string()
 
     @property
     def is_embedded(self) -> bool:
@@ -192,8 +204,17 @@ class Database:
         with self.engine.connect() as connection, _unchecked(connection), connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATING})
+            self._check_known(connection)
             run(_alembic(connection))
             _check_references(connection)
+
+    def _check_known(self, connection: Connection) -> None:
+        """``InputError`` for a database of a newer release, which this one cannot bring anywhere."""
+        revision = MigrationContext.configure(connection).get_current_revision()
+        known = [each.revision for each in ScriptDirectory.from_config(_alembic(None)).walk_revisions()]
+        if revision not in (None, *known):
+            limit = f"its schema is of a newer release than this one, which knows {known[-1]} to {known[0]}"
+            raise InputError("database_url", f"{self.shown} with schema {revision}", limit)
 
     def checkpoint(self) -> None:
         """Bring what was committed from SQLite's log into its file, beside those who read and write. Done now and then, it
@@ -222,6 +243,12 @@ class Database:
         self._direct.dispose()
 
 
+def plainly(error: SQLAlchemyError) -> str:
+    """What the database said, in a line."""
+    said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(said).split())
+
+
 def _dump(document: object) -> str:
     return canonical(document).decode()
 
@@ -231,6 +258,14 @@ def _joined(*statements: Change) -> Change:
     """One statement that does them all."""
     *earlier, last = statements
     return last.add_cte(*(each.cte(f"step_{number}") for number, each in enumerate(earlier))) if earlier else last
+
+
+def file_of(url: URL) -> Path | None:
+    """SQLite's file; None for another database, and for one in memory."""
+    name = url.database if url.get_backend_name() == "sqlite" else None
+    if name is None or name in ("", ":memory:") or "mode=memory" in url.render_as_string() or "file::memory:" in name:
+        return None
+    return Path(urlsplit(name).path if name.startswith("file:") else name).resolve()
 
 
 def _pooling(url: URL, lock_timeout_s: float) -> dict[str, Any]:

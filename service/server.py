@@ -11,12 +11,15 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from sqlalchemy.exc import SQLAlchemyError
 
-from autosbp.errors import ServiceError
+from autosbp.errors import InputError, ServiceError
 from service import garbage
 from service.app import create_app
 from service.connections import Connection, Descriptors, limited, raise_descriptors
+from service.db import plainly
 from service.edge.middleware import RequestIds
+from service.privacy import keep_private
 from service.settings import Settings
 from service.state import State
 
@@ -36,16 +39,19 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app
         app: another application than ``create_app(settings)``.
 
     Raises:
-        ServiceError: the port or the data folder is taken, or start-up failed.
+        ServiceError: the port, the data folder or the database is taken, or start-up failed.
+        InputError: a setting that only starting finds wrong, such as a folder that cannot be made.
     """
     log_to_standard_error()
     sys.setswitchinterval(_SWITCH_S)
     raise_descriptors()
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    keep_private(settings)
+    app = app if app is not None else create_app(settings)
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listener.getsockname()[1]}"
-    app = app if app is not None else create_app(settings)
+    logging.getLogger("uvicorn.error").addFilter(lambda _record: app.state.failure is None)  # which is said once, by us
     config = uvicorn.Config(
         app,
         http=limited(settings.max_connections),
@@ -64,7 +70,10 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app
     except SystemExit:
         if app.state.service.closing.is_set():
             raise  # the signal that asked for the end, raised again when it has come
-        reason = app.state.failure or "the log says why"
+        failure = app.state.failure
+        if isinstance(failure, InputError):
+            raise failure from None
+        reason = plainly(failure) if isinstance(failure, SQLAlchemyError) else failure or "the log says why"
         raise ServiceError(f"the service could not start: {reason}") from None
 
 

@@ -6,8 +6,21 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from autosbp.errors import InputError
+
+
+def read_settings(**given: Any) -> Settings:
+    """What is given, and what is None or left out from AUTOSBP_* variables; ``InputError``."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(".".join(map(str, first["loc"])), first["input"], first["msg"]) from None
+    except SettingsError as error:  # a list that is no JSON
+        raise InputError("settings", str(error), "values as service/settings.py has them are expected") from None
 
 
 class Settings(BaseSettings):
@@ -118,7 +131,9 @@ class Settings(BaseSettings):
         default=None, description="Network interface that ranks talk over; local: the loopback interface by default."
     )
     queue_timeout_s: float = Field(
-        default=86_400.0, gt=0, description="Seconds that a trial or calibration may wait for the cluster before it fails."
+        default=86_400.0,
+        gt=0,
+        description="Seconds that a trial or calibration may wait for the cluster before it fails.",
     )
     slurm_options: list[str] = Field(
         default=[], description='More options of sbatch, as JSON, such as ["--partition=gpu"].'

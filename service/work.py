@@ -8,13 +8,17 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from autosbp.errors import InputError
+from sqlalchemy.exc import SQLAlchemyError
+
+from autosbp.errors import InputError, ServiceError
 from service.chores import Chores, chores_of
-from service.db import Database
+from service.db import Database, plainly
+from service.hold import Hold
 from service.jobs._base import Kinds
 from service.jobs._rows import QueueLimits
 from service.jobs._runner import DurableRunner, RunnerOptions
 from service.jobs.heartbeat import Heartbeat
+from service.privacy import keep_private
 from service.services.kinds import kinds as all_kinds
 from service.settings import Settings
 
@@ -42,6 +46,7 @@ def runner_of(settings: Settings, database: Database, kinds: Kinds | None = None
 def work(settings: Settings, on_ready: Callable[[], None] | None = None, kinds: Kinds | None = None) -> None:
     """Work on jobs until SIGINT or SIGTERM; ``on_ready`` is called when that has begun. Whether it goes well is told by
     ``service.jobs.heartbeat``."""
+    keep_private(settings)
     ended, earlier = threading.Event(), {}
 
     def end(_number: int, _frame: FrameType | None) -> None:
@@ -49,10 +54,11 @@ def work(settings: Settings, on_ready: Callable[[], None] | None = None, kinds: 
 
     database = Database(settings.url, settings.lock_timeout_s)
     runner, chores = runner_of(settings, database, kinds), Chores(database, chores_of(settings, database))
-    heartbeat = Heartbeat(settings.data_dir, settings.worker_lease_s)
+    hold, heartbeat = Hold(database, settings.data_dir), Heartbeat(settings.data_dir, settings.worker_lease_s)
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             earlier[number] = signal.signal(number, end)
+        hold.take()
         database.upgrade()
         runner.start()
         chores.start()
@@ -63,11 +69,14 @@ def work(settings: Settings, on_ready: Callable[[], None] | None = None, kinds: 
             on_ready()
         while not ended.wait(settings.worker_lease_s / _BEATS):
             _beat(heartbeat, runner)
+    except SQLAlchemyError as error:
+        raise ServiceError(f"the worker could not start: {plainly(error)}") from None
     finally:
         heartbeat.end()
         chores.stop()
         runner.stop()
         database.close()
+        hold.release()
         for number, handler in earlier.items():
             signal.signal(number, handler)
 

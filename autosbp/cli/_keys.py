@@ -13,7 +13,7 @@ from autosbp.cli._format import table
 from autosbp.cli._options import AsJson
 from autosbp.cli._run import console, guarded, note, print_json
 from autosbp.cli._serve import Database, DataDir, settings_of
-from autosbp.errors import InputError
+from autosbp.errors import InputError, ServiceError
 
 if TYPE_CHECKING:
     from service.db import Database as Db
@@ -28,6 +28,7 @@ Days = Annotated[float, typer.Option("--days", min=0, help="Until it expires; 0:
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="A key's id, as autosbp keys list shows it.")]
 Grace = Annotated[float, typer.Option("--grace-s", min=0, help="Seconds for which the old key works on.")]
 _NAME = 64
+_MOST_DAYS, _MOST_GRACE_S = 3650.0, 30 * 86_400.0  # as the routes have them
 
 
 def create(
@@ -46,7 +47,7 @@ def create(
         raise InputError("tenant", tenant, f"at most {_NAME} letters, digits, - and _ are expected")
     if not 1 <= len(name) <= 128:
         raise InputError("name", name, "1 to 128 characters are expected")
-    lifetime = timedelta(days=days) if days else None
+    lifetime = timedelta(days=_within("days", days, _MOST_DAYS)) if days else None
     with opened(database, data_dir) as db:
         made = keys.create(db.of(tenant), name, [scope.strip() for scope in scopes.split(",")], lifetime)
         audit.note(db.of(tenant), "POST", "/v1/keys", 201, f"/v1/keys/{made.row.id}")
@@ -59,11 +60,12 @@ def rotate(
     """Print a new key with the same name, scopes and lifetime; the old one works on for a while."""
     from service.services import audit, keys
 
+    grace = timedelta(seconds=_within("grace_s", grace_s, _MOST_GRACE_S))
     with opened(database, data_dir) as db:
         row = _stored(db, key)
         if keys.state_of(row) != "valid":
             raise InputError("key", key, f"a valid key is expected; this one is {keys.state_of(row)}")
-        made = keys.rotate(db.of(row.tenant), key, timedelta(seconds=grace_s))
+        made = keys.rotate(db.of(row.tenant), key, grace)
         audit.note(db.of(row.tenant), "POST", f"/v1/keys/{key}:rotate", 201, f"/v1/keys/{made.row.id}")
         _print(made.row, made.text, as_json)
 
@@ -95,15 +97,30 @@ def listing(database: Database = None, data_dir: DataDir = None, as_json: AsJson
     console().print(table("", columns, rows, left=len(columns)))
 
 
+def _within(field: str, value: float, most: float) -> float:
+    if not 0 <= value <= most:
+        raise InputError(field, value, f"0 to {most:.0f} is expected")
+    return value
+
+
 @contextmanager
 def opened(database: str | None, data_dir: Any) -> Iterator[Db]:
-    """The service's database, upgraded."""
-    from service.db import Database as Db
+    """The service's database, of the newest schema."""
+    from sqlalchemy.exc import SQLAlchemyError
 
-    db = Db(settings_of(database_url=database, data_dir=data_dir).url)
+    from service.db import Database as Db
+    from service.db import plainly
+    from service.hold import migrate
+    from service.privacy import keep_private
+
+    settings = settings_of(database_url=database, data_dir=data_dir)
+    keep_private(settings)
+    db = Db(settings.url, settings.lock_timeout_s)
     try:
-        db.upgrade()
+        migrate(db)
         yield db
+    except SQLAlchemyError as error:
+        raise ServiceError(f"{db.shown} cannot be used: {plainly(error)}") from None
     finally:
         db.close()
 

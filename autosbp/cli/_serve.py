@@ -9,7 +9,6 @@ import typer
 
 from autosbp.cli._run import GATE_FAILED, note
 from autosbp.cli._unused import refuse_unused
-from autosbp.errors import InputError
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -68,12 +67,6 @@ def _check(data_dir: Path) -> int:
 
 def settings_of(**given: Any) -> Settings:
     """The service's settings: what is given, and what is None from AUTOSBP_* variables; ``InputError``."""
-    from pydantic import ValidationError
+    from service.settings import read_settings
 
-    from service.settings import Settings
-
-    try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(".".join(map(str, first["loc"])), first["input"], first["msg"]) from None
+    return read_settings(**given)

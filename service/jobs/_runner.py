@@ -4,13 +4,12 @@ The row is what the world sees and what says that a job was accepted. Nothing is
 a thread looks for queued rows and queues a workflow for each, which is safe to repeat, so a crash between the two costs
 nothing. The same thread is the sweeper: it takes the jobs of dead workers away from them and queues them again.
 
-On SQLite one process works on the jobs of a data folder. On PostgreSQL any number may, also beside processes that only
+On SQLite one process works on the jobs (``service.hold``). On PostgreSQL any number may, also beside processes that only
 serve requests (``works`` is False), for which this is the way to submit.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import threading
 import time
@@ -18,13 +17,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from sqlalchemy import event, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from autosbp.errors import ServiceError
 from service import garbage
 from service.db import Database
 from service.jobs import _rows
@@ -78,15 +76,13 @@ class DurableRunner:
         self._database, self._kinds, self._data_dir, self._options = database, kinds, data_dir, options
         self._reach: Reach = crasher(options.crash_at)
         self._wake, self._stopping = threading.Event(), threading.Event()
-        self._lock_file: IO[str] | None = None
         self._work: _Work | None = None
 
     def start(self) -> None:
-        """Begin to work, on interrupted jobs too; ``ServiceError`` if another service works on this data folder."""
+        """Begin to work, on interrupted jobs too; on SQLite the caller holds the data folder (``service.hold``)."""
         self._data_dir.mkdir(parents=True, exist_ok=True)
         if not self._options.works:
             return
-        self._lock()
         self._stopping.clear()
         self._work = _Work(self._database, self._kinds, self._data_dir, self._options, self._reach, self._stopping)
         self._work.start(self._wake)
@@ -98,9 +94,6 @@ class DurableRunner:
         work, self._work = self._work, None
         if work is not None:
             work.end()
-        if self._lock_file is not None:
-            self._lock_file.close()
-            self._lock_file = None
 
     def submit(
         self, session: Session, kind: str, payload: Document, resource: str | None = None, job_id: str | None = None
@@ -136,17 +129,6 @@ class DurableRunner:
     def idle_pids(self) -> list[int]:
         """Of worker processes that wait for a job."""
         return [] if self._work is None else self._work.children.idle_pids
-
-    def _lock(self) -> None:
-        if not self._database.is_embedded:
-            return
-        self._lock_file = (self._data_dir / "runner.lock").open("a")
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock_file.close()
-            self._lock_file = None
-            raise ServiceError(f"another service is using {self._data_dir}; set AUTOSBP_DATA_DIR") from None
 
 
 class _Work:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
+from tests.cli.processes import autosbp
+
+
+@pytest.fixture(autouse=True)
+def own_mask() -> Iterator[None]:
+    """Commands of the service close what they make to other users, for good; these run in the tests' process."""
+    mask = os.umask(0o022)
+    yield
+    os.umask(mask)
 
 
 def test_a_key_is_made_listed_rotated_and_revoked(run: Run, tmp_path: Path) -> None:
@@ -31,6 +42,8 @@ def test_a_key_is_made_listed_rotated_and_revoked(run: Run, tmp_path: Path) -> N
         (("create", "--tenant", "../x"), "tenant"),
         (("create", "--name", ""), "name"),
         (("revoke", "key-none"), "key-none"),
+        *((("create", "--days", days), "days") for days in ("99999999", "1e308", "inf", "nan")),
+        *((("rotate", "key-none", "--grace-s", seconds), "grace") for seconds in ("1e308", "nan")),
     ],
 )
 def test_bad_input_exits_with_2(run: Run, tmp_path: Path, arguments: tuple[str, ...], word: str) -> None:
@@ -58,3 +71,20 @@ def test_what_the_command_line_does_with_keys_is_in_the_audit_log(run: Run, tmp_
     assert "command line" in run("audit", *there).stdout
     both = run("audit", "--strangers", "--tenant", "lab", *there)
     assert (both.exit_code, "tenant" in both.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", [("keys", "list"), ("serve", "--port", 0), ("work",)], ids=lambda words: words[0])
+def test_a_place_that_cannot_be_is_refused_in_a_line(tmp_path: Path, command: tuple[object, ...]) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "autosbp.db").write_text("no database " * 100)
+    tmp_path.joinpath("autosbp.db").chmod(0o600)
+    cases = (
+        (2, "data_dir: ", "--data-dir", tmp_path / "file"),
+        (2, "data_dir: ", "--data-dir", "/proc/none"),
+        (2, "database_url: ", "--data-dir", tmp_path, "--database", f"sqlite:///{tmp_path}/file/x.db"),
+        (5, "not a database", "--data-dir", tmp_path),
+    )
+    for code, word, *options in cases:
+        done = autosbp(*command, *options)
+        (error,) = (line for line in done.stderr.splitlines() if not line.startswith("INFO:"))
+        assert (done.returncode, error[:7], word in error) == (code, "error: ", True), error

@@ -57,6 +57,14 @@ class Server:
             time.sleep(0.02)
         raise AssertionError("".join(self.log))
 
+    def begins(self) -> bool:
+        """Whether it becomes ready, or ends before."""
+        while self._process.poll() is None:
+            if _READY.search("".join(self.log)):
+                return True
+            time.sleep(0.02)
+        return False
+
     def end(self, number: int = 0) -> tuple[int, str]:
         """Send a signal (none for 0) and wait for the end; the exit status and what was on standard output."""
         if number and self._process.poll() is None:

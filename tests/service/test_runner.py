@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select
 
-from autosbp.errors import ServiceError
 from service.db import Database
 from service.jobs._base import JobKind
 from service.jobs._processes import descendants
@@ -327,11 +326,6 @@ def test_a_start_recovers_the_job_that_was_running(
     fresh.runner.start()
     job = fresh.wait("job-cut", "succeeded", "failed", "cancelled")
     assert (job.state, job.problem and job.problem["detail"]) == (state, detail)
-
-
-def test_two_runners_never_share_a_folder(bench: Bench) -> None:
-    with pytest.raises(ServiceError, match="another service is using"):
-        bench.make().start()
 
 
 def test_an_observer_gets_only_what_is_newer(bench: Bench) -> None:
