@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from autosbp.errors import InputError
+from service.body import MAX_VALUES
 
 
 def read_settings(**given: Any) -> Settings:
@@ -43,6 +44,11 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024, description="Larger request bodies are answered with 413.")
     max_depth: int = Field(default=64, ge=8, description="JSON bodies nested deeper are answered with 422.")
+    max_values: int = Field(
+        default=MAX_VALUES,
+        ge=1024,
+        description="JSON bodies of more commas, colons and opening brackets are answered with 422.",
+    )
     max_ops: int = Field(default=100_000, ge=1, description="Graphs of more ops are answered with 422.")
     max_queued_jobs: int = Field(default=1024, ge=1, description="More waiting jobs than this are answered with 429.")
     max_queued_jobs_of_tenant: int = Field(default=256, ge=1, description="The same for each tenant.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from asyncio import Lock
 from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Annotated, Self, cast
@@ -46,6 +47,7 @@ class State:
     feed: Feed
     metrics: Metrics
     call: Call = _NO_CALL
+    large: Lock = field(default_factory=Lock)  # held while a large body is read and worked on
     closing: Event = field(
         default_factory=Event
     )  # set before connections are closed, so that streams end by themselves

@@ -39,6 +39,7 @@ _log = logging.getLogger("service.edge")
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 _SAFE = ("GET", "HEAD")
 _SLOW: set[Callable[..., Any]] = set()
+_LARGE_BYTES = 2**16  # read within milliseconds
 SCHEME = "key"
 """Name of the security scheme in the OpenAPI document."""
 
@@ -55,7 +56,7 @@ _IF_NONE_MATCH = {
 class _Visit:
     """One request on its way."""
 
-    request: Request
+    request: StrictRequest
     state: State
     call: Call
     claim: Claim | None = None
@@ -143,14 +144,29 @@ def guarded(**needed: tuple[str, ...]) -> type[GuardedRoute]:
 
 
 class StrictRequest(Request):
-    """A request whose JSON is read by ``service.body.parse``."""
+    """A request whose JSON is read by ``service.body.parse``. Of those with large bodies one is worked on at a time, until
+    ``done``, so that their documents are not in memory at once."""
+
+    _is_large = False
 
     async def json(self) -> Any:
         """The document, or ``BadBodyError``."""
+        body, state = await self.body(), self.app.state.service
+        limits = (state.settings.max_depth, state.settings.max_values)
         try:
-            return parse(await self.body(), self.app.state.service.settings.max_depth)
+            if len(body) <= _LARGE_BYTES:
+                return parse(body, *limits)
+            await state.large.acquire()
+            self._is_large = True
+            return await run_in_threadpool(parse, body, *limits)
         except InputError as error:
             raise BadBodyError(error) from None
+
+    def done(self) -> None:
+        """Let others go on."""
+        if self._is_large:
+            self._is_large = False
+            self.app.state.service.large.release()
 
 
 async def _serve(route: GuardedRoute, plain: Request, needed: tuple[str, ...], handler: Handler) -> Response:
@@ -170,6 +186,8 @@ async def _serve(route: GuardedRoute, plain: Request, needed: tuple[str, ...], h
         if request.method not in _SAFE:
             await state.database.tell(_conclude, visit, answer_to(error, request.url.path))
         raise
+    finally:
+        request.done()
     return answer
 
 

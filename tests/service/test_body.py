@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
 from starlette.testclient import TestClient
 
 from autosbp.errors import InputError
+from autosbp.jsonio import canonical
+from autosbp.zoo import zoo_graph, zoo_names
+from benchmarks.search_growth._measure import gpt3
 from service.body import parse
 from service.settings import Settings
 from tests.service import documents
@@ -26,6 +30,8 @@ BAD = {
     "deep": b"[" * 200_000 + b"]" * 200_000,
     "long number": b'{"a": ' + b"9" * 10_000 + b"}",
     "nothing": b"",
+    "a name twice": b'{"zoo": "gpt2-demo", "zoo": "mlp"}',
+    "a name twice, written differently": b'{"a": [{"b": 1, "\\u0062": 2}]}',
 }
 
 
@@ -33,6 +39,43 @@ BAD = {
 def test_a_bad_body_is_an_input_error(body: bytes) -> None:
     with pytest.raises(InputError):
         parse(body)
+
+
+@pytest.mark.parametrize("body", BAD.values(), ids=BAD)
+def test_a_bad_body_is_an_input_error_among_many_values_too(body: bytes) -> None:
+    """Those are read by another reader."""
+    many = b"[" + b"[]," * 2**17
+    with pytest.raises(InputError):
+        parse(many + body + b"]")
+    assert parse(many + b'{"b": [1.5, "\\u00e9", null]}]')[-1] == {"b": [1.5, "\u00e9", None]}
+
+
+def test_a_member_twice_is_refused_by_its_name() -> None:
+    with pytest.raises(InputError, match="body: 'zoo' is not accepted; each name is expected once"):
+        parse(BAD["a name twice"])
+
+
+@pytest.mark.parametrize("unit", [b"[],", b'{"a":1},', b'"x",', b"[[[[]]]],"])
+def test_documents_of_many_values_are_refused_before_they_are_read(unit: bytes) -> None:
+    num = sum(map(unit.count, (b",", b":", b"[", b"{")))
+    assert len(parse(b'["' + unit.replace(b'"', b"") * 10 + b'"]', max_values=10 * num + 1)) == 1
+    parse(b"[" + unit * 10 + b"1]", max_values=10 * num + 1)
+    large = b"[" + unit * 1_000_000 + b"1]"
+    tracemalloc.start()
+    with pytest.raises(InputError, match="at most 1000 commas"):
+        parse(large, max_values=1000)
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+
+
+def test_the_largest_graphs_are_read() -> None:
+    """As they are captured, and with every one of as many ops as there may be."""
+    captured = max((zoo_graph(name).to_dict() for name in zoo_names()), key=lambda document: len(document["nodes"]))
+    assert parse(canonical(captured)) == captured
+    ops = captured["nodes"] * (Settings().max_ops // len(captured["nodes"]))
+    assert len(parse(canonical({**captured, "nodes": ops}))["nodes"]) == len(ops)
+    deep = gpt3(1536).to_dict()
+    assert parse(canonical(deep)) == deep
 
 
 @pytest.mark.parametrize("body", [b'{"a": [1, -2.5e3, "\\u00e9\\ud83d\\ude00", null, true]}', b"[]", b'"\\\\u0000"'])

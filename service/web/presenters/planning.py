@@ -11,10 +11,10 @@ from typing import Any
 from autosbp.cluster import presets
 from autosbp.errors import InputError
 from autosbp.graph.onnx import MAX_FILE_BYTES
-from autosbp.jsonio import loads
 from autosbp.pipeline import SCHEDULES
 from autosbp.search import SEARCHERS
 from autosbp.zoo.catalog import read_catalog
+from service.body import parse
 from service.web.forms import Form, Upload
 
 _GIB = 2**30
@@ -23,7 +23,7 @@ ONNX = "onnx"
 AGAIN = "again"
 """The field that names a capture which failed: the form is shown again as it was."""
 MOST_CONFIG_BYTES = 2**20
-"""Of the file of a configuration, which browsers show as text."""
+"""Of a configuration, typed or as a file, which browsers show as text."""
 _ROOM_BYTES = 2**16
 _FEW_DEVICES = ("local", "emulated")
 
@@ -125,7 +125,7 @@ def _model(form: Form) -> tuple[str | None, dict[str, Any] | None]:
         return None, {"zoo": _needed(form, "zoo", "a model of the zoo")}
     if source != "config":
         raise InputError("source", source, "zoo, config, onnx or stored is expected")
-    config = loads(form.text("hf_config") or _config_file(form), "hf_config")
+    config = parse(_config(form), what="hf_config")
     if not isinstance(config, dict):
         raise InputError("hf_config", json.dumps(config)[:100], "a JSON object is expected")
     sizes = {name: form.integer(name) for name in ("seq_len", "image_size")}
@@ -136,6 +136,14 @@ def _onnx(form: Form) -> Upload:
     if ONNX not in form.files:
         raise InputError(ONNX, None, "an ONNX file is expected: choose one")
     return form.files[ONNX]
+
+
+def _config(form: Form) -> bytes:
+    typed = (form.text("hf_config") or "").encode()
+    if len(typed) > MOST_CONFIG_BYTES:
+        limit = f"at most {MOST_CONFIG_BYTES} bytes are expected"
+        raise InputError("hf_config", f"{len(typed)} bytes", limit)
+    return typed or _config_file(form).encode()
 
 
 def _config_file(form: Form) -> str:

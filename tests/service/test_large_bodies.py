@@ -1,0 +1,82 @@
+"""Bodies that take long to read, or much memory, stop no other request."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from autosbp.jsonio import canonical
+from benchmarks.search_growth._measure import gpt3
+from service.body import MAX_VALUES
+from tests.service.server import Server
+
+JSON = {"content-type": "application/json"}
+MIB = 2**20
+MOST_GROWTH_MIB = 1024
+BODIES = {
+    "too many lists": (b'{"a":[' + b"[]," * 20_000_000 + b"[]]}", 422),
+    "lists": (b'{"a":[' + b"[]," * (MAX_VALUES // 2 - 4) + b"[]]}", 422),
+    "members": (b'{"a":{' + b",".join(b'"%d":"%d"' % (i, i) for i in range(MAX_VALUES // 2 - 4)) + b"}}", 422),
+    "top members": (b"{" + b",".join(b'"%d":"%d"' % (i, i) for i in range(MAX_VALUES // 2 - 4)) + b"}", 422),
+    "objects": (b'{"a":[' + b'{"a":{}},' * (MAX_VALUES // 4 - 4) + b"1]}", 422),
+    "text": (b'{"a":"' + b"\\u00e9" * 9_000_000 + b'"}', 422),
+    "a graph of 1,536 layers": (canonical(gpt3(1536).to_dict()), 201),
+}
+
+
+@dataclass
+class Seen:
+    """The longest that a request beside them took, and by how much the process grew."""
+
+    slowest_s: float = 0.0
+    growth_mib: float = 0.0
+
+
+def rss_mib(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+@contextmanager
+def beside(server: Server) -> Iterator[Seen]:
+    seen, stopping, before_mib = Seen(), threading.Event(), rss_mib(server.pid)
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            while not stopping.wait(0.02):
+                begun_s = time.monotonic()
+                assert client.get("/healthz").status_code == 200
+                seen.slowest_s = max(seen.slowest_s, time.monotonic() - begun_s)
+                seen.growth_mib = max(seen.growth_mib, rss_mib(server.pid) - before_mib)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stopping.set()
+        thread.join()
+
+
+@pytest.mark.clock
+def test_large_bodies_stop_no_other_request_and_take_no_more_than_a_gib(tmp_path: Path) -> None:
+    found: dict[str, Seen] = {}
+    with Server(tmp_path / "data") as server:
+        httpx.post(f"{server.url}/v1/clusters", json={"preset": "local:2"})
+        for name, (body, status) in BODIES.items():
+            with beside(server) as found[name]:
+                answer = httpx.post(f"{server.url}/v1/models", content=body, headers=JSON, timeout=120)
+                assert answer.status_code == status, (name, answer.text[:300])
+                time.sleep(0.1)
+    print(found)  # noqa: T201
+    assert all(each.slowest_s < 1.0 for each in found.values()), found
+    assert all(each.growth_mib < MOST_GROWTH_MIB for each in found.values()), found
