@@ -19,6 +19,7 @@ from autosbp.errors import (
     InputError,
     TrialError,
     UnsupportedError,
+    in_short,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -112,6 +113,8 @@ def shown(value: object) -> Any:
     """``value`` where it is small finite JSON, else a short text that stands for it."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if _has_many(value):
+        return in_short(value, _MAX_VALUE_CHARS)
     try:
         text = json.dumps(value, allow_nan=False)
         text.encode()
@@ -119,6 +122,19 @@ def shown(value: object) -> Any:
     except (TypeError, ValueError, RecursionError):
         return _short(ascii(type(value).__name__) if isinstance(value, (dict, list)) else ascii(value))
     return value if len(text) <= _MAX_VALUE_CHARS else _short(text)
+
+
+def _has_many(value: object) -> bool:
+    """Whether a value holds more others than could be shown: writing them all down would take long."""
+    waiting, seen = [value], 0
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, (dict, list)):
+            seen += len(one)
+            if seen > _MAX_VALUE_CHARS:
+                return True
+            waiting += one.values() if isinstance(one, dict) else one
+    return False
 
 
 def _short(text: str) -> str:

@@ -71,6 +71,8 @@ def test_a_value_is_shown_as_json_or_as_text(value: object, text: object) -> Non
 def test_a_large_value_is_cut() -> None:
     assert len(shown("x" * 10_000)) == 500
     assert len(shown(["x" * 10_000])) == 500
+    many = shown({str(number): [] for number in range(1000)})
+    assert many.startswith("{'0': [], '1': []") and len(many) == 500
 
 
 @pytest.mark.parametrize(
