@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
@@ -24,6 +25,7 @@ from service.hold import Hold
 from service.jobs._base import Kinds
 from service.jobs.feed import Feed
 from service.limits import BodyLimit
+from service.places import Places
 from service.routers import (
     analyses,
     artifacts,
@@ -96,7 +98,8 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
     gate = Gate(settings, database)
     feed, metrics = Feed(database, jobs.encode, gate.stands), Metrics()
     metrics.watch(lambda: counts(database), lambda: feed.num_followers)
-    app.state.service, app.state.failure = State(settings, database, runner, gate, feed, metrics), None
+    places = Places(settings.data_dir.resolve(), database.file, None if settings.artifacts else Path(settings.artifacts_url))
+    app.state.service, app.state.failure = State(settings, database, runner, gate, feed, metrics, places), None
     app.state.hold = Hold(database, settings.data_dir)
     app.state.chores = Chores(database, chores_of(settings, database))
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, answer=refusal)
@@ -120,6 +123,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(state.database.upgrade)
         await run_in_threadpool(state.gate.check_start)
         await run_in_threadpool(state.runner.start)
+        await run_in_threadpool(state.places.note)
         app.state.chores.start()
         yield
     except (AutosbpError, SQLAlchemyError) as error:

@@ -1,8 +1,9 @@
 """The database: an engine, sessions for reading and for writing, and migrations to the newest schema.
 
-SQLite runs in WAL mode with foreign keys on. A service brings the log into the file (``checkpoint``); a commit does so
-only if that was not done for 64 MiB. A writing session takes the write lock when it begins (``BEGIN
-IMMEDIATE``), so that "look, then insert" is atomic and no transaction fails half-way because another one wrote first.
+SQLite runs in WAL mode with foreign keys on. What is committed is on the disk: it outlives a loss of power. A service brings
+the log into the file (``checkpoint``); a commit does so only if that was not done for 64 MiB. A writing session takes the write
+lock when it begins (``BEGIN IMMEDIATE``), so that "look, then insert" is atomic and no transaction fails half-way because
+another one wrote first.
 PostgreSQL runs at READ COMMITTED; what must be one step there is an insert with a key, or locks its row. Sessions for reading
 have no transaction there: each statement would see the newest rows in one, too, and each begin and end is a way to the server
 and back.
@@ -333,7 +334,7 @@ def _configure_sqlite(engine: Engine, lock_timeout_s: float) -> None:
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={round(1e3 * lock_timeout_s)}")
         cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()

@@ -14,7 +14,8 @@ from autosbp.errors import InputError
 
 @dataclass(slots=True)
 class Places:
-    """The data folder, a database's file, and a folder of artifacts; those that there are. Thread-safe once ``note`` is done."""
+    """The data folder, a database's file, and the folder of artifacts in the data folder; those that there are. Thread-safe
+    once ``note`` is done."""
 
     data_dir: Path | None = None
     database: Path | None = None
@@ -22,7 +23,7 @@ class Places:
     _known: dict[str, tuple[Path, tuple[int, ...]]] = field(default_factory=dict)
 
     def note(self) -> None:
-        """Take what is there now for what has to be there; the folder of artifacts is made. ``InputError`` where it cannot be."""
+        """Take what is there now for what has to be there; the folder of artifacts is made, or ``InputError``."""
         if self.artifacts is not None:
             try:
                 self.artifacts.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from service.db import Database
 from service.edge.metrics import Metrics
 from service.jobs._base import JobRunner
 from service.jobs.feed import Feed
+from service.places import Places
 from service.settings import Settings
 
 OWN = "autosbp.state"
@@ -46,6 +47,7 @@ class State:
     gate: Gate
     feed: Feed
     metrics: Metrics
+    places: Places = field(default_factory=Places)
     call: Call = _NO_CALL
     large: Lock = field(default_factory=Lock)  # held while a large body is read and worked on
     closing: Event = field(

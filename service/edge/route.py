@@ -181,7 +181,9 @@ async def _serve(route: GuardedRoute, plain: Request, needed: tuple[str, ...], h
         if request.method in _SAFE:
             return _unless_known(request, await handler(request))
         route.check_post(request)
+        _check_places(state)
         answer = await _once(visit, handler)
+        _check_places(state)  # it may have gone meanwhile
     except Exception as error:
         if request.method not in _SAFE:
             await state.database.tell(_conclude, visit, answer_to(error, request.url.path))
@@ -189,6 +191,12 @@ async def _serve(route: GuardedRoute, plain: Request, needed: tuple[str, ...], h
     finally:
         request.done()
     return answer
+
+
+def _check_places(state: State) -> None:
+    """503 where what would be stored would be lost."""
+    if (ailment := state.places.ailment()) is not None:
+        raise ProblemError(503, "storage-unavailable", "The storage cannot be used now", ailment)
 
 
 class _RefusedError(Exception):

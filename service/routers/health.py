@@ -85,6 +85,8 @@ def _disk(state: State) -> str:
     except OSError as error:  # a disk that failed may be read-only without a flag that says so
         _log.warning("nothing can be written to the data folder: %s", error)
         return _UNWRITABLE.get(error.errno or 0, "the data folder cannot be written to")
+    if (ailment := state.places.ailment()) is not None:
+        return ailment
     return "ok" if found.f_bavail * found.f_frsize >= state.settings.min_free_bytes else _ALMOST_FULL
 
 

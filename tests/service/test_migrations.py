@@ -58,6 +58,7 @@ def test_sqlite_runs_in_wal_mode_with_foreign_keys(database: Database) -> None:
     with database.read() as session:
         assert session.scalar(text("PRAGMA journal_mode")) == "wal"
         assert session.scalar(text("PRAGMA foreign_keys")) == 1
+        assert session.scalar(text("PRAGMA synchronous")) == 2, "FULL: what is accepted outlives a loss of power"
     with pytest.raises(IntegrityError), database.write() as session:
         session.add(SearchRow(id="sea-1", tenant="t", model_id="none", cluster_id="none", job_id="none", options={}))
 

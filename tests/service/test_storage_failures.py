@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from benchmarks.storage.scenarios import WAYS, Found, strike
+from service.services import clusters
 from service.settings import Settings
 from tests.service.conftest import running, state_of
 
@@ -87,3 +89,47 @@ def test_a_data_folder_that_is_gone_or_a_disk_without_room_is_not_ready(settings
         assert client.get("/readyz").json()["checks"]["disk"] == "the data folder cannot be read"
         os.rename(tmp_path / "elsewhere", settings.data_dir)
         assert client.get("/readyz").status_code == 200
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def copy(path: Path) -> None:
+    """As a restored backup would be."""
+    path.rename(path.with_name("before"))
+    before = path.with_name("before")
+    shutil.copytree(before, path) if before.is_dir() else shutil.copy2(before, path)
+
+
+@pytest.mark.parametrize("lose", [remove, copy, lambda path: path.rename(path.with_name("before"))])
+@pytest.mark.parametrize("name", ["", "autosbp.db", "artifacts"])
+def test_nothing_is_accepted_while_what_stores_it_is_elsewhere(
+    settings: Settings, name: str, lose: Callable[[Path], Any]
+) -> None:
+    with running(settings) as client:
+        assert post(client, 2).status_code == 201
+        lose(settings.data_dir / name)
+        answer = post(client, 3)
+        assert (answer.status_code, answer.json()["type"]) == (503, "urn:autosbp:problem:storage-unavailable")
+        assert int(answer.headers["retry-after"]) > 0
+        assert client.get("/readyz").status_code == 503
+        if settings.data_dir.with_name("before").exists():  # the data folder itself
+            if settings.data_dir.exists():
+                shutil.rmtree(settings.data_dir)
+            settings.data_dir.with_name("before").rename(settings.data_dir)
+            assert post(client, 3).status_code == 201
+            assert client.get("/readyz").status_code == 200
+
+
+def test_what_is_lost_while_it_is_stored_is_not_accepted(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(settings) as client:
+        work = clusters.create
+
+        def lose_and_create(*arguments: Any) -> Any:
+            made = work(*arguments)
+            settings.data_dir.joinpath("autosbp.db").rename(settings.data_dir / "before")
+            return made
+
+        monkeypatch.setattr(clusters, "create", lose_and_create)
+        assert post(client, 2).status_code == 503
