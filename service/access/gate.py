@@ -50,6 +50,7 @@ class Gate:
         self._known = _Known(False, -_LOOK_AGAIN_S)
         self._calls = Rates(settings.rate_limit_per_s, settings.rate_limit_burst)
         self._failures = Rates(1.0, settings.wrong_keys_burst)
+        self._foreign = Rates(1.0, settings.wrong_keys_burst)
         self._seen: dict[str, _Seen] = {}
 
     def check_start(self) -> None:
@@ -99,6 +100,11 @@ class Gate:
         caller = self._signed_in(address, prefix, proves) if self.needs_keys() else _local(headers, address)
         self._count(caller)
         return caller
+
+    def is_noted(self, address: str) -> bool:
+        """Whether a foreign call is one for the audit log: as many of an address as it may send wrong keys, so that nobody
+        without a key fills the log."""
+        return not self._foreign.take(address)
 
     def stands(self, caller: Caller) -> bool:
         """Whether a caller that was let in would be now: its key is still valid, or still none is needed."""

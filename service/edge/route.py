@@ -219,7 +219,8 @@ async def _admitted(route: GuardedRoute, plain: Request, state: State, needed: t
             caller = route.admit(plain, state, address)
         check_scope(caller, needed)
     except ProblemError as refusal:
-        if refusal.status in (401, 403):
+        is_foreign = caller is None and refusal.status == 403
+        if refusal.status in (401, 403) and not (is_foreign and not state.gate.is_noted(address)):
             tenant, key = (caller.tenant, caller.key_id) if caller else (NO_TENANT, None)
             entry = _entry(plain, tenant, key, address, identity, refusal.status)
             raise _RefusedError(refusal, entry) from None

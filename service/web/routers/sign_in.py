@@ -46,9 +46,10 @@ async def sign_in(request: Request) -> Response:
         key = await run_in_threadpool(state.gate.sign_in, given.text("key") or "", address)
         session = await run_in_threadpool(sessions.begin, key)
     except Exception as error:  # the page must say something whatever happened
-        if isinstance(error, ProblemError) and error.status in (401, 403):
-            await note(request, state, error.status)
-        if isinstance(error, ProblemError) and error.status == 401:
+        refused = error.status if isinstance(error, ProblemError) else 0
+        if refused == 401 or (refused == 403 and state.gate.is_noted(address)):
+            await note(request, state, refused)
+        if refused == 401:
             following = local(given.text("following") or "/")
             shown = problem(401, str(error), title="This key opens nothing")
             return _headed(render(request, "sign_in.html", 401, problem=shown, following=following, wrong=True))

@@ -226,6 +226,20 @@ def test_signing_in_and_out_are_in_the_audit_log_and_strangers_are_for_operators
     assert key.text not in "".join(str(vars(one)) for one in (*own, *strangers))
 
 
+def test_foreign_calls_without_a_key_do_not_fill_the_audit_log(settings: Settings) -> None:
+    limits = {"wrong_keys_burst": 3, "require_keys": True}
+    with running(settings.model_copy(update=limits)) as client:
+        for _ in range(10):
+            answer = client.post("/sign-in", data={"key": "x"}, headers={"origin": "http://evil"})
+            assert answer.status_code == 403
+        assert 3 <= len(audit.every(state_of(client).database, NO_TENANT, 403, 100)) < 8
+    with running(settings.model_copy(update={"wrong_keys_burst": 3})) as client:
+        earlier = len(audit.every(state_of(client).database, NO_TENANT, 403, 100))
+        for _ in range(10):
+            assert client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+        assert 3 <= len(audit.every(state_of(client).database, NO_TENANT, 403, 100)) - earlier < 8
+
+
 def test_signing_in_is_only_for_forms_of_these_pages(locked: TestClient) -> None:
     key = made(locked).text
     assert locked.post("/sign-in", data={"key": key}).status_code == 403
