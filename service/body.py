@@ -20,6 +20,7 @@ MAX_VALUES = 3 * 2**20
 _COUNTED = (b",", b":", b"[", b"{")
 _QUICK_VALUES = 2**18
 _CHUNK_BYTES = 2**18
+_PART = 2**14
 _MAYBE_BAD = ("\\u0000", "\\ud", "\\uD")
 
 
@@ -75,11 +76,15 @@ def _count(body: bytes, max_values: int, what: str) -> int:
 
 def _members_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Of two members of one name readers take the first, the last, or none."""
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise _RefusedError(twice, "each name is expected once in an object")
+    members: dict[str, Any] = {}
+    for start in range(0, len(pairs), _PART):  # of many, so that others go on between them
+        part = pairs[start : start + _PART]
+        before = len(members)
+        members.update(part)
+        if len(members) != before + len(part):
+            seen: set[str] = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise _RefusedError(twice, "each name is expected once in an object")
     return members
 
 
