@@ -68,4 +68,4 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # such as by nohup
             signal.signal(number, _terminate)
-    app()
+    app(prog_name="autosbp")  # however it was started

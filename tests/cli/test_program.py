@@ -77,6 +77,14 @@ def test_the_version_is_the_packages() -> None:
     assert autosbp("--version").stdout == f"autosbp {__version__}\n"
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "zoo:nope", "--cluster", "local:2", "--json"], ["nope"]])
+def test_the_package_is_the_command(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "autosbp", *arguments]
+    module, script = subprocess.run(command, capture_output=True, text=True, env=environment()), autosbp(*arguments)
+    assert (module.returncode, module.stdout, module.stderr) == (script.returncode, script.stdout, script.stderr)
+    assert "python -m" not in module.stdout + module.stderr
+
+
 def test_help_lists_every_command_of_the_design() -> None:
     done = autosbp("--help")
     assert done.returncode == 0
