@@ -103,31 +103,33 @@ class SpaceSolver(Timed):
         self.problem: InfeasibleError | None = None
         self.failures: list[InfeasibleError] = []
         self._costed: deque[Candidate] = deque(maxlen=8)
+        self._known_sizes: dict[int, tuple[int, ...]] = {}
 
     def micro_batches(self, stages: int) -> list[int]:
-        """Microbatch sizes to try, largest first: the one asked for, or some divisors; enough of them to fill the stages."""
+        """Microbatch sizes to try, largest first: the one asked for, or some divisors; enough of them to fill the stages, and
+        where the batch allows it a multiple of these, which some schedules ask for."""
         whole = self.problems.global_batch
         if self.options.micro_batch is not None:
             size = self.options.micro_batch
             return [size] if whole // size >= stages else []
-        return [size for size in self._sizes if whole // size >= stages]
+        if whole % stages:
+            return [size for size in self._sizes_below(whole) if whole // size >= stages]
+        return list(self._sizes_below(whole // stages))
 
     @cached_property
     def _held(self) -> Mapping[str, int]:
         """Stages of ops that are given."""
         return read_stages(self.problems.graph, self.options.stage_of)
 
-    @cached_property
-    def _sizes(self) -> list[int]:
-        """From the whole batch on, less one prime factor at a time: first those that no split over devices can use, then the
+    def _sizes_below(self, size: int) -> tuple[int, ...]:
+        """From this size on, less one prime factor at a time: first those that no split over devices can use, then the
         greatest."""
-        size, devices = self.problems.global_batch, self.problems.network.cluster.num_devices
-        factors = sorted(prime_factors(size), key=lambda prime: (devices % prime == 0, -prime))
-        sizes = [size]
-        for prime in factors:
-            size //= prime
-            sizes.append(size)
-        return sizes
+        if size not in self._known_sizes:
+            devices, sizes = self.problems.network.cluster.num_devices, [size]
+            for prime in sorted(prime_factors(size), key=lambda prime: (devices % prime == 0, -prime)):
+                sizes.append(sizes[-1] // prime)
+            self._known_sizes[size] = tuple(sizes)
+        return self._known_sizes[size]
 
     def _space(self, structure: Structure, micro_batch: int, storage: str) -> Space:
         """With what is recomputed anyway."""

@@ -253,7 +253,7 @@ class Planner:
         if self.cluster.groups:
             return self._grouped(structures, kind, tally, start)
         try:
-            return self.search.over(structures, kind, tally, start)
+            return self._over(structures, kind, tally, start)
         except InfeasibleError as error:
             if error.constraint == "global_batch" and self.options.stage_of:
                 text = ", ".join(f"{name}={stage}" for name, stage in self.options.stage_of.items())
@@ -266,7 +266,30 @@ class Planner:
             if lean[0].costs.memory_bytes_per_device > self.limit:
                 raise with_need(InfeasibleError("memory_limit_bytes", self.limit, None), lean) from None
         fitting = [each for each in lean if each.costs.memory_bytes_per_device <= self.limit]
-        return self.search.over(structures, kind, tally, min(fitting, key=lambda each: each.costs.step_time_s))
+        return self._over(structures, kind, tally, min(fitting, key=lambda each: each.costs.step_time_s))
+
+    def _over(
+        self, structures: Sequence[Structure], kind: Kind, tally: Tally, start: Candidate | None
+    ) -> Candidate:
+        """The best strategy of these structures. Where ops were timed, a smaller microbatch may take less of a sample than a
+        larger one, which so bounds none but itself: each is searched by itself."""
+        search, options = self.search, self.search.options
+        sizes = sorted({size for each in structures for size in search.micro_batches(each.stages)}, reverse=True)
+        if not self.problems.compute.measured or not kind.relaxes or len(sizes) < 2:
+            return search.over(structures, kind, tally, start)
+        problem: InfeasibleError | None = None
+        for size in sizes:
+            search.options = replace(options, micro_batch=size)
+            try:
+                start = search.over([s for s in structures if search.micro_batches(s.stages)], kind, tally, start)
+            except InfeasibleError as error:
+                problem = nearer(problem, error)
+            finally:
+                search.options = options
+        if start is None:
+            assert problem is not None
+            raise problem
+        return start
 
     def _grouped(self, structures: Sequence[Structure], kind: Kind, tally: Tally, start: Candidate | None) -> Candidate:
         """The best strategy of all devices at once, which go at the pace of the slowest, or of stages on the groups."""
