@@ -64,7 +64,7 @@ def read_file(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             data = file.read(most + 1)
-        text = data.decode()
+        text = data.decode("utf-8-sig")  # some editors begin with a mark
     except (OSError, ValueError) as error:
         raise InputError("file", str(path), f"a readable text file is expected ({error})") from None
     if len(data) > most:

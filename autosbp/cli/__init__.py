@@ -1,7 +1,7 @@
 """The command line (DESIGN section 10). Commands import what they need when they run: ``--help`` is instant.
 
 Exit codes: 0 done, 1 a gate failed, 2 wrong use or bad input, 3 infeasible, 4 a trial or calibration failed, 5 the
-service cannot be reached, 130 interrupted.
+service cannot be reached, 130 interrupted, 141 nobody reads the output any more.
 """
 
 from __future__ import annotations

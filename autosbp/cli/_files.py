@@ -29,14 +29,25 @@ def check_output(path: Path | None) -> None:
         return
     if path.is_dir():
         raise InputError("output", str(path), "a file is expected; this is a folder")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.exists() and not path.is_file():
+        if not os.access(path, os.W_OK):
+            raise InputError("output", str(path), "an output that can be written is expected")
+    elif not (folder := path.resolve().parent).is_dir() or not os.access(folder, os.W_OK):
         raise InputError("output", str(path), "a file in an existing folder that can be written is expected")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write atomically: readers see the old file or the new one, whatever happens. ``.gz`` is packed."""
+    """Write atomically: readers see the old file or the new one, whatever happens. ``.gz`` is packed. What a link points to is
+    written, and what is no file, such as a device or a pipe, is written to and stays what it is."""
     check_output(path)
     data = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
+    if path.exists() and not path.is_file():
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            raise InputError("output", str(path), f"an output that can be written is expected ({error})") from None
+        return
+    path = path.resolve()
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:

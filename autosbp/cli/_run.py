@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 GATE_FAILED = 1
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _MIN_WIDTH = 120
 
 
@@ -25,27 +30,51 @@ def guarded(command: Callable[..., int | None]) -> Callable[..., None]:
     """The command with DESIGN section 10's exit codes: what it returns, what its error says, or 130.
 
     An error is one line ``error: ...`` on standard error; what follows its first line, such as the end of a log, comes
-    after it. Under ``--json`` it is an object on standard output, too.
+    after it. Under ``--json`` it is an object on standard output, too. Output that cannot be written is an error; that nobody
+    reads any more ends the command quietly, as a signal would.
     """
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
         try:
-            code = command(**arguments)
-        except AutosbpError as error:
-            head, _, rest = str(error).partition("\n")
-            note(f"error: {head}")
-            if rest:
-                note(rest)
-            if arguments.get("as_json"):
-                print_json(error_document(error))
-            code = error.exit_code
-        except KeyboardInterrupt:
-            note("interrupted")
-            code = INTERRUPTED
+            code = _told(command, arguments)
+            sys.stdout.flush()
+        except BrokenPipeError:  # who reads the output has seen enough
+            _write_no_more()
+            code = OUTPUT_CLOSED
+        except OSError as error:
+            if error.errno not in _FULL or error.filename is not None:
+                raise
+            _write_no_more()
+            note(f"error: standard output cannot be written: {error.strerror}")
+            code = InputError.exit_code
         raise typer.Exit(code or 0)
 
     return run
+
+
+def _told(command: Callable[..., int | None], arguments: Mapping[str, Any]) -> int | None:
+    """The command's exit code, with its error told."""
+    try:
+        return command(**arguments)
+    except AutosbpError as error:
+        head, _, rest = str(error).partition("\n")
+        note(f"error: {head}")
+        if rest:
+            note(rest)
+        if arguments.get("as_json"):
+            print_json(error_document(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        note("interrupted")
+        return INTERRUPTED
+
+
+def _write_no_more() -> None:
+    """Let what is left of the output go nowhere: Python writes it at its end, too."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def error_document(error: AutosbpError) -> dict[str, Any]:
