@@ -1,0 +1,100 @@
+"""Losses of microbatches against that of the whole batch: what is said of a graph is what torch computes of its module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from autosbp.graph.capture import capture
+from autosbp.sbp.whole_batch import COUNTED, MIXED, SAME, SCALED, in_parts
+
+BATCH, MICRO = 8, 2
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Model(nn.Module):
+    """Some numbers a sample, and the loss of these and labels."""
+
+    def __init__(self, loss: Loss, normalised: bool = False) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 4), nn.BatchNorm1d(4) if normalised else nn.Identity()
+        self.loss = loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss."""
+        return self.loss(self.norm(torch.tanh(self.layer(x))), y)
+
+
+def chosen(h: Tensor, y: Tensor) -> Tensor:
+    return h.gather(1, y[:, None]).squeeze(1)
+
+
+def contrastive(h: Tensor, _y: Tensor) -> Tensor:
+    return F.cross_entropy(h @ h.t(), torch.arange(len(h)))
+
+
+def masked(h: Tensor, y: Tensor) -> Tensor:
+    mask = (y > 0).to(h.dtype)
+    return (chosen(h, y) * mask).sum() / mask.sum()
+
+
+LOSSES: dict[str, tuple[Loss, str]] = {
+    "mean": (lambda h, y: (chosen(h, y) ** 2).mean(), SAME),
+    "mean of two means": (lambda h, y: h.mean() + 3 * chosen(h, y).exp().mean(), SAME),
+    "mean of sums": (lambda h, y: h.sum(1).mean() - chosen(h, y).mean(), SAME),
+    "labels": (lambda h, y: F.cross_entropy(h, y), COUNTED),
+    "some labels": (lambda h, y: F.cross_entropy(h, y, ignore_index=0), COUNTED),
+    "masked": (masked, COUNTED),
+    "sum": (lambda h, y: chosen(h, y).sum(), SCALED),
+    "sum of labels": (lambda h, y: F.cross_entropy(h, y, reduction="sum"), SCALED),
+    "root": (lambda h, y: (chosen(h, y) ** 2).mean().sqrt(), MIXED),
+    "contrastive": (contrastive, MIXED),
+    "logsumexp": (lambda h, y: chosen(h, y).logsumexp(0), MIXED),
+}
+
+
+def given() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0, 1, 2, 3, 1, 0, 0, 2])  # of the parts 1, 2, 1 and 1 are not 0
+    return torch.randn(BATCH, 6, generator=generator, dtype=torch.float64), labels
+
+
+def compared(module: nn.Module, labels: Tensor) -> float:
+    """The mean of the losses of parts, by that of the whole."""
+    x, _ = given()
+    with torch.no_grad():
+        whole = module(x, labels)
+        parts = [module(x[at : at + MICRO], labels[at : at + MICRO]) for at in range(0, BATCH, MICRO)]
+    return float(torch.stack(parts).mean() / whole)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_is_said_of_a_loss_is_what_torch_computes(name: str) -> None:
+    loss, kind = LOSSES[name]
+    torch.manual_seed(0)
+    module = Model(loss).double()
+    x, labels = given()
+    found = in_parts(capture(module, {"x": x, "y": labels}, name="model"), BATCH, MICRO)
+    assert found.kind == kind
+    equal = torch.tensor([0, 1] * (BATCH // 2))
+    if kind == SAME:
+        assert compared(module, labels) == pytest.approx(1.0)
+    elif kind == COUNTED:
+        assert compared(module, equal) == pytest.approx(1.0)
+        assert name == "labels" or compared(module, labels) != pytest.approx(1.0, rel=1e-3)
+    elif kind == SCALED:
+        assert compared(module, labels) == pytest.approx(found.share) == pytest.approx(MICRO / BATCH)
+    else:
+        assert found.op and compared(module, labels) != pytest.approx(1.0, rel=1e-3)
+
+
+def test_normalisation_over_the_batch_sees_a_microbatch_at_a_time() -> None:
+    x, labels = given()
+    module = Model(LOSSES["mean"][0], normalised=True).double().train()
+    graph = capture(module, {"x": x, "y": labels}, name="model")
+    assert in_parts(graph, BATCH, MICRO).kind == MIXED
+    assert in_parts(graph, BATCH, BATCH).kind == SAME
