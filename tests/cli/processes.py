@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-COMMAND = [sys.executable, "-c", "from autosbp.cli import main; main()"]
+_AS_USUAL = "import signal as s; s.signal(s.SIGHUP, s.SIG_DFL); s.signal(s.SIGINT, s.default_int_handler)"
+COMMAND = [sys.executable, "-c", f"{_AS_USUAL}; from autosbp.cli import main; main()"]
+"""The program; what started the tests may ignore signals, as nohup does, which its processes would, too."""
 ROOT = Path(__file__).parents[2]
 
 
