@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
@@ -25,6 +24,7 @@ from service.hold import Hold
 from service.jobs._base import Kinds
 from service.jobs.feed import Feed
 from service.limits import BodyLimit
+from service.objects import Objects
 from service.places import Places
 from service.routers import (
     analyses,
@@ -98,7 +98,7 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
     gate = Gate(settings, database)
     feed, metrics = Feed(database, jobs.encode, gate.stands), Metrics()
     metrics.watch(lambda: counts(database), lambda: feed.num_followers)
-    places = Places(settings.data_dir.resolve(), database.file, None if settings.artifacts else Path(settings.artifacts_url))
+    places = Places(settings.data_dir.resolve(), database.file, Objects(settings.artifacts_url).folder)
     app.state.service, app.state.failure = State(settings, database, runner, gate, feed, metrics, places), None
     app.state.hold = Hold(database, settings.data_dir)
     app.state.chores = Chores(database, chores_of(settings, database))

@@ -26,6 +26,7 @@ from service.settings import Settings
 _log = logging.getLogger("service")
 _CHORING = 0x61757464  # any number that all our processes use for PostgreSQL's advisory lock
 _CHECKPOINT_EVERY_S, _FORGET_EVERY_S, _ORPHANS_EVERY_S, _FILES_EVERY_S = 2.0, 600.0, 60.0, 600.0
+_OWED_EVERY_S = 10.0
 _LEAVE_S = 5.0
 
 
@@ -40,11 +41,12 @@ class Chore:
 
 def chores_of(settings: Settings, database: Database) -> list[Chore]:
     """Those of a service; ``InputError`` where the launcher of the settings lacks one, or artifacts have no place."""
-    objects = Objects(settings.artifacts_url)
+    objects = Objects(settings.artifacts_url).settle()
     launcher = None if settings.launching is None else launcher_of(settings.launching)
     found = [
         Chore("expired answers and audit entries", lambda: forget(database, settings), _FORGET_EVERY_S),
         Chore("old files", lambda: _drop_files(settings, database, launcher), _FILES_EVERY_S),
+        Chore("artifacts that are owed", lambda: artifacts.keep_owed(settings, objects, database), _OWED_EVERY_S),
         Chore("old artifacts", lambda: artifacts.forget(database, objects, settings.files_days), _FILES_EVERY_S),
     ]
     if database.is_embedded:

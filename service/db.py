@@ -210,7 +210,6 @@ class Database:
             _check_references(connection)
 
     def _check_known(self, connection: Connection) -> None:
-        """``InputError`` for a database of a newer release, which this one cannot bring anywhere."""
         revision = MigrationContext.configure(connection).get_current_revision()
         known = [each.revision for each in ScriptDirectory.from_config(_alembic(None)).walk_revisions()]
         if revision not in (None, *known):
@@ -226,11 +225,21 @@ class Database:
 
     def is_current(self) -> bool:
         """Whether the database answers and its schema is the newest."""
+        return self.revision() == self.newest
+
+    def revision(self) -> str | None:
+        """The schema that the database has; None before it has one."""
         with self.engine.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision() == self._newest
+            return MigrationContext.configure(connection).get_current_revision()
+
+    def check_known(self) -> None:
+        """``InputError`` for a database of a newer release, which this one cannot bring anywhere."""
+        with self.engine.connect() as connection:
+            self._check_known(connection)
 
     @cached_property
-    def _newest(self) -> str | None:
+    def newest(self) -> str | None:
+        """The schema that this release works with."""
         return ScriptDirectory.from_config(_alembic(None)).get_current_head()
 
     async def leave(self) -> None:

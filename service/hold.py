@@ -54,8 +54,16 @@ class Hold:
 
 
 def migrate(database: Database) -> None:
-    """Bring a database to the newest schema, for a moment's use beside a service. One that a process holds is left as it is:
-    ``ServiceError`` if its schema is not this release's."""
+    """Bring a database to the newest schema, for a moment's use beside a service. One that services may be using is left as it
+    is, ``ServiceError`` if its schema is not this release's: a SQLite file that a process holds, and every database of a
+    server, where services of earlier releases do not say that they are there. A server's that is empty is made."""
+    if not database.is_embedded and (found := database.revision()) is not None:
+        database.check_known()
+        if not database.is_current():
+            has = f"{database.shown} has schema {found}, and this release works with {database.newest}"
+            how = "stop the services of earlier releases, then start this one's (autosbp serve), which upgrades it"
+            raise ServiceError(f"{has}; {how}, or use their release")
+        return
     until_s = time.monotonic() + _PATIENCE_S
     while not _migrated(database):
         if time.monotonic() > until_s:

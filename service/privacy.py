@@ -26,7 +26,7 @@ _log = logging.getLogger("service")
 _PRIVATE = 0o077
 _FILES = ("autosbp.db*", "jobs.db*", "runner.lock", "session.secret*")
 _BESIDE = ("-wal", "-shm")
-_FOLDERS = ("artifacts", "calibrations", "jobs", "launches", "trials", "workers")
+_FOLDERS = ("artifacts", "calibrations", "jobs", "launches", "owed", "trials", "workers")
 
 
 def keep_private(settings: Settings) -> None:

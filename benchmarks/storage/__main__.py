@@ -1,10 +1,11 @@
 """The service while its storage fails: ``python -m benchmarks.storage [--only WORD] [--check] [--json] [-o FILE]``.
 
 Each row is a real service whose database is locked, read-only, stopped or without room on a disk of its own, or whose disk
-fails. Models are posted, and read, before, while it lasts and after it; a search that was accepted before and one that is
-posted after it have to succeed in the same process. Right are 503, or 507 where there is no room, as a problem document
-with Retry-After; never 500. With ``--check`` it exits with 1 where a row is not as it should be, or could not be run: disks
-need root, and one that fails a loop device and mkfs.ext4. Needs the repository and its development extra.
+fails; or whose artifacts are on a disk that is full, read-only or gone. Models are posted, and read, before, while it lasts
+and after it; a search that was accepted before and one that is posted after it have to succeed in the same process. Right are
+503, or 507 where there is no room, as a problem document with Retry-After; never 500. With ``--check`` it exits with 1 where a
+row is not as it should be, or could not be run: disks need root, and one that fails a loop device and mkfs.ext4. Needs the
+repository and its development extra.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any
 
 from benchmarks.storage.scenarios import WAYS, Way, strike
 
-_WIDTHS = (36, 28, 20, 6, 46, 14, 9)
+_WIDTHS = (36, 28, 20, 6, 58, 14, 9)
+_SHOWN = 56
 
 
 def main() -> int:
@@ -54,7 +56,7 @@ def _row(name: str, way: Way) -> dict[str, Any]:
         found = strike(way, Path(folder))
     wrong = sum(counts.get("500", 0) for counts in (found.posts, found.reads))
     back = "cannot" if not found.can_end else "no" if found.recovered_s is None else f"{found.recovered_s:.2f}"
-    _print(name, _told(found.posts), _told(found.reads), wrong, found.ready, back, found.seconds)
+    _print(name, _told(found.posts), _told(found.reads), wrong, found.ready[:_SHOWN], back, found.seconds)
     for odd in found.odd:
         print(f"  {odd}")
     return {**found.to_dict(), "passed": not found.bad(way)}

@@ -39,12 +39,15 @@ class Struck:
     end: Act | None
 
 
+Start = Callable[[Path], AbstractContextManager[Struck]]
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """How storage fails: ``statuses`` are the right answers to what would be stored; whether it can be read on; what
     /readyz says."""
 
-    start: Callable[[Path], AbstractContextManager[Struck]]
+    start: Start
     statuses: tuple[int, ...]
     reads: bool = True
     ready: str = "200"
@@ -179,6 +182,19 @@ def _sqlite_failing(folder: Path) -> Iterator[Struck]:
         yield Struck(server, disk.fail, None)
 
 
+def _artifacts(begin: Callable[[Disk], None], end: Callable[[Disk], None], *, image: bool = False) -> Start:
+    """Artifacts on a disk of their own."""
+
+    @contextmanager
+    def start(folder: Path) -> Iterator[Struck]:
+        place, size = folder / "disk", _DISK_BYTES["failing" if image else "full"]
+        held = Disk.on_image(place, folder / "image", size) if image else Disk.in_memory(place, size)
+        with held as disk, Server(folder / "data", within=disk.within, artifacts=place) as server:
+            yield Struck(server, lambda: begin(disk), lambda: end(disk))
+
+    return start
+
+
 @contextmanager
 def _postgres_locked(folder: Path) -> Iterator[Struck]:
     with _served(folder, lock_timeout_s=0.2) as (_, server, beside), beside.connect() as other:
@@ -253,11 +269,23 @@ def _loop() -> list[str]:
     return missing_programs(loop=True)
 
 
+_KEPT_FULL = "503 the disk of the folder of artifacts is full"
+_KEPT_CLOSED = "503 the folder of artifacts is on a read-only disk"
+_KEPT_ELSEWHERE = (
+    "503 the folder of artifacts is another one than when the service started: put it back, or restart the service"
+)
 _AWAY, _FULL = "503 the database does not answer", "503 the disk is almost full"
 WAYS: Mapping[str, Way] = {
     "SQLite, locked": Way(_sqlite_locked, (503,)),
     "SQLite, disk full": Way(_sqlite_full, (507,), ready=_FULL, lacks=missing_programs),
     "SQLite, disk fails": Way(_sqlite_failing, (503,), ready="503 the data folder is on a read-only disk", lacks=_loop),
+    "artifacts, disk full": Way(_artifacts(Disk.fill, Disk.free), (507,), ready=_KEPT_FULL, lacks=missing_programs),
+    "artifacts, disk read-only": Way(
+        _artifacts(Disk.close, Disk.reopen), (503,), ready=_KEPT_CLOSED, lacks=missing_programs
+    ),
+    "artifacts, disk gone": Way(
+        _artifacts(Disk.lose, Disk.return_, image=True), (503,), ready=_KEPT_ELSEWHERE, lacks=_loop
+    ),
     "PostgreSQL, locked": Way(_postgres_locked, (503,)),
     "PostgreSQL, read-only": Way(_postgres_read_only, (503,)),
     "PostgreSQL, stopped": Way(_postgres_stopped, (503,), reads=False, ready=_AWAY),

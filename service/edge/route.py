@@ -27,7 +27,7 @@ from service.body import BadBodyError, parse
 from service.edge import replays
 from service.edge.conditions import is_known
 from service.edge.replays import Claim
-from service.handlers import answer_to
+from service.handlers import answer_to, storage_problem
 from service.models import NO_TENANT, AuditRow, bound, now, table_of
 from service.problems import ProblemError
 from service.services._store import new_id
@@ -182,6 +182,7 @@ async def _serve(route: GuardedRoute, plain: Request, needed: tuple[str, ...], h
             return _unless_known(request, await handler(request))
         route.check_post(request)
         _check_places(state)
+        _check_room(state)
         answer = await _once(visit, handler)
         _check_places(state)  # it may have gone meanwhile
     except Exception as error:
@@ -197,6 +198,15 @@ def _check_places(state: State) -> None:
     """503 where what would be stored would be lost."""
     if (ailment := state.places.ailment()) is not None:
         raise ProblemError(503, "storage-unavailable", "The storage cannot be used now", ailment)
+
+
+def _check_room(state: State) -> None:
+    """507 or 503 where what jobs leave could not be kept."""
+    if (error := state.places.unwritable()) is not None:
+        _log.warning("nothing can be written to the folder of artifacts: %s", error)
+        detail = "nothing can be written to the folder of artifacts; try again later"
+        unavailable = ProblemError(503, "storage-unavailable", "The storage cannot be used now", detail)
+        raise storage_problem(error) or unavailable
 
 
 class _RefusedError(Exception):
@@ -309,7 +319,9 @@ def _entry(request: PlainRequest, tenant: str, key_id: str | None, address: str,
     return _Entry(tenant, key_id, address, request.method, request.url.path, status, identity)
 
 
-async def note(request: PlainRequest, state: State, status: int, tenant: str = NO_TENANT, key_id: str | None = None) -> None:
+async def note(
+    request: PlainRequest, state: State, status: int, tenant: str = NO_TENANT, key_id: str | None = None
+) -> None:
     """Write a call of a route of another class in the audit log."""
     address = request.client.host if request.client else ""
     entry = _entry(request, tenant, key_id, address, request.scope.get("request_id", "-"), status)

@@ -24,6 +24,10 @@ routes = APIRouter(tags=["health"])
 measured = APIRouter(tags=["health"], route_class=guarded(GET=("admin",)), responses=problems(401, 403, 429, 503))
 _log = logging.getLogger(__name__)
 _ALMOST_FULL = "the disk is almost full"
+_UNKEPT = {
+    errno.ENOSPC: "the disk of the folder of artifacts is full",
+    errno.EROFS: "the folder of artifacts is on a read-only disk",
+}
 _UNWRITABLE = {errno.ENOSPC: _ALMOST_FULL, errno.EROFS: "the data folder is on a read-only disk"}
 
 
@@ -87,6 +91,9 @@ def _disk(state: State) -> str:
         return _UNWRITABLE.get(error.errno or 0, "the data folder cannot be written to")
     if (ailment := state.places.ailment()) is not None:
         return ailment
+    if (unkept := state.places.unwritable()) is not None:
+        _log.warning("nothing can be written to the folder of artifacts: %s", unkept)
+        return _UNKEPT.get(unkept.errno or 0, "the folder of artifacts cannot be written to")
     return "ok" if found.f_bavail * found.f_frsize >= state.settings.min_free_bytes else _ALMOST_FULL
 
 

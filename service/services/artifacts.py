@@ -1,9 +1,14 @@
-"""Artifacts: files that trials and calibrations leave, kept when their job ends, however it ends."""
+"""Artifacts: files that trials and calibrations leave, kept when their job ends, however it ends.
+
+What cannot be kept then stays where the job left it, and its job in the folder ``DATA/owed``: a chore keeps it once the store
+takes it (``keep_owed``), and nothing that is owed is removed before.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +17,7 @@ from typing import IO
 from sqlalchemy import delete, select, tuple_
 
 from service.db import Database
+from service.jobs._base import FINAL
 from service.models import ArtifactRow, JobRow, now
 from service.objects import Objects
 from service.problems import ProblemError, not_found
@@ -28,23 +34,67 @@ _CHUNK = 200
 _MOST_BYTES = 2**30
 
 
-def keep(settings: Settings, job: JobRow) -> list[ArtifactRow]:
-    """Keep the files of a job whose work is over; their rows, which are to be stored with its end. What cannot be kept is
-    left where it is, and said in the log: no job fails for it."""
-    objects, rows = Objects(settings.artifacts_url), list[ArtifactRow]()
+def keep(settings: Settings, objects: Objects, job: JobRow) -> list[ArtifactRow]:
+    """Keep the files of a job whose work is over; their rows, which are to be stored with its end. What cannot be kept now is
+    owed, and said in the log: no job fails for it."""
+    rows, failed = _kept(settings, objects, job)
+    for name, error in failed:
+        _log.warning("%s of job %s is not kept yet: %s", name, job.id, error)
+    if failed:
+        folder = owed_folder(settings)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / job.id).touch()
+    return rows
+
+
+def keep_owed(settings: Settings, objects: Objects, database: Database) -> None:
+    """Keep what could not be kept as its jobs ended; ``OSError`` where the store still does not take it."""
+    for job_id in owed(settings):
+        with database.read() as session:
+            job = session.scalar(select(JobRow).where(JobRow.id == job_id))
+        if job is None or job.state not in FINAL:
+            continue
+        rows, failed = _kept(settings, objects, job)
+        with database.of(job.tenant).write() as session:
+            for row in rows:
+                session.merge(row)
+        if failed:
+            raise failed[0][1]
+        (owed_folder(settings) / job_id).unlink(missing_ok=True)
+        _log.warning("what job %s has left is kept now", job_id)
+
+
+def owed_folder(settings: Settings) -> Path:
+    """Where an empty file of each job is whose files are to be kept."""
+    return settings.data_dir.resolve() / "owed"
+
+
+def owed(settings: Settings) -> list[str]:
+    """The ids of those jobs."""
+    try:
+        return sorted(os.listdir(owed_folder(settings)))
+    except FileNotFoundError:
+        return []
+
+
+def _kept(settings: Settings, objects: Objects, job: JobRow) -> tuple[list[ArtifactRow], list[tuple[str, OSError]]]:
+    """Rows of the files that are kept now, and names of those that were not, with the error."""
+    rows, failed = list[ArtifactRow](), list[tuple[str, OSError]]()
     for path in _left_by(settings, job):
         try:
             if path.stat().st_size > _MOST_BYTES:
-                raise OSError(f"it has more than {_MOST_BYTES} bytes")
+                _log.warning("%s of job %s is not kept: it has more than %d bytes", path.name, job.id, _MOST_BYTES)
+                continue
             kept = objects.put(_place(job.id, path.name), path)
         except OSError as error:
-            _log.warning("%s of job %s is not kept: %s", path.name, job.id, error)
+            if path.exists():
+                failed.append((path.name, error))
             continue
         identifier = f"art-{hashlib.sha256(_place(job.id, path.name).encode()).hexdigest()[:16]}"
         row = ArtifactRow(id=identifier, tenant=job.tenant, job_id=job.id, name=path.name)
         row.num_bytes, row.sha256 = kept.num_bytes, kept.sha256
         rows.append(row)
-    return rows
+    return rows, failed
 
 
 def _left_by(settings: Settings, job: JobRow) -> Iterator[Path]:
@@ -77,9 +127,9 @@ def opened(state: State, row: ArtifactRow) -> IO[bytes]:
     """What it holds, which the caller closes; ``ProblemError`` 404 where it is gone, 503 where the store does not answer."""
     try:
         return Objects(state.settings.artifacts_url).open(_place(row.job_id, row.name))
-    except FileNotFoundError:
-        raise not_found("content of artifact", row.id) from None
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and state.places.ailment() is None:
+            raise not_found("content of artifact", row.id) from None
         _log.warning("artifact %s cannot be read: %s", row.id, error)
         detail = "the store of artifacts does not answer; try again later"
         raise ProblemError(503, "storage-unavailable", "The storage cannot be used now", detail) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from service.jobs._base import JobKind, Kinds, Limits
+from service.objects import Objects
 from service.services import analyses, artifacts, calibrations, models, searches, trials
 from service.settings import Settings
 
@@ -14,7 +15,8 @@ def kinds(settings: Settings) -> Kinds:
     tasks = "service.jobs.tasks"
     limits = Limits(settings.job_memory_bytes, settings.job_cpu_s, settings.job_timeout_s)
     plan = partial(JobKind, resumable=True, lane="plan", limits=limits)
-    measure = partial(JobKind, resumable=True, lane="measure", keep=partial(artifacts.keep, settings))
+    keep = partial(artifacts.keep, settings, Objects(settings.artifacts_url).settle())
+    measure = partial(JobKind, resumable=True, lane="measure", keep=keep)
     calibrate, trial = partial(calibrations.prepare_calibrate, settings), partial(trials.prepare, settings)
     return {
         "capture": plan(f"{tasks}:capture", models.prepare_capture, partial(models.store_capture, settings)),

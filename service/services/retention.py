@@ -4,8 +4,8 @@
     DATA/calibrations/JOB   those of a measurement              LAUNCHES/KEY       what a launcher and its nodes left
 
 What they measured is in the database, and stays. A folder is removed only if its job is known here and has ended, and nothing
-of it is active on the cluster. It first gets another name, which nobody looks for, so that one that is half removed when the
-service dies is never taken for a whole one; the next sweep removes the rest of it.
+of it is active on the cluster, or owed to the store of artifacts. It first gets another name, which nobody looks for, so that
+one that is half removed when the service dies is never taken for a whole one; the next sweep removes the rest of it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from service.db import Database
 from service.jobs._base import FINAL
 from service.launchers._base import Launcher, LauncherError
 from service.models import JobRow, TrialRow, now
+from service.services import artifacts
 from service.settings import Settings
 
 _log = logging.getLogger("service")
@@ -50,12 +51,14 @@ def sweep(settings: Settings, database: Database, launcher: Launcher | None) -> 
     roots = (data / "trials", data / "calibrations", data / "jobs", launches)
     for root in roots:
         _finish(root)
-    active = _active(launcher)
+    active, owed = _active(launcher), frozenset(artifacts.owed(settings))
     found = [
-        *_ended(roots[0], lambda names: _ends(database, _of_trials, names)),
-        *_ended(roots[1], lambda names: _ends(database, _of_jobs, names)),
+        *_ended(
+            roots[0], lambda names: _ends(database, lambda ids: _of_trials(ids).where(JobRow.id.not_in(owed)), names)
+        ),
+        *_ended(roots[1], lambda names: _ends(database, _of_jobs, names), owed),
         *_ended(roots[2], lambda names: _ends(database, _of_jobs, names)),
-        *(() if active is None else _ended(launches, lambda keys: _of_keys(database, keys), active)),
+        *(() if active is None else _ended(launches, lambda keys: _of_keys(database, keys, owed), active)),
     ]
     left, moment = sum(_size(root) for root in roots), now()
     removed = []
@@ -81,16 +84,16 @@ def _active(launcher: Launcher | None) -> frozenset[str] | None:
         return None
 
 
-def _ended(root: Path, ends: Callable[[list[str]], Ends], active: frozenset[str] = frozenset()) -> Iterable[_Ended]:
-    names = [name for name in _names(root) if not name.startswith(".") and name not in active]
+def _ended(root: Path, ends: Callable[[list[str]], Ends], needed: frozenset[str] = frozenset()) -> Iterable[_Ended]:
+    names = [name for name in _names(root) if not name.startswith(".") and name not in needed]
     known = ends(names)
     return [_Ended(known[name], root / name) for name in names if name in known]
 
 
-def _of_keys(database: Database, keys: list[str]) -> Ends:
-    """When the job of each key (``JOB-ATTEMPT``) ended."""
+def _of_keys(database: Database, keys: list[str], needed: frozenset[str]) -> Ends:
+    """When the job of each key (``JOB-ATTEMPT``) ended, but for jobs whose files are needed."""
     jobs = {key: key.rpartition("-")[0] for key in keys}
-    ends = _ends(database, _of_jobs, sorted({*jobs.values()}))
+    ends = _ends(database, _of_jobs, sorted({*jobs.values()} - needed))
     return {key: ends[job] for key, job in jobs.items() if job in ends}
 
 

@@ -86,6 +86,25 @@ class Disk:
         """Make room again."""
         self.path("filling").unlink()
 
+    def close(self) -> None:
+        """Let nobody write any more, until ``reopen``."""
+        self._do("mount", "-o", "remount,ro")
+
+    def reopen(self) -> None:
+        """After ``close``."""
+        self._do("mount", "-o", "remount,rw")
+
+    def lose(self) -> None:
+        """Have an empty folder in its place, until ``return_``; one on an image alone comes back with what it held."""
+        self._do("umount", "--lazy")
+
+    def return_(self) -> None:
+        """After ``lose``."""
+        self._do("mount", *self._mount)
+
+    def _do(self, *command: str) -> None:
+        subprocess.run([*self.within, *command, str(self._folder)], check=True)
+
     def fail(self) -> None:
         """As a disk error does: the kernel lets nobody write any more."""
-        subprocess.run([*self.within, "mount", "-o", "remount,abort", str(self._folder)], check=True)
+        self._do("mount", "-o", "remount,abort")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from starlette.testclient import TestClient
 from autosbp.errors import InputError
 from service.models import ArtifactRow, now
 from service.objects import Objects
-from service.services import artifacts
+from service.services import artifacts, retention
 from service.services.kinds import kinds
 from service.settings import Settings
 from tests.service import documents
@@ -114,22 +115,58 @@ def test_they_go_when_they_are_old(tmp_path: Path, place: str) -> None:
                 assert file.read() == WANTED[name]
 
 
-def test_a_store_that_does_not_answer_fails_no_job_and_is_503(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place = tmp_path / "kept"
-    with started(Settings(data_dir=tmp_path / "data", artifacts=str(place))) as client:
+@pytest.mark.parametrize("instead", [lambda _place: None, Path.touch, Path.mkdir], ids=["nothing", "a file", "a folder"])
+def test_what_a_job_leaves_while_the_store_is_gone_is_kept_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, instead: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr("service.chores._OWED_EVERY_S", 0.2)
+    place, settings = tmp_path / "kept", Settings(data_dir=tmp_path / "data", artifacts=str(tmp_path / "kept"))
+    with started(settings) as client:
         kept = listed(client, job_id=calibrated(client, 0.1)["id"])
-        place.rename(tmp_path / "away")
-        assert client.get(f"/v1/artifacts/{kept[0]['id']}/content").status_code == 404
-        place.write_text("no folder")
-        answer = client.get(f"/v1/artifacts/{kept[0]['id']}/content")
-        assert (answer.status_code, answer.json()["type"]) == (503, "urn:autosbp:problem:storage-unavailable")
-        assert answer.headers["retry-after"]
+        keep = artifacts.keep
+
+        def lose_and_keep(*arguments: Any) -> Any:  # a disk that is unmounted as a job ends
+            place.rename(tmp_path / "away")
+            instead(place)
+            return keep(*arguments)
+
+    monkeypatch.setattr(artifacts, "keep", lose_and_keep)
+    with started(settings) as client:
         job = calibrated(client, 0.3)
         assert (job["state"], listed(client, job_id=job["id"])) == ("succeeded", [])
-        assert f"ranks.log of job {job['id']} is not kept" in caplog.text
-        place.unlink()
+        assert f"ranks.log of job {job['id']} is not kept yet" in caplog.text
+        for answer in (
+            client.get(f"/v1/artifacts/{kept[0]['id']}/content"),
+            client.post("/v1/clusters", json={"preset": "local:3"}),
+        ):
+            assert (answer.status_code, answer.json()["type"]) == (503, "urn:autosbp:problem:storage-unavailable")
+            assert answer.headers["retry-after"]
+        state = state_of(client)
+        retention.sweep(settings.model_copy(update={"files_days": 1e-9, "files_bytes": 0}), state.database, None)
+        if place.exists():
+            assert not place.is_dir() or list(place.iterdir()) == [], "hidden when the disk is back"
+            place.rmdir() if place.is_dir() else place.unlink()
         (tmp_path / "away").rename(place)
-        assert client.get(f"/v1/artifacts/{kept[0]['id']}/content").status_code == 200
+        documents.wait_until(lambda: not artifacts.owed(settings))
+        assert {each["name"] for each in listed(client, job_id=job["id"])} == set(WANTED)
+        for each in (*kept, *listed(client, job_id=job["id"])):
+            content = client.get(f"/v1/artifacts/{each['id']}/content")
+            assert (content.status_code, content.content) == (200, WANTED[each["name"]])
+        assert client.post("/v1/clusters", json={"preset": "local:3"}).status_code == 201
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EROFS, 503), (errno.EIO, 503)])
+def test_a_store_that_takes_nothing_is_refused_before_work_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    monkeypatch.setattr("service.places._TRY_S", 0.0)
+    with started(Settings(data_dir=tmp_path / "data", artifacts=str(tmp_path / "kept"))) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("service.places._tried", lambda _folder: OSError(number, "so"))
+            assert client.post("/v1/clusters", json={"preset": "local:3"}).status_code == status
+            assert client.get("/readyz").status_code == 503
+            assert client.get("/v1/clusters").json()["items"] == []
+        assert client.post("/v1/clusters", json={"preset": "local:3"}).status_code == 201
 
 
 def test_a_place_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:

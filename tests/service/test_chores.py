@@ -64,5 +64,11 @@ def test_orphans_are_looked_for_where_there_is_a_launcher(tmp_path: Path) -> Non
         given = Settings(data_dir=tmp_path, **settings)  # type: ignore[arg-type]
         return [chore.name for chore in chores_of(given, Database(given.url))]
 
-    assert names() == ["expired answers and audit entries", "old files", "old artifacts", "the database's log"]
-    assert names(launcher="local")[4:] == ["orphans on local"]
+    assert names() == [
+        "expired answers and audit entries",
+        "old files",
+        "artifacts that are owed",
+        "old artifacts",
+        "the database's log",
+    ]
+    assert names(launcher="local")[5:] == ["orphans on local"]

@@ -16,6 +16,7 @@ from sqlalchemy import text
 from autosbp.errors import InputError, ServiceError
 from service.db import Database, _alembic
 from service.hold import Hold, migrate
+from tests.service.postgres import Postgres, programs
 from tests.service.server import ROOT, Server
 
 EARLIER = "0007"
@@ -73,6 +74,29 @@ def test_a_refused_service_and_the_command_line_leave_the_schema_of_a_running_on
     assert keys(tmp_path, "list").returncode == 0, "with this release's schema it needs no migration"
     hold.release()
     database.close()
+
+
+def test_the_command_line_makes_a_servers_database_but_leaves_one_of_an_earlier_release_as_it_is(tmp_path: Path) -> None:
+    with Postgres(programs()) as postgres:
+        url = postgres.database()
+        there = ("--database", url)
+        assert keys(tmp_path, "list", *there).returncode == 0
+        database = Database(url)
+        assert database.is_current()
+        database.downgrade(EARLIER)
+        listed = keys(tmp_path, "list", *there)
+        assert (listed.returncode, listed.stdout) == (5, "")
+        (line,) = listed.stderr.splitlines()
+        assert f"has schema {EARLIER}" in line and f"works with {database.newest}" in line and "autosbp serve" in line
+        assert revision(database) == EARLIER
+        with Server(tmp_path, database_url=url) as server:
+            assert httpx.get(f"{server.url}/readyz").status_code == 200
+        assert keys(tmp_path, "list", *there).returncode == 0
+        with database.engine.begin() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        newer = keys(tmp_path, "list", *there)
+        assert newer.returncode == 2 and "newer release" in newer.stderr
+        database.close()
 
 
 def test_a_service_of_an_earlier_release_is_seen_by_its_lock_of_the_folder(tmp_path: Path) -> None:
