@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Set
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from service.jobs._base import FINAL
 from service.models import JobRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from threading import Event
 
 _log = logging.getLogger(__name__)
@@ -38,13 +36,13 @@ class Change:
     text: str
 
 
-class _Follower:
+class Follower:
     """Knows a job up to ``revision``; ``change`` is newer, where there is one."""
 
     change: Change | None = None
 
-    def __init__(self, revision: int, caller: Caller) -> None:
-        self.revision, self.caller = revision, caller
+    def __init__(self, job_id: str, revision: int, caller: Caller) -> None:
+        self.job_id, self.revision, self.caller = job_id, revision, caller
         self.wake = asyncio.Event()
 
 
@@ -57,7 +55,7 @@ class Feed:
         self, database: Database, encode: Callable[[JobRow], str], stands: Callable[[Caller], bool]
     ) -> None:
         self._database, self._encode, self._stands = database, encode, stands
-        self._followers: dict[str, set[_Follower]] = defaultdict(set)
+        self._followers: dict[str, set[Follower]] = defaultdict(set)
         self._polling: asyncio.Task[None] | None = None
 
     @property
@@ -69,44 +67,44 @@ class Feed:
         """How many of them are this tenant's."""
         return sum(each.caller.tenant == tenant for found in self._followers.values() for each in found)
 
-    async def changes(
-        self, job_id: str, revision: int, caller: Caller, closing: Event
-    ) -> AsyncIterator[Change | None]:
-        """The job whenever it is newer than ``revision``, until it, the service or what lets ``caller`` in ends; None now and
-        then, as a heartbeat. Changes that come faster than they are asked for are one."""
-        follower = _Follower(revision, caller)
-        with self._following(job_id, follower):
-            while not closing.is_set():
-                try:
-                    async with asyncio.timeout(_HEARTBEAT_S):  # wait_for would take a task for each follower
-                        await follower.wake.wait()
-                except TimeoutError:
-                    yield None
-                    continue
-                follower.wake.clear()
-                change, follower.change = follower.change, None
-                if change is not None:
-                    yield change
-                    if change.is_final:
-                        return
+    def follow(self, job_id: str, revision: int, caller: Caller) -> Follower:
+        """One more follower, who knows the job up to ``revision``; it counts from now on until it is left (``leave``), so that
+        who looks at the number of followers first, and waits for nothing between, has no more of them than it wants."""
+        follower = Follower(job_id, revision, caller)
+        self._followers[job_id].add(follower)
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
+        return follower
+
+    def leave(self, follower: Follower) -> None:
+        """It follows no more; to be repeated at will."""
+        found = self._followers.get(follower.job_id, set())
+        found.discard(follower)
+        if not found:
+            self._followers.pop(follower.job_id, None)
+
+    async def changes(self, follower: Follower, closing: Event) -> AsyncIterator[Change | None]:
+        """The job whenever it is newer than what the follower knows, until it, the service or what lets the caller in ends;
+        None now and then, as a heartbeat. Changes that come faster than they are asked for are one."""
+        while not closing.is_set():
+            try:
+                async with asyncio.timeout(_HEARTBEAT_S):  # wait_for would take a task for each follower
+                    await follower.wake.wait()
+            except TimeoutError:
+                yield None
+                continue
+            follower.wake.clear()
+            change, follower.change = follower.change, None
+            if change is not None:
+                yield change
+                if change.is_final:
+                    return
 
     def close(self) -> None:
         """Wake everybody, who then sees that the service is closing."""
         for followers in self._followers.values():
             for follower in followers:
                 follower.wake.set()
-
-    @contextmanager
-    def _following(self, job_id: str, follower: _Follower) -> Iterator[None]:
-        self._followers[job_id].add(follower)
-        if self._polling is None or self._polling.done():
-            self._polling = asyncio.create_task(self._poll())
-        try:
-            yield
-        finally:
-            self._followers[job_id].discard(follower)
-            if not self._followers[job_id]:
-                del self._followers[job_id]
 
     async def _poll(self) -> None:
         while self._followers:

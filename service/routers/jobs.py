@@ -7,11 +7,13 @@ from typing import Annotated, Literal
 
 from fastapi import Header, Query, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from service.access.gate import too_many
 from service.connections import allowed
 from service.edge.conditions import IfMatch, etag, expect, tag
 from service.jobs._base import FINAL
+from service.jobs.feed import Follower
 from service.models import JobRow
 from service.routers._base import IDEMPOTENT, JOB_LINKS, Responses, listed, paged, posted, problems, router, tagged
 from service.schemas._base import Page, PathId, WindowDep
@@ -94,8 +96,8 @@ async def events(state: StateDep, job_id: PathId, last_event_id: Annotated[int, 
     if row.state in FINAL:
         return Response(_RETRY + encode(row), headers=_UNKEPT, media_type=_EVENTS_TYPE)
     _check_streams(state)
-    stream = _stream(state, job_id, last_event_id if last_event_id <= row.revision else 0)
-    return StreamingResponse(stream, headers=_UNKEPT, media_type=_EVENTS_TYPE)
+    known = last_event_id if last_event_id <= row.revision else 0
+    return _Stream(state, state.feed.follow(job_id, known, state.call.caller))
 
 
 def _check_streams(state: State) -> None:
@@ -110,9 +112,23 @@ def _check_streams(state: State) -> None:
         raise too_many(5, f"{of_tenant} event streams of this tenant are open")
 
 
-async def _stream(state: State, job_id: str, revision: int) -> AsyncIterator[str]:
+class _Stream(StreamingResponse):
+    """Its follower is left when it ends, even if its client was gone before the first word."""
+
+    def __init__(self, state: State, follower: Follower) -> None:
+        self._feed, self._follower = state.feed, follower
+        super().__init__(_told(state, follower), headers=_UNKEPT, media_type=_EVENTS_TYPE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._feed.leave(self._follower)
+
+
+async def _told(state: State, follower: Follower) -> AsyncIterator[str]:
     yield _RETRY
-    async for change in state.feed.changes(job_id, revision, state.call.caller, state.closing):
+    async for change in state.feed.changes(follower, state.closing):
         yield ": still here\n\n" if change is None else change.text
 
 

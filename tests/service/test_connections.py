@@ -14,6 +14,7 @@ import pytest
 
 from autosbp.client import Client
 from service.connections import Descriptors
+from tests.service import documents
 from tests.service.server import Server
 from tests.service.test_server import start_search
 
@@ -154,3 +155,16 @@ def test_streams_are_longer_than_any_deadline_and_are_not_ended_for_others(servi
                 with pytest.raises(BlockingIOError):
                     while one.recv(100_000):
                         pass
+
+
+def test_of_streams_that_are_asked_for_at_once_no_more_than_the_limit_are_open(service: Server) -> None:
+    with Client(service.url) as client:
+        job = start_search(client).id
+        head = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        for _ in range(3):  # what ended leaves room again
+            with opened(service, _LIMIT - 8, head[:-2]) as streams:
+                for one in streams:
+                    one.sendall(head[-2:])
+                first = [one.recv(12) for one in streams]
+            assert sorted(first) == [b"HTTP/1.1 200"] * _STREAMS + [b"HTTP/1.1 429"] * (_LIMIT - 8 - _STREAMS)
+            documents.wait_until(lambda: "autosbp_event_streams 0.0" in httpx.get(f"{service.url}/metrics").text)

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from service.access.caller import SCOPES, anybody
 from service.edge.middleware import SECURITY_HEADERS
 from service.jobs._base import JobKind
-from service.jobs.feed import _Follower
+from service.jobs.feed import Follower
 from service.models import JobRow, ReplayRow, now
 from service.services import keys
 from service.services.audit import forget
@@ -191,7 +191,7 @@ def test_a_tenants_queue_and_streams_are_limited(settings: Settings) -> None:
         job = client.post("/v1/models", json=body).json()
         full = client.post("/v1/models", json=body)
         assert (full.status_code, full.headers["retry-after"], full.json()["limit"]) == (429, "10", 1)
-        state.feed._followers["other"].add(_Follower(0, anybody("")))
+        state.feed._followers["other"].add(Follower("other", 0, anybody("")))
         assert client.get(f"/v1/jobs/{job['id']}/events").status_code == 429
 
 
@@ -207,7 +207,7 @@ def test_one_tenants_streams_leave_room_for_others(settings: Settings) -> None:
             job = client.post("/v1/models", json={"hf_config": {"model_type": "gpt2"}}, headers=headers).json()["id"]
             found[tenant] = job, headers
         for _ in range(2):
-            state.feed._followers["other"].add(_Follower(0, replace(anybody(""), tenant="one")))
+            state.feed._followers["other"].add(Follower("other", 0, replace(anybody(""), tenant="one")))
         answers = {
             tenant: client.head(f"/v1/jobs/{job}/events", headers=headers) for tenant, (job, headers) in found.items()
         }
