@@ -98,7 +98,7 @@ class Settings(BaseSettings):
     )
     access_log: bool = Field(default=True, description="Log a line for each request.")
     otel: bool = Field(
-        default=False, description="Send OpenTelemetry traces as OTEL_* variables say; needs the extra otel."
+        default=False, description="Send traces of requests and jobs as OTEL_* variables say; needs the extra otel."
     )
     worker: bool = Field(default=True, description="Work on jobs; without, other processes must (PostgreSQL).")
     plan_jobs: int = Field(

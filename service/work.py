@@ -11,6 +11,7 @@ from types import FrameType
 from sqlalchemy.exc import SQLAlchemyError
 
 from autosbp.errors import InputError, ServiceError
+from service import tracing
 from service.chores import Chores, chores_of
 from service.db import Database, plainly
 from service.hold import Hold
@@ -47,6 +48,8 @@ def work(settings: Settings, on_ready: Callable[[], None] | None = None, kinds: 
     """Work on jobs until SIGINT or SIGTERM; ``on_ready`` is called when that has begun. Whether it goes well is told by
     ``service.jobs.heartbeat``."""
     keep_private(settings)
+    if settings.otel:
+        tracing.begin()
     ended, earlier = threading.Event(), {}
 
     def end(_number: int, _frame: FrameType | None) -> None:

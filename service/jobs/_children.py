@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from service import tracing
 from service.jobs._base import Document, JobKind
 from service.jobs._handle import Worker
 from service.problems import problem
@@ -85,7 +86,8 @@ class Children:
         wall_s = limits.pop("wall_s")
         due_s = None if wall_s is None else time.monotonic() + wall_s
         stop_s: float | None = None
-        worker.send("run", target=kind.target, inputs=inputs, outcome=str(outcome), **limits)
+        trace = tracing.traceparent()
+        worker.send("run", target=kind.target, inputs=inputs, outcome=str(outcome), trace=trace, **limits)
         watch.started()
         while True:
             message = worker.receive(_MESSAGE_POLL_S)

@@ -19,6 +19,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from service import tracing
 from service.db import Database
 from service.jobs import _rows
 from service.jobs._base import Document, Interrupted, JobKind, Kinds
@@ -63,10 +64,11 @@ class Executor:
         lease = self._patiently(lambda: self._take(job_id))
         if lease is not None:
             self.reach(lease.kind, "taken")
-            outcome = step("run", lambda: self._attempt(lease))
-            self.reach(lease.kind, "recorded")
-            step("store", lambda: self._store(lease, outcome))
-            self.reach(lease.kind, "stored")
+            with tracing.job(f"job {lease.kind}", lease.trace, job=job_id, kind=lease.kind, fence=lease.fence):
+                outcome = step("run", lambda: self._attempt(lease))
+                self.reach(lease.kind, "recorded")
+                step("store", lambda: self._store(lease, outcome))
+                self.reach(lease.kind, "stored")
         shutil.rmtree(self.folder / job_id, ignore_errors=True)
 
     def _take(self, job_id: str) -> Lease | None:
@@ -81,7 +83,7 @@ class Executor:
         path = self.folder / lease.job_id / "outcome.json"
         if (kept := _read(path)) is not None:
             return kept
-        with self.turns.turn(kind.lane, self._must_stop):
+        with self.turns.turn(kind.lane, self._must_stop), tracing.span("run"):
             inputs = self._patiently(lambda: self._begin(lease, kind))
             self.reach(lease.kind, "prepared")
             if "op" in inputs:
@@ -103,7 +105,7 @@ class Executor:
         if row is None:
             return _ENDED
         try:
-            with self.database.of(row.tenant).read() as session:
+            with tracing.span("prepare"), self.database.of(row.tenant).read() as session:
                 return {"inputs": kind.prepare(session, row)}
         except UNAVAILABLE:
             raise
@@ -138,6 +140,10 @@ class Executor:
 
     def _store(self, lease: Lease, outcome: Document) -> Document:
         """Bring the row to its final state, with what was found; the state."""
+        with tracing.span("store", outcome=outcome["op"]):
+            return self._stored(lease, outcome)
+
+    def _stored(self, lease: Lease, outcome: Document) -> Document:
         op = outcome["op"]
         if op == "done":
             try:

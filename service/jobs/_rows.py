@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from service import tracing
 from service.jobs._base import FINAL, Document, Interrupted
 from service.models import DEFAULT_TENANT, JobRow, now
 from service.problems import ProblemError, conflict, problem
@@ -43,6 +44,8 @@ def add(
     row = JobRow(
         id=job_id or f"job-{secrets.token_hex(8)}", tenant=owner, kind=kind, payload=payload, resource=resource
     )
+    if (trace := tracing.asked()) is not None:
+        row.trace = trace
     session.add(row)
     session.flush()
     return row
@@ -68,6 +71,7 @@ class Lease:
     tenant: str
     kind: str
     fence: int
+    trace: Document | None = None
 
 
 def take(session: Session, job_id: str, worker: str) -> Lease | None:
@@ -79,7 +83,7 @@ def take(session: Session, job_id: str, worker: str) -> Lease | None:
     if row.cancel_requested:
         finish(row, "cancelled")
         return None
-    return Lease(row.id, row.tenant, row.kind, row.fence)
+    return Lease(row.id, row.tenant, row.kind, row.fence, row.trace if tracing.is_on() else None)
 
 
 def held(session: Session, lease: Lease) -> JobRow:
@@ -102,6 +106,8 @@ def attempt(session: Session, lease: Lease, resumable: bool, max_attempts: int) 
         return None
     row.state, row.started_at, row.attempts = "running", now(), row.attempts + 1
     row.progress, row.message, row.figures = None, "started", {}
+    if tracing.is_on():
+        row.trace = tracing.attempted(lease.trace)
     row.revision += 1
     return row
 

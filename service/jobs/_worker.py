@@ -17,12 +17,15 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from autosbp.errors import AutosbpError
 from autosbp.jsonio import canonical
+from service import tracing
 from service.jobs._base import CancelledError, Document, Task
 from service.jobs._channel import Channel
 from service.jobs._processes import kill_tree
@@ -31,6 +34,7 @@ from service.problems import problem, problem_of, shown
 _log = logging.getLogger("service.jobs.worker")
 _PROGRESS_INTERVAL_S = 0.2
 _ORPHAN_GRACE_S = 5.0
+_SENT_S = 0.5  # between two sendings of spans: a process may be ended soon after its task
 
 
 class Context:
@@ -100,12 +104,28 @@ def main(descriptor: int) -> None:
     while True:
         order, context = work.get()
         limit(order["memory_bytes"], order["cpu_s"])
-        op, members = run(order["target"], order["inputs"], context)
+        with _traced(order["trace"], order["target"]):
+            op, members = run(order["target"], order["inputs"], context)
         work.task_done()
         try:
             _reply(channel, order, {"op": op, **members})
         except OSError:
             return  # the runner is gone; its successor finds the outcome, or runs the job again
+
+
+@contextmanager
+def _traced(parent: str | None, target: str) -> Iterator[None]:
+    """The task as a span, whose context its ranks on this machine find in their environment."""
+    if parent is None:
+        yield
+        return
+    tracing.begin(_SENT_S)
+    with tracing.continued(parent, f"task {target.partition(':')[2]}", target=target):
+        os.environ |= tracing.environment()
+        try:
+            yield
+        finally:
+            del os.environ[tracing.VARIABLE]
 
 
 def limit(memory_bytes: int | None, cpu_s: float | None) -> None:

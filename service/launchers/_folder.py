@@ -16,6 +16,7 @@ from typing import Any
 
 from autosbp.errors import InputError
 from service.launchers._base import JobSpec, JobStatus, check_key
+from service.tracing import VARIABLE
 
 Document = dict[str, Any]
 
@@ -33,7 +34,8 @@ class JobFolder:
         document = spec.to_dict()
         if self._read("spec.json") is None:
             self._write("spec.json", document, once=True)
-        if self._read("spec.json") != document:
+        found = self._read("spec.json")
+        if found is None or _work(found) != _work(document):
             raise InputError("key", self.key, "the key of new work is expected; this one has another spec")
 
     @property
@@ -139,6 +141,11 @@ class JobFolder:
         with suppress(FileExistsError):
             os.link(draft, path)
         draft.unlink()
+
+
+def _work(spec: Document) -> Document:
+    """What a spec asks for, whichever trace it is part of: work that is taken up again is asked for by another span."""
+    return {**spec, "env": {name: value for name, value in spec["env"].items() if name != VARIABLE}}
 
 
 STOPPED, ENDED = "stopped with the other nodes", "the cluster ended it"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autosbp.errors import InputError
 from autosbp.torchrun import Outcome
+from service import tracing
 from service.launchers._base import JobSpec, JobStatus, Launcher, UnavailableError
 
 _POLL_S, _ASK_S, _LEAVE_S = 0.1, 0.5, 60.0
@@ -49,7 +50,8 @@ class LaunchedRanks:
         """See ``autosbp.torchrun.Launch``."""
         spec = self._spec(module, arguments, num_ranks, log_path, timeout_s)
         until_s = time.monotonic() + self.queue_timeout_s
-        ended = self._follow(spec, until_s, poll)
+        with tracing.span(f"ranks {module}", launcher=self.launcher.name, key=self.key, num_ranks=num_ranks):
+            ended = self._follow(spec, until_s, poll)
         if isinstance(ended, str):
             with suppress(UnavailableError):  # the mark in the job's folder ends it, too; why is what counts
                 self.launcher.cancel(self.key)
@@ -75,6 +77,12 @@ class LaunchedRanks:
 
     def _follow(self, spec: JobSpec, until_s: float, poll: Callable[[], bool] | None) -> JobStatus | str:
         """The status at the job's end, or why it is not waited for any longer."""
+        with ExitStack() as waiting:
+            return self._wait(spec, until_s, poll, waiting)
+
+    def _wait(
+        self, spec: JobSpec, until_s: float, poll: Callable[[], bool] | None, waiting: ExitStack
+    ) -> JobStatus | str:
         found: JobStatus | None = None
         asked_s, told = -_ASK_S, ""
         while True:
@@ -83,7 +91,11 @@ class LaunchedRanks:
             if time.monotonic() - asked_s > _ASK_S:
                 asked_s = time.monotonic()
                 try:
-                    found = self._begun(spec) if found is None else self.launcher.status(self.key)
+                    if found is None:
+                        found = self._begun(spec)
+                        waiting.enter_context(tracing.span("launcher wait", native_id=found.native_id))
+                    else:
+                        found = self.launcher.status(self.key)
                     words = f"{self.launcher.name}: {found.native_id} is {found.state} {found.reason}".strip()
                 except UnavailableError as error:
                     words = str(error)
@@ -102,7 +114,11 @@ class LaunchedRanks:
 
     def _begun(self, spec: JobSpec) -> JobStatus:
         """The key's job. One that is there already goes on with the limits that it was begun with."""
-        return self.launcher.find(self.key) or self.launcher.submit(spec, self.key)
+        if (found := self.launcher.find(self.key)) is not None:
+            return found
+        with tracing.span("launcher submit"):
+            spec = replace(spec, env={**spec.env, **tracing.environment()})
+            return self.launcher.submit(spec, self.key)
 
     def _wait_until_gone(self) -> None:
         """No process is left where the cluster ends a job in time; where it does not, its time limit does."""

@@ -13,7 +13,8 @@ from service.models._base import Base, listed
 
 class JobRow(Base):
     """One job; the contract of its states is in ``service.jobs._base``. ``revision`` grows with every change. ``worker`` is
-    who works on it, with the right of ``fence``. The id alone is unique: the runner knows jobs by it."""
+    who works on it, with the right of ``fence``. ``trace`` is whose trace it is part of (``service.tracing``), read where
+    something is traced only. The id alone is unique: the runner knows jobs by it."""
 
     __tablename__ = "jobs"
     __table_args__ = (Index(None, "state", "created_at"), *listed())
@@ -32,5 +33,6 @@ class JobRow(Base):
     revision: Mapped[int] = mapped_column(default=1)
     worker: Mapped[str | None] = mapped_column(String(64))
     fence: Mapped[int] = mapped_column(default=0, server_default="0")
+    trace: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]

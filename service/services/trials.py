@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, undefer
 from autosbp.errors import InputError
 from autosbp.pipeline import require_runtime
 from autosbp.plan import simulated_s
+from service import tracing
 from service.models import CalibrationRow, JobRow, ModelRow, StrategyRow, TrialRow
 from service.problems import conflict
 from service.schemas._base import Document
@@ -88,7 +89,8 @@ def store(session: Session, job: JobRow, found: Document) -> Document:
     measured_s = float(found["step_time_s"]["median"])
     trial.result, trial.measured_step_time_s = found, measured_s
     trial.relative_error = (measured_s - simulated_s(trial.predicted)) / measured_s
-    taught = lessons.teach(session, existing(session, StrategyRow, trial.strategy_id).calibration_id)
+    with tracing.span("feedback"):
+        taught = lessons.teach(session, existing(session, StrategyRow, trial.strategy_id).calibration_id)
     return {"trial_id": trial.id, **({"calibration_id": taught.id} if taught else {})}
 
 
