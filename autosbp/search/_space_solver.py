@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 
 from autosbp.beside import is_child
-from autosbp.cluster import prime_factors
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.evaluate import evaluate
@@ -26,6 +25,7 @@ from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
 from autosbp.search._candidate import Candidate
 from autosbp.search._layouts import LayoutProblems, Layouts, Space, Structure
 from autosbp.search._message_sizes import with_smaller_messages
+from autosbp.search._micro_batches import micro_batches
 from autosbp.search._pipelines import pipelines, shortlist
 from autosbp.search._recompute import Recomputation
 from autosbp.search._stage_pins import read_stages
@@ -103,33 +103,16 @@ class SpaceSolver(Timed):
         self.problem: InfeasibleError | None = None
         self.failures: list[InfeasibleError] = []
         self._costed: deque[Candidate] = deque(maxlen=8)
-        self._known_sizes: dict[int, tuple[int, ...]] = {}
 
     def micro_batches(self, stages: int) -> list[int]:
-        """Microbatch sizes to try, largest first: the one asked for, or some divisors; enough of them to fill the stages, and
-        where the batch allows it a multiple of these, which some schedules ask for."""
-        whole = self.problems.global_batch
-        if self.options.micro_batch is not None:
-            size = self.options.micro_batch
-            return [size] if whole // size >= stages else []
-        if whole % stages:
-            return [size for size in self._sizes_below(whole) if whole // size >= stages]
-        return list(self._sizes_below(whole // stages))
+        """Microbatch sizes to try, largest first."""
+        options, devices = self.options, self.problems.network.cluster.num_devices
+        return list(micro_batches(self.problems.global_batch, stages, devices, options.schedules, options.micro_batch))
 
     @cached_property
     def _held(self) -> Mapping[str, int]:
         """Stages of ops that are given."""
         return read_stages(self.problems.graph, self.options.stage_of)
-
-    def _sizes_below(self, size: int) -> tuple[int, ...]:
-        """From this size on, less one prime factor at a time: first those that no split over devices can use, then the
-        greatest."""
-        if size not in self._known_sizes:
-            devices, sizes = self.problems.network.cluster.num_devices, [size]
-            for prime in sorted(prime_factors(size), key=lambda prime: (devices % prime == 0, -prime)):
-                sizes.append(sizes[-1] // prime)
-            self._known_sizes[size] = tuple(sizes)
-        return self._known_sizes[size]
 
     def _space(self, structure: Structure, micro_batch: int, storage: str) -> Space:
         """With what is recomputed anyway."""
@@ -253,11 +236,12 @@ class SpaceSolver(Timed):
         return candidate.costs.memory_bytes_per_device <= self.limit and self.host_has_room(candidate.strategy)
 
     def host_has_room(self, strategy: Strategy) -> bool:
-        """For what is offloaded to it; a pipeline's stages hold about equal parts."""
-        if not strategy.offload:
-            return True
-        held = host_bytes(self.problems.graph.trained, strategy) / strategy.num_stages
-        return held <= host_of(self.problems.network.cluster).memory_bytes
+        """For what is offloaded to it."""
+        return not strategy.offload or self.host_needs(strategy) <= host_of(self.problems.network.cluster).memory_bytes
+
+    def host_needs(self, strategy: Strategy) -> int:
+        """Bytes of what is offloaded, of one device; a pipeline's stages hold about equal parts."""
+        return ceil(host_bytes(self.problems.graph.trained, strategy) / strategy.num_stages)
 
     def _fitting(self, layouts: Layouts, result: SearchResult) -> Candidate | None:
         return self._fits(self._candidates(layouts, result))

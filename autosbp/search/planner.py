@@ -7,7 +7,7 @@ parameters are stored. ``_best`` searches it and bounds it; baselines are ordina
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -131,6 +131,10 @@ def first_plan(
         raise found from None
 
 
+def _by_memory(candidate: Candidate) -> tuple[int, float]:
+    return candidate.costs.memory_bytes_per_device, candidate.costs.step_time_s
+
+
 def with_need(error: InfeasibleError, lean: Sequence[Candidate]) -> InfeasibleError:
     """The error with the least memory of the strategies found, leanest first, as what is needed."""
     if not lean:
@@ -178,6 +182,8 @@ class Planner:
         self.global_batch = global_batch
         self.problems = problems or self._problems(offload=False)
         self.part, self.restarted = part, Restart()
+        self._leanest: list[Candidate] = []
+        self._host_needs: int | None = None
         self.report = None if watch is None else lambda best: watch.tell(self.part, best)
         self.search = self._best(self.problems, self.started)
 
@@ -241,7 +247,7 @@ class Planner:
     def _offloaded(self, tally: Tally, start: Candidate | None) -> Candidate:
         """The best strategy with the optimizer's state on devices, or on the hosts where that is quicker or alone fits."""
         with suppress(InfeasibleError):
-            start = self.search.over(self.structures(), self.kind(), tally, start)
+            start = self._searched(tally, start)
         self.problems = self._problems(offload=True)
         self.search = self._best(self.problems, time.monotonic())
         self.search.extend(0.0, self.started)
@@ -260,11 +266,12 @@ class Planner:
                 raise InfeasibleError("stage_of", text, None, "no cuts hold these ops to their stages") from None
             if error.constraint != "memory_limit_bytes" or not kind.relaxes:
                 raise
-            lean = self.leanest()
-            if not lean:
+            lean = self._lean(self.problems)
+            self._leanest = sorted([*self._leanest, *lean], key=_by_memory)
+            if not self._leanest and self._host_needs is None:
                 raise
-            if lean[0].costs.memory_bytes_per_device > self.limit:
-                raise with_need(InfeasibleError("memory_limit_bytes", self.limit, None), lean) from None
+            if not lean or lean[0].costs.memory_bytes_per_device > self.limit:
+                raise self._does_not_fit() from None
         fitting = [each for each in lean if each.costs.memory_bytes_per_device <= self.limit]
         return self._over(structures, kind, tally, min(fitting, key=lambda each: each.costs.step_time_s))
 
@@ -274,14 +281,16 @@ class Planner:
         """The best strategy of these structures. Where ops were timed, a smaller microbatch may take less of a sample than a
         larger one, which so bounds none but itself: each is searched by itself."""
         search, options = self.search, self.search.options
-        sizes = sorted({size for each in structures for size in search.micro_batches(each.stages)}, reverse=True)
+        own = {each.stages: search.micro_batches(each.stages) for each in structures}
+        sizes = sorted({size for each in own.values() for size in each}, reverse=True)
         if not self.problems.compute.measured or not kind.relaxes or len(sizes) < 2:
             return search.over(structures, kind, tally, start)
         problem: InfeasibleError | None = None
         for size in sizes:
             search.options = replace(options, micro_batch=size)
+            fills = [each for each in structures if size in own[each.stages] or self.global_batch >= size * each.stages]
             try:
-                start = search.over([s for s in structures if search.micro_batches(s.stages)], kind, tally, start)
+                start = search.over(fills, kind, tally, start)
             except InfeasibleError as error:
                 problem = nearer(problem, error)
             finally:
@@ -319,11 +328,38 @@ class Planner:
         return start
 
     def leanest(self, enough: int = 0, share: float = 1.0) -> list[Candidate]:
-        """Strategies of little memory, see ``Leanest``, looked for as long as a share of the time limit."""
+        """Strategies of little memory, see ``Leanest``, looked for as long as a share of the time limit; with the optimizer's
+        state on the hosts, where they have room for it, and without."""
+        if not self.options.offload:
+            return self._lean(self.problems, enough, share)
+        found = self._lean(self._problems(offload=True), enough, share / 2)
+        if not found or found[0].costs.memory_bytes_per_device > enough:
+            found += self._lean(self._problems(offload=False), enough, share / 2)
+        return sorted(found, key=_by_memory)
+
+    def _lean(self, problems: LayoutProblems, enough: int = 0, share: float = 1.0) -> list[Candidate]:
         deadline = time.monotonic() + share * self.options.time_limit_s
-        problems = self._problems(offload=True) if self.options.offload else self.problems
         found = Leanest(problems, self.options, 0, deadline, None).over(self.structures(), self.kind(), enough)
+        self._note_host(each for each in found if not self.search.host_has_room(each.strategy))
         return [each for each in found if self.search.host_has_room(each.strategy)]
+
+    def _note_host(self, refused: Iterable[Candidate]) -> None:
+        """The least that hosts would have to hold for a strategy that fits on the devices."""
+        for each in refused:
+            if each.costs.memory_bytes_per_device <= self.limit:
+                needed = self.search.host_needs(each.strategy)
+                self._host_needs = needed if self._host_needs is None else min(self._host_needs, needed)
+
+    def _does_not_fit(self) -> InfeasibleError:
+        """Of devices, or of their hosts where these have too little room for what would fit on devices."""
+        lean = self._leanest[:1]
+        error = InfeasibleError("memory_limit_bytes", self.limit, None)
+        if self._host_needs is None:
+            return with_need(error, lean)
+        detail = "that is a device's part of its host, which has to hold what is offloaded"
+        if lean:
+            detail += f"; without it a device takes {lean[0].costs.memory_bytes_per_device} bytes of {self.limit}"
+        return InfeasibleError("host.memory_bytes", host_of(self.cluster).memory_bytes, self._host_needs, detail)
 
     def kind(self) -> Kind:
         """Pinned parameters say themselves how they are stored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 from autosbp.api import PlanOptions, load_cluster, make_plan
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel, OpTime
+from autosbp.errors import InfeasibleError
 from autosbp.jsonio import canonical
+from autosbp.pipeline import GPIPE, ONE_F_ONE_B, RUNNABLE
+from autosbp.search._micro_batches import micro_batches
 from autosbp.search._space_solver import SpaceSolver
 from autosbp.search.planner import Planner
 from tests.search.plans import graph_of
@@ -69,3 +73,29 @@ def test_sizes_fill_the_stages_and_are_divisors(batch: int) -> None:
         assert all(batch % size == 0 and batch // size >= stages for size in sizes)
         if batch % stages == 0:
             assert all(batch // size % stages == 0 for size in sizes)
+
+
+def test_sizes_divide_each_other_and_fill_the_stages() -> None:
+    for whole in (1, 2, 6, 8, 48, 210, 1024):
+        for stages in (1, 2, 3, 4, 8):
+            for schedules in (RUNNABLE, (GPIPE,), (ONE_F_ONE_B,)):
+                sizes = micro_batches(whole, stages, 8, schedules)
+                assert all(larger % smaller == 0 and larger > smaller for larger, smaller in pairwise((2 * whole, *sizes)))
+                fills = [whole // size >= stages for size in sizes]
+                takes_few = schedules == (GPIPE,) or (whole < stages and GPIPE in schedules)
+                assert all(fills) or takes_few
+                assert (sizes[:1] == (whole,)) == (takes_few or stages == 1)
+                assert bool(sizes) == (takes_few or whole >= stages)
+
+
+def test_a_pipeline_may_have_fewer_microbatches_than_stages_where_its_schedule_takes_them() -> None:
+    options: dict[str, Any] = {"stages": 4, "schedules": ("gpipe",)}
+    free = planned("mlp-small", "local:4", global_batch=8, **options)
+    found = {
+        size: planned("mlp-small", "local:4", global_batch=8, micro_batch=size, **options)["step_time_s"]
+        for size in (8, 4, 2, 1)
+    }
+    assert free["step_time_s"] == min(found.values()) == found[8]  # messages' latencies are most of it
+    assert planned("mlp-small", "local:4", global_batch=2, stages=4)["strategy"]["pipeline"]["schedule"] == "gpipe"
+    with pytest.raises(InfeasibleError, match="schedules=1f1b and stages=4 exclude each other"):
+        planned("mlp-small", "local:4", global_batch=2, stages=4, schedules=("1f1b",))

@@ -22,6 +22,8 @@ from autosbp.search.pinned import Pins
 from tests.search.plans import graph_of, planned
 
 TIGHT = 45_000_000
+LEAST: dict[str, Any] = {"model": "mlp-small", "memory_limit_bytes": 2_000_000, "recompute": 0}
+"""Less than any strategy takes whose state is on devices, 2,138,500 bytes."""
 SLOW = Host(1e6, 1e6, 2**40)
 
 
@@ -29,9 +31,9 @@ def on(host: Host | None) -> Cluster:
     return replace(load_cluster("local:2x2"), host=host)
 
 
-def planned_on(host: Host | None, **asked: object) -> Plan:
+def planned_on(host: Host | None, model: str = "gpt2-demo", **asked: object) -> Plan:
     options = PlanOptions.from_dict({"global_batch": 8, "stages": 1, "baselines": [], "offload": True, **asked})
-    return make_plan(graph_of("gpt2-demo"), on(host), None, options)
+    return make_plan(graph_of(model), on(host), None, options)
 
 
 def test_state_stays_on_devices_unless_asked_for() -> None:
@@ -75,10 +77,17 @@ def test_what_search_charges_is_what_the_strategy_is_charged() -> None:
 def test_a_host_without_room_is_no_way_out() -> None:
     small = replace(SLOW, memory_bytes=1000)
     assert not planned_on(small, memory_limit_bytes=60_000_000).strategy.offload
-    least = {"memory_limit_bytes": 24_000_000, "recompute": 0}
-    assert planned_on(SLOW, **least).strategy.offload
+    assert planned_on(SLOW, **LEAST).strategy.offload
     with pytest.raises(InfeasibleError):
-        planned_on(small, **least)
+        planned_on(small, **LEAST)
+
+
+def test_what_just_fits_on_devices_is_found_where_the_hosts_are_slow() -> None:
+    """Search, which adds memory up by op, finds nothing on devices alone; the leanest strategy fits at its fullest moment."""
+    just = {**LEAST, "memory_limit_bytes": 2_138_500}
+    alone, both = planned_on(None, **just, offload=False), planned_on(SLOW, **just)
+    assert not both.strategy.offload
+    assert both.document["step_time_s"] == alone.document["step_time_s"]
 
 
 def test_bad_input_is_named() -> None:
@@ -90,3 +99,16 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(InputError, match=r"host\.memory_bytes"):
         Cluster.from_dict({**document, "host": {**document["host"], "memory_bytes": 0}})
     assert Cluster.from_dict(document) == load_cluster("local:2x2")
+
+
+def test_a_host_with_too_little_room_is_named_with_what_it_would_have_to_hold() -> None:
+    """What fits on devices is offloaded, and what is not does not fit: neither is refused for the other's reason."""
+    small = replace(SLOW, memory_bytes=2**20)
+    with pytest.raises(InfeasibleError, match="without memory_limit_bytes=2000000 there is a plan") as caught:
+        planned_on(small, **LEAST)
+    assert (caught.value.constraint, caught.value.limit) == ("host.memory_bytes", 2**20)
+    needed = caught.value.needed
+    assert needed is not None
+    assert planned_on(replace(small, memory_bytes=int(needed)), **LEAST).strategy.offload
+    with pytest.raises(InfeasibleError):
+        planned_on(replace(small, memory_bytes=int(needed) - 1), **LEAST)
