@@ -28,8 +28,8 @@ def refused(model: str = "mlp-small", **options: Any) -> InfeasibleError:
 CASES: dict[str, tuple[Mapping[str, Any], set[str]]] = {
     "too little memory": ({"memory_limit_bytes": 1000, "stages": 1}, {"memory_limit_bytes=1000"}),
     "too few microbatches for the stages": (
-        {"micro_batch": 64, "stages": 4, "storage": "step"},
-        {"micro_batch=64", "stages=4"},
+        {"micro_batch": 64, "stages": 4, "storage": "step", "schedules": ("1f1b",)},
+        {"micro_batch=64", "stages=4", "schedules=1f1b"},
     ),
     "less memory than whole parameters take": (
         {"memory_limit_bytes": 6_000_000, "pins": {"*": "B"}, "stages": 1, "micro_batch": 16},
@@ -69,7 +69,7 @@ def test_the_conflict_is_a_minimal_set(name: str) -> None:
 
 @pytest.mark.parametrize("pins", [{}, {"linear_0": "B"}])
 def test_stages_that_the_batch_does_not_fill_are_named(pins: dict[str, str]) -> None:
-    error = refused(micro_batch=64, stages=4, pins=pins)
+    error = refused(micro_batch=64, stages=4, schedules=("1f1b",), pins=pins)
     assert (error.constraint, error.limit) == ("stages", 4)
     assert "do not fill them" in error.detail
 
