@@ -43,6 +43,12 @@ class InputError(AutosbpError):
         super().__init__(f"{self.field}: {in_short(value)} is not accepted; {limit}")
 
 
+def printable(text: str) -> str:
+    """The text for a terminal: what is no printable character, such as one that moves the cursor or turns the direction of
+    writing, as its escape."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def in_short(value: object, room: int = 200) -> str:
     """``repr(value)``, or its beginning and dots where that is longer than ``room``. Takes no longer for a large value: one of
     YAML can hold a list in many places, so that its ``repr`` would fill the memory."""

@@ -65,7 +65,8 @@ class Settings(BaseSettings):
     max_streams: int = Field(default=1024, ge=1, description="More event streams at once are answered with 429.")
     max_streams_of_tenant: int = Field(default=512, ge=1, description="The same for each tenant.")
     operator_tenant: str = Field(
-        default="default", description="The tenant whose admins see the metrics of the whole service, not of theirs alone."
+        default="default",
+        description="The tenant whose admins see the metrics of the whole service, not of theirs alone, and who was kept out.",
     )
     require_keys: bool = Field(default=False, description="Ask for API keys also before the first one was made.")
     rate_limit_per_s: float = Field(
@@ -79,6 +80,9 @@ class Settings(BaseSettings):
         default=86_400.0, gt=0, description="Seconds for which an answer under an Idempotency-Key is kept."
     )
     audit_days: float = Field(default=365.0, gt=0, description="Days for which the audit log is kept.")
+    audit_strangers: int = Field(
+        default=100_000, ge=1, description="Newest entries of strangers' calls that the audit log keeps."
+    )
     files_days: float = Field(
         default=90.0, gt=0, description="Days for which the files of ended trials and calibrations are kept."
     )

@@ -13,7 +13,7 @@ from autosbp.cli._format import table
 from autosbp.cli._options import AsJson
 from autosbp.cli._run import console, guarded, note, print_json
 from autosbp.cli._serve import Database, DataDir, settings_of
-from autosbp.errors import InputError, ServiceError
+from autosbp.errors import InputError, ServiceError, printable
 
 if TYPE_CHECKING:
     from service.db import Database as Db
@@ -80,7 +80,7 @@ def revoke(key: KeyId, database: Database = None, data_dir: DataDir = None, as_j
         if as_json:
             print_json(_document(row))
         else:
-            note(f"revoked {row.id} ({row.name}) of tenant {row.tenant}")
+            note(f"revoked {row.id} ({printable(row.name)}) of tenant {row.tenant}")
 
 
 def listing(database: Database = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
@@ -93,7 +93,7 @@ def listing(database: Database = None, data_dir: DataDir = None, as_json: AsJson
         print_json({"keys": found})
         return
     columns = ("key", "tenant", "name", "prefix", "scopes", "state", "expires")
-    rows = [tuple(str(one[column] or "never") for column in columns) for one in found]
+    rows = [tuple(printable(str(one[column] or "never")) for column in columns) for one in found]
     console().print(table("", columns, rows, left=len(columns)))
 
 

@@ -57,12 +57,14 @@ class Keys(Part):
         caller: str | None = None,
         method: str | None = None,
         status: int | None = None,
+        strangers: bool | None = None,
         limit: int | None = None,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
     ) -> Iterator[documents.AuditEntry]:
-        """The tenant's audit log, newest first."""
-        query = {"caller": caller, "method": method, "status": status}
+        """The tenant's audit log, newest first; with ``strangers`` the calls of nobody known, for admins of the operators'
+        tenant."""
+        query = {"caller": caller, "method": method, "status": status, "strangers": strangers}
         query.update(window(limit, created_after, created_before))
         return cast(Iterator[documents.AuditEntry], self._at.pages("/v1/audit", query))
 

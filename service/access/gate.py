@@ -20,6 +20,7 @@ from service.settings import Settings
 
 _LOOK_AGAIN_S = 1.0
 _MOST_SEEN = 10_000
+_NOTED = (10.0, 1000.0)  # calls of strangers a second, and at once
 _REALM = 'Bearer realm="autosbp"'
 
 
@@ -51,6 +52,7 @@ class Gate:
         self._calls = Rates(settings.rate_limit_per_s, settings.rate_limit_burst)
         self._failures = Rates(1.0, settings.wrong_keys_burst)
         self._foreign = Rates(1.0, settings.wrong_keys_burst)
+        self._strangers = Rates(*_NOTED)
         self._seen: dict[str, _Seen] = {}
 
     def check_start(self) -> None:
@@ -101,10 +103,12 @@ class Gate:
         self._count(caller)
         return caller
 
-    def is_noted(self, address: str) -> bool:
-        """Whether a foreign call is one for the audit log: as many of an address as it may send wrong keys, so that nobody
-        without a key fills the log."""
-        return not self._foreign.take(address)
+    def is_noted(self, address: str, status: int) -> bool:
+        """Whether a stranger's call is one for the audit log, so that nobody without a key fills it: of foreign ones (403) as
+        many of an address as it may send wrong keys, and of all addresses together a thousand at once and ten a second."""
+        if status == 403 and self._foreign.take(address):
+            return False
+        return not self._strangers.take("")
 
     def stands(self, caller: Caller) -> bool:
         """Whether a caller that was let in would be now: its key is still valid, or still none is needed."""

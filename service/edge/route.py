@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as PlainRequest
 
-from autosbp.errors import InputError
+from autosbp.errors import InputError, printable
 from service.access.caller import Caller
 from service.access.gate import check_scope
 from service.body import BadBodyError, parse
@@ -229,10 +229,10 @@ async def _admitted(route: GuardedRoute, plain: Request, state: State, needed: t
             caller = route.admit(plain, state, address)
         check_scope(caller, needed)
     except ProblemError as refusal:
-        is_foreign = caller is None and refusal.status == 403
-        if refusal.status in (401, 403) and not (is_foreign and not state.gate.is_noted(address)):
+        status = refusal.status
+        if status in (401, 403) and (caller is not None or state.gate.is_noted(address, status)):
             tenant, key = (caller.tenant, caller.key_id) if caller else (NO_TENANT, None)
-            entry = _entry(plain, tenant, key, address, identity, refusal.status)
+            entry = _entry(plain, tenant, key, address, identity, status)
             raise _RefusedError(refusal, entry) from None
         raise
     key = plain.headers.get("idempotency-key") if plain.method == "POST" else None
@@ -302,13 +302,18 @@ class _Entry:
             "noted_id": new_id("aud"),
             "noted_created_at": now(),
             "noted_caller": self.caller,
-            "noted_address": self.address[:64],
-            "noted_method": self.method[:16],
-            "noted_path": self.path.encode("ascii", "backslashreplace").decode()[:512],
+            "noted_address": _ascii(self.address)[:64],
+            "noted_method": _ascii(self.method)[:16],
+            "noted_path": _ascii(self.path)[:512],
             "noted_status": self.status,
             "noted_request_id": self.request_id,
             "noted_location": self.location,
         }
+
+
+def _ascii(text: str) -> str:
+    """What a stranger sent, for any log."""
+    return printable(text).encode("ascii", "backslashreplace").decode()
 
 
 _audit = table_of(AuditRow)

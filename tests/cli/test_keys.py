@@ -7,10 +7,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.processes import autosbp
+from tests.service.server import Server
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +90,26 @@ def test_a_place_that_cannot_be_is_refused_in_a_line(tmp_path: Path, command: tu
         done = autosbp(*command, *options)
         (error,) = (line for line in done.stderr.splitlines() if not line.startswith("INFO:"))
         assert (done.returncode, error[:7], word in error) == (code, "error: ", True), error
+
+
+def test_a_service_shows_its_operator_the_audit_log_as_a_terminal_may_have_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = ("--data-dir", tmp_path)
+    keys = [
+        run("keys", "create", "--tenant", tenant, "--scopes", "admin", *there).stdout.strip() for tenant in ("default", "lab")
+    ]
+    with Server(tmp_path) as server:
+        assert httpx.get(f"{server.url}/v1/models/%1b[31m").status_code == 401
+        asked = ("audit", "--server", server.url, "--strangers")
+        monkeypatch.setenv("AUTOSBP_API_KEY", keys[0])
+        shown = run(*asked).stdout
+        assert r"/v1/models/\x1b[31m" in shown and "\x1b" not in shown
+        (entry,) = json.loads(run(*asked, "--status", 401, "--last", 5, "--json").stdout)["entries"]
+        (here,) = json.loads(run("audit", "--strangers", *there, "--json").stdout)["entries"]
+        assert {name: here[name] for name in entry if name != "time"} == {k: v for k, v in entry.items() if k != "time"}
+        assert run("audit", "--server", server.url, "--tenant", "lab").exit_code == 2
+        monkeypatch.setenv("AUTOSBP_API_KEY", keys[1])
+        refused = run(*asked)
+        assert refused.exit_code == 5 and "operates the service" in refused.stderr
+        assert run("audit", "--server", server.url).exit_code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -13,8 +14,9 @@ from starlette.testclient import TestClient
 from service.access.caller import SCOPES
 from service.access.rates import Rates
 from service.access.tokens import Token
-from service.models import KeyRow, now
+from service.models import NO_TENANT, KeyRow, now
 from service.services import keys
+from service.services.audit import every, forget
 from service.settings import Settings
 from tests.service.conftest import running, state_of
 
@@ -80,6 +82,41 @@ def test_the_audit_log_says_who_did_what_and_who_was_refused(locked: TestClient)
     assert len({entry["caller"] for entry in log}) == 2
     only = locked.get("/v1/audit", params={"status": 403}, headers=admin).json()["items"]
     assert only == log[:1]
+
+
+def test_operators_read_what_strangers_did_and_nothing_of_it_steers_a_terminal(locked: TestClient) -> None:
+    operator = made(locked, "default", "admin")
+    sent = "/v1/models/%1b]0;own%07%0a[red]%e2%80%ae" + "x" * 600
+    for number in range(3):
+        assert locked.get(sent, headers={"x-request-id": f"req-{number}"}).status_code == 401
+    assert locked.get("/v1/clusters", headers={"authorization": "Bearer asbp_x"}).status_code == 401
+
+    def read(**asked: Any) -> Any:
+        return locked.get("/v1/audit", params={"strangers": True, **asked}, headers=operator).json()
+
+    first = read(limit=3)
+    rest = read(limit=3, cursor=first["next_cursor"])
+    entries = [*first["items"], *rest["items"]]
+    assert [each["request_id"] for each in entries[1:4]] == ["req-2", "req-1", "req-0"]
+    assert {each["caller"] for each in entries} == {None} and entries[0]["path"] == "/v1/clusters"
+    path = entries[1]["path"]
+    assert path.startswith(r"/v1/models/\x1b]0;own\x07[red]\u202exxx") and len(path) == 512
+    assert read(status=403)["items"] == [] and read(status=401, method="GET", limit=4)["items"] == entries[:4]
+    own = locked.get("/v1/audit", headers=operator).json()["items"]
+    assert not {each["id"] for each in own} & {each["id"] for each in entries}
+
+
+def test_strangers_all_together_do_not_fill_the_audit_log(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.access.gate._NOTED", (1.0, 5.0))
+    given = {"require_keys": True, "audit_strangers": 2}
+    with running(settings.model_copy(update=given)) as client:
+        state = state_of(client)
+        for _ in range(20):
+            assert client.get("/v1/models").status_code == 401
+        assert 5 <= len(every(state.database, NO_TENANT, None, 100)) < 12
+        newest = [each.id for each in every(state.database, NO_TENANT, None, 2)]
+        forget(state.database, state.settings)
+        assert [each.id for each in every(state.database, NO_TENANT, None, 100)] == newest
 
 
 def test_keys_are_needed_as_soon_as_there_is_one(settings: Settings) -> None:

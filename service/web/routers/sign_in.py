@@ -47,7 +47,7 @@ async def sign_in(request: Request) -> Response:
         session = await run_in_threadpool(sessions.begin, key)
     except Exception as error:  # the page must say something whatever happened
         refused = error.status if isinstance(error, ProblemError) else 0
-        if refused == 401 or (refused == 403 and state.gate.is_noted(address)):
+        if refused in (401, 403) and state.gate.is_noted(address, refused):
             await note(request, state, refused)
         if refused == 401:
             following = local(given.text("following") or "/")
