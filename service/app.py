@@ -19,6 +19,7 @@ from service.db import Database
 from service.edge import telemetry
 from service.edge.metrics import Metrics
 from service.edge.middleware import Edge
+from service.edge.prefix import Prefix, check_apart
 from service.edge.route import SCHEME
 from service.hold import Hold
 from service.jobs._base import Kinds
@@ -104,11 +105,15 @@ def create_app(settings: Settings, kinds: Kinds | None = None) -> FastAPI:
     app.state.chores = Chores(database, chores_of(settings, database))
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, answer=refusal)
     app.add_middleware(Edge, metrics=metrics, access_log=settings.access_log)
+    if settings.root_path:
+        app.add_middleware(Prefix, root=settings.root_path)
     handlers.install(app)
     for routes in _ROUTES:  # side by side: the framework looks through a router in another one twice for each request
         app.routes.extend(routes.routes)
     install_pages(app, settings, database)
-    _complete_document(app)
+    if settings.root_path:
+        check_apart(settings.root_path, [getattr(route, "path", "/") for route in app.routes])
+    _complete_document(app, settings.root_path)
     if settings.otel:
         telemetry.install(app)
     return app
@@ -137,8 +142,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.hold.release()
 
 
-def _complete_document(app: FastAPI) -> None:
-    """Put what every route refers to into the OpenAPI document: the problem schema, and how a caller shows its key."""
+def _complete_document(app: FastAPI, root: str) -> None:
+    """Put what every route refers to into the OpenAPI document: the problem schema, how a caller shows its key, and the path
+    that the service is below."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -149,6 +155,8 @@ def _complete_document(app: FastAPI) -> None:
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
         document["components"]["securitySchemes"] = {SCHEME: {"type": "http", "scheme": "bearer"}}
+        if root:
+            document["servers"] = [{"url": root}]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from autosbp.errors import InputError
 from service.body import MAX_VALUES
+from service.edge.prefix import checked
 
 
 def read_settings(**given: Any) -> Settings:
@@ -61,6 +62,9 @@ class Settings(BaseSettings):
         default="",
         description="Addresses and networks, with commas between them, of reverse proxies whose X-Forwarded-For and "
         "X-Forwarded-Proto say who calls, and how.",
+    )
+    root_path: str = Field(
+        default="", description="Path below which a reverse proxy has the service, such as /planner; by default none."
     )
     max_streams: int = Field(default=1024, ge=1, description="More event streams at once are answered with 429.")
     max_streams_of_tenant: int = Field(default=512, ge=1, description="The same for each tenant.")
@@ -203,6 +207,11 @@ class Settings(BaseSettings):
         for each in _parts(given):
             ip_network(each)  # its error names the value
         return given
+
+    @field_validator("root_path")
+    @classmethod
+    def _is_path(cls, given: str) -> str:
+        return checked(given)
 
     @property
     def proxies(self) -> tuple[str, ...]:

@@ -17,6 +17,9 @@ Host = Annotated[
     str | None, typer.Option("--host", help="Address to listen on; any but a loopback address needs API keys.")
 ]
 Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes a free one; 8000 by default.")]
+RootPath = Annotated[
+    str | None, typer.Option("--root-path", metavar="PATH", help="Path below which a proxy has the service: /planner.")
+]
 Database = Annotated[
     str | None, typer.Option("--database", metavar="URL", help="SQLAlchemy URL; a SQLite file by default.")
 ]
@@ -29,13 +32,18 @@ Worker = Annotated[
 
 
 def serve(
-    host: Host = None, port: Port = None, database: Database = None, data_dir: DataDir = None, worker: Worker = True
+    host: Host = None,
+    port: Port = None,
+    root_path: RootPath = None,
+    database: Database = None,
+    data_dir: DataDir = None,
+    worker: Worker = True,
 ) -> None:
     """Serve until interrupted; options not given come from AUTOSBP_* variables. Logs go to standard error."""
     from service.server import serve as run
 
     given = {"worker": False} if not worker else {}
-    run(settings_of(host=host, port=port, database_url=database, data_dir=data_dir, **given))
+    run(settings_of(host=host, port=port, root_path=root_path, database_url=database, data_dir=data_dir, **given))
 
 
 Check = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import autosbp
 from service.access.caller import SCOPES
+from service.edge.prefix import ROOT
 from service.state import OWN, State
 from service.web import text
 from service.web.assets import address
 
 _ROOT = Path(__file__).parent / "templates"
+_ADDRESS = re.compile(r'\s(?:href|src|action|hx-get)="(?=/(?!/))')
+"""Before an address of this service. Whatever a template is given has its quotes escaped, so that it cannot look like this."""
 _KEPT = ("www-authenticate", "retry-after", "allow", "accept-encoding")
 _HELP = {
     401: "This service asks for an API key. Whoever runs it can make one with “autosbp keys create”.",
@@ -56,7 +60,10 @@ def is_fragment(request: Request) -> bool:
 
 def render(request: Request, template: str, status: int = 200, **shown: Any) -> HTMLResponse:
     """A page."""
-    return HTMLResponse(_TEMPLATES.get_template(template).render(**_about(request), **shown), status)
+    text = _TEMPLATES.get_template(template).render(**_about(request), **shown)
+    if root := request.scope.get(ROOT):
+        text = _ADDRESS.sub(rf"\g<0>{root}", text)
+    return HTMLResponse(text, status)
 
 
 def render_part(request: Request, template: str, heading: str, back: str, **shown: Any) -> HTMLResponse:
@@ -91,5 +98,6 @@ def _about(request: Request) -> dict[str, Any]:
         "signed_in": call is not None and call.caller.key_id is not None,
         "tenant": call.caller.tenant if call else "",
         "may": {scope: scope in scopes for scope in SCOPES},
+        "root": request.scope.get(ROOT, ""),
         "section": request.url.path.strip("/").partition("/")[0],
     }

@@ -94,6 +94,29 @@ def test_a_trace_goes_from_the_request_through_its_job_and_process_to_the_ranks(
         assert folder.spec.env["TRACEPARENT"] == f"00-{TRIED}-{tree['launcher submit'].id}-01"
 
 
+def found_at(module: str, trace_id: str) -> list[str]:
+    """Ids of the spans of a trace that processes of a module have in their environment now."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if module.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
+                given = (folder / "environ").read_bytes().split(b"\0")
+                start = f"TRACEPARENT=00-{trace_id}-".encode()
+                found += [each.decode().split("-")[2] for each in given if each.startswith(start)]
+    return found
+
+
+def test_ranks_that_end_with_the_service_have_the_trace_of_their_task(tmp_path: Path, receiver: Receiver) -> None:
+    with Server(tmp_path, otel=True) as server, client_of(server) as client:
+        found = documents.wait(client, search(client)["id"])
+        asked = {"strategy_id": found["result"]["strategy_id"], "steps": 2, "warmup": 1}
+        job = client.post("/v1/trials", json=asked, headers=of(TRIED)).json()
+        seen: list[str] = []
+        documents.wait_until(lambda: bool(seen.extend(found_at("autosbp.forked", TRIED)) or seen))
+        assert documents.wait(client, job["id"])["state"] == "succeeded"
+        assert set(seen) == {receiver.tree(TRIED, {"task trial"})["task trial"].id}
+
+
 def test_work_that_a_death_cut_off_goes_on_in_its_trace_linked_to_what_was_cut_off(
     tmp_path: Path, receiver: Receiver
 ) -> None:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
+from service.edge.prefix import ROOT
 from service.edge.route import note
 from service.models import KeyRow
 from service.problems import ProblemError, problem
@@ -60,6 +61,7 @@ async def sign_in(request: Request) -> Response:
         COOKIE,
         str(session),
         max_age=LIFETIME_S,
+        path=_below(request),
         secure=request.url.scheme == "https",
         httponly=True,
         samesite="strict",
@@ -81,7 +83,9 @@ async def sign_out(request: Request) -> Response:
     except Exception as error:  # the page must say something whatever happened
         return _headed(failed(request, error))
     response = _to("/sign-in")
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+    response.delete_cookie(
+        COOKIE, _below(request), httponly=True, samesite="strict", secure=request.url.scheme == "https"
+    )
     return response
 
 
@@ -104,6 +108,11 @@ def local(following: str) -> str:
     except ValueError:
         return "/"
     return following if not parts.netloc and not parts.scheme else "/"
+
+
+def _below(request: Request) -> str:
+    """Where browsers send the cookie: a site above us has no use for it."""
+    return f"{request.scope.get(ROOT, '')}/"
 
 
 def _to(path: str) -> RedirectResponse:

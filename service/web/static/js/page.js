@@ -141,7 +141,8 @@ document.addEventListener("htmx:afterSettle", (event) => {
 document.addEventListener("htmx:responseError", (event) => {
   const status = event.detail.xhr.status;
   if (status === 401) {
-    location.href = `/sign-in?following=${encodeURIComponent(location.pathname)}`;
+    const below = root.dataset.root;
+    location.href = `${below}/sign-in?following=${encodeURIComponent(location.pathname.slice(below.length))}`;
     return;
   }
   const place = event.detail.target;
