@@ -40,9 +40,14 @@ class Request(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _whole(cls, body: object) -> object:
-        """To JSON Schema, and to JavaScript, 2.0 is an integer."""
+        """To JSON Schema, and to JavaScript, 2.0 is an integer. Of a million members that are not known the first alone is
+        looked at, which the refusal names: all would take seconds, in which nothing else is done."""
         if not isinstance(body, dict):
             return body
+        known = cls.model_fields.keys()
+        if len(body) > len(known):
+            strange = next(key for key in body if key not in known)
+            body = {key: body[key] for key in (*known, strange) if key in body}
         return {
             key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in body.items()
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue
 
 from autosbp import api
 from autosbp.cluster import MAX_DEVICES
@@ -18,6 +18,17 @@ from service.schemas._base import Request
 
 def _within(low: int, high: int) -> dict[str, JsonValue]:
     return {"minimum": low, "maximum": high}
+
+
+_MOST_GIVEN = 1024
+_Given = Annotated[str, Field(max_length=512)]
+
+
+def _few(given: object) -> object:
+    """Looked at before its members are: a million of them would take seconds, in which nothing else is done."""
+    if isinstance(given, dict) and len(given) > _MOST_GIVEN:
+        raise ValueError(f"at most {_MOST_GIVEN} members are expected")
+    return given
 
 
 class PlanOptions(Request):
@@ -53,8 +64,8 @@ class PlanOptions(Request):
         description="Relative gap that a binding memory limit may leave open.",
         json_schema_extra={"minimum": 0, "exclusiveMaximum": 1},
     )
-    pins: dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=512)]] = Field(
-        default={}, max_length=1024, description="Layouts that are given, not searched: of parameters, patterns, ops."
+    pins: Annotated[dict[_Given, _Given], BeforeValidator(_few)] = Field(
+        default={}, max_length=_MOST_GIVEN, description="Layouts that are given, not searched: of parameters, patterns, ops."
     )
     baselines: list[Annotated[str, Field(max_length=64, json_schema_extra={"enum": [*BASELINES]})]] | None = Field(
         default=None,
@@ -95,11 +106,11 @@ class PlanOptions(Request):
     deterministic: bool | None = Field(
         default=None, description="Whether only what gives the same bits in every run is allowed; trials enforce it."
     )
-    stage_of: dict[
-        Annotated[str, Field(max_length=512)], Annotated[int, Field(json_schema_extra=_within(0, MAX_STAGES - 1))]
+    stage_of: Annotated[
+        dict[_Given, Annotated[int, Field(json_schema_extra=_within(0, MAX_STAGES - 1))]], BeforeValidator(_few)
     ] = Field(
         default={},
-        max_length=1024,
+        max_length=_MOST_GIVEN,
         description="Stages, from 0, of ops, of the ops that read a parameter, of patterns.",
     )
     data_parallel: int | None = Field(

@@ -81,10 +81,10 @@ def _kept(settings: Settings, objects: Objects, job: JobRow) -> tuple[list[Artif
     """Rows of the files that are kept now, and names of those that were not, with the error."""
     rows, failed = list[ArtifactRow](), list[tuple[str, OSError]]()
     for path in _left_by(settings, job):
+        if (never := _refused(path)) is not None:
+            _log.warning("%s of job %s is not kept: %s", path.name, job.id, never)
+            continue
         try:
-            if path.stat().st_size > _MOST_BYTES:
-                _log.warning("%s of job %s is not kept: it has more than %d bytes", path.name, job.id, _MOST_BYTES)
-                continue
             kept = objects.put(_place(job.id, path.name), path)
         except OSError as error:
             if path.exists():
@@ -95,6 +95,18 @@ def _kept(settings: Settings, objects: Objects, job: JobRow) -> tuple[list[Artif
         row.num_bytes, row.sha256 = kept.num_bytes, kept.sha256
         rows.append(row)
     return rows, failed
+
+
+def _refused(path: Path) -> str | None:
+    """Why a file will never be kept, however well the store is: what is owed for it would keep others from their turn."""
+    try:
+        with path.open("rb") as file:
+            too_large = os.fstat(file.fileno()).st_size > _MOST_BYTES
+    except (FileNotFoundError, PermissionError) as error:
+        return f"it cannot be read: {error.strerror}"
+    except OSError:
+        return None  # such as a disk that fails: another time, perhaps
+    return f"it has more than {_MOST_BYTES} bytes" if too_large else None
 
 
 def _left_by(settings: Settings, job: JobRow) -> Iterator[Path]:

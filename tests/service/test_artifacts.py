@@ -155,6 +155,17 @@ def test_what_a_job_leaves_while_the_store_is_gone_is_kept_when_it_is_back(
         assert client.post("/v1/clusters", json={"preset": "local:3"}).status_code == 201
 
 
+def test_what_can_never_be_kept_is_not_owed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "_MOST_BYTES", 10)
+    settings = Settings(data_dir=tmp_path / "data")
+    with started(settings) as client:
+        job = calibrated(client, 0.1)["id"]
+        assert {each["name"] for each in listed(client, job_id=job)} == WANTED.keys() - {"ranks.log"}
+    assert "ranks.log" in caplog.text and artifacts.owed(settings) == []
+
+
 @pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EROFS, 503), (errno.EIO, 503)])
 def test_a_store_that_takes_nothing_is_refused_before_work_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int

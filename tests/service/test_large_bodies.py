@@ -12,10 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from autosbp.jsonio import canonical
 from benchmarks.search_growth._measure import gpt3
 from service.body import MAX_VALUES
+from service.schemas.searches import SearchRequest
 from tests.service.server import Server
 
 JSON = {"content-type": "application/json"}
@@ -65,6 +67,18 @@ def beside(server: Server) -> Iterator[Seen]:
     finally:
         stopping.set()
         thread.join()
+
+
+@pytest.mark.parametrize("where", ["", "options", "pins", "stage_of"])
+def test_of_many_members_that_are_wrong_one_is_looked_at(where: str) -> None:
+    """Pydantic would make an error of each, which takes seconds and holds the interpreter's lock."""
+    many = {f"x{number}": [] for number in range(5000)}
+    options = many if where == "options" else {where: many} if where else {}
+    body = {"model_id": "m", "cluster_id": "c", "options": {"global_batch": 8, **options}, **({} if where else many)}
+    with pytest.raises(ValidationError) as refused:
+        SearchRequest.model_validate(body)
+    (error,) = refused.value.errors()
+    assert ".".join(map(str, error["loc"])) == {"": "x0", "options": "options.x0"}.get(where, f"options.{where}")
 
 
 @pytest.mark.clock
