@@ -43,10 +43,7 @@ def main() -> None:
 
 def _run(graph: LogicalGraph, strategy: Strategy, seed: int) -> Run:
     parameters, batch = full_parameters(graph, seed), random_batch(graph, strategy.global_batch, seed + 1)
-    alone = Reference(
-        graph, parameters, global_batch=strategy.global_batch, micro_batch=strategy.micro_batch,
-        optimizer=strategy.optimizer,
-    )  # fmt: skip
+    alone = Reference(graph, parameters, global_batch=strategy.global_batch, optimizer=strategy.optimizer)
     wanted = [float(alone.forward_backward(batch))]
     trainer = Trainer(graph, strategy, parameters, device=torch.device("cpu"))
     losses = [float(trainer.forward_backward(batch))]

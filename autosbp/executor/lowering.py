@@ -9,7 +9,7 @@ it: the local ops between two steps of communication are compiled together.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from autosbp.executor.again import recomputed
 from autosbp.executor.deferred import deferred_linear
 from autosbp.executor.gathering import gather_again, gathered
 from autosbp.executor.split_ops import IMPLEMENTATIONS, SplitCall
+from autosbp.executor.whole_batch import whole_denominator
 from autosbp.graph.attributes import divided
 from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.graph.materialise import constant_tensor, is_random, op_of, to_fx_arg
@@ -38,7 +39,13 @@ from autosbp.sbp.sharding import AxisOption
 
 
 def lower(
-    graph: LogicalGraph, strategy: Strategy, rank: int, flow: ParameterFlow | None = None, *, defers: bool = False
+    graph: LogicalGraph,
+    strategy: Strategy,
+    rank: int,
+    flow: ParameterFlow | None = None,
+    *,
+    defers: bool = False,
+    denominators: Collection[str] = (),
 ) -> torch.fx.GraphModule:
     """The physical program of ``rank``.
 
@@ -49,13 +56,14 @@ def lower(
         flow: the strategy's, where ``executor.gathering`` brings its parameters; without it the program boxes them all
             itself.
         defers: linear ops leave the gradients of their weights for later (``executor.deferred``).
+        denominators: divisions by what the runtime has of the whole batch (``executor.whole_batch``).
 
     Raises:
         InputError: when the strategy does not fit the graph, or there is no such rank.
     """
     if not 0 <= rank < strategy.mesh.size:
         raise InputError("rank", rank, f"0 to {strategy.mesh.size - 1} is expected")
-    return _Lowering(graph, strategy, rank, flow, defers).run()
+    return _Lowering(graph, strategy, rank, flow, defers, denominators).run()
 
 
 @cache
@@ -73,8 +81,10 @@ class _Lowering:
         rank: int,
         flow: ParameterFlow | None = None,
         defers: bool = False,
+        denominators: Collection[str] = (),
     ) -> None:
         self.graph, self.strategy, self.defers = graph, strategy, defers
+        self.denominators = frozenset(denominators)
         self.flow = flow or ParameterFlow((), (), (), frozenset())
         self.gathers = flow is not None
         self.coordinate = strategy.mesh.coordinate(rank)
@@ -174,6 +184,8 @@ class _Lowering:
         args = [self._argument(arg, reads) for arg in node.args]
         kwargs = {key: self._argument(arg, reads) for key, arg in node.kwargs.items()}
         target = op_of(node.op)
+        if node.name in self.denominators:
+            args[1] = self.fx.call_function(uncompiled(whole_denominator), (args[1], node.name))
         if item.signature is not None:
             if node.op in SIZE_ARGUMENTS:
                 args[SIZE_ARGUMENTS[node.op]] = list(

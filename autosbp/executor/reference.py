@@ -12,7 +12,7 @@ from autosbp.graph.materialise import materialise
 
 
 class Reference:
-    """The same loop as ``Trainer`` on one device with whole parameters."""
+    """The steps of ``Trainer`` on one device, with whole parameters, on the whole batch at once."""
 
     def __init__(
         self,
@@ -20,12 +20,10 @@ class Reference:
         parameters: Mapping[str, torch.Tensor],
         *,
         global_batch: int,
-        micro_batch: int,
         optimizer: str = "adamw",
         learning_rate: float = 1e-3,
     ) -> None:
-        self.graph = graph.bind(**dict.fromkeys(graph.symbols, micro_batch))
-        self.count, self.size = global_batch // micro_batch, micro_batch
+        self.graph = graph.bind(**dict.fromkeys(graph.symbols, global_batch))
         self.program = materialise(self.graph)
         self.parameters = {
             leaf.name: parameters[leaf.name].clone().requires_grad_(leaf.trained and leaf.meta.is_float)
@@ -38,13 +36,10 @@ class Reference:
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Loss and gradients of the global batch."""
         self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), dtype=torch.float64)
-        for at in range(self.count):
-            inputs = [batch[leaf.name][at * self.size : (at + 1) * self.size] for leaf in self.graph.inputs]
-            loss = self.program(*self.parameters.values(), *inputs)
-            (loss / self.count).backward()
-            total += loss.detach().double() / self.count
-        return total
+        loss = self.program(*self.parameters.values(), *(batch[leaf.name] for leaf in self.graph.inputs))
+        loss.backward()
+        whole: torch.Tensor = loss.detach().double()
+        return whole
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         loss = self.forward_backward(batch)

@@ -36,7 +36,7 @@ class Runtime:
     ``seed``, ``step`` and ``micro`` (the microbatch within the step) tell random ops what to draw; they are the same on
     every rank. ``gathers`` (``executor.gathering``) brings a program the parameters that it does not box itself.
     ``pending`` is communication that nothing in the program waits for, ``deferred`` work that a backward pass left
-    (``executor.deferred``).
+    (``executor.deferred``). ``denominators`` of divisions, by name, are those of the whole batch (``executor.whole_batch``).
     """
 
     mesh: Mesh
@@ -49,6 +49,7 @@ class Runtime:
     gathers: Any = None
     pending: list[Any] = field(default_factory=list)
     deferred: list[Callable[[], None]] = field(default_factory=list)
+    denominators: dict[str, torch.Tensor] = field(default_factory=dict)
     _groups: dict[tuple[int, ...], tuple[Any, list[int]]] = field(default_factory=dict)
 
     @property

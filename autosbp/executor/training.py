@@ -17,11 +17,13 @@ from autosbp.executor.offload import HostOptimizer
 from autosbp.executor.parameters import local_parameters
 from autosbp.executor.reduction import GradientBuckets
 from autosbp.executor.runtime import Issued, Runtime
+from autosbp.executor.whole_batch import Denominators
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import permute_peers
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.parameters import parameter_flow
+from autosbp.sbp.whole_batch import in_parts
 
 
 class TrainingLoop(ABC):
@@ -91,7 +93,13 @@ class Trainer(TrainingLoop):
         flow = parameter_flow(self.graph, strategy)
         self.charged = StepCollectives(self.graph, strategy, flow).step()
         self.runtime.make_groups([call.axes for call in self.charged])
-        self.program = lower(self.graph, strategy, self.runtime.rank, flow).to(device)
+        parts = in_parts(graph, strategy.global_batch, strategy.micro_batch)
+        self.scale = parts.scale
+        self.denominators = Denominators(
+            self.graph, parts.denominators, strategy.micro_batch, strategy.num_micro, device
+        )
+        program = lower(self.graph, strategy, self.runtime.rank, flow, denominators=self.denominators.names)
+        self.program = program.to(device)
         self._run: Any = (
             self.program if compiler is None else torch.compile(self.program, backend=compiler, dynamic=False)
         )
@@ -111,10 +119,12 @@ class Trainer(TrainingLoop):
         return [self]
 
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Loss of the global batch, gradients of every parameter synchronised; the mean over microbatches."""
+        """Loss of the global batch, gradients of every parameter synchronised; summed over microbatches, in which they are
+        those of the whole batch where ``sbp.whole_batch`` says that they can be."""
         count, size = self.strategy.num_micro, self.strategy.micro_batch
         losses = []
         self.optimizer.zero_grad(set_to_none=True)
+        self.runtime.denominators = self.denominators.of(batch)
         with self.runtime.active():
             for at in range(count):
                 self.runtime.micro = at
@@ -123,13 +133,13 @@ class Trainer(TrainingLoop):
                 self.buckets.open = at == count - 1
                 with self.gathers.saving():
                     loss = self._run(*self.locals.values(), *inputs)
-                (loss / count if count > 1 else loss).backward()
+                (loss * self.scale if self.scale != 1.0 else loss).backward()
                 self.gathers.end()
                 losses.append(loss.detach())
             self.gathers.finish()
             self.buckets.finish()
             self.runtime.finish()
-        return torch.stack(losses).double().mean().cpu()
+        return (torch.stack(losses).double().sum() * self.scale).cpu()
 
     def expected(self) -> list[Issued]:
         """What the cost model charged for one step, as this rank takes part in it."""

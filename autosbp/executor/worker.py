@@ -28,6 +28,7 @@ from autosbp.gathering import gather_json
 from autosbp.graph.serialize import from_dict
 from autosbp.plan import Plan, simulated_s
 from autosbp.processes import end_rank, keep_to_cores
+from autosbp.sbp.whole_batch import difference
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 REFERENCE_STEPS = 3
@@ -92,11 +93,12 @@ def main() -> None:
             graph,
             parameters,
             global_batch=strategy.global_batch,
-            micro_batch=strategy.micro_batch,
             optimizer=strategy.optimizer,
         )
         wanted = [float(reference.step(batch)) for _ in range(min(REFERENCE_STEPS, len(losses)))]
-        Path(sys.argv[2]).write_text(json.dumps(report(plan, everyone, losses, wanted), allow_nan=False))
+        result = report(plan, everyone, losses, wanted)
+        result["differs_as"] = difference(graph, strategy.global_batch, strategy.micro_batch)
+        Path(sys.argv[2]).write_text(json.dumps(result, allow_nan=False))
     end_rank()
 
 

@@ -4,12 +4,17 @@ The ops' own rules tell (DESIGN section 5). Were the whole batch split over as m
 would do what a microbatch does, as long as no op has to communicate: every op then takes its inputs as they lie. The loss
 comes out as a partial sum, of which a microbatch has its part - but for numbers that grow with the batch, by which means are
 divided: those of a microbatch are its own.
+
+Where such a number is made of the batch alone, as the labels that count are, every rank has it of the whole batch before the
+first pass, and microbatches divide by it (``denominators``). A loss of which microbatches have another share than their
+equal part is multiplied (``scale``). What is so made ``exact`` trains as the whole batch does.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
 
 from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.sbp.placement import B, I, P, S, Sbp
@@ -17,9 +22,7 @@ from autosbp.sbp.rules import node_options, sharding_of
 
 SAME, COUNTED, SCALED, MIXED = "same", "counted", "scaled", "mixed"
 ROUNDING = 1e-9
-_QUOTIENTS, _PRODUCTS = (
-    frozenset((f"aten.{name}.Tensor", f"aten.{name}.Scalar")) for name in ("div", "mul")
-)
+_QUOTIENTS, _PRODUCTS = (frozenset((f"aten.{name}.Tensor", f"aten.{name}.Scalar")) for name in ("div", "mul"))
 _LINEAR = frozenset(
     f"aten.{name}"
     for name in (
@@ -36,21 +39,33 @@ class Parts:
 
     ``same``: equal, as its gradients are; ``counted``: equal where each microbatch has as many labels as any other;
     ``scaled``: ``share`` of it; ``mixed``: something else, as ``op`` looks at samples together, or ``None`` is known of it.
+    ``denominators`` are divisions, by name, whose second arguments are numbers that are made of the batch alone; a
+    microbatch of ``count`` divides by those of the whole batch over ``count``. ``exact``: with these, the sum of the losses,
+    each times ``scale``, is that of the whole batch, and so are the gradients.
     """
 
     kind: str
     share: float = 1.0
     op: str = ""
+    count: int = 1
+    denominators: Mapping[str, Ref] = field(default_factory=dict)
+    exact: bool = True
+
+    @property
+    def scale(self) -> float:
+        """What a microbatch's loss counts times."""
+        return 1.0 / (self.count * self.share)
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A tensor of a microbatch: how it lies in that of the whole batch, and times how much; and whether only if labels are
-    as many in each."""
+    """A tensor of a microbatch: how it lies in that of the whole batch, and times how much; whether only if labels are as
+    many in each, and whether these are known beforehand."""
 
     state: Sbp
     times: float = 1.0
     counted: bool = False
+    known: bool = True
 
 
 class _MixedError(Exception):
@@ -62,21 +77,63 @@ def in_parts(graph: LogicalGraph, batch: int, micro_batch: int) -> Parts:
     if micro_batch == batch:
         return Parts(SAME)
     whole, part = (graph.bind(**dict.fromkeys(graph.symbols, size)) for size in (batch, micro_batch))
+    count = batch // micro_batch
     values: dict[Ref, _Value] = {}
     for leaf, small in zip(whole.leaves, part.leaves, strict=True):
         values[Ref(leaf.name)] = _Value(_lies(leaf.meta.sizes, small.meta.sizes) or B)
     for node, other in zip(whole.nodes, part.nodes, strict=True):
         try:
-            _follow(whole, node, other, values, batch // micro_batch)
+            _follow(whole, node, other, values, count)
         except _MixedError:
-            return Parts(MIXED, op=node.op)
+            return Parts(MIXED, op=node.op, count=count, exact=False)
     loss = values[whole.loss]
     if loss.state not in (B, P):
-        return Parts(MIXED)
-    share = loss.times * micro_batch / batch if loss.state == P else 1.0
-    if abs(share - 1.0) > ROUNDING:
-        return Parts(SCALED, share)
-    return Parts(COUNTED if loss.counted else SAME)
+        return Parts(MIXED, count=count, exact=False)
+    share = loss.times / count if loss.state == P else 1.0
+    if abs(share - 1.0) <= ROUNDING:
+        share = 1.0
+    kind = SCALED if share != 1.0 else COUNTED if loss.counted else SAME
+    denominators = {node.name: ref for node in whole.nodes if (ref := _denominator(whole, node, values)) is not None}
+    return Parts(kind, share, count=count, denominators=denominators, exact=loss.known)
+
+
+def difference(graph: LogicalGraph, batch: int, micro_batch: int) -> list[str]:
+    """A sentence where training in these microbatches is not training on the whole batch."""
+    parts = in_parts(graph, batch, micro_batch)
+    if parts.exact:
+        return []
+    if parts.kind == MIXED:
+        return [
+            f"{parts.op or 'The loss'} looks at several samples together: in {parts.count} microbatches it sees {micro_batch} "
+            f"at a time, so that training is not that of the whole batch; one microbatch of {batch} is."
+        ]
+    return [
+        f"The loss is divided by what is not known of the batch alone: training in {parts.count} microbatches is that of the "
+        f"whole batch only where this is as much in each; one microbatch of {batch} is."
+    ]
+
+
+def _denominator(whole: LogicalGraph, node: Node, values: dict[Ref, _Value]) -> Ref | None:
+    """The number that a sum is divided by, where it is a sum over the batch, known before the first pass: no parameter goes
+    into it, nothing random, and no other such quotient."""
+    refs = list(node.refs())
+    if node.op != "aten.div.Tensor" or [values[ref].state for ref in refs] != [P, P]:
+        return None
+    by = refs[1]
+    if by.name in whole.computed or values[by].counted or prod(whole.meta(by).sizes) != 1:
+        return None
+    return None if any(sharding_of(whole, each).random for each in made_of(whole, (by,))) else by
+
+
+def made_of(graph: LogicalGraph, refs: Iterable[Ref]) -> tuple[Node, ...]:
+    """The ops that these values are made by, in the program's order."""
+    names = {ref.name for ref in refs}
+    found = []
+    for node in reversed(graph.nodes):
+        if node.name in names:
+            found.append(node)
+            names.update(ref.name for ref in node.refs())
+    return tuple(reversed(found))
 
 
 def _lies(whole: tuple[int, ...], part: tuple[int, ...]) -> Sbp | None:
@@ -89,15 +146,16 @@ def _lies(whole: tuple[int, ...], part: tuple[int, ...]) -> Sbp | None:
 
 def _follow(whole: LogicalGraph, node: Node, other: Node, values: dict[Ref, _Value], count: int) -> None:
     ins = [values[ref] for ref in node.refs()]
-    counted = any(each.counted for each in ins)
+    counted, known = any(each.counted for each in ins), all(each.known for each in ins)
     lie = [_lies(one.sizes, small.sizes) for one, small in zip(node.outputs, other.outputs, strict=True)]
     if node.op == "aten.div.Tensor" and [each.state for each in ins] == [P, P]:
         # A sum over a sum, as of losses over labels.
-        values[Ref(node.name)] = _Value(P, count * ins[0].times / ins[1].times, counted=True)
+        known = known and _denominator(whole, node, values) is not None
+        values[Ref(node.name)] = _Value(P, count * ins[0].times / ins[1].times, counted=True, known=known)
         return
     times = _times(whole, node, other, ins)
     for at, state in enumerate(_outs(whole, node, tuple(each.state for each in ins), lie)):
-        values[Ref(node.name, at)] = _Value(state, times, counted)
+        values[Ref(node.name, at)] = _Value(state, times, counted, known)
 
 
 def _outs(whole: LogicalGraph, node: Node, ins: tuple[Sbp, ...], lie: list[Sbp | None]) -> tuple[Sbp, ...]:
@@ -122,10 +180,10 @@ def _times(whole: LogicalGraph, node: Node, other: Node, ins: list[_Value]) -> f
     times = [each.times for each in ins]
     if node.op in _QUOTIENTS or node.op in _PRODUCTS:
         numbers = zip(node.args[1:], other.args[1:], strict=True)
-        grown = math.prod(float(one) / float(small) for one, small in numbers if isinstance(one, (int, float)))
+        grown = prod(float(one) / float(small) for one, small in numbers if isinstance(one, (int, float)))
         if node.op in _PRODUCTS:
-            return math.prod(times) / grown
-        return times[0] / math.prod(times[1:]) * grown
+            return prod(times) / grown
+        return times[0] / prod(times[1:]) * grown
     if set(times) - {1.0} and not (len(set(times)) == 1 and (node.op in _LINEAR or sharding_of(whole, node).free)):
         raise _MixedError
     return max(times, default=1.0)

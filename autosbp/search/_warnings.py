@@ -16,7 +16,7 @@ from autosbp.pipeline import SCHEDULES
 from autosbp.plan import Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.rules import RULES
-from autosbp.sbp.whole_batch import MIXED, SCALED, in_parts
+from autosbp.sbp.whole_batch import difference
 
 UNKNOWN = "has no sharding rule, and its layouts were not looked for"
 SUMS = "cannot be split, only pass on partial sums"
@@ -45,19 +45,7 @@ def runtime_warnings(strategy: Strategy) -> list[str]:
 
 def batch_warnings(graph: LogicalGraph, strategy: Strategy) -> list[str]:
     """A sentence where training in the strategy's microbatches is not training on the whole batch."""
-    count, size = strategy.num_micro, strategy.micro_batch
-    parts = in_parts(graph, count * size, size)
-    if parts.kind == SCALED:
-        return [
-            f"The loss is no mean over samples: the mean over {count} microbatches is {parts.share:g} of that of the whole "
-            f"batch, and so are its gradients; one microbatch of {count * size} trains on the whole batch."
-        ]
-    if parts.kind == MIXED:
-        return [
-            f"{parts.op} looks at several samples together: in {count} microbatches it sees {size} at a time, so that training "
-            f"is not that of the whole batch; one microbatch of {count * size} is."
-        ]
-    return []
+    return difference(graph, strategy.num_micro * strategy.micro_batch, strategy.micro_batch)
 
 
 def calibration_warnings(

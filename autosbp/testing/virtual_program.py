@@ -34,10 +34,7 @@ def check_strategy(graph: LogicalGraph, strategy: Strategy, seed: int = 0) -> li
         return loss, gradients, trainer.issued(), trainer.expected()
 
     results = VirtualRanks(mesh).run(work)
-    reference = Reference(
-        graph, parameters, global_batch=strategy.global_batch, micro_batch=strategy.micro_batch,
-        optimizer=strategy.optimizer,
-    )  # fmt: skip
+    reference = Reference(graph, parameters, global_batch=strategy.global_batch, optimizer=strategy.optimizer)
     loss = reference.forward_backward(batch)
     for rank, (value, _, _, _) in enumerate(results):
         assert torch.allclose(value, loss, rtol=1e-9), f"rank {rank} has the loss {value}, not {loss}"

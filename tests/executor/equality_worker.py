@@ -41,10 +41,7 @@ class Alone:
 
 def alone(graph: LogicalGraph, strategy: Strategy, parameters: Tensors, batch: Tensors) -> Alone:
     """What strategies of the same batches and optimizer are compared with."""
-    batches = strategy.global_batch, strategy.micro_batch
-    reference = Reference(
-        graph, parameters, global_batch=batches[0], micro_batch=batches[1], optimizer=strategy.optimizer
-    )
+    reference = Reference(graph, parameters, global_batch=strategy.global_batch, optimizer=strategy.optimizer)
     losses = [reference.forward_backward(batch)]
     trained = {name: value for name, value in reference.parameters.items() if value.requires_grad}
     gradients = {name: value.grad.clone() for name, value in trained.items() if value.grad is not None}
@@ -53,8 +50,7 @@ def alone(graph: LogicalGraph, strategy: Strategy, parameters: Tensors, batch: T
     exact = Reference(
         cast_floats(graph, "float32", "float64"),
         {name: value.detach().double() for name, value in parameters.items()},
-        global_batch=batches[0],
-        micro_batch=batches[1],
+        global_batch=strategy.global_batch,
     )
     exact.forward_backward(
         {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
@@ -70,7 +66,7 @@ def compare(graph: LogicalGraph, strategy: Strategy, known: dict[tuple[object, .
     for name in batch:  # some labels are ignored, unevenly over the batch
         if name == "labels" and batch[name].dim() == 2:
             batch[name][0, : batch[name].shape[1] // 2] = -100
-    key = strategy.global_batch, strategy.micro_batch, strategy.optimizer
+    key = strategy.global_batch, strategy.optimizer
     if key not in known:
         known[key] = alone(graph, strategy, parameters, batch)
     reference = known[key]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autosbp.graph.capture import capture
-from autosbp.sbp.whole_batch import COUNTED, MIXED, SAME, SCALED, in_parts
+from autosbp.sbp.whole_batch import COUNTED, MIXED, SAME, SCALED, difference, in_parts
 
 BATCH, MICRO = 8, 2
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -80,6 +80,8 @@ def test_what_is_said_of_a_loss_is_what_torch_computes(name: str) -> None:
     x, labels = given()
     found = in_parts(capture(module, {"x": x, "y": labels}, name="model"), BATCH, MICRO)
     assert found.kind == kind
+    assert found.exact == (kind != MIXED)
+    assert bool(found.denominators) == (kind == COUNTED)
     equal = torch.tensor([0, 1] * (BATCH // 2))
     if kind == SAME:
         assert compared(module, labels) == pytest.approx(1.0)
@@ -90,6 +92,40 @@ def test_what_is_said_of_a_loss_is_what_torch_computes(name: str) -> None:
         assert compared(module, labels) == pytest.approx(found.share) == pytest.approx(MICRO / BATCH)
     else:
         assert found.op and compared(module, labels) != pytest.approx(1.0, rel=1e-3)
+
+
+def by_a_parameter(h: Tensor, y: Tensor) -> Tensor:
+    return chosen(h, y).sum() / h.exp().sum()
+
+
+def by_chance(h: Tensor, y: Tensor) -> Tensor:
+    return chosen(h, y).sum() / F.dropout((y > 0).to(h.dtype)).sum()
+
+
+def by_a_quotient(h: Tensor, y: Tensor) -> Tensor:
+    known = (y > 0).to(h.dtype)
+    return chosen(h, y).sum() / (y.to(h.dtype).sum() / known.sum())
+
+
+@pytest.mark.parametrize("loss", [by_a_parameter, by_chance, by_a_quotient])
+def test_numbers_that_are_not_known_before_the_first_pass_are_said_to_differ(loss: Loss) -> None:
+    x, labels = given()
+    graph = capture(Model(loss).double(), {"x": x, "y": labels}, name="model")
+    found = in_parts(graph, BATCH, MICRO)
+    assert not found.exact
+    assert len(difference(graph, BATCH, MICRO)) == 1
+    assert difference(graph, BATCH, BATCH) == []
+
+
+def test_two_means_over_different_labels_are_known_both() -> None:
+    def both(h: Tensor, y: Tensor) -> Tensor:
+        return masked(h, y) + F.cross_entropy(h, y, ignore_index=1) - h.mean()
+
+    x, labels = given()
+    graph = capture(Model(both).double(), {"x": x, "y": labels}, name="model")
+    found = in_parts(graph, BATCH, MICRO)
+    assert (found.kind, found.exact, len(found.denominators)) == (COUNTED, True, 2)
+    assert difference(graph, BATCH, MICRO) == []
 
 
 def test_normalisation_over_the_batch_sees_a_microbatch_at_a_time() -> None:

@@ -12,12 +12,14 @@ from autosbp.executor.gathering import ParameterGathers
 from autosbp.executor.lowering import lower
 from autosbp.executor.reduction import GradientBuckets
 from autosbp.executor.runtime import Runtime
+from autosbp.executor.whole_batch import Denominators
 from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.graph.materialise import dtype_of
 from autosbp.pipeline import ZERO_BUBBLE
 from autosbp.plan import Strategy
 from autosbp.sbp.placement import local_shape
 from autosbp.sbp.program import made_layout
+from autosbp.sbp.whole_batch import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class ChunkProgram:
         chunk: of the strategy's.
         parameters: this rank's parts of the stage's, by name; flat messages replace them by views.
         runtime: of the stage.
+        parts: what microbatches are to the whole batch.
 
     The step gives it a batch (``load``), passes are called in any order that a schedule may have, one at a time, and
     ``finish`` comes last. ``losses`` are then the last chunk's, by microbatch.
@@ -48,12 +51,19 @@ class ChunkProgram:
         strategy: Strategy,
         parameters: dict[str, torch.Tensor],
         runtime: Runtime,
+        parts: Parts,
     ) -> None:
         assert strategy.pipeline is not None
         self.index, self.graph, self.strategy, self.runtime = chunk.index, chunk.graph, strategy, runtime
         self.parameters = parameters
         self.defers = strategy.pipeline.schedule == ZERO_BUBBLE
-        self.program = lower(chunk.graph, strategy, runtime.rank, chunk.flow, defers=self.defers).to(runtime.device)
+        self.scale = parts.scale
+        self.denominators = Denominators(
+            chunk.graph, parts.denominators, strategy.micro_batch, strategy.num_micro, runtime.device
+        )
+        divided = self.denominators.names
+        program = lower(chunk.graph, strategy, runtime.rank, chunk.flow, defers=self.defers, denominators=divided)
+        self.program = program.to(runtime.device)
         self.gathers = ParameterGathers(
             chunk.flow, strategy.gather == "use", parameters, runtime, lambda name: self.buckets.arrived(name)
         )
@@ -72,10 +82,11 @@ class ChunkProgram:
     def load(self, batch: Mapping[str, torch.Tensor]) -> None:
         """The whole batch of the next step."""
         self._batch = batch
+        self.runtime.denominators |= self.denominators.of(batch)
         self.losses.clear()
 
     def forward(self, micro: int, received: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """What the chunk sends on of one microbatch, contiguous; or its loss, divided by the number of microbatches."""
+        """What the chunk sends on of one microbatch, contiguous; or its loss, as it counts in the step."""
         size, count = self.strategy.micro_batch, self.strategy.num_micro
         inputs = [self._batch[leaf.name][micro * size : (micro + 1) * size] for leaf in self.graph.inputs]
         runtime = self.runtime
@@ -87,7 +98,7 @@ class ChunkProgram:
             out = self.program(*stored, *inputs, *received)
         if self.is_last:
             self.losses[micro] = out.detach()
-            return (out / count if count > 1 else out,)
+            return (out * self.scale if self.scale != 1.0 else out,)
         pairs = zip(out, self.sends, strict=True)
         return tuple((value if sent.gradient else value.detach()).contiguous() for value, sent in pairs)
 

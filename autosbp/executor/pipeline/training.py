@@ -21,6 +21,7 @@ from autosbp.executor.training import Trainer, TrainingLoop, expected_issues, ma
 from autosbp.graph.ir import LogicalGraph
 from autosbp.pipeline import require_runtime
 from autosbp.plan import Strategy
+from autosbp.sbp.whole_batch import in_parts
 
 
 class PipelineTrainer(TrainingLoop):
@@ -64,7 +65,10 @@ class PipelineTrainer(TrainingLoop):
             self.groups.across(stages)
         names = self.stages.parameters_of(self.stage)
         self.locals = local_parameters(self.graph, strategy, parameters, names, self.runtime.coordinate, device)
-        self.chunks = [ChunkProgram(chunk, strategy, self.locals, self.runtime) for chunk in self.stages.of(self.stage)]
+        self.parts = in_parts(graph, strategy.global_batch, strategy.micro_batch)
+        self.chunks = [
+            ChunkProgram(chunk, strategy, self.locals, self.runtime, self.parts) for chunk in self.stages.of(self.stage)
+        ]
         self.shared = [
             (each, FlatGradients([self.locals[name] for name in each.names]))
             for each in self.stages.shared
@@ -78,9 +82,10 @@ class PipelineTrainer(TrainingLoop):
         self.pipeline_runtime.build(self.chunks, pipeline, self.runtime, self._all[0])
 
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Loss of the global batch on every rank, gradients of every parameter of the stage whole; the mean over
-        microbatches."""
+        """Loss of the global batch on every rank, gradients of every parameter of the stage whole; summed over
+        microbatches, as ``Trainer`` does."""
         self.optimizer.zero_grad(set_to_none=True)
+        self.runtime.denominators = {}
         with self.runtime.active():
             for chunk in self.chunks:
                 chunk.load(batch)
@@ -90,7 +95,7 @@ class PipelineTrainer(TrainingLoop):
             for shared, gradients in self.shared:
                 self._sum(shared, gradients)
             self.runtime.finish()
-        return self._told_losses().double().mean().cpu()
+        return (self._told_losses().double().sum() * self.parts.scale).cpu()
 
     def expected(self) -> list[Issued]:
         """What the cost model charged for one step, as this rank takes part in it."""

@@ -39,10 +39,7 @@ def compare(graph: LogicalGraph, strategy: Strategy) -> dict[str, object]:
     for name in batch:  # some labels are ignored, unevenly over the batch
         if name == "labels" and batch[name].dim() == 2:
             batch[name][0, : batch[name].shape[1] // 2] = -100
-    reference = Reference(
-        graph, parameters, global_batch=strategy.global_batch, micro_batch=strategy.micro_batch,
-        optimizer=strategy.optimizer,
-    )  # fmt: skip
+    reference = Reference(graph, parameters, global_batch=strategy.global_batch, optimizer=strategy.optimizer)
     assert strategy.pipeline is not None
     key = strategy.mesh, strategy.pipeline.num_stages
     groups = GROUPS.setdefault(key, StageGroups(*key, dist.get_rank()))
