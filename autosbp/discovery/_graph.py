@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from autosbp.discovery._cache import key_of, read_cached, write_cached
@@ -17,6 +18,7 @@ from autosbp.discovery._proof import Prover, Way
 from autosbp.discovery._samples import Random, Undiscoverable, samples
 from autosbp.discovery._search import doubled, proved, search
 from autosbp.discovery._stand_ins import StandIn, stand_in
+from autosbp.discovery._trials import Attempts, tried
 from autosbp.discovery._work import saved_by, work_of
 from autosbp.errors import GraphError
 from autosbp.graph.found import MAX_REASON, FoundOption, FoundRule
@@ -40,20 +42,21 @@ def discover_rules(graph: LogicalGraph, *, use_cache: bool = True) -> LogicalGra
     """
     bound = graph.bind(**dict.fromkeys(graph.symbols, _batch(graph)))
     real = graph.bind(**dict.fromkeys(graph.symbols, REAL_BATCH))
-    rules = dict(graph.rules)
-    names: dict[Hashable, str] = {}
-    nodes = []
+    keys: dict[str, Hashable] = {}
+    wanted: dict[Hashable, tuple[Node, Node]] = {}
     for node, at_size, at_real in zip(graph.nodes, bound.nodes, real.nodes, strict=True):
         computed = node.name in graph.computed
         if node.op not in RULES and not node.rule and (computed or not node.op.startswith("aten.")):
-            key = computed, _identity(bound, at_size)
-            if key not in names:
-                rule = _rule((bound, at_size), (real, at_real), use_cache)
-                names[key] = _free_name(node.op, rules) if computed or rule.random else ""
-                rules |= {names[key]: rule} if names[key] else {}
-            node = replace(node, rule=names[key])
-        nodes.append(node)
-    return replace(graph, nodes=tuple(nodes), rules=rules) if rules else graph
+            keys[node.name] = computed, _identity(bound, at_size)
+            wanted.setdefault(keys[node.name], (at_size, at_real))
+    trials = [partial(_rule, (bound, at_size), (real, at_real), use_cache) for at_size, at_real in wanted.values()]
+    rules = dict(graph.rules)
+    names: dict[Hashable, str] = {}
+    for (key, (_, node)), rule in zip(wanted.items(), tried(trials), strict=True):
+        names[key] = _free_name(node.op, rules) if node.name in graph.computed or rule.random else ""
+        rules |= {names[key]: rule} if names[key] else {}
+    nodes = tuple(replace(node, rule=names[keys[node.name]]) if node.name in keys else node for node in graph.nodes)
+    return replace(graph, nodes=nodes, rules=rules) if rules else graph
 
 
 def _batch(graph: LogicalGraph) -> int:
@@ -85,7 +88,9 @@ def node_call(bound: LogicalGraph, node: Node) -> Call:
     return make_call(op_of(node.op), plain.args, plain.kwargs, lambda arg: _tensor(bound, arg))
 
 
-def _rule(unreal: tuple[LogicalGraph, Node], real: tuple[LogicalGraph, Node], use_cache: bool) -> FoundRule:
+def _rule(
+    unreal: tuple[LogicalGraph, Node], real: tuple[LogicalGraph, Node], use_cache: bool, attempts: Attempts
+) -> FoundRule:
     """The rule of a node, bound at a batch that is no other size and at one that divides evenly."""
     node = real[1]
     declared = declared_rule(*real)
@@ -97,7 +102,7 @@ def _rule(unreal: tuple[LogicalGraph, Node], real: tuple[LogicalGraph, Node], us
     failure = Undiscoverable("")
     for change in (doubled, lambda call: call):
         try:
-            small = stand_in(change(calls[0]), outputs, (change(calls[1]), last))
+            small = stand_in(change(calls[0]), outputs, (change(calls[1]), last), attempts)
         except Random as error:
             return declared or FoundRule((), str(error)[:MAX_REASON], random=True)
         except Undiscoverable as error:

@@ -16,12 +16,15 @@ from typing import Any
 
 from autosbp.discovery._call import Call, Tensor
 from autosbp.discovery._samples import Undiscoverable, samples
+from autosbp.discovery._trials import Attempts
 from autosbp.graph.attributes import integers
 
 UNITS = (6, 2)
 """Stand-ins are multiples of the first of these with which they are small enough: parts are tried by 2 and by 3."""
 MAX_ELEMENTS = 2**19
 """Elements of all tensors of a stand-in."""
+MAX_MULTIPLE = 4
+"""Of a size that stays a multiple of another one."""
 Shapes = Sequence[tuple[int, ...]]
 Sizes = Mapping[int, int]
 
@@ -55,18 +58,21 @@ class StandIn:
         return resized(self.call, sizes, self.least)
 
 
-def stand_in(call: Call, outputs: Shapes, real: tuple[Call, Shapes] | None = None) -> StandIn:
-    """The first stand-in that the op accepts, for a call with these output shapes.
+def stand_in(
+    call: Call, outputs: Shapes, real: tuple[Call, Shapes] | None = None, attempts: Attempts | None = None
+) -> StandIn:
+    """The first stand-in that the op accepts, for a call with these output shapes, of those that ``attempts`` lets try.
 
     ``real`` is the call that is taken where all are refused, with its output shapes; by default, ``call``. Raises
     ``Undiscoverable``.
     """
     failure = Undiscoverable("")
+    attempts = attempts or Attempts()
     for kind, unit in product(KINDS, UNITS):
         values, numbers = _values(call, outputs, kind)
         sizes, others = (kind.assign(values, numbers, unit, first) for first in (1, 2))
         small, large = resized(call, sizes, kind.least), resized(call, others, kind.least)
-        if num_elements(large) > MAX_ELEMENTS:
+        if num_elements(large) > MAX_ELEMENTS or not attempts.next():
             continue
         try:
             _check(small, outputs, sizes)
@@ -78,6 +84,8 @@ def stand_in(call: Call, outputs: Shapes, real: tuple[Call, Shapes] | None = Non
     last, shapes = real or (call, outputs)
     if num_elements(last) > MAX_ELEMENTS:
         raise Undiscoverable(f"accepts no small stand-in: it {str(failure) or 'has too many dims'}")
+    if not attempts.next():
+        raise Undiscoverable("ends the process that tries it")
     _check(last, shapes, {})
     return StandIn(last, None, {}, None)
 
@@ -174,6 +182,18 @@ def _related(values: Sequence[int], _: frozenset[int], unit: int, first: int) ->
     return found
 
 
+def _multiplied(values: Sequence[int], _: frozenset[int], unit: int, first: int) -> dict[int, int]:
+    """The same, but twice to four times a size stays that, as the gates of a recurrent layer or two directions are; and
+    sizes so small, which count layers or directions, stay what they are."""
+    found: dict[int, int] = {}
+    last = unit * (first - 1)
+    for value in (value for value in values if value > MAX_MULTIPLE):
+        base = next((size for size in reversed(found) if value % size == 0 and value // size <= MAX_MULTIPLE), None)
+        found[value] = last + unit - last % unit if base is None else found[base] * (value // base)
+        last = max(last, found[value])
+    return found
+
+
 def _grown(sizes: Sizes, value: int) -> dict[int, int]:
     """The same with what stands for ``value`` twice as large; what was a product of two of them still is."""
     found = {key: small * (2 if key == value else 1) for key, small in sizes.items()}
@@ -198,5 +218,6 @@ KINDS = (
     Kind(_related, 2),
     Kind(_related, 2, divisors=True),
     Kind(_related, None),
+    Kind(_multiplied, None),
 )
 """In the order of trial. Small attributes are often dims or flags."""
