@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch._dynamo  # noqa: F401  # the first optimizer of a process imports it: here, so that ranks fork with it
 import torch.distributed as dist
 
 from autosbp.costmodel.collectives import Collective, StepCollectives
