@@ -40,6 +40,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 _SAFE = ("GET", "HEAD")
 _SLOW: set[Callable[..., Any]] = set()
 _LARGE_BYTES = 2**16  # read within milliseconds
+_MOST_MEMBERS = 4096
 SCHEME = "key"
 """Name of the security scheme in the OpenAPI document."""
 
@@ -143,6 +144,13 @@ def guarded(**needed: tuple[str, ...]) -> type[GuardedRoute]:
     return type("Route", (GuardedRoute,), {"needed": needed})
 
 
+def _of_few(document: Any) -> Any:
+    """The framework copies the top members on the event loop, which takes a second for a million; no document has as many."""
+    if isinstance(document, dict) and len(document) > _MOST_MEMBERS:
+        raise InputError("body", f"{len(document)} members", f"at most {_MOST_MEMBERS} at the top are expected")
+    return document
+
+
 class StrictRequest(Request):
     """A request whose JSON is read by ``service.body.parse``. Of those with large bodies one is worked on at a time, until
     ``done``, so that their documents are not in memory at once."""
@@ -158,7 +166,7 @@ class StrictRequest(Request):
                 return parse(body, *limits)
             await state.large.acquire()
             self._is_large = True
-            return await run_in_threadpool(parse, body, *limits)
+            return _of_few(await run_in_threadpool(parse, body, *limits))
         except InputError as error:
             raise BadBodyError(error) from None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from pydantic import ValidationError
+from starlette.testclient import TestClient
 
 from autosbp.jsonio import canonical
 from benchmarks.search_growth._measure import gpt3
@@ -79,6 +80,13 @@ def test_of_many_members_that_are_wrong_one_is_looked_at(where: str) -> None:
         SearchRequest.model_validate(body)
     (error,) = refused.value.errors()
     assert ".".join(map(str, error["loc"])) == {"": "x0", "options": "options.x0"}.get(where, f"options.{where}")
+
+
+def test_a_body_of_many_top_members_is_refused_before_they_are_copied(client: TestClient) -> None:
+    body = b"{" + b",".join(b'"member-%d":1' % i for i in range(5000)) + b"}"
+    for path in ("/v1/models", "/v1/searches"):
+        answer = client.post(path, content=body, headers=JSON)
+        assert (answer.status_code, answer.json()["value"]) == (422, "5000 members")
 
 
 @pytest.mark.clock
