@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,19 @@ from autosbp.graph.attributes import Path, divided
 
 Draw = list[torch.Tensor]
 """One value for each tensor argument of a call."""
+BeforeRun = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], None]
+"""Told of an op and its arguments."""
+_before_run: ContextVar[BeforeRun | None] = ContextVar("before_run", default=None)
+
+
+@contextmanager
+def watching(before_run: BeforeRun) -> Iterator[None]:
+    """Is told before each run of a call, which it refuses by what it raises."""
+    token = _before_run.set(before_run)
+    try:
+        yield
+    finally:
+        _before_run.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +53,11 @@ class Call:
         args, kwargs = self.args, self.kwargs
         for path, parts in paths:
             args, kwargs = divided(args, kwargs, path, parts)
-        result = self.op(
-            *(_fill(arg, values) for arg in args), **{key: _fill(arg, values) for key, arg in kwargs.items()}
-        )
+        filled = [_fill(arg, values) for arg in args]
+        named = {key: _fill(arg, values) for key, arg in kwargs.items()}
+        if (before_run := _before_run.get()) is not None:
+            before_run(self.op, filled, named)
+        result = self.op(*filled, **named)
         outputs = (result,) if isinstance(result, torch.Tensor) else tuple(result)
         if not all(isinstance(out, torch.Tensor) for out in outputs):
             raise TypeError("only ops that return tensors have layouts")

@@ -18,7 +18,7 @@ from autosbp.discovery._proof import Prover, Way
 from autosbp.discovery._samples import Random, Undiscoverable, samples
 from autosbp.discovery._search import doubled, proved, search
 from autosbp.discovery._stand_ins import StandIn, stand_in
-from autosbp.discovery._trials import Attempts, tried
+from autosbp.discovery._trials import tried
 from autosbp.discovery._work import saved_by, work_of
 from autosbp.errors import GraphError
 from autosbp.graph.found import MAX_REASON, FoundOption, FoundRule
@@ -88,9 +88,7 @@ def node_call(bound: LogicalGraph, node: Node) -> Call:
     return make_call(op_of(node.op), plain.args, plain.kwargs, lambda arg: _tensor(bound, arg))
 
 
-def _rule(
-    unreal: tuple[LogicalGraph, Node], real: tuple[LogicalGraph, Node], use_cache: bool, attempts: Attempts
-) -> FoundRule:
+def _rule(unreal: tuple[LogicalGraph, Node], real: tuple[LogicalGraph, Node], use_cache: bool) -> FoundRule:
     """The rule of a node, bound at a batch that is no other size and at one that divides evenly."""
     node = real[1]
     declared = declared_rule(*real)
@@ -102,7 +100,7 @@ def _rule(
     failure = Undiscoverable("")
     for change in (doubled, lambda call: call):
         try:
-            small = stand_in(change(calls[0]), outputs, (change(calls[1]), last), attempts)
+            small = stand_in(change(calls[0]), outputs, (change(calls[1]), last))
         except Random as error:
             return declared or FoundRule((), str(error)[:MAX_REASON], random=True)
         except Undiscoverable as error:

@@ -16,7 +16,6 @@ from typing import Any
 
 from autosbp.discovery._call import Call, Tensor
 from autosbp.discovery._samples import Undiscoverable, samples
-from autosbp.discovery._trials import Attempts
 from autosbp.graph.attributes import integers
 
 UNITS = (6, 2)
@@ -58,21 +57,18 @@ class StandIn:
         return resized(self.call, sizes, self.least)
 
 
-def stand_in(
-    call: Call, outputs: Shapes, real: tuple[Call, Shapes] | None = None, attempts: Attempts | None = None
-) -> StandIn:
-    """The first stand-in that the op accepts, for a call with these output shapes, of those that ``attempts`` lets try.
+def stand_in(call: Call, outputs: Shapes, real: tuple[Call, Shapes] | None = None) -> StandIn:
+    """The first stand-in that the op accepts, for a call with these output shapes.
 
     ``real`` is the call that is taken where all are refused, with its output shapes; by default, ``call``. Raises
     ``Undiscoverable``.
     """
     failure = Undiscoverable("")
-    attempts = attempts or Attempts()
     for kind, unit in product(KINDS, UNITS):
         values, numbers = _values(call, outputs, kind)
         sizes, others = (kind.assign(values, numbers, unit, first) for first in (1, 2))
         small, large = resized(call, sizes, kind.least), resized(call, others, kind.least)
-        if num_elements(large) > MAX_ELEMENTS or not attempts.next():
+        if num_elements(large) > MAX_ELEMENTS:
             continue
         try:
             _check(small, outputs, sizes)
@@ -84,8 +80,6 @@ def stand_in(
     last, shapes = real or (call, outputs)
     if num_elements(last) > MAX_ELEMENTS:
         raise Undiscoverable(f"accepts no small stand-in: it {str(failure) or 'has too many dims'}")
-    if not attempts.next():
-        raise Undiscoverable("ends the process that tries it")
     _check(last, shapes, {})
     return StandIn(last, None, {}, None)
 

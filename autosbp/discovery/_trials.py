@@ -1,7 +1,9 @@
-"""Trials of ops in a child process, which an op may end: native code does not check every size of a stand-in.
+"""Trials of ops in a child process, which an op may end: native code does not check every size that it is given.
 
-One child, a fork that has imported what the ops need, tries op after op. Where it dies, the next one goes on behind the
-stand-in that ended it; an op that ends ``MAX_DEATHS`` children stays replicated, and its rule says so.
+One child, a fork that has imported what the ops need, tries op after op, and counts an op's runs where its parent sees them.
+Where it dies, another one tries the same op again, which refuses that run as an op refuses what does not fit, and any other
+whose shapes do not go through the op's decomposition, in which Python checks them; the rule that is found is that of all other
+runs.
 """
 
 from __future__ import annotations
@@ -12,68 +14,99 @@ import resource
 import select
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from mmap import mmap
 from typing import IO, Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch.utils._pytree import tree_map
 
+from autosbp.discovery._call import watching
 from autosbp.graph.found import FoundRule, read_rule, rule_to_dict
 from autosbp.jsonio import canonical, loads
 
-MAX_DEATHS = 24
-"""All kinds of stand-ins of both precisions, at most."""
+MAX_DEATHS = 64
+"""Of children by one op, which stays whole then."""
 SILENCE_S = 300.0
 """A child that says nothing for so long hangs: several times what a search may take."""
 
-
-@dataclass
-class Attempts:
-    """Counts the stand-ins of an op. The first ``skipped`` are not tried; ``tell`` is told of each that is."""
-
-    skipped: int = 0
-    tell: Callable[[int], None] = lambda _: None
-    count: int = field(default=0, init=False)
-
-    def next(self) -> bool:
-        """Whether the next stand-in is to be tried."""
-        self.count += 1
-        if self.count > self.skipped:
-            self.tell(self.count)
-        return self.count > self.skipped
+Trial = Callable[[], FoundRule]
 
 
-Trial = Callable[[Attempts], FoundRule]
+class _Runs:
+    """Counts the runs of an op in memory that a parent shares, and refuses those that ended a process."""
+
+    def __init__(self, refused: frozenset[int]) -> None:
+        self.refused = refused
+        self._shared = mmap(-1, 8)
+        self._known: dict[str, bool] = {}
+
+    @property
+    def count(self) -> int:
+        return int.from_bytes(self._shared[:8], "little")
+
+    def begin(self) -> None:
+        """Another op, of which none is refused."""
+        self.refused = frozenset()
+        self._shared[:8] = bytes(8)
+
+    def next(self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raises ``RuntimeError`` for a run that is refused."""
+        count = self.count + 1
+        self._shared[:8] = count.to_bytes(8, "little")
+        if count in self.refused:
+            raise RuntimeError("ends the process that tries it")
+        # What came before the first death was lived through.
+        if self.refused and count > min(self.refused) and not self._fits(op, args, kwargs):
+            raise RuntimeError("its shapes do not fit")
+
+    def _fits(self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether shapes go through the op; what an op cannot do without values says nothing of them."""
+        shapes = tree_map(lambda value: tuple(value.shape) if isinstance(value, torch.Tensor) else value, [args, kwargs])
+        key = str(shapes)
+        if key not in self._known:
+            try:
+                with enable_python_dispatcher(), torch.no_grad():
+                    op(*tree_map(_without_values, args), **tree_map(_without_values, kwargs))
+                self._known[key] = True
+            except NotImplementedError:
+                self._known[key] = True
+            except Exception:  # each op has its own way to say so
+                self._known[key] = False
+        return self._known[key]
+
+
+def _without_values(value: Any) -> Any:
+    return value.detach().to("meta") if isinstance(value, torch.Tensor) else value
 
 
 def tried(trials: Sequence[Trial]) -> Iterator[FoundRule]:
     """The rule that each trial finds, in order; what a trial raises or warns of is raised or warned of here."""
-    at, skipped, deaths, ending = 0, 0, 0, ""
+    at, refused, ending = 0, frozenset[int](), ""
     while at < len(trials):
-        with _Child(trials[at:], skipped) as child:
+        with _Child(trials[at:], refused) as child:
             for answer in child.answers():
-                if "try" in answer:
-                    skipped = int(answer["try"])
-                    continue
                 for sentence in answer.get("warnings", ()):
                     warnings.warn(sentence, RuntimeWarning, stacklevel=2)
                 if "rule" in answer:
                     rule = read_rule(answer["rule"], "rule")
-                    died = deaths and not rule.options and not rule.random
+                    died = refused and not rule.options and not rule.random
                     yield replace(rule, reason=_reason(ending)) if died else rule
                 elif "unable" in answer:  # autograd of this process cannot be forked
-                    yield from (trial(Attempts()) for trial in trials[at:])
+                    yield from (trial() for trial in trials[at:])
                     return
                 else:
-                    yield trials[at](Attempts(child.skipped))  # raises the same, for the child did not die of it
-                at, skipped, deaths = at + 1, 0, 0
-                child.skipped = 0
+                    with watching(_Runs(refused).next):
+                        yield trials[at]()  # raises the same, for the child did not die of it
+                at, refused = at + 1, frozenset()
         if at < len(trials):
-            deaths, ending = deaths + 1, child.ending
-            if deaths >= MAX_DEATHS or not skipped:
+            refused, ending = refused | {child.runs.count}, child.ending
+            if len(refused) > MAX_DEATHS or 0 in refused:
                 yield FoundRule((), _reason(ending))
-                at, skipped, deaths = at + 1, 0, 0
+                at, refused = at + 1, frozenset()
 
 
 def _reason(ending: str) -> str:
@@ -81,11 +114,10 @@ def _reason(ending: str) -> str:
 
 
 class _Child:
-    """A fork that runs the trials; ``ending`` says how it ended."""
+    """A fork that runs the trials; ``ending`` says how it ended, ``runs`` where."""
 
-    def __init__(self, trials: Sequence[Trial], skipped: int) -> None:
-        self.skipped = skipped
-        self.ending = ""
+    def __init__(self, trials: Sequence[Trial], refused: frozenset[int]) -> None:
+        self.runs, self.ending = _Runs(refused), ""
         reading, writing = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child uses one thread alone
@@ -94,7 +126,7 @@ class _Child:
             try:
                 os.close(reading)
                 with os.fdopen(writing, "wb") as told:
-                    _run(trials, skipped, told)
+                    _run(trials, self.runs, told)
             finally:
                 os._exit(0)
         os.close(writing)
@@ -128,8 +160,8 @@ class _Child:
             self.ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def _run(trials: Sequence[Trial], skipped: int, told: IO[bytes]) -> None:
-    """The child: a line of JSON for each stand-in that is tried, and one for each trial."""
+def _run(trials: Sequence[Trial], runs: _Runs, told: IO[bytes]) -> None:
+    """The child: a line of JSON for each trial, sent before the next one begins."""
     faulthandler.disable()  # a crash here is an answer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # so is what the allocator says of it
@@ -145,13 +177,13 @@ def _run(trials: Sequence[Trial], skipped: int, told: IO[bytes]) -> None:
         tell({"unable": True})
         return
     for trial in trials:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as said, watching(runs.next):
             warnings.simplefilter("always")
             try:
-                rule = trial(Attempts(skipped, lambda count: tell({"try": count})))
+                rule = trial()
             except Exception:
                 tell({"error": True})
             else:
                 known = [str(one.message) for one in said if one.category is RuntimeWarning]
                 tell({"rule": rule_to_dict(rule), "warnings": known})
-        skipped = 0
+        runs.begin()

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from autosbp.discovery import discover_rules
-from autosbp.discovery._trials import Attempts, tried
+from autosbp.discovery import _graph, _trials, discover_rules
+from autosbp.discovery._call import Call
+from autosbp.discovery._proof import Prover
+from autosbp.discovery._trials import tried
 from autosbp.graph.capture import capture
 from autosbp.graph.found import FoundRule
 
@@ -25,43 +31,59 @@ class Recurrent(nn.Module):
         return out.square().mean()
 
 
-def deadly(attempts: Attempts) -> FoundRule:
-    while not attempts.next():
-        pass
-    if attempts.count < 3:
+def op(value: int, *, limit: int = 0) -> tuple[torch.Tensor, ...]:
+    """Ends its process for values below a limit."""
+    if value < limit:
         os.kill(os.getpid(), signal.SIGSEGV)
-    return FoundRule((), f"lived at {attempts.count} in {os.getpid()}")
+    return (torch.zeros(()),)
 
 
-def always(attempts: Attempts) -> FoundRule:
-    while not attempts.next():
-        pass
-    os.kill(os.getpid(), signal.SIGSEGV)
-    raise AssertionError
-
-
-def harmless(attempts: Attempts) -> FoundRule:
-    assert attempts.next() and attempts.count == 1
-    return FoundRule((), f"in {os.getpid()}")
+def rule_of(values: Sequence[int], limit: int, text: str = "") -> FoundRule:
+    """Says which values the op took, and the process."""
+    taken = []
+    for value in values:
+        with suppress(RuntimeError):
+            Call(op, (value,), {"limit": limit}, ()).run(())
+            taken.append(value)
+    return FoundRule((), f"{text or taken} in {os.getpid()}", random=True)
 
 
 def test_harmless_ops_share_one_child() -> None:
-    first, *others = (rule.reason for rule in tried([harmless] * 3))
-    assert others == [first] * 2 and first != f"in {os.getpid()}"
+    first, *others = (rule.reason for rule in tried([partial(rule_of, [1], 0)] * 3))
+    assert others == [first] * 2 and first.startswith("[1]") and not first.endswith(f" {os.getpid()}")
 
 
-def test_an_op_that_dies_is_tried_on_and_the_others_are_not_harmed() -> None:
-    before, died, dead, after = (rule.reason for rule in tried([harmless, deadly, always, harmless]))
-    assert died == dead == "ends the process that tries it (SIGSEGV)"
-    assert before.startswith("in ") and after.startswith("in ") and before != after
+def test_runs_that_end_a_process_are_refused_alone() -> None:
+    harmless, deadly = partial(rule_of, [1], 0), partial(rule_of, [5, 1, 7, 2, 9], 3)
+    before, died, after = (rule.reason for rule in tried([harmless, deadly, harmless]))
+    assert died.startswith("[5, 7, 9] in ")
+    assert before.startswith("[1] in ") and after.startswith("[1] in ")
+    assert after.split()[-1] == died.split()[-1] != before.split()[-1]
+
+
+def test_an_op_that_always_ends_its_process_stays_whole_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_trials, "MAX_DEATHS", 3)
+    found = list(tried([partial(rule_of, range(9), 9), partial(rule_of, range(3), 3), partial(rule_of, [1], 0)]))
+    assert found[0] == FoundRule((), "ends the process that tries it (SIGSEGV)")
+    assert found[1].reason.startswith("[] in ") and found[2].reason.startswith("[1] in ")
+
+
+def test_an_op_that_hangs_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_trials, "SILENCE_S", 0.3)
+
+    def hangs() -> FoundRule:
+        time.sleep(60.0)
+        raise AssertionError
+
+    assert [rule.reason for rule in tried([hangs])] == ["ends the process that tries it (no answer in 0.3 s)"]
 
 
 def test_what_a_trial_raises_is_raised_here() -> None:
-    def wrong(_: Attempts) -> FoundRule:
+    def wrong() -> FoundRule:
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
-        list(tried([harmless, wrong]))
+        list(tried([partial(rule_of, [1], 0), wrong]))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -71,7 +93,26 @@ def test_the_batch_of_a_recurrent_layer_is_split(kind: type[nn.RNNBase]) -> None
     assert [option.ins[:2] for option in rule.options] == [("S0", "S1")]
 
 
-def test_layers_whose_trials_crash_are_captured_and_stay_whole() -> None:
+def test_what_does_not_fit_by_its_shapes_is_refused_once_an_op_ended_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ATen's kernel for LSTMs reads the states of layers that it was not given."""
+    monkeypatch.setattr(_trials, "MAX_DEATHS", 1)
+    weights, lstm = [torch.zeros(32, 8).double()] * 4, torch.ops.aten.lstm.input
+
+    def states_of_layers(*counts: int) -> FoundRule:
+        taken = []
+        for count in counts:
+            states = [torch.zeros(layers, 4, 8).double() for layers in (2, count)]
+            arguments = torch.zeros(4, 5, 8).double(), states, weights, False, 2, 0.0, False, False, True
+            with suppress(RuntimeError):
+                Call(lstm, arguments, {}, ()).run(())
+                taken.append(count)
+        return FoundRule((), f"{taken}", random=True)
+
+    assert [rule.reason for rule in tried([partial(states_of_layers, 2, 1, 2, 1, 1, 2)])] == ["[2, 2, 2]"]
+
+
+def test_layers_of_layers_are_split_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_graph, "Prover", partial(Prover, runs_left=3000))
     graph = discover_rules(capture(Recurrent(nn.LSTM, 128, 2), {"x": torch.zeros(4, 5, 128)}, name="recurrent"))
     (rule,) = graph.rules.values()
-    assert rule.options or "ends the process that tries it" in rule.reason
+    assert [option.ins for option in rule.options] == [("S0", "S1", "S1", *["B"] * 8)]
