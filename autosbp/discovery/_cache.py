@@ -21,7 +21,7 @@ from autosbp.errors import InputError
 from autosbp.graph.found import FoundRule, read_rule, rule_to_dict
 from autosbp.jsonio import Fields, canonical, digest, loads
 
-SCHEMA = "autosbp.discovery/1"
+SCHEMA = "autosbp.discovery/2"
 MAX_FILE_BYTES = 2**20
 
 

@@ -17,9 +17,9 @@ from autosbp.discovery._declared import declared_rule
 from autosbp.discovery._proof import Prover, Way
 from autosbp.discovery._samples import Random, Undiscoverable, samples
 from autosbp.discovery._search import doubled, proved, search
-from autosbp.discovery._stand_ins import StandIn, stand_in
+from autosbp.discovery._stand_ins import StandIn, of_dtypes, stand_in
 from autosbp.discovery._trials import tried
-from autosbp.discovery._work import saved_by, work_of
+from autosbp.discovery._work import saved_by, work_of, workspace_of
 from autosbp.errors import GraphError
 from autosbp.graph.found import MAX_REASON, FoundOption, FoundRule
 from autosbp.graph.ir import DType, LogicalGraph, Node, Ref, TensorMeta
@@ -108,14 +108,26 @@ def _rule(unreal: tuple[LogicalGraph, Node], real: tuple[LogicalGraph, Node], us
             continue
         if declared is not None:
             check_declared(declared, node, small)
-            return replace(declared, saved=saved_by(small.call, samples(small.call, 1)[0]))
-        return found_rule(small, use_cache)
+            return _with_kept(declared, of_dtypes(small, calls[0]))
+        return found_rule(small, use_cache, of_dtypes(small, calls[0]))
     return declared or FoundRule((), str(failure)[:MAX_REASON])
 
 
-def found_rule(small: StandIn, use_cache: bool = True) -> FoundRule:
-    """The rule of a stand-in's call: from the cache where it still holds, else discovered."""
-    calls = [call for call in (small.call, small.confirm) if call is not None]
+def _with_kept(rule: FoundRule, plain: StandIn) -> FoundRule:
+    """With what autograd keeps; of a call that takes no sample in its own dtypes, nothing is known."""
+    try:
+        saved = saved_by(plain.call, samples(plain.call, 1)[0])
+    except Undiscoverable:
+        return rule
+    workspace, sizes = workspace_of(plain)
+    return replace(rule, saved=saved, workspace=workspace, workspace_sizes=sizes)
+
+
+def found_rule(small: StandIn, use_cache: bool = True, plain: StandIn | None = None) -> FoundRule:
+    """The rule of a stand-in's call: from the cache where it still holds, else discovered. ``plain`` is the same in the dtypes
+    in which the graph runs: what autograd keeps may depend on them."""
+    plain = plain or small
+    calls = [call for call in (small.call, small.confirm, plain.call) if call is not None]
     key = key_of(*calls) if use_cache else None
     prover = Prover(small.call, samples(small.call))
     cached = read_cached(key) if key is not None else None
@@ -130,8 +142,7 @@ def found_rule(small: StandIn, use_cache: bool = True) -> FoundRule:
         options = _confirmed(small.confirm, options)
     reason = found.reason or ("" if options else "has layouts for some sizes only")
     flops, sizes = work_of(small)
-    saved = saved_by(small.call, prover.samples[0])
-    rule = FoundRule(tuple(options), reason, flops=flops, sizes=sizes, saved=saved)
+    rule = _with_kept(FoundRule(tuple(options), reason, flops=flops, sizes=sizes), plain)
     if key is not None and options and found.complete:
         write_cached(key, rule)
     return rule

@@ -51,10 +51,20 @@ class StandIn:
     sizes: Sizes
     least: int | None
 
-    def grown(self, value: int) -> Call:
-        """The call with what stands for the real size ``value`` twice as large."""
-        sizes = {self.sizes[key]: size for key, size in _grown(self.sizes, value).items()}
+    def grown(self, value: int, *, multiples: bool = False) -> Call:
+        """The call with what stands for the real size ``value`` twice as large; and what is a small multiple of it."""
+        sizes = {self.sizes[key]: size for key, size in _grown(self.sizes, value, multiples=multiples).items()}
         return resized(self.call, sizes, self.least)
+
+
+def of_dtypes(stand_in: StandIn, call: Call) -> StandIn:
+    """The same in the dtypes of another call of the op."""
+
+    def cast(one: Call) -> Call:
+        pairs = zip(one.tensors, call.tensors, strict=True)
+        return replace(one, tensors=tuple(replace(spec, dtype=own.dtype) for spec, own in pairs))
+
+    return replace(stand_in, call=cast(stand_in.call), confirm=stand_in.confirm and cast(stand_in.confirm))
 
 
 def stand_in(call: Call, outputs: Shapes, real: tuple[Call, Shapes] | None = None) -> StandIn:
@@ -188,9 +198,13 @@ def _multiplied(values: Sequence[int], _: frozenset[int], unit: int, first: int)
     return found
 
 
-def _grown(sizes: Sizes, value: int) -> dict[int, int]:
-    """The same with what stands for ``value`` twice as large; what was a product of two of them still is."""
-    found = {key: small * (2 if key == value else 1) for key, small in sizes.items()}
+def _grown(sizes: Sizes, value: int, *, multiples: bool) -> dict[int, int]:
+    """The same with what stands for ``value`` twice as large; what was a product of two of them still is, and, if wished, what
+    was a small multiple of it."""
+    grows = {value}
+    if multiples:
+        grows |= {value * by for by in range(2, MAX_MULTIPLE + 1) if sizes.get(value * by) == sizes[value] * by}
+    found = {key: small * (2 if key in grows else 1) for key, small in sizes.items()}
     for key in sorted(found):
         pair = _factors(key, sizes)
         if pair is not None and sizes[key] == sizes[pair[0]] * sizes[pair[1]]:

@@ -43,7 +43,8 @@ class FoundRule:
 
     The op's forward pass takes ``flops`` for each point of the product of ``sizes``: pairs of a tensor argument and its
     dim. ``random`` ops need a seed that replicas share. ``saved`` are the tensor arguments that autograd keeps for the
-    backward pass, and ``OUTPUT`` where it keeps the first output.
+    backward pass, and ``OUTPUT`` where it keeps the first output; beside these it keeps ``workspace`` elements of the first
+    output's dtype for each point of the product of ``workspace_sizes``.
     """
 
     options: tuple[FoundOption, ...]
@@ -52,6 +53,8 @@ class FoundRule:
     flops: float = 0.0
     sizes: tuple[tuple[int, int], ...] = ()
     saved: tuple[int, ...] = ()
+    workspace: float = 0.0
+    workspace_sizes: tuple[tuple[int, int], ...] = ()
 
 
 def rules_to_dict(rules: Mapping[str, FoundRule]) -> dict[str, Any]:
@@ -75,6 +78,8 @@ def rule_to_dict(rule: FoundRule) -> dict[str, Any]:
         document |= {"flops": rule.flops, "sizes": [list(size) for size in rule.sizes]}
     if rule.saved:
         document["saved"] = list(rule.saved)
+    if rule.workspace:
+        document |= {"workspace": rule.workspace, "workspace_sizes": [list(size) for size in rule.workspace_sizes]}
     return document
 
 
@@ -91,12 +96,11 @@ def read_rules(data: Mapping[Any, Any]) -> dict[str, FoundRule]:
 
 
 def read_rule(entry: object, path: str) -> FoundRule:
-    fields = Fields(entry, path, ("options", "reason", "random", "flops", "sizes", "saved"))
+    known = "options", "reason", "random", "flops", "sizes", "saved", "workspace", "workspace_sizes"
+    fields = Fields(entry, path, known)
     options = fields.sequence("options")
-    sizes = fields.sequence("sizes", ())
     saved = fields.sequence("saved", ())
-    limits = (("options", options, MAX_OPTIONS), ("sizes", sizes, MAX_SIZES), ("saved", saved, MAX_TENSORS))
-    for name, items, limit in limits:
+    for name, items, limit in (("options", options, MAX_OPTIONS), ("saved", saved, MAX_TENSORS)):
         if len(items) > limit:
             raise GraphError(fields.at(name), len(items), f"at most {limit} are accepted")
     reason = fields.text("reason") if fields.has("reason") else ""
@@ -107,8 +111,10 @@ def read_rule(entry: object, path: str) -> FoundRule:
         reason,
         fields.boolean("random", False),
         fields.number("flops", 0.0, high=1e18),
-        tuple(_size(size, f"{path}.sizes[{at}]") for at, size in enumerate(sizes)),
+        _sizes(fields, "sizes"),
         tuple(check_integer(f"{path}.saved[{at}]", place, OUTPUT, MAX_TENSORS) for at, place in enumerate(saved)),
+        fields.number("workspace", 0.0, high=1e18),
+        _sizes(fields, "workspace_sizes"),
     )
 
 
@@ -141,6 +147,13 @@ def _path(entry: object, path: str) -> Path:
     if not isinstance(first, str):
         first = check_integer(path, first, 0, MAX_TENSORS)
     return (first, *(check_integer(path, at, 0, MAX_TENSORS) for at in rest))
+
+
+def _sizes(fields: Fields, key: str) -> tuple[tuple[int, int], ...]:
+    items = fields.sequence(key, ())
+    if len(items) > MAX_SIZES:
+        raise GraphError(fields.at(key), len(items), f"at most {MAX_SIZES} are accepted")
+    return tuple(_size(item, f"{fields.at(key)}[{at}]") for at, item in enumerate(items))
 
 
 def _size(entry: object, path: str) -> tuple[int, int]:

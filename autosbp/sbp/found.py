@@ -17,9 +17,10 @@ def found_sharding(rule: FoundRule, node: Node, metas: Sequence[TensorMeta]) -> 
     """The rule at the node's shapes; options that nothing can divide are left out. A layout or attribute that the node
     lacks is a ``GraphError``."""
     options = [_option(option, node, metas, at) for at, option in enumerate(rule.options)]
-    for tensor, dim in rule.sizes:
-        if tensor >= len(metas) or dim >= len(metas[tensor].shape):
-            raise GraphError(f"{node.name}.rule.sizes", [tensor, dim], f"a dim of a tensor argument of {node.op}")
+    for field, sizes in (("sizes", rule.sizes), ("workspace_sizes", rule.workspace_sizes)):
+        for tensor, dim in sizes:
+            if tensor >= len(metas) or dim >= len(metas[tensor].shape):
+                raise GraphError(f"{node.name}.rule.{field}", [tensor, dim], f"a dim of a tensor argument of {node.op}")
     for place in rule.saved:
         if place >= len(metas):
             raise GraphError(f"{node.name}.rule.saved", place, f"a tensor argument of {node.op} is expected")

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
-from autosbp.costmodel.memory import saved_inputs, saves_output
+from autosbp.costmodel.memory import saved_inputs, saves_output, workspace_elements
 from autosbp.costmodel.pipelined import WEIGHTS_SHARE
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.costmodel.synchronisation import shared_message_bytes
-from autosbp.graph.ir import LogicalGraph, Node, Ref
+from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node, Ref
 from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.deferral import LINEAR
 from autosbp.sbp.mesh import Mesh
@@ -139,6 +139,8 @@ class UnaryCosts:
                     size = weight * self._local_bytes(domain, ref, states)
                     kept += size
                     twice += size * (ref.name != node.name and self.kept_by_maker(ref))
+            if node.rule and self.graph.rules[node.rule].workspace:
+                kept += weight * self._workspace_bytes(domain, node)
             for ref in (Ref(node.name, index) for index in range(len(node.outputs) if self.handed else 0)):
                 if ref in self.handed:
                     kept += weights.handed * self._local_bytes(domain, ref, domain.cluster.output_states(ref))
@@ -165,6 +167,17 @@ class UnaryCosts:
 
     def _local_bytes(self, domain: Domain, ref: Ref, states: Sequence[Sbp]) -> Floats:
         return self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
+
+    def _workspace_bytes(self, domain: Domain, node: Node) -> Floats:
+        """What is kept beside tensors of the graph, of the local sizes of inputs."""
+        metas, rule = [self.graph.meta(ref) for ref in node.refs()], self.graph.rules[node.rule]
+        whole = workspace_elements(self.graph, node, [meta.sizes for meta in metas])
+        split = np.ones(len(domain.rows))
+        for tensor, dim in rule.workspace_sizes:
+            states = domain.cluster.input_states(node.name, tensor)
+            split = split * domain.split_product([sbp.is_split and sbp.dim == dim for sbp in states])
+        found: Floats = whole * DTYPE_BYTES[node.outputs[0].dtype] / split
+        return found
 
     def parameter(self, rows: Rows, states: Sequence[Sbp], ref: Ref) -> Stored:
         """Costs of a parameter used, and stored, in ``states``, see ``ParameterCosts.of``."""

@@ -24,6 +24,8 @@ RULE: dict[str, Any] = {
     "flops": 2.0,
     "sizes": [[0, 0], [1, 0]],
     "saved": [0, -1],
+    "workspace": 3.0,
+    "workspace_sizes": [[0, 0], [0, 0]],
 }
 CHANGES = (
     ("rules", {"shop.mix.default": RULE}),
@@ -53,6 +55,8 @@ def test_rules_are_read_back_as_written_and_are_part_of_the_hash() -> None:
             flops=2.0,
             sizes=((0, 0), (1, 0)),
             saved=(0, -1),
+            workspace=3.0,
+            workspace_sizes=((0, 0), (0, 0)),
         )
     }
     again = from_dict(loads(canonical(to_dict(graph))))
@@ -88,6 +92,9 @@ REFUSED = [
     ("sizes", [[0, 0]] * 65, "sizes"),
     ("saved", [-2], "saved[0]"),
     ("saved", [0] * 1025, "saved"),
+    ("workspace", -1, "workspace"),
+    ("workspace_sizes", [[0]], "workspace_sizes[0]"),
+    ("workspace_sizes", [[0, 0]] * 65, "workspace_sizes"),
     ("notation", "a -> a", "notation"),
 ]
 
@@ -111,6 +118,7 @@ def test_a_rule_that_breaks_a_limit_is_refused_by_field_and_by_the_schema(path: 
         ("options.0.divided", [["groups"]], "z.rule.options[0].divided"),
         ("sizes", [[2, 0]], "z.rule.sizes"),
         ("saved", [2], "z.rule.saved"),
+        ("workspace_sizes", [[0, 7]], "z.rule.workspace_sizes"),
         ("sizes", [[1, 1]], "z.rule.sizes"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 from autosbp.costmodel.memory import layers, pointwise, products, views
 from autosbp.costmodel.memory.autograd import Machine
 from autosbp.costmodel.memory.pointwise import UNARY
-from autosbp.costmodel.memory.saved import saved_inputs, saves_output
+from autosbp.costmodel.memory.saved import saved_inputs, saves_output, workspace_elements
 from autosbp.costmodel.memory.tensors import Shape, Tensor
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node, Ref
 
@@ -66,6 +66,8 @@ def _any(call: Call) -> list[Tensor]:
     outs = [m.new(shape, width) for shape, width in zip(call.shapes, call.widths, strict=True)]
     kept = [call.ins[at] for at in saved_inputs(call.graph, call.node) if at < len(call.ins)]
     kept += outs[:1] if saves_output(call.graph, call.node) else []
+    beside = workspace_elements(call.graph, call.node, [each.shape for each in call.ins])
+    kept += [m.new((beside,), call.width)] if beside else []
     wanted = [None if each.node is None else (each.shape, each.width) for each in call.ins]
     floats = [out for out, meta in zip(outs, call.node.outputs, strict=True) if meta.is_float]
     m.record(floats, call.ins, kept, lambda _, __: [None if each is None else m.new(*each) for each in wanted])

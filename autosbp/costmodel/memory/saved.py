@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 
 from autosbp.graph.found import OUTPUT
 from autosbp.graph.ir import LogicalGraph, Node
@@ -51,6 +52,15 @@ def saved_inputs(graph: LogicalGraph, node: Node) -> tuple[int, ...]:
     if node.rule and node.op not in SAVED:
         return tuple(position for position in graph.rules[node.rule].saved if position >= 0)
     return tuple(int(letter) for letter in SAVED.get(node.op, "") if letter.isdigit())
+
+
+def workspace_elements(graph: LogicalGraph, node: Node, shapes: Sequence[Sequence[int]]) -> int:
+    """Elements of the first output's dtype that are kept beside inputs and output, of inputs of these shapes; by the graph's
+    rule."""
+    if not node.rule or node.op in SAVED:
+        return 0
+    rule = graph.rules[node.rule]
+    return round(rule.workspace * prod(shapes[tensor][dim] for tensor, dim in rule.workspace_sizes))
 
 
 def saves_output(graph: LogicalGraph, node: Node) -> bool:
