@@ -13,6 +13,8 @@ except ImportError:  # no such limits on this system
     resource = None  # type: ignore[assignment]
 
 _STATUS = Path("/proc/self/status")
+_MEMORY, _GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 _DATA = re.compile(r"^VmData:\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -33,6 +35,19 @@ def more_memory(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def free_bytes() -> int | None:
+    """What the machine, or the container, may still give to programs; None where the system does not tell (Linux does)."""
+    try:
+        found = _AVAILABLE.search(_MEMORY.read_text())
+        left = [] if found is None else [1024 * int(found[1])]
+        most = _GROUP.joinpath("memory.max").read_text().strip() if _GROUP.joinpath("memory.max").exists() else "max"
+        if most != "max":
+            left.append(max(0, int(most) - int(_GROUP.joinpath("memory.current").read_text())))
+    except (OSError, ValueError):
+        return None
+    return min(left, default=None)
 
 
 def _used_bytes() -> int | None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from autosbp import limits
 from autosbp.errors import InputError
-from autosbp.limits import more_memory
+from autosbp.limits import free_bytes, more_memory
 from autosbp.sources import load_model
 
 MIB = 2**20
@@ -29,6 +30,23 @@ def test_a_lower_limit_stays() -> None:
         lower = resource.getrlimit(resource.RLIMIT_DATA)
         with more_memory(512 * MIB):
             assert resource.getrlimit(resource.RLIMIT_DATA) == lower
+
+
+def test_what_is_free_is_the_least_of_the_machine_and_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (free_bytes() or 0) > 64 * MIB
+    machine, group = tmp_path / "meminfo", tmp_path / "group"
+    monkeypatch.setattr(limits, "_MEMORY", machine)
+    monkeypatch.setattr(limits, "_GROUP", group)
+    assert free_bytes() is None
+    machine.write_text("MemTotal: 9999 kB\nMemAvailable:    1024 kB\n")
+    assert free_bytes() == MIB
+    group.mkdir()
+    (group / "memory.current").write_text("1000\n")
+    for most, left in (("max\n", MIB), ("5000\n", 4000), ("900\n", 0)):
+        (group / "memory.max").write_text(most)
+        assert free_bytes() == left
 
 
 @pytest.mark.parametrize("size", [10**9, 2**53])

@@ -9,10 +9,22 @@ import torch
 from autosbp.executor.training import make_optimizer
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.materialise import materialise
+from autosbp.sbp.whole_batch import in_parts
+
+
+def fitting_batch(graph: LogicalGraph, global_batch: int, micro_batch: int, free_bytes: int | None) -> int:
+    """The whole batch; or, where all that its ops make takes more than so many bytes, a microbatch."""
+    whole = graph.bind(**dict.fromkeys(graph.symbols, global_batch))
+    made = sum(meta.num_bytes for node in whole.nodes for meta in node.outputs)
+    return global_batch if free_bytes is None or made <= free_bytes else micro_batch
 
 
 class Reference:
-    """The steps of ``Trainer`` on one device, with whole parameters, on the whole batch at once."""
+    """The steps of ``Trainer`` on one device, with whole parameters, on the whole batch at once.
+
+    With a smaller ``micro_batch``, for want of memory, gradients and losses of the parts are added up as ``sbp.whole_batch``
+    weighs them, but for denominators: parts divide by their own, which is the same where as many labels count in each.
+    """
 
     def __init__(
         self,
@@ -20,10 +32,14 @@ class Reference:
         parameters: Mapping[str, torch.Tensor],
         *,
         global_batch: int,
+        micro_batch: int | None = None,
         optimizer: str = "adamw",
         learning_rate: float = 1e-3,
     ) -> None:
-        self.graph = graph.bind(**dict.fromkeys(graph.symbols, global_batch))
+        self.size = micro_batch or global_batch
+        self.count = global_batch // self.size
+        self.scale = in_parts(graph, global_batch, self.size).scale
+        self.graph = graph.bind(**dict.fromkeys(graph.symbols, self.size))
         self.program = materialise(self.graph)
         self.parameters = {
             leaf.name: parameters[leaf.name].clone().requires_grad_(leaf.trained and leaf.meta.is_float)
@@ -36,9 +52,12 @@ class Reference:
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Loss and gradients of the global batch."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.program(*self.parameters.values(), *(batch[leaf.name] for leaf in self.graph.inputs))
-        loss.backward()
-        whole: torch.Tensor = loss.detach().double()
+        whole = torch.zeros((), dtype=torch.float64)
+        for at in range(self.count):
+            part = slice(at * self.size, (at + 1) * self.size)
+            loss = self.program(*self.parameters.values(), *(batch[leaf.name][part] for leaf in self.graph.inputs))
+            (loss * self.scale if self.scale != 1.0 else loss).backward()
+            whole += loss.detach().double().cpu() * self.scale
         return whole
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

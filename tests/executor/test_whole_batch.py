@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autosbp.api import LogicalGraph, PlanOptions, load_cluster, make_plan, run_trial
+from autosbp.executor.parameters import full_parameters
+from autosbp.executor.reference import Reference, fitting_batch
+from autosbp.executor.training import random_batch
 from autosbp.graph.capture import capture
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Strategy
@@ -126,3 +129,16 @@ def test_a_trial_that_differs_from_the_whole_batch_says_why(tmp_path_factory: py
     assert result["loss_difference"] > 1e-2
     assert any("looks at several samples" in reason for reason in result["differs_as"])
     assert set(result["differs_as"]) <= set(plan.document["warnings"])
+
+
+@pytest.mark.parametrize("name", ["sum", "labels", "labels and a mean"])
+def test_one_device_without_room_for_the_whole_batch_has_its_losses_from_parts(name: str) -> None:
+    graph = graph_of(LOSSES[name])
+    parameters, batch = full_parameters(graph, seed=1), random_batch(graph, BATCH, seed=2)
+    whole, parts = (
+        Reference(graph, parameters, global_batch=BATCH, micro_batch=size, optimizer="sgd") for size in (None, 2)
+    )
+    for _ in range(3):
+        assert float(parts.step(batch)) == pytest.approx(float(whole.step(batch)), rel=1e-12)
+    assert fitting_batch(graph, BATCH, 2, None) == fitting_batch(graph, BATCH, 2, 2**30) == BATCH
+    assert fitting_batch(graph, BATCH, 2, 1000) == 2
