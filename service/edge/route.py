@@ -92,6 +92,11 @@ class GuardedRoute(APIRoute):
 
         return guarded
 
+    @property
+    def makes(self) -> bool:
+        """Whether something new comes of it; what ends a job, or a key, is wanted on a full disk above all."""
+        return bool({201, 202} & {self.status_code, *self.responses})
+
     def asks_database(self, request: PlainRequest, state: State) -> bool:
         """Whether ``admit`` would read the database."""
         return state.gate.asks_database(request.headers)
@@ -190,7 +195,8 @@ async def _serve(route: GuardedRoute, plain: Request, needed: tuple[str, ...], h
             return _unless_known(request, await handler(request))
         route.check_post(request)
         _check_places(state)
-        _check_room(state)
+        if route.makes:
+            _check_room(state)
         answer = await _once(visit, handler)
         _check_places(state)  # it may have gone meanwhile
     except Exception as error:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import http.client
-import threading
 from contextlib import closing, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
+
+from tests.service.side_server import Quiet, SideServer
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
 
 
-class Proxy:
+class Proxy(SideServer):
     """``url`` is where the service is for its callers; ``strips`` is whether the proxy takes the path away, as nginx does for
     ``proxy_pass`` with a path. ``outside`` are requests that missed the path."""
 
@@ -21,7 +19,7 @@ class Proxy:
         self.outside: list[str] = []
         proxy, to = self, urlsplit(service_url)
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet):
             def _pass(self) -> None:
                 path = self.path
                 if urlsplit(path).path != root and not path.startswith(f"{root}/"):
@@ -52,20 +50,5 @@ class Proxy:
 
             do_GET = do_HEAD = do_POST = do_DELETE = _pass
 
-            def log_message(self, *_words: object) -> None:
-                """Say nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}{root}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(Handler)
+        self.url += root

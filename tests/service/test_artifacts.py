@@ -176,6 +176,7 @@ def test_a_store_that_takes_nothing_is_refused_before_work_is_accepted(
             patch.setattr("service.places._tried", lambda _folder: OSError(number, "so"))
             assert client.post("/v1/clusters", json={"preset": "local:3"}).status_code == status
             assert client.get("/readyz").status_code == 503
+            assert client.post("/v1/jobs/job-0:cancel").status_code == 404, "what only ends work is not refused"
             assert client.get("/v1/clusters").json()["items"] == []
         assert client.post("/v1/clusters", json={"preset": "local:3"}).status_code == 201
 
