@@ -4,11 +4,16 @@ What torchrun does on one node, in the same environment, but torch and what else
 ranks are forks of this process, made before torch has started a thread or touched a device. To import it in each rank
 and in torchrun takes 12 processor seconds for four ranks, this 3. As with torchrun, the store is this process's, a rank
 that fails ends the others, and the exit code is 0 only if every rank's is.
+
+No rank outlives this process, however it ends, where Linux says so; and with ``AUTOSBP_OWNER`` (a process id) this ends
+as if it were asked to stop when its parent is no longer that one: ranks of a command that was killed would take the
+processor for minutes, or hang for ever.
 """
 
 from __future__ import annotations
 
 import ast
+import ctypes
 import importlib.util
 import os
 import runpy
@@ -20,16 +25,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from autosbp.torchrun import OWNER
+
 _ADDRESS = "127.0.0.1"
 _GRACE_S = 10.0
 _POLL_S = 0.02
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
+_PR_SET_PDEATHSIG = 1
 
 
 def main(num_ranks: int, module: str, arguments: Sequence[str]) -> int:
     """The exit code; in a rank, this returns when its program has ended."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # is there, but not named as exported
 
+    owner, own = os.environ.pop(OWNER, None), os.getpid()
     _import_what_it_imports(module)
     listening = socket.create_server((_ADDRESS, 0))
     port = listening.getsockname()[1]
@@ -38,6 +47,7 @@ def main(num_ranks: int, module: str, arguments: Sequence[str]) -> int:
     for rank in range(num_ranks):
         pid = os.fork()
         if pid == 0:
+            _end_with(own)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
             listening.close()
             os.environ.update(_environment(rank, num_ranks, port))
@@ -47,7 +57,7 @@ def main(num_ranks: int, module: str, arguments: Sequence[str]) -> int:
         ranks[pid] = rank
     store = TCPStore(_ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
     try:
-        return _watch(ranks)
+        return _watch(ranks, owner)
     finally:
         _end(ranks)
         del store
@@ -83,11 +93,19 @@ def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def _watch(ranks: dict[int, int]) -> int:
+def _end_with(parent: int) -> None:
+    """In a rank: the system kills it when its parent ends, which nobody else would be left to do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it has ended in between
+            os._exit(1)
+
+
+def _watch(ranks: dict[int, int], owner: str | None) -> int:
     """Wait for the ranks, which are forgotten as they end: 0 where all end well, 1 at the first that fails or when this
-    process is asked to stop."""
+    process is asked to stop or its owner is gone."""
     while ranks:
-        if signal.sigtimedwait(_STOPPING, _POLL_S) is not None:
+        if signal.sigtimedwait(_STOPPING, _POLL_S) is not None or owner not in (None, str(os.getppid())):
             return 1
         for pid, code in _ended(ranks).items():
             rank = ranks.pop(pid)

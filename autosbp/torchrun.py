@@ -19,6 +19,8 @@ from autosbp.errors import InputError
 _POLL_S = 0.1
 _GRACE_S = 15.0
 _LOG_TAIL_BYTES = 8000
+OWNER = "AUTOSBP_OWNER"
+"""Names the process without which ``autosbp.forked`` ends its ranks."""
 MAX_LOCAL_RANKS = 64
 
 
@@ -64,12 +66,12 @@ def run_ranks(
     """The ``Launch`` of this machine: the ranks of one ``autosbp.forked``, which talk over ``interface``.
 
     ``OMP_NUM_THREADS`` is 1 unless the environment sets it. Raises ``InputError`` before anything starts where the
-    interface does not exist.
+    interface does not exist. Ranks end with this process, even one that is killed.
     """
     check_interface(interface)
     deadline = time.monotonic() + timeout_s
     command = [sys.executable, "-u", "-m", "autosbp.forked", str(num_ranks), module, *arguments]
-    process = start(command, log_path, environment(interface))
+    process = start(command, log_path, {**environment(interface), OWNER: str(os.getpid())})
     reason = ""
     try:
         while process.poll() is None and not reason:

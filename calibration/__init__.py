@@ -11,9 +11,8 @@ the caller's process.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from autosbp.cluster import Cluster
@@ -21,7 +20,7 @@ from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import InputError
 from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, run_ranks
 from calibration._fit import METHODS, fit_collective
-from calibration._launch import Progress, mark_taken
+from calibration._launch import Progress, mark_taken, way_of
 from calibration._launch import launch as measure
 from calibration._nccl_log import NcclLog
 from calibration._nccl_run import calibrate_with_nccl_tests
@@ -30,6 +29,7 @@ from calibration._pooling import share_fits
 from calibration._report import report_html
 from calibration._request import BUDGET_S, DEFAULT_SIZES, Request
 from calibration._results import assemble, read_results
+from calibration._scratch import scratch
 
 __all__ = [
     "METHODS",
@@ -95,7 +95,8 @@ def calibrate(
         cancelled: asked ten times a second; True ends the run.
         progress: called from this thread as each measurement starts.
         workdir: where request, results and log are kept. By default a temporary folder, removed after success. A run
-            that ended early is continued by another one of the same request in the same folder.
+            that ended early is continued by another one of the same request, started in the same way, in the same
+            folder; a temporary one is found again for a day, and then removed by a later run.
 
     Raises:
         InputError: an argument is out of range.
@@ -119,15 +120,14 @@ def calibrate(
         budget_s,
         stall_s,
         variants,
+        way_of(launch),
     )
-    folder = Path(tempfile.mkdtemp(prefix="autosbp-calibration-")) if workdir is None else workdir
-    folder.mkdir(parents=True, exist_ok=True)
-    results = measure(
-        request, folder, launch, progress, max_ranks=max_ranks, queued=queued, resume=resume, cancelled=cancelled
-    )
-    calibration = assemble(request, results, method)
-    if workdir is None:
-        shutil.rmtree(folder)
-    else:
-        mark_taken(folder)
+    with scratch(request) if workdir is None else nullcontext(workdir) as folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        results = measure(
+            request, folder, launch, progress, max_ranks=max_ranks, queued=queued, resume=resume, cancelled=cancelled
+        )
+        calibration = assemble(request, results, method)
+        if workdir is not None:
+            mark_taken(folder)
     return calibration

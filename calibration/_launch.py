@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical, loads
 from autosbp.processes import start_ticks
-from autosbp.torchrun import MAX_LOCAL_RANKS, Launch
+from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, run_ranks
 from calibration._request import Request, measurement_names
 from calibration._results import Results, read_results
 
@@ -55,7 +56,7 @@ def launch(
         where = "on one machine" if max_ranks == MAX_LOCAL_RANKS else "there"
         raise InputError("cluster", request.cluster.name, f"at most {max_ranks} ranks can start {where}")
     results_path, request_path = workdir / "results.jsonl", workdir / "request.json"
-    if not (resume and _was_asked(request, request_path)):
+    if not (resume and was_asked(request, request_path)):
         continue_or_begin(request, results_path, counts_start=not queued)
         request_path.write_bytes(canonical(request.to_dict()))
     if (found := read_results(results_path)).done:
@@ -79,7 +80,19 @@ def launch(
     return results
 
 
-def _was_asked(request: Request, path: Path) -> bool:
+def way_of(start: Launch) -> str:
+    """How ``start`` starts ranks, in words that are the same in another process: points that were taken over one interface
+    are not those of another."""
+    inner, given = (start.func, start.keywords) if isinstance(start, partial) else (start, {})
+    if inner is run_ranks:
+        given = {"interface": "lo", **given}
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return " ".join(
+        [name, *(f"{key}={value}" for key, value in sorted(given.items()) if isinstance(value, (str, int)))]
+    )
+
+
+def was_asked(request: Request, path: Path) -> bool:
     """Whether a file holds a request that finds the same; how long that may take is no part of it."""
     with suppress(FileNotFoundError, InputError, KeyError, TypeError):  # none, half of one, or of another release
         return Request.from_dict(loads(path.read_bytes(), path.name)).request_id == request.request_id
@@ -163,7 +176,7 @@ class Watch:
         whole = data[: data.rfind(b"\n") + 1]
         self.at += len(whole)
         for line in whole.splitlines():
-            self.results.take(loads(line, self.path.name), self.path.name)
+            self.results.read(line, self.path.name)
 
 
 def _suspects(pids: tuple[int, ...]) -> str:

@@ -19,6 +19,8 @@ TOOLS: Mapping[str, str] = {
     "sendrecv": "p2p",
 }
 """Kinds of collectives by the names of nccl-tests' programs, which end in ``_perf``."""
+_STARTED = re.compile(r"# Collective test starting: (\w+?)_perf")
+_PROGRAM = re.compile(r"(?:^|[/\s])(\w+?)_perf\w*\b")
 MIN_ALGBW = 1.0  # GB/s: below it the printed digits are too few to tell the number of ranks
 
 
@@ -40,14 +42,19 @@ class NcclLog:
 
 
 def kind_of(given: str | None, program: str, path: Path) -> str:
-    """The kind that the caller gives, or that the program's or the file's name tells; ``InputError`` where none does."""
+    """The kind that the caller gives, or that the program's or the file's name tells; ``InputError`` where none does, and for
+    a program of what no plan uses, such as ``gather_perf``."""
     if given is not None:
         if given not in TOOLS.values():
             raise InputError("kind", given, f"one of {', '.join(TOOLS.values())} is expected")
         return given
-    named = re.search(r"(?:^|[/\s])(\w+?)_perf\w*\b", program)
-    for candidate in (named[1] if named else "", path.name):
+    named = _STARTED.search(program) or _PROGRAM.search(program)
+    if named is not None:
         for tool, kind in TOOLS.items():
-            if tool in candidate:
+            if f"_{named[1]}".endswith(f"_{tool}"):
                 return kind
+        raise InputError("kind", named[1], f"a log of one that plans use is expected: {', '.join(TOOLS)}")
+    for tool, kind in TOOLS.items():
+        if tool in path.name:
+            return kind
     raise InputError("kind", None, f"the log does not tell its collective; give one of {', '.join(TOOLS.values())}")

@@ -27,6 +27,7 @@ from calibration._nccl_log import MIN_ALGBW, NcclLog, kind_of
 _TAG = re.compile(r"\[\d+(?:,\d+)*\](?:<std\w+>:?)?|^\s*\d+:\s")  # mpirun --tag-output, srun --label
 _TIME_OF_DAY = re.compile(r"\s\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 _GROUP = re.compile(r"#\s+Rank\s+\d+\s+Group\s+(\d+)\s")
+_HEADER = r"#\s+size\s+count\s+type\b"
 _TIMES = ("time", "cputime")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|inf|N/A", re.IGNORECASE)
 _SIDE = 4  # time algbw busbw #wrong
@@ -53,6 +54,9 @@ def read_nccl_log(path: Path, kind: str | None = None) -> NcclLog:
     if text.lstrip().startswith("{"):
         return read_nccl_json(text, path, kind)
     kind = kind_of(kind, text, path)
+    num_runs = max(len(re.findall(pattern, text)) for pattern in (_HEADER, "# nThread"))
+    if num_runs > 1:
+        raise CalibrationError(f"{path.name}: {num_runs} runs in one file; one is expected, so cut it between them")
     counts_wrong = "error" not in (_columns(text) or ())
     rows, num_skipped = _rows(text, path.name)
     if re.search(r"Out of bounds values\s*:\s*\d+\s+FAILED", text):
@@ -67,13 +71,13 @@ def read_nccl_log(path: Path, kind: str | None = None) -> NcclLog:
         for side, values in zip(sides, (row.values[:_SIDE], row.values[_SIDE:]), strict=True):
             if counts_wrong and values[3] not in ("0", "N/A"):
                 raise CalibrationError(f"{path.name} line {row.line}: {values[3]} wrong values at {row.size} bytes")
-            if row.size > 0:
+            if row.size > 0 and values[0] != "N/A":
                 side.append(Point(row.size, _microseconds(values[0], path.name, row) * 1e-6, 0.0, repeats))
-    if not sides[0]:
+    if not any(sides):
         raise CalibrationError(f"{path.name}: truncated or empty: no rows of a message size above 0")
     groups = [int(number) for number in _GROUP.findall(text)]
     num_groups = max(groups) + 1 if groups else None
-    return NcclLog(kind, tuple(sides[0]), tuple(sides[1]), _bus_factor(rows), num_skipped, num_groups)
+    return NcclLog(kind, tuple(sides[0]), tuple(sides[1]), _bus_factor(rows, path.name), num_skipped, num_groups)
 
 
 def import_nccl_log(
@@ -106,7 +110,10 @@ def import_nccl_log(
             group_shape,
             f"the log's busbw / algbw is {log.bus_factor:.3f}, but {expected:.3f} for {prod(group_shape)} ranks",
         )
-    fit = fit_collective(log.kind, group_shape, log.in_place if in_place else log.out_of_place, method)
+    points = log.in_place if in_place else log.out_of_place
+    if not points:
+        raise CalibrationError(f"{path.name}: no {'in-place' if in_place else 'out-of-place'} times")
+    fit = fit_collective(log.kind, group_shape, points, method)
     at_once = num_groups or log.num_groups or 1
     return replace(fit, num_groups=at_once if at_once < _sharing(cluster, group_shape) else None)
 
@@ -170,13 +177,22 @@ def _is_number(text: str) -> bool:
 
 
 def _microseconds(text: str, name: str, row: _Row) -> float:
-    value = math.nan if text == "N/A" else float(text)
+    value = float(text)
     if not 0 < value < math.inf:
         raise CalibrationError(f"{name} line {row.line}: a time of {text} us at {row.size} bytes is not positive")
     return value
 
 
-def _bus_factor(rows: list[_Row]) -> float | None:
-    rates = [(float(row.values[1]), float(row.values[2])) for row in rows if "N/A" not in row.values[1:3]]
-    algbw, busbw = max(rates, default=(0.0, 0.0))
-    return busbw / algbw if algbw >= MIN_ALGBW else None
+def _bus_factor(rows: list[_Row], name: str) -> float | None:
+    """busbw / algbw, of the fastest row; ``CalibrationError`` where another has another, as of other ranks or another
+    collective."""
+    told = [row for row in rows if "N/A" not in row.values[1:3] and float(row.values[1]) >= MIN_ALGBW]
+    factors = [float(row.values[2]) / float(row.values[1]) for row in told]
+    if not told:
+        return None
+    best = factors[max(range(len(told)), key=lambda at: float(told[at].values[1]))]
+    for row, factor in zip(told, factors, strict=True):
+        if abs(factor - best) > _RATIO_TOLERANCE * best:
+            limit = f"busbw / algbw is {factor:.3f}, of other rows {best:.3f}: one collective of one number of ranks"
+            raise CalibrationError(f"{name} line {row.line}: {limit} is expected")
+    return best

@@ -20,7 +20,7 @@ _Array = NDArray[np.float64]
 @dataclass(frozen=True)
 class LineFit:
     """``values`` of the columns, what they predict, each point's weight, and the standard error of each value (0 at a
-    bound). ``loss`` is the weighted sum of squared residuals that was minimised."""
+    bound). ``loss`` is the weighted sum of squared residuals that was minimised, ``degrees`` those of freedom of the errors."""
 
     values: _Array
     predicted: _Array
@@ -77,6 +77,22 @@ def _line(
     if degrees > 0 and free.any():
         scale = np.maximum(np.abs(rows[:, free]).max(axis=0), 1e-300)
         scaled = rows[:, free] / scale
-        covariance = np.linalg.pinv(scaled.T @ (weights[:, None] * scaled)) * (loss / degrees)
+        variance = _variance(weights, predicted - target, int(free.sum()))
+        covariance = np.linalg.pinv(scaled.T @ scaled) * variance
         errors[free] = np.sqrt(np.maximum(np.diag(covariance), 0.0)) / scale
-    return LineFit(values, predicted * (1.0 if unit is None else unit), weights, errors, loss, degrees)
+    kept = int(np.sum(weights >= 1.0)) - int(free.sum())  # the others tell little of how far points scatter
+    return LineFit(
+        values, predicted * (1.0 if unit is None else unit), weights, errors, loss, max(kept, min(degrees, 1))
+    )
+
+
+def _variance(weights: _Array, residuals: _Array, num_free: int) -> float:
+    """Of one point, for the covariance of robust estimates: Huber, Robust Statistics (1981), section 7.6, (6.5).
+
+    Weighted squares alone say too little: the points that are weighed down still move the line.
+    """
+    kept = np.mean(weights >= 1.0)
+    if kept == 0:
+        return float(np.sum(residuals**2) / (len(residuals) - num_free))
+    correction = 1.0 + num_free / len(residuals) * (1.0 - kept) / kept
+    return float((correction / kept) ** 2 * np.sum((weights * residuals) ** 2) / (len(residuals) - num_free))

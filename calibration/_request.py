@@ -39,7 +39,7 @@ class Request:
 
     The box of a size is shared by at most ``repeats`` repeats, and by at least three even where they take longer. With
     ``variants``, other placements of the same group shapes are measured, too: see ``calibration._placements``. A run
-    that measures nothing new for ``stall_s`` hangs.
+    that measures nothing new for ``stall_s`` hangs. ``way`` tells how the ranks are started and over what they talk.
     """
 
     cluster: Cluster
@@ -53,6 +53,7 @@ class Request:
     budget_s: float = BUDGET_S
     stall_s: float = 60.0
     variants: bool = True
+    way: str = ""
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:

@@ -11,7 +11,7 @@ from typing import Any
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, OpTime, Point
 from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.sharing import Sharing
-from autosbp.errors import CalibrationError
+from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import loads
 from calibration._fit import MIN_POINTS, fit_collective
 from calibration._placements import Placement
@@ -69,8 +69,17 @@ class Results:
         running = self.begun and self.begun[-1] not in self.made
         return self.begun[-1] if running else "between measurements" if self.begun else "start of the ranks"
 
-    def take(self, record: Mapping[str, Any], where: str) -> None:
-        """Add one line."""
+    def read(self, line: bytes, where: str) -> None:
+        """Add one line; raises ``InputError`` for what is none of a run's."""
+        record = loads(line, where)
+        try:
+            self._take(record, where)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            raise InputError(
+                where, line[:80].decode(errors="replace"), "a result of a calibration is expected"
+            ) from None
+
+    def _take(self, record: Mapping[str, Any], where: str) -> None:
         if "request" in record:  # a run begins, or is continued
             self.request_id, self.pids, self.begun = record["request"], (), []
             self.owner = tuple(record["owner"]) if "owner" in record else None
@@ -104,7 +113,7 @@ class Results:
         elif "taken" in record:
             self.taken = True
         else:
-            self.done = True
+            self.done = bool(record["done"])
 
 
 def read_results(path: Path) -> Results:
@@ -117,7 +126,7 @@ def parse_results(text: bytes, name: str) -> Results:
     results = Results()
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
         where = f"{name} line {number}"
-        results.take(loads(line, where), where)
+        results.read(line, where)
     return results
 
 

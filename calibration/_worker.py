@@ -96,7 +96,9 @@ class Log:
         self._file.close()
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(canonical(record) + b"\n")
+        left = memoryview(canonical(record) + b"\n")
+        while left:  # a disk that is nearly full takes a part, and says so at the next one
+            left = left[self._file.write(left) :]
 
     def beat(self) -> None:
         if not self._device:

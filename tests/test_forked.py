@@ -62,6 +62,34 @@ def test_asked_to_stop_it_ends_all_ranks_even_one_that_is_stopped(tmp_path: Path
     assert all(start_ticks(pid) is None for pid in pids)
 
 
+def gone_soon(pids: list[int]) -> bool:
+    deadline_s = time.monotonic() + 20
+    while (left := [pid for pid in pids if start_ticks(pid) is not None]) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return not left
+
+
+def test_no_rank_outlives_the_process_that_forked_it_even_one_that_is_stopped(tmp_path: Path) -> None:
+    with started("2", RANKS, "hang", str(tmp_path)) as process:
+        pids = ranks_in(tmp_path, 2)
+        os.kill(pids[0], signal.SIGSTOP)
+        process.kill()
+    assert gone_soon(pids)
+
+
+def test_ranks_end_with_the_command_that_asked_for_them(tmp_path: Path) -> None:
+    call = "import sys; from pathlib import Path; from autosbp.torchrun import run_ranks; folder = sys.argv[1]; " + (
+        f"run_ranks({RANKS!r}, ['hang', folder], 2, Path(folder) / 'log', timeout_s=60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", call, str(tmp_path)], env=environment()) as command:
+        pids = ranks_in(tmp_path, 2)
+        agent = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        command.kill()
+    assert gone_soon([*pids, agent])
+
+
 def test_a_module_that_there_is_not_starts_no_rank() -> None:
     with started("2", "tests.no_such_module") as process:
         _, errors = process.communicate(timeout=60)

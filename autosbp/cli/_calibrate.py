@@ -264,7 +264,11 @@ def _run_nccl_tests(
         folder = output.with_name(output.name + ".nccl-tests")
         return calibrate_with_nccl_tests(there, folder, progress=_follow, **ways)
     temporary = Path(tempfile.mkdtemp(prefix="autosbp-nccl-tests-"))
-    found = calibrate_with_nccl_tests(there, temporary, progress=_follow, **ways)
+    try:
+        found = calibrate_with_nccl_tests(there, temporary, progress=_follow, **ways)
+    except InputError:
+        shutil.rmtree(temporary)
+        raise
     shutil.rmtree(temporary)  # after a failure it stays, as the error says
     return found
 

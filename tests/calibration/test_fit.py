@@ -14,7 +14,7 @@ from autosbp.costmodel.calibration import KINDS, Calibration, Point
 from autosbp.costmodel.network import NetworkModel, alpha_count, beta_factor
 from autosbp.errors import CalibrationError, InputError
 from calibration import fit_collective
-from calibration._rows import BETA_FLOOR_S_PER_BYTE
+from calibration._rows import BETA_FLOOR_S_PER_BYTE, Rows
 
 SIZES = [2**power for power in range(10, 25, 2)]
 ALPHA_S, BETA_S_PER_BYTE = 4e-4, 2e-9
@@ -103,6 +103,16 @@ def test_noise_alone_makes_no_knots_and_intervals_hold_the_truth() -> None:
     for name, truth in (("alpha_interval_s", ALPHA_S), ("beta_interval_s_per_byte", BETA_S_PER_BYTE)):
         held = sum(getattr(fit, name)[0] <= truth <= getattr(fit, name)[1] for fit in fits)
         assert 85 <= held <= 100
+
+
+def test_intervals_of_95_per_cent_hold_the_truth_that_often() -> None:
+    held = [0, 0]
+    for seed in range(1000):
+        line = Rows.of("all_reduce", (4,), points("all_reduce", (4,), 0.1, seed)).fitted(())
+        for at, truth in enumerate((ALPHA_S, BETA_S_PER_BYTE)):
+            low, high = line.interval(at)
+            held[at] += low <= truth <= high
+    assert all(935 <= count <= 965 for count in held), held
 
 
 def test_predictions_of_a_fit_with_knots_never_fall_with_size() -> None:

@@ -96,6 +96,13 @@ def test_every_cut_of_the_last_row_is_told_as_truncated(tmp_path: Path) -> None:
         (NEW.read_text().replace("243.71       0", "243.71       3"), "line 13: 3 wrong values at 16777216 bytes"),
         (NEW.read_text() + "# Out of bounds values : 4 FAILED\n", "out of bounds"),
         (NEW.read_text().replace("   18.66", "     nan"), "a time of nan us at 32768 bytes"),
+        (2 * (BEGIN + NEW.read_text() + END), "2 runs in one file; one is expected"),
+        (NEW.read_text() + NEW.read_text(), "2 runs in one file"),
+        (BEGIN + NEW.read_text() + END + BEGIN, "2 runs in one file"),
+        (
+            NEW.read_text().replace("37.78   66.11", "37.78   33.06"),
+            "line 9: busbw / algbw is 0.875, of other rows 1.750",
+        ),
     ],
 )
 def test_unusable_runs_say_why(tmp_path: Path, text: str, part: str) -> None:
@@ -113,6 +120,28 @@ def test_collective_is_named_by_argument_or_refused(tmp_path: Path) -> None:
         read_nccl_log(path, "scan")
     with pytest.raises(InputError, match="readable"):
         read_nccl_log(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize("program", ["gather_perf", "scatter_perf", "hypercube_perf", "reduce_perf", "alltoallv_perf"])
+def test_a_program_of_what_no_plan_uses_is_refused_whatever_the_file_is_called(tmp_path: Path, program: str) -> None:
+    text = BEGIN + f"# Collective test starting: {program}\n" + NEW.read_text() + END
+    with pytest.raises(InputError, match=f"kind: '?{program.removesuffix('_perf')}'? .*all_reduce, all_gather"):
+        read_nccl_log(write(tmp_path, text, "all_reduce.txt"))
+
+
+def test_the_program_that_ran_counts_and_not_others_that_were_built(tmp_path: Path) -> None:
+    text = "Linking ../build/all_gather_perf > ../build/all_gather_perf\n" + BEGIN
+    path = write(tmp_path, text + "# Collective test starting: all_reduce_perf\n" + NEW.read_text() + END, "log.txt")
+    assert read_nccl_log(path).kind == "all_reduce"
+
+
+def test_times_of_one_side_alone_are_taken_and_the_other_is_told(tmp_path: Path) -> None:
+    rows = [line.split() for line in NEW.read_text().splitlines()[3:]]
+    text = "\n".join(" ".join([*row[:9], *["N/A"] * 4]) for row in rows)
+    path = write(tmp_path, text, "all_reduce.txt")
+    assert import_nccl_log(path, DGX, (1, 8)).points == import_nccl_log(NEW, DGX, (1, 8)).points
+    with pytest.raises(CalibrationError, match="no in-place times"):
+        import_nccl_log(path, DGX, (1, 8), in_place=True)
 
 
 def test_import_fits_the_points_of_the_group_shape() -> None:

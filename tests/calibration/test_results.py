@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +20,7 @@ from autosbp.processes import start_ticks
 from calibration import Request, assemble, read_results
 from calibration._launch import continue_or_begin, mark_taken
 from calibration._request import SHARING, series, waitings
+from calibration._worker import Log
 
 REQUEST = Request(load_cluster("local:2"), "gloo", (1024, 4096, 16384), op_keys=("k",))
 
@@ -62,7 +66,17 @@ def test_no_file_is_a_run_that_did_not_start(tmp_path: Path) -> None:
     assert read_results(tmp_path / "none").current == "start of the ranks"
 
 
-@pytest.mark.parametrize("line", [b"{]\n", b'{"begin":"x"}\n{"point":{"kind":"p2p","group_shape":[2],"values":[1]}}\n'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{]\n",
+        b'{"begin":"x"}\n{"point":{"kind":"p2p","group_shape":[2],"values":[1]}}\n',
+        b'{"left_out":"before any began"}\n',
+        b'{"begin":"x"}\n{"op":{}}\n',
+        b"[1]\n",
+        b'{"of_a_later_release":1}\n',
+    ],
+)
 def test_a_line_that_is_no_result_is_refused_by_number(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "results.jsonl"
     path.write_bytes(lines()[0] + line)
@@ -93,7 +107,7 @@ def test_an_unfinished_run_is_continued_without_the_line_that_was_being_written(
     assert results.current == "start of the ranks" and results.pids == ()
 
 
-@pytest.mark.parametrize("left", [b"".join(lines()[:6]), b"no JSON\n"])
+@pytest.mark.parametrize("left", [b"".join(lines()[:6]), b"no JSON\n", b'{"point":{}}\n'])
 def test_an_unfinished_run_of_another_request_is_kept_beside_the_new_one(tmp_path: Path, left: bytes) -> None:
     path = tmp_path / "results.jsonl"
     path.write_bytes(left)
@@ -124,3 +138,24 @@ def test_a_folder_in_which_another_process_calibrates_is_refused(tmp_path: Path)
         other.kill()
         other.wait()
     continue_or_begin(REQUEST, path)
+
+
+def test_ranks_that_a_killed_run_has_left_are_ended(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    idle = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen([*idle, "calibration._worker", str(path)]) as rank, subprocess.Popen(idle) as other:
+        header = {"request": REQUEST.request_id, "owner": [other.pid, -1]}
+        path.write_bytes(b"".join(canonical(line) + b"\n" for line in (header, {"ranks": [rank.pid, other.pid]})))
+        continue_or_begin(REQUEST, path)
+        assert rank.wait(10) == -signal.SIGKILL and other.poll() is None
+        other.kill()
+
+
+def test_a_line_is_written_whole_where_the_disk_takes_it_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.jsonl"
+    with Log(str(path)) as log, log._file as file:
+        log._file = SimpleNamespace(write=lambda data: file.write(bytes(data)[:5]), close=lambda: None)  # type: ignore[assignment]
+        log.write({"begin": "all_reduce"})
+    assert path.read_bytes() == b'{"begin":"all_reduce"}\n'
