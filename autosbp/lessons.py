@@ -13,7 +13,7 @@ from autosbp.costmodel.calibration import Calibration, Correction
 from autosbp.costmodel.learning import Experience, learn
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.jsonio import Fields, loads
+from autosbp.jsonio import Fields, digest, loads
 from autosbp.plan import Plan, Strategy
 
 REQUEST, RESULT = "request.json", "result.json"
@@ -45,6 +45,7 @@ class _Trial:
     plan: Plan
     graph: LogicalGraph
     experience: Experience
+    result_id: str
 
     def predicted_s(self, calibration: Calibration) -> float:
         return predict_costs(self.graph, self.plan.strategy, self.plan.cluster, calibration).simulated_step_time_s
@@ -54,8 +55,8 @@ def learn_from_trials(calibration: Calibration, folders: Sequence[Path]) -> Taug
     """The calibration with one more correction, learned from the trials in ``folders`` and from nothing else.
 
     Raises:
-        InputError: no folder or one given twice; a trial that did not succeed, was cut off, is of another cluster than
-            the calibration, or issued other collectives than its plan was charged for.
+        InputError: no folder, or one or its copy given twice; a trial that did not succeed, was cut off, is of another
+            cluster than the calibration, or issued other collectives than its plan was charged for.
     """
     resolved = [folder.resolve() for folder in folders]
     for at, folder in enumerate(resolved):
@@ -64,6 +65,11 @@ def learn_from_trials(calibration: Calibration, folders: Sequence[Path]) -> Taug
                 f"trial[{at}]", str(folders[at]), "every trial teaches once: different folders are expected"
             )
     trials = [_read(calibration, folder, f"trial[{at}]") for at, folder in enumerate(folders)]
+    for at, trial in enumerate(trials):
+        same = next((other.name for other in trials[:at] if other.result_id == trial.result_id), None)
+        if same is not None:
+            limit = f"every trial teaches once: another one than that in {same} is expected, not a copy"
+            raise InputError(f"trial[{at}]", trial.name, limit)
     taught = learn(calibration, [trial.experience for trial in trials])
     lessons = (
         Lesson(
@@ -137,4 +143,4 @@ def _read(calibration: Calibration, folder: Path, path: str) -> _Trial:
     if graph.graph_hash != wanted:
         raise InputError(f"{path}.request.graph", graph.graph_hash, f"{wanted}, the plan's graph, is expected")
     experience = experience_of(plan, graph, calibration, documents[RESULT], f"{path}.result")
-    return _Trial(str(folder), plan, graph, experience)
+    return _Trial(str(folder), plan, graph, experience, digest(documents[RESULT]))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from autosbp.costmodel.calibration import KINDS, Calibration, CollectiveFit
+from autosbp.costmodel.calibration import BETA_FLOOR_S_PER_BYTE, KINDS, Calibration, CollectiveFit
 from autosbp.costmodel.network import NetworkModel
 from autosbp.jsonio import canonical
 from calibration._placements import placements
 from calibration._plots import bytes_text, residual_plot, seconds_text, time_plot
-from calibration._rows import BETA_FLOOR_S_PER_BYTE
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1180px; padding: 0 1em; color: #1a1a1a; }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autosbp.costmodel.calibration import Calibration, CollectiveFit, OpTime, Point
+from autosbp.costmodel.calibration import BETA_FLOOR_S_PER_BYTE, Calibration, CollectiveFit, OpTime, Point
 from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import CalibrationError, InputError
@@ -17,7 +17,6 @@ from calibration._fit import MIN_POINTS, fit_collective
 from calibration._placements import Placement
 from calibration._pooling import share_fits
 from calibration._request import Measurement, Request, measurement_names, op_name
-from calibration._rows import BETA_FLOOR_S_PER_BYTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +156,9 @@ def assemble(request: Request, results: Results, method: str, partial: bool = Fa
 def _flat(fits: list[CollectiveFit], method: str) -> list[str]:
     return [
         f"{Series(fit.kind, fit.group_shape, fit.placement, fit.num_groups).name}: "
-        "times do not grow with size; measure larger messages"
+        "times do not grow with size; measure larger messages, which are predicted at the rate of the cluster's description"
         for fit in fits
-        if method == "relative" and fit.beta_s_per_byte <= BETA_FLOOR_S_PER_BYTE
+        if method == "relative" and fit.last_beta_s_per_byte <= BETA_FLOOR_S_PER_BYTE
     ]
 
 

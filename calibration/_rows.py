@@ -11,11 +11,10 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autosbp.costmodel.calibration import Point
+from autosbp.costmodel.calibration import BETA_FLOOR_S_PER_BYTE, Point
 from autosbp.costmodel.network import alpha_count, beta_factor
 from calibration._regression import LineFit, relative
 
-BETA_FLOOR_S_PER_BYTE = 1e-15  # 1 PB/s: times that do not grow with size say only that beta is too small to see
 _Array = NDArray[np.float64]
 
 

@@ -22,6 +22,8 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 PLACEMENTS = ("contiguous", "strided")
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MAX_NAME = 100
+BETA_FLOOR_S_PER_BYTE = 1e-15
+"""1 PB/s, the least that is fitted: times that do not grow with size say only that beta is too small to see."""
 _MAX = sys.float_info.max
 
 
@@ -108,6 +110,11 @@ class CollectiveFit:
     num_groups: int | None = None
     waiting_s: float = 0.0
     shared_with: tuple[str, ...] = ()
+
+    @property
+    def last_beta_s_per_byte(self) -> float:
+        """What further bytes of the largest messages cost."""
+        return self.knots[-1][1] if self.knots else self.beta_s_per_byte
 
     def to_dict(self) -> dict[str, Any]:
         document = {

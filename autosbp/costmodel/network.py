@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.cluster import Cluster
+from autosbp.costmodel.calibration import BETA_FLOOR_S_PER_BYTE, Calibration, CollectiveFit
 from autosbp.costmodel.calibration import KINDS as KINDS
-from autosbp.costmodel.calibration import Calibration, CollectiveFit
 
 Floats = NDArray[np.float64]
 
@@ -122,7 +122,7 @@ class NetworkModel:
         """All that times depend on; how many of the outermost units there are is no part of it."""
         links = tuple((level.latency_s, level.bandwidth_bytes_per_s) for level in self.cluster.levels)
         fits = tuple(
-            (*name, fit.num_groups, fit.alpha_s, fit.beta_s_per_byte, fit.knots, fit.waiting_s)
+            (*name, fit.num_groups, fit.alpha_s, fit.beta_s_per_byte, self._knots(fit), fit.waiting_s)
             for known in (self._fits, self._alone)
             for name, fit in known.items()
         )
@@ -136,21 +136,33 @@ class NetworkModel:
     def _alpha_beta(self, kind: str, group_shape: tuple[int, ...]) -> AlphaBeta:
         fit = self._fits.get((kind, group_shape))
         if fit is not None:
-            return AlphaBeta(fit.alpha_s, fit.beta_s_per_byte, True, fit.knots, fit.waiting_s)
+            return AlphaBeta(fit.alpha_s, fit.beta_s_per_byte, True, self._knots(fit), fit.waiting_s)
         at = _outermost(group_shape)
         if at is None:
             return AlphaBeta(0.0, 0.0, False)
         level, groups, streams = self.cluster.levels[at], self._groups(group_shape), link_streams(kind, group_shape)
-        described = groups * streams / level.bandwidth_bytes_per_s
+        described = self._described(kind, group_shape)
         near = self._nearest(kind, group_shape)
         if near is None:
             return AlphaBeta(level.latency_s, described, False)
         part = streams / link_streams(near.kind, near.group_shape)
         part *= groups / self._groups(near.group_shape) if near.num_groups is None else 1.0
         least = 0.0 if near.num_groups is None else described
-        knots = tuple((size, max(part * beta, least)) for size, beta in near.knots)
+        knots = tuple((size, max(part * beta, least)) for size, beta in self._knots(near))
         beta = max(part * near.beta_s_per_byte, least) if least else part * near.beta_s_per_byte
         return AlphaBeta(near.alpha_s, beta, False, knots, near.waiting_s, (near.kind, near.group_shape))
+
+    def _described(self, kind: str, group_shape: tuple[int, ...]) -> float:
+        """Beta as the cluster's description has it."""
+        level = self.cluster.levels[_outermost(group_shape) or 0]
+        return self._groups(group_shape) * link_streams(kind, group_shape) / level.bandwidth_bytes_per_s
+
+    def _knots(self, fit: CollectiveFit) -> tuple[tuple[int, float], ...]:
+        """Those of a fit. Times that did not grow with size tell nothing of larger messages: these are as described."""
+        if fit.last_beta_s_per_byte > BETA_FLOOR_S_PER_BYTE * (1 + 1e-9) or not fit.points:
+            return fit.knots
+        largest = max(point.num_bytes for point in fit.points)
+        return (*fit.knots, (largest, self._described(fit.kind, fit.group_shape)))
 
     def _groups(self, group_shape: tuple[int, ...]) -> float:
         """How many groups of a shape share the link of a unit of the outermost level that they cross."""

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from autosbp.cluster import load_cluster
-from autosbp.costmodel.calibration import KINDS, Calibration, Point
+from autosbp.costmodel.calibration import BETA_FLOOR_S_PER_BYTE, KINDS, Calibration, Point
 from autosbp.costmodel.network import NetworkModel, alpha_count, beta_factor
 from autosbp.errors import CalibrationError, InputError
 from calibration import fit_collective
-from calibration._rows import BETA_FLOOR_S_PER_BYTE, Rows
+from calibration._rows import Rows
 
 SIZES = [2**power for power in range(10, 25, 2)]
 ALPHA_S, BETA_S_PER_BYTE = 4e-4, 2e-9
@@ -127,6 +127,18 @@ def test_outliers_are_listed_by_size() -> None:
     data = points("all_gather", (4,), 0.02)
     data[3] = Point(SIZES[3], data[3].median_s * 30, 0.0, 10)
     assert fit_collective("all_gather", (4,), data).outliers == (SIZES[3],)
+
+
+@pytest.mark.parametrize("method", ["relative", "ols"])
+def test_messages_above_those_that_took_all_the_same_time_are_not_free(method: str) -> None:
+    cluster, sizes = load_cluster("emulated:2x2"), (1024, 4096, 16384)
+    data = [Point(size, 1.1e-3 - 1e-6 * at, 0.0, 10) for at, size in enumerate(sizes)]
+    fit = fit_collective("all_gather", (2, 1), data, method)
+    network = NetworkModel(cluster, Calibration(cluster, "gloo", method, (fit,)))
+    for shape in ((2, 1), (2, 2)):
+        inside, beyond = network.times_s("all_gather", np.array([16384.0, 2**30]), shape)
+        described = NetworkModel(cluster).time_s("all_gather", 2**30 - 16384, shape)
+        assert inside < 4e-3 and beyond == pytest.approx(inside + described, rel=0.01)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1e-3])

@@ -120,6 +120,10 @@ def test_a_trial_of_another_cluster_and_one_given_twice_are_refused(
 ) -> None:
     twice = run("learn", calibration, "--trial", kept.folder, "--trial", f"{kept.folder}/.", "--json")
     assert twice.exit_code == 2 and "trial[1]" in twice.stderr and "different folders" in twice.stderr
+    copy = shutil.copytree(kept.folder, tmp_path / "copy")
+    twice = run("learn", calibration, "--trial", kept.folder, "--trial", copy, "-o", tmp_path / "taught.json")
+    assert twice.exit_code == 2 and "trial[1]" in twice.stderr and "not a copy" in twice.stderr
+    assert not (tmp_path / "taught.json").exists()
     calibration.write_text(json.dumps(document("local:2x2")))
     done = run("learn", calibration, "--trial", kept.folder, "--json")
     error = json.loads(done.stdout)["error"]
