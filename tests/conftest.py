@@ -1,8 +1,19 @@
-"""Shared by all tests: quiet, offline, one thread per rank."""
+"""Shared by all tests: quiet, offline, one thread per rank; the longest files first."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+
+import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, then those of many tests: one that is long and starts last would keep the other
+    processes waiting for its end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    num_tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in slow, -num_tests[item.path]))

@@ -11,8 +11,6 @@ from autosbp.costmodel.calibration import Calibration
 from autosbp.demo import run_demo
 from autosbp.plan import Plan
 
-pytestmark = pytest.mark.clock
-
 
 @pytest.mark.slow
 def test_the_demo_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

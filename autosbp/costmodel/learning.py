@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from autosbp.costmodel.calibration import Calibration, Correction
 from autosbp.errors import InputError
@@ -114,6 +113,8 @@ def learn(calibration: Calibration, experiences: Sequence[Experience]) -> Calibr
         if not one.compute_s + one.comm_s > 0 or not one.other_s >= 0:
             limit = "seconds of ops and collectives above 0, and others of at least 0, are expected"
             raise InputError(f"experiences[{at}]", str(one), limit)
+    from scipy.optimize import least_squares  # takes half a second, for which a service or a plan need not wait
+
     fit = _Fit(experiences, WAITING * _latency_s(calibration))
     low, high = math.log(Correction.LOW), math.log(Correction.HIGH)
     found = least_squares(

@@ -12,6 +12,8 @@ from benchmarks.fuzz._targets import TARGETS
 from benchmarks.fuzz._worker import generator
 from benchmarks.fuzz.documents import MOST_BYTES, attack
 
+pytestmark = pytest.mark.slow
+
 SHARE = {
     "graphs": 80, "clusters": 100, "calibrations": 50, "cluster files": 50, "plans": 80, "onnx files": 12, "configurations": 8,
 }  # fmt: skip

@@ -23,8 +23,6 @@ from calibration import Progress, calibrate, read_results
 from calibration._budget import LEAST_OPS
 from tests.cli.processes import COMMAND, autosbp, environment
 
-pytestmark = pytest.mark.clock
-
 CLUSTER = load_cluster("local:2x2")
 SIZES = (1 << 10, 1 << 16, 1 << 22)
 LINEAR = (
@@ -41,6 +39,7 @@ def _is_rank(pid: int) -> bool:
     return b"calibration._worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.clock
 def test_four_ranks_are_measured_fitted_and_stored(tmp_path: Path) -> None:
     seen: list[Progress] = []
     calibration = calibrate(
@@ -100,6 +99,7 @@ def test_a_rank_that_dies_fails_by_name_and_ends_the_others(tmp_path: Path) -> N
     assert gone(read_results(tmp_path / "results.jsonl").pids)
 
 
+@pytest.mark.clock
 def test_a_hung_rank_is_named_and_the_next_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     seen: list[Progress] = []
     path = tmp_path / "results.jsonl"
@@ -110,7 +110,7 @@ def test_a_hung_rank_is_named_and_the_next_run_goes_on_where_it_ended(tmp_path: 
             os.kill(read_results(path).pids[-1], signal.SIGSTOP)
 
     def run(**more: Any) -> Calibration:
-        return calibrate(load_cluster("local:2"), sizes=SIZES, point_s=0.2, workdir=tmp_path, **more)
+        return calibrate(load_cluster("local:2"), sizes=SIZES, point_s=0.05, workdir=tmp_path, **more)
 
     with pytest.raises(
         CalibrationError, match="no rank has answered for 3 s: rank 1 .* is stopped; .* so far"
@@ -127,10 +127,12 @@ def test_a_hung_rank_is_named_and_the_next_run_goes_on_where_it_ended(tmp_path: 
     assert [point for fit in calibration.collectives for point in fit.points][: len(kept)] == kept
 
 
+@pytest.mark.clock
 def test_what_a_killed_command_has_measured_is_kept_and_its_ranks_are_not(tmp_path: Path) -> None:
     path = tmp_path / "calib.json"
     partial = tmp_path / "calib.json.partial" / "results.jsonl"
-    arguments = ["calibrate", "--cluster", "local:2", "--sizes", "1024,65536,4194304", "--no-variants", "-o", str(path)]
+    boxes = ("--sizes", "1024,65536,4194304", "--point-s", "0.2", "--no-variants")
+    arguments = ["calibrate", "--cluster", "local:2", *boxes, "-o", str(path)]
     with subprocess.Popen([*COMMAND, *arguments], env=environment(), stderr=subprocess.PIPE) as command:
         assert command.stderr is not None
         while not command.stderr.readline().startswith(b"[3/"):
@@ -148,6 +150,7 @@ def test_what_a_killed_command_has_measured_is_kept_and_its_ranks_are_not(tmp_pa
     assert Calibration.from_dict(loads(path.read_bytes())).complete and not partial.parent.exists()
 
 
+@pytest.mark.clock
 def test_a_run_out_of_time_says_so_and_leaves_no_process(tmp_path: Path) -> None:
     started: list[Progress] = []
     with pytest.raises(CalibrationError, match="timed out after 9 s"):
@@ -163,6 +166,7 @@ def test_a_run_out_of_time_says_so_and_leaves_no_process(tmp_path: Path) -> None
     assert gone(read_results(tmp_path / "results.jsonl").pids)
 
 
+@pytest.mark.clock
 def test_the_time_box_holds_the_whole_run_and_what_it_does_not_hold_is_told(tmp_path: Path) -> None:
     keys = [LINEAR.replace("512", str(512 + at)) for at in range(400)]  # 260 s of boxes of ops alone
     started = time.monotonic()

@@ -46,13 +46,14 @@ def graph_of(name: str) -> LogicalGraph:
     return made[name]() if name in made else capture("zoo:mlp-small")
 
 
-def labelled_strategies(name: str, count: int, *, recomputed: bool) -> dict[str, Strategy]:
-    """The plan, its baselines, ``count`` sampled strategies, two with gradient accumulation, also with parameters that are
-    stored split, and, ``recomputed``, some of these with every block run again, two together, or half of them."""
+def labelled_strategies(name: str, count: int, *, every: bool) -> dict[str, Strategy]:
+    """The plan, ``count`` sampled strategies, two with gradient accumulation, also with parameters that are stored split,
+    and, for ``every`` kind, baselines, and some of all these with every block run again, two together, or half of them."""
     graph, cluster = graph_of(name), load_cluster("local:2x2")
     # At one microbatch, zero2 is zero1; without convolutions, one weird trick is Megatron's grid.
     names = tuple(name for name in BASELINES if name not in ("zero2", "one_weird_trick"))
-    plan = make_plan(graph, cluster, None, PlanOptions(global_batch=8, stages=1, baselines=names))
+    asked = PlanOptions(global_batch=8, stages=1, baselines=names if every else ())
+    plan = make_plan(graph, cluster, None, asked)
     found = {"plan": plan.strategy}
     for baseline in plan.document["baseline_strategies"]:
         found[baseline] = plan.baseline_strategy(baseline)
@@ -61,10 +62,10 @@ def labelled_strategies(name: str, count: int, *, recomputed: bool) -> dict[str,
     for at, strategy in enumerate(sample_strategies(graph, cluster, 2, global_batch=16, micro_batch=8, seed=7)):
         found[f"accumulated {at}"] = strategy
         found[f"stored apart {at}"] = store_split(graph, strategy, GATHERS[at])
-    for label in ("plan", "accumulated 0", "stored apart 0", "stored apart 1") if recomputed else ():
+    for label in ("plan", "accumulated 0", "stored apart 0", "stored apart 1") if every else ():
         bound = graph.bind(**dict.fromkeys(graph.symbols, found[label].micro_batch))
         found[f"recomputed {label}"] = replace(recomputing(bound, found[label]), bucket_bytes=20_000)
-    if recomputed:
+    if every:
         found["recomputed together"] = recomputing(bound, found["stored apart 1"], 2)
         runs = found["recomputed accumulated 0"].recompute
         found["recomputed in part"] = replace(found["accumulated 0"], recompute=runs[: len(runs) // 2])
@@ -81,7 +82,7 @@ def run_cases(folder: Path, dtype: str, counts: dict[str, int]) -> dict[tuple[st
         elif name == "rescaled":
             strategies = {f"partial extrema {at}": each for at, each in enumerate(partial_extrema(rescaled(), count))}
         else:
-            strategies = labelled_strategies(name, count, recomputed=dtype == "float64")
+            strategies = labelled_strategies(name, count, every=dtype == "float64")
         if name == "gpt2":
             strategies["2-D"] = two_dimensional(graph_of(name))
         cases.append({
@@ -110,4 +111,5 @@ def float64_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str,
 
 @pytest.fixture(scope="session")
 def float32_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    return run_cases(tmp_path_factory.mktemp("float32"), "float32", {"gpt2": 12, "mlp": 10, "llama": 4})
+    """What trains in float64 runs the same programs: here are a few of each model, for numbers and bytes of this type."""
+    return run_cases(tmp_path_factory.mktemp("float32"), "float32", {"gpt2": 3, "mlp": 3, "llama": 3})

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from autosbp.executor.parameters import as_dtensors, combine, full_parameters
+from autosbp.executor.parameters import as_dtensors, full_parameters, shard
 from autosbp.executor.process_groups import device_mesh
 from autosbp.executor.reference import Reference
 from autosbp.executor.training import Trainer, random_batch
@@ -30,17 +30,25 @@ STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Training on one device. ``losses`` are those of a first pass, whose ``gradients`` are applied, and of ``STEPS`` steps;
-    ``parameters`` are those after them; ``sizes`` are the largest elements of the gradients in float64."""
+    """Training on one device, from ``parameters`` on ``batch``. ``losses`` are those of a first pass, whose ``gradients``
+    are applied, and of ``STEPS`` steps; ``trained`` are the parameters after them; ``sizes`` are the largest elements of
+    the gradients in float64."""
 
+    parameters: Tensors
+    batch: Tensors
     losses: list[torch.Tensor]
     gradients: Tensors
-    parameters: Tensors
+    trained: Tensors
     sizes: dict[str, float]
 
 
-def alone(graph: LogicalGraph, strategy: Strategy, parameters: Tensors, batch: Tensors) -> Alone:
+def alone(graph: LogicalGraph, strategy: Strategy) -> Alone:
     """What strategies of the same batches and optimizer are compared with."""
+    parameters = full_parameters(graph, seed=1)
+    batch = random_batch(graph, strategy.global_batch, seed=2)
+    for name in batch:  # some labels are ignored, unevenly over the batch
+        if name == "labels" and batch[name].dim() == 2:
+            batch[name][0, : batch[name].shape[1] // 2] = -100
     reference = Reference(graph, parameters, global_batch=strategy.global_batch, optimizer=strategy.optimizer)
     losses = [reference.forward_backward(batch)]
     trained = {name: value for name, value in reference.parameters.items() if value.requires_grad}
@@ -56,21 +64,17 @@ def alone(graph: LogicalGraph, strategy: Strategy, parameters: Tensors, batch: T
         {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
     )
     largest = {name: float(value.grad.abs().max()) for name, value in exact.parameters.items() if value.requires_grad}
-    return Alone(losses, gradients, {name: value.detach() for name, value in reference.parameters.items()}, largest)
+    after = {name: value.detach() for name, value in reference.parameters.items()}
+    return Alone(parameters, batch, losses, gradients, after, largest)
 
 
 def compare(graph: LogicalGraph, strategy: Strategy, known: dict[tuple[object, ...], Alone]) -> dict[str, object]:
     """Errors on this rank. ``known`` is what one device does with this graph, by batches and optimizer."""
-    parameters = full_parameters(graph, seed=1)
-    batch = random_batch(graph, strategy.global_batch, seed=2)
-    for name in batch:  # some labels are ignored, unevenly over the batch
-        if name == "labels" and batch[name].dim() == 2:
-            batch[name][0, : batch[name].shape[1] // 2] = -100
     key = strategy.global_batch, strategy.optimizer
     if key not in known:
-        known[key] = alone(graph, strategy, parameters, batch)
-    reference = known[key]
-    trainer = Trainer(graph, strategy, parameters, device=torch.device("cpu"))
+        known[key] = alone(graph, strategy)
+    reference, batch = known[key], known[key].batch
+    trainer = Trainer(graph, strategy, reference.parameters, device=torch.device("cpu"))
     losses = [trainer.forward_backward(batch)]
     issued = trainer.issued()
     report: dict[str, object] = {
@@ -81,7 +85,7 @@ def compare(graph: LogicalGraph, strategy: Strategy, known: dict[tuple[object, .
     if issued != trainer.expected():
         report["issued"] = [str(call) for call in issued[:60]]
         report["expected"] = [str(call) for call in trainer.expected()[:60]]
-    report["gradient"] = gradient_error(strategy, trainer, reference)
+    report["gradient"] = gradient_error(trainer, reference)
     trainer.optimizer.step()
     losses += [trainer.step(batch) for _ in range(STEPS)]
     errors = [float(abs(got - wanted) / abs(wanted)) for got, wanted in zip(losses, reference.losses, strict=True)]
@@ -98,25 +102,21 @@ def dtensor_error(trainer: Trainer, reference: Alone) -> float:
     mesh = device_mesh(trainer.strategy.mesh, "cpu")
     worst = 0.0
     for name, tensor in as_dtensors(trainer.graph, trainer.strategy, trainer.locals, mesh).items():
-        wanted = reference.parameters[name]
+        wanted = reference.trained[name]
         worst = max(worst, float((tensor.full_tensor() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12)))
     return worst
 
 
-def gradient_error(strategy: Strategy, trainer: Trainer, reference: Alone) -> float:
-    """The largest error of a gradient relative to that parameter's largest; a gradient that is zero by mathematics
-    (GPT-2's key bias: softmax does not see it) is compared to the largest of all."""
+def gradient_error(trainer: Trainer, reference: Alone) -> float:
+    """The largest error of this rank's part of a gradient relative to that parameter's largest; a gradient that is zero by
+    mathematics (GPT-2's key bias: softmax does not see it) is compared to the largest of all."""
     largest = max(reference.sizes.values())
     worst = 0.0
     for name, size in reference.sizes.items():
-        layout = strategy.parameters[name]
-        grads = [torch.empty_like(trainer.locals[name]) for _ in range(dist.get_world_size())]
-        dist.all_gather(grads, trainer.locals[name].grad.contiguous())
-        synced = tuple(I if sbp == B else sbp for sbp in layout)
-        wanted = reference.gradients[name]
-        whole = combine(grads, synced, strategy.mesh, tuple(wanted.shape))
+        synced = tuple(I if sbp == B else sbp for sbp in trainer.strategy.parameters[name])
+        wanted = shard(reference.gradients[name], synced, trainer.strategy.mesh, trainer.runtime.coordinate)
         scale = size if size > 1e-12 * largest else largest
-        worst = max(worst, float((whole - wanted).abs().max()) / scale)
+        worst = max(worst, float((trainer.locals[name].grad - wanted).abs().max()) / scale)
     return worst
 
 

@@ -13,6 +13,8 @@ from autosbp.sources import load_model
 from benchmarks.lowering._strategies import data_parallel, stored_split, tensor_parallel
 from benchmarks.memory.__main__ import LIMIT, measure, report
 
+pytestmark = pytest.mark.slow
+
 BATCH, MESSAGE_BYTES = 16, 2**18
 
 

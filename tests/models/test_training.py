@@ -8,6 +8,8 @@ import pytest
 
 from tests.models.conftest import MODELS, graph_of, plan_of
 
+pytestmark = pytest.mark.slow
+
 Reports = dict[str, dict[str, list[dict[str, Any]]]]
 
 

@@ -82,9 +82,9 @@ def test_as_few_blocks_are_recomputed_as_fit(free: Plan) -> None:
 def test_a_plan_that_needs_it_names_what_forbids_it() -> None:
     limit = 21_000_000
     with pytest.raises(InfeasibleError) as error:
-        planned(**ONE, recompute=0, memory_limit_bytes=limit, time_limit_s=10.0)
+        planned(**ONE, recompute=0, memory_limit_bytes=limit, time_limit_s=4.0)
     assert "recompute=0" in error.value.conflict
-    found = planned(**ONE, memory_limit_bytes=limit, time_limit_s=10.0)
+    found = planned(**ONE, memory_limit_bytes=limit, time_limit_s=4.0)
     assert found.strategy.recompute and found.document["memory_bytes_per_device"] <= limit
 
 

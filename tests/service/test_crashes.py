@@ -11,6 +11,8 @@ from benchmarks.chaos import real, scenarios
 from service.jobs._crash import crasher
 from tests.service.postgres import Postgres
 
+pytestmark = pytest.mark.slow
+
 
 def check(found: scenarios.Found, kills: int) -> None:
     wanted = {"kills": kills, "lost": 0, "failed": 0, "twice": 0, "5xx": 0}  # in what time, `make chaos` says

@@ -24,15 +24,17 @@ from tests.service.server import Server
 JSON = {"content-type": "application/json"}
 MIB = 2**20
 MOST_GROWTH_MIB = 1024
-BODIES = {
-    "too many lists": (b'{"a":[' + b"[]," * 20_000_000 + b"[]]}", 422),
-    "lists": (b'{"a":[' + b"[]," * (MAX_VALUES // 2 - 4) + b"[]]}", 422),
-    "members": (b'{"a":{' + b",".join(b'"%d":"%d"' % (i, i) for i in range(MAX_VALUES // 2 - 4)) + b"}}", 422),
-    "top members": (b"{" + b",".join(b'"%d":"%d"' % (i, i) for i in range(MAX_VALUES // 2 - 4)) + b"}", 422),
-    "objects": (b'{"a":[' + b'{"a":{}},' * (MAX_VALUES // 4 - 4) + b"1]}", 422),
-    "text": (b'{"a":"' + b"\\u00e9" * 9_000_000 + b'"}', 422),
-    "a graph of 1,536 layers": (canonical(gpt3(1536).to_dict()), 201),
-}
+
+
+def bodies() -> Iterator[tuple[str, bytes, int]]:
+    """By name, each with the status of its answer; made one after the other, as they are large."""
+    yield "too many lists", b'{"a":[' + b"[]," * 20_000_000 + b"[]]}", 422
+    yield "lists", b'{"a":[' + b"[]," * (MAX_VALUES // 2 - 4) + b"[]]}", 422
+    yield "members", b'{"a":{' + b",".join(b'"%d":"%d"' % (i, i) for i in range(MAX_VALUES // 2 - 4)) + b"}}", 422
+    yield "top members", b"{" + b",".join(b'"%d":"%d"' % (i, i) for i in range(MAX_VALUES // 2 - 4)) + b"}", 422
+    yield "objects", b'{"a":[' + b'{"a":{}},' * (MAX_VALUES // 4 - 4) + b"1]}", 422
+    yield "text", b'{"a":"' + b"\\u00e9" * 9_000_000 + b'"}', 422
+    yield "a graph of 1,536 layers", canonical(gpt3(1536).to_dict()), 201
 
 
 @dataclass
@@ -94,7 +96,7 @@ def test_large_bodies_stop_no_other_request_and_take_no_more_than_a_gib(tmp_path
     found: dict[str, Seen] = {}
     with Server(tmp_path / "data") as server:
         httpx.post(f"{server.url}/v1/clusters", json={"preset": "local:2"})
-        for name, (body, status) in BODIES.items():
+        for name, body, status in bodies():
             with beside(server) as found[name]:
                 answer = httpx.post(f"{server.url}/v1/models", content=body, headers=JSON, timeout=120)
                 assert answer.status_code == status, (name, answer.text[:300])

@@ -16,8 +16,6 @@ from autosbp.processes import start_ticks
 from autosbp.testing.emulated import EmulatedCluster
 from tests.testing.ranks import NUM_BYTES
 
-pytestmark = pytest.mark.clock
-
 RATE_BYTES_PER_S = 200e6 / 8
 PING = """
 import socket, sys, time
@@ -56,15 +54,18 @@ def ring_s(num_ranks: int) -> float:
     return 2 * (num_ranks - 1) / num_ranks * NUM_BYTES / RATE_BYTES_PER_S
 
 
+@pytest.mark.clock
 def test_an_all_reduce_between_nodes_takes_the_time_of_a_ring_over_the_link(times: dict[str, float]) -> None:
     assert times["one across"] == pytest.approx(ring_s(2), rel=0.35)
     assert times["all"] == pytest.approx(ring_s(4), rel=0.35)
 
 
+@pytest.mark.clock
 def test_an_all_reduce_inside_a_node_is_far_faster(times: dict[str, float]) -> None:
     assert times["inside"] < times["one across"] / 4
 
 
+@pytest.mark.clock
 def test_two_groups_at_once_share_the_links_of_their_nodes(times: dict[str, float]) -> None:
     assert times["two across"] / times["one across"] == pytest.approx(2.0, rel=0.25)
 
@@ -122,6 +123,7 @@ def test_two_clusters_at_once_do_not_hear_each_other(can_emulate: None) -> None:
         assert answer(one, "1")[0] == "1" and answer(other, "2")[0] == "2"
 
 
+@pytest.mark.clock
 def test_a_delay_is_paid_in_each_direction(can_emulate: None) -> None:
     with EmulatedCluster(ranks_per_node=1, delay_ms=10) as cluster:
         word, round_trip_s = answer(cluster, "x")

@@ -9,6 +9,8 @@ from autosbp.graph.chunks import cut_graph
 from tests.executor.pipeline.conftest import CASES, Reports, model
 from tests.executor.pipeline.strategies import even_cuts
 
+pytestmark = pytest.mark.slow
+
 KEYS = ("loss", "gradient", "loss_after_steps", "parameters")
 
 

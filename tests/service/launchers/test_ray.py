@@ -17,9 +17,12 @@ from service.testing.launchers import CHECKS, Place, wait_for
 from service.testing.ray import LocalRay
 
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None and not os.environ.get("CI"), reason="Ray is not installed: autosbp[ray]"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None and not os.environ.get("CI"), reason="Ray is not installed: autosbp[ray]"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

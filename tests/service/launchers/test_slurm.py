@@ -27,10 +27,13 @@ from tests.service.conftest import running
 
 ROOT = Path(__file__).parents[3]
 LACKS = missing_programs()
-pytestmark = pytest.mark.skipif(
-    bool(LACKS) and not os.environ.get("CI"),
-    reason=f"a virtual Slurm needs {', '.join(LACKS)}; scripts/system installs it",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        bool(LACKS) and not os.environ.get("CI"),
+        reason=f"a virtual Slurm needs {', '.join(LACKS)}; scripts/system installs it",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
