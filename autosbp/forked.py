@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import gc
 import importlib.util
 import os
 import runpy
@@ -36,10 +37,12 @@ _PR_SET_PDEATHSIG = 1
 
 def main(num_ranks: int, module: str, arguments: Sequence[str]) -> int:
     """The exit code; in a rank, this returns when its program has ended."""
+    gc.disable()  # nothing of what is imported becomes garbage: not searched for it here, nor, once frozen, in a rank
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # is there, but not named as exported
 
     owner, own = os.environ.pop(OWNER, None), os.getpid()
     _import_what_it_imports(module)
+    gc.freeze()
     listening = socket.create_server((_ADDRESS, 0))
     port = listening.getsockname()[1]
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # none is missed, and none finds a rank half started
@@ -48,6 +51,7 @@ def main(num_ranks: int, module: str, arguments: Sequence[str]) -> int:
         pid = os.fork()
         if pid == 0:
             _end_with(own)
+            gc.enable()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
             listening.close()
             os.environ.update(_environment(rank, num_ranks, port))
