@@ -58,9 +58,12 @@ def test_what_a_killed_owner_leaves_is_swept(can_emulate: None, tmp_path: Path) 
         ranks = [int(path.read_text()) for path in tmp_path.glob("here*")]
         pids = {int(pid) for name in remains(process.pid) for pid in _pids(name)}
         assert pids >= set(ranks) and len(pids) >= 4  # ranks and their torchruns
+        stopped, other = ranks
+        os.kill(stopped, signal.SIGSTOP)
         process.kill()
         process.wait()
-        assert len(remains(process.pid)) == 3 and all(map(alive, ranks))
+        wait_for(lambda: not alive(other))  # by itself: nobody is left to end it
+        assert len(remains(process.pid)) == 3 and alive(stopped)
         done = subprocess.run(SWEEP, env=environment(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and "removed 3 namespaces" in done.stderr
         assert remains(process.pid) == [] and not any(map(alive, pids))

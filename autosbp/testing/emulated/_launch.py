@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from autosbp.testing.emulated._network import INTERFACE, address, end_processes, inside
 from autosbp.testing.emulated._rank_errors import RankError, first_error
-from autosbp.torchrun import Outcome, environment, log_tail, start, torchrun_command
+from autosbp.torchrun import OWNER, Outcome, environment, log_tail, start, torchrun_command
 
 _RANK_MODULE = "autosbp.testing.emulated._rank"
 _POLL_S = 0.1
@@ -47,7 +48,7 @@ def run_on_nodes(
     deadline = time.monotonic() + timeout_s
     logs = [node_log(log_path, node) for node in range(len(namespaces))]
     # C++ warns of every address without a name; nodes have none.
-    env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **environment(INTERFACE)}
+    env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **environment(INTERFACE), OWNER: str(os.getpid())}
     with tempfile.TemporaryDirectory(prefix="autosbp-ranks-") as errors:
         processes: list[subprocess.Popen[bytes]] = []
         try:

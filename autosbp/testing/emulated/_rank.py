@@ -3,21 +3,30 @@
     python -m autosbp.testing.emulated._rank FOLDER MODULE ARGUMENTS...
 
 When one rank fails, its peers fail too, with errors about closed connections: the times tell which error was the first.
+A rank ends itself when the process that ``AUTOSBP_OWNER`` names has ended: one that was killed can end nobody.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
-from autosbp.processes import keep_to_cores
+from autosbp.processes import keep_to_cores, start_ticks
 from autosbp.testing.emulated._rank_errors import write_error
+from autosbp.torchrun import OWNER
+
+_LOOK_S = 1.0
 
 
 def main(folder: str, module: str, *arguments: str) -> None:
     sys.argv = [module, *arguments]
+    if OWNER in os.environ:
+        threading.Thread(target=_end_with, args=(int(os.environ.pop(OWNER)),), daemon=True).start()
     keep_to_cores(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))  # all nodes are on one machine
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -25,6 +34,13 @@ def main(folder: str, module: str, *arguments: str) -> None:
         if not isinstance(error, SystemExit) or error.code not in (None, 0):
             write_error(Path(folder), int(os.environ["RANK"]), error)
         raise
+
+
+def _end_with(owner: int) -> None:
+    began = start_ticks(owner)
+    while began is not None and start_ticks(owner) == began:
+        time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
