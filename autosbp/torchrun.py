@@ -84,7 +84,8 @@ def run_ranks(
     finally:
         _end(process, module)
     if not reason and process.returncode != 0:
-        reason = "a rank failed"
+        ended = process.returncode < 0  # its ranks end with it
+        reason = f"their parent was ended by {signal.Signals(-process.returncode).name}" if ended else "a rank failed"
     return Outcome(reason, log_tail(log_path))
 
 

@@ -2,7 +2,8 @@
 
 A GPT-2 block is taken at several batch sizes. Its ops are timed (CUDA events) at every second of them, predicted at those
 between from what was timed, and timed there too. Then one training step's peak is compared with the predicted one.
-Prints "no GPU" and stops where there is none; ``--device cpu`` runs the same, smaller, on a CPU.
+Prints "no GPU" (in JSON where that is asked for) and stops where there is none; ``--device cpu`` runs the same, smaller, on a
+CPU.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def main() -> None:
     arguments = parser.parse_args()
     kind = arguments.device
     if kind == "cuda" and not torch.cuda.is_available():
-        print("no GPU")
+        print(json.dumps({"benchmark": "gpu", "machine": None, "error": "no GPU"}) if arguments.json else "no GPU")
         return
     torch.set_num_threads(1)
     preset = load_cluster("local:1" if kind == "cpu" else f"{arguments.preset}:1").device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -56,9 +57,13 @@ def launch(
         where = "on one machine" if max_ranks == MAX_LOCAL_RANKS else "there"
         raise InputError("cluster", request.cluster.name, f"at most {max_ranks} ranks can start {where}")
     results_path, request_path = workdir / "results.jsonl", workdir / "request.json"
-    if not (resume and was_asked(request, request_path)):
-        continue_or_begin(request, results_path, counts_start=not queued)
-        request_path.write_bytes(canonical(request.to_dict()))
+    try:
+        if not (resume and was_asked(request, request_path)):
+            continue_or_begin(request, results_path, counts_start=not queued)
+            request_path.write_bytes(canonical(request.to_dict()))
+    except OSError as error:
+        limit = f"a folder that can be written is expected ({error.strerror})"
+        raise InputError("workdir", str(workdir), limit) from None
     if (found := read_results(results_path)).done:
         return found
     watch = Watch(request, results_path, progress)
@@ -73,6 +78,8 @@ def launch(
     results = read_results(results_path)
     reason = watch.stalled or outcome.reason
     if reason:
+        if not shutil.disk_usage(workdir).free:  # the log then says nothing, for the same reason
+            reason += f": no space is left on the disk of {workdir}"
         raise CalibrationError(
             f"{results.current}: {reason}; {len(results.made)} results so far are in {results_path}\n"
             f"end of the ranks' log:\n{outcome.log_tail}"

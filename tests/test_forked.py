@@ -32,6 +32,19 @@ def ranks_in(folder: Path, count: int) -> list[int]:
     return [int(path.read_text()) for path in found]
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def gone_soon(pids: list[int]) -> bool:
+    deadline_s = time.monotonic() + 20
+    while (left := [pid for pid in pids if start_ticks(pid) is not None]) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return not left
+
+
 def test_ranks_reduce_over_groups_and_end_well(tmp_path: Path) -> None:
     outcome = run_ranks(RANKS, ["times", str(tmp_path / "times.json")], 4, tmp_path / "log", timeout_s=60)
     assert (outcome.reason, outcome.log_tail) == ("", "")
@@ -52,6 +65,20 @@ def test_a_rank_that_a_signal_ends_is_named_and_ends_the_others(tmp_path: Path) 
     assert outcome.log_tail.startswith("rank 3 (process") and outcome.log_tail.endswith("was ended by SIGKILL")
 
 
+def test_a_parent_of_ranks_that_a_signal_ends_is_told(tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill_it() -> bool:
+        if not killed and len(list(tmp_path.glob("here*"))) == 2:
+            killed.append(parent_of(ranks_in(tmp_path, 2)[0]))
+            os.kill(killed[0], signal.SIGKILL)
+        return True
+
+    outcome = run_ranks(RANKS, ["hang", str(tmp_path)], 2, tmp_path / "log", timeout_s=60, poll=kill_it)
+    assert outcome.reason == "their parent was ended by SIGKILL"
+    assert gone_soon(ranks_in(tmp_path, 2))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_ends_all_ranks_even_one_that_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
     with started("3", RANKS, "hang", str(tmp_path)) as process:
@@ -60,15 +87,6 @@ def test_asked_to_stop_it_ends_all_ranks_even_one_that_is_stopped(tmp_path: Path
         process.send_signal(number)
         assert process.wait(30) == 1
     assert all(start_ticks(pid) is None for pid in pids)
-
-
-def gone_soon(pids: list[int]) -> bool:
-    deadline_s = time.monotonic() + 20
-    while (left := [pid for pid in pids if start_ticks(pid) is not None]) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    return not left
 
 
 def test_no_rank_outlives_the_process_that_forked_it_even_one_that_is_stopped(tmp_path: Path) -> None:
@@ -85,7 +103,7 @@ def test_ranks_end_with_the_command_that_asked_for_them(tmp_path: Path) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", call, str(tmp_path)], env=environment()) as command:
         pids = ranks_in(tmp_path, 2)
-        agent = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        agent = parent_of(pids[0])
         command.kill()
     assert gone_soon([*pids, agent])
 

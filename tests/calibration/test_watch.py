@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from autosbp.cluster import load_cluster
+from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical
-from calibration._launch import Progress, Watch
+from autosbp.torchrun import Outcome
+from calibration._launch import Progress, Watch, launch
 from calibration._request import Request, measurement_names
 
 
@@ -22,3 +28,24 @@ def test_a_line_that_is_half_there_at_the_first_look_is_read_whole_later(tmp_pat
         file.write(text[-9:])
     assert watch.look()
     assert (watch.results.current, [one.name for one in seen]) == (second, [second])
+
+
+def failing(*_: object, **__: object) -> Outcome:
+    return Outcome("a rank failed", "")
+
+
+def test_a_rank_that_failed_without_a_word_on_a_full_disk_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(load_cluster("local:2"), "gloo")
+    with pytest.raises(CalibrationError, match=r"ranks: a rank failed; 0 results"):
+        launch(request, tmp_path, failing)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(CalibrationError, match="a rank failed: no space is left on the disk of .*; 0 results"):
+        launch(request, tmp_path, failing)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "request.json").mkdir()
+    with pytest.raises(InputError, match=f"workdir: '{tmp_path}' .* can be written is expected"):
+        launch(Request(load_cluster("local:2"), "gloo"), tmp_path, failing)

@@ -51,7 +51,7 @@ def times(path: str) -> None:
 
 def fail(_: str) -> None:
     """Rank 2 fails for a reason of its own; the others a little later, for its sake."""
-    time.sleep(0.0 if os.environ["RANK"] == "2" else 0.3)
+    time.sleep(0.0 if os.environ["RANK"] == "2" else 1.0)
     raise ValueError("the root cause" if os.environ["RANK"] == "2" else "connection closed by peer")
 
 
