@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from autosbp.cli._reports import Reports
 from autosbp.cli._run import GATE_FAILED, console, note, print_json
 from autosbp.cli._unused import refuse_unused
 from autosbp.errors import AutosbpError, InputError
+from autosbp.scratch import temporary_folder
 from autosbp.sources import factory_module
 from autosbp.units import num_bytes, seconds
 
@@ -240,8 +240,8 @@ def _measure(
     """Run it, in a folder that is gone afterwards where ``ways`` names none."""
     from autosbp import api
 
-    with tempfile.TemporaryDirectory(prefix="autosbp-trial-") as folder:
-        ways = {"workdir": Path(folder), **ways}
+    with temporary_folder("autosbp-trial-") as folder:
+        ways = {"workdir": folder, **ways}
         return api.run_trial(plan, graph, log=note, timeout_s=timeout_s, libraries=libraries, **ways)
 
 

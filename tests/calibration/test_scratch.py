@@ -16,9 +16,10 @@ import pytest
 from autosbp.cluster import load_cluster
 from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical
+from autosbp.scratch import KEPT_S, temporary_folder
 from calibration import calibrate
 from calibration._request import Request
-from calibration._scratch import KEPT_S, scratch
+from calibration._scratch import scratch
 from tests.cli.processes import environment
 
 REQUEST = Request(load_cluster("local:2"), "gloo", (1024, 4096, 16384))
@@ -41,7 +42,8 @@ def failed(request: Request) -> Path:
 
 
 def age(folder: Path, seconds: float) -> None:
-    os.utime(folder / "results.jsonl", (time.time() - seconds,) * 2)
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (time.time() - seconds,) * 2)
 
 
 def test_a_run_that_ended_early_is_found_by_the_same_one_alone_and_removed_after_it(root: Path) -> None:
@@ -62,6 +64,19 @@ def test_old_ones_are_removed_and_not_continued_but_those_in_use_stay(root: Path
         age(folder, KEPT_S + 60)
         with scratch(REQUEST) as other:
             assert sorted(root.iterdir()) == sorted([folder, other])
+
+
+def test_temporary_folders_go_with_their_block_and_old_ones_of_the_killed_with_another(root: Path) -> None:
+    with temporary_folder("some-") as used:
+        left = root / "some-left"
+        left.mkdir()
+        age(used, KEPT_S + 60)
+        age(left, KEPT_S + 60)
+        (root / "other").mkdir()
+        age(root / "other", KEPT_S + 60)
+        with temporary_folder("some-") as folder:
+            assert sorted(root.iterdir()) == sorted([used, folder, root / "other"])
+    assert list(root.iterdir()) == [root / "other"]
 
 
 def test_two_at_once_have_two_folders() -> None:

@@ -1,0 +1,68 @@
+"""Temporary folders that do not pile up: in use while a lock is held, which ends with its process, however that ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+KEPT_S = 86400.0
+"""How long a folder that nobody uses stays, since it was last changed."""
+
+
+def hold(folder: Path) -> int | None:
+    """The lock on a folder, to be closed; None for one that somebody uses, or that is not this user's."""
+    with suppress(OSError):
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(held).st_uid == os.geteuid():
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return held
+        except OSError:
+            os.close(held)
+            raise
+        os.close(held)
+    return None
+
+
+def new_folder(prefix: str) -> tuple[int, Path]:
+    """One of its own, with its lock."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    held = hold(folder)
+    assert held is not None, "nobody else knows it"  # noqa: S101
+    return held, folder
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Gone after the block; those of the same prefix that killed processes have left go when they are older than ``KEPT_S``."""
+    for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        remove_old(old)
+    held, folder = new_folder(prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def remove_old(folder: Path) -> None:
+    """Remove a folder that nobody uses and in which nothing has changed for ``KEPT_S``."""
+    if (held := hold(folder)) is not None:
+        if time.time() - changed_s(folder) > KEPT_S:
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def changed_s(folder: Path) -> float:
+    """The latest time of a folder and what is directly in it; 0 for one that is gone."""
+    found = 0.0
+    with suppress(OSError):
+        for path in (folder, *folder.iterdir()):
+            found = max(found, path.stat().st_mtime)
+    return found
