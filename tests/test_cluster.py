@@ -58,6 +58,26 @@ def test_every_device_and_cluster_cites_its_source() -> None:
     assert {"cpu-rank", "p100-16g", "v100-16g", "a100-40g", "a100-80g", "h100-80g", "h200-141g"} == set(data["devices"])
 
 
+PCIE_BYTES_PER_S = {3: 15.75e9, 4: 31.5e9, 5: 63.0e9}  # of 16 lanes, after their line code: PCI-SIG
+
+
+@pytest.mark.parametrize(
+    ("preset", "generation"),
+    # What the slower of the device and the processor has: Pascal, Cascade Lake, Rome, Milan and Sapphire Rapids.
+    [("piz-daint", 3), ("gcp-a100-16", 3), ("aws-p4d", 3), ("dgx-a100-80g", 4), ("aws-p5", 4), ("dgx-h100", 5)],
+)
+def test_no_preset_copies_to_its_host_faster_than_its_lanes(preset: str, generation: int) -> None:
+    host = load_cluster(f"{preset}:1").host
+    assert host is not None
+    assert 0.5 < host.link_bytes_per_s / PCIE_BYTES_PER_S[generation] < 1
+
+
+def test_no_preset_has_more_memory_than_a_driver_shows() -> None:
+    shown_mib = {"a100-40g": 40960, "a100-80g": 81920, "h100-80g": 81559, "h200-141g": 143771}  # nvidia-smi
+    devices = presets()["devices"]
+    assert all(devices[name]["memory_bytes"] <= mib * 2**20 for name, mib in shown_mib.items())
+
+
 def test_preset_counts() -> None:
     assert [level.count for level in load_cluster("local").levels] == [1, 4]
     assert [level.count for level in load_cluster("local:4").levels] == [4]
