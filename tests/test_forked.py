@@ -52,7 +52,7 @@ def test_ranks_reduce_over_groups_and_end_well(tmp_path: Path) -> None:
 
 
 def test_the_rank_that_failed_first_is_named_behind_its_error(tmp_path: Path) -> None:
-    outcome = run_ranks(RANKS, ["fail"], 4, tmp_path / "log", timeout_s=60)
+    outcome = run_ranks(RANKS, ["fail", "30"], 4, tmp_path / "log", timeout_s=60)
     assert outcome.reason == "a rank failed" and "ValueError: the root cause" in outcome.log_tail
     assert "rank 2 (process" in outcome.log_tail.splitlines()[-1]
     assert outcome.log_tail.endswith("failed with exit code 1")

@@ -49,9 +49,9 @@ def times(path: str) -> None:
     end_rank()
 
 
-def fail(_: str) -> None:
-    """Rank 2 fails for a reason of its own; the others a little later, for its sake."""
-    time.sleep(0.0 if os.environ["RANK"] == "2" else 1.0)
+def fail(later_s: str) -> None:
+    """Rank 2 fails for a reason of its own; the others later, for its sake."""
+    time.sleep(0.0 if os.environ["RANK"] == "2" else float(later_s or 0.3))
     raise ValueError("the root cause" if os.environ["RANK"] == "2" else "connection closed by peer")
 
 
