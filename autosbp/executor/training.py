@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from autosbp.costmodel.collectives import Collective, StepCollectives
 from autosbp.errors import InputError
+from autosbp.executor.full_precision import FullPrecision, is_short
 from autosbp.executor.gathering import ParameterGathers
 from autosbp.executor.lowering import lower
 from autosbp.executor.offload import HostOptimizer
@@ -161,10 +162,12 @@ def make_optimizer(
     name: str, parameters: Iterable[torch.Tensor], learning_rate: float, *, offload: bool = False
 ) -> Any:
     """AdamW or SGD over the plain tensors that are trained, of which a stage may have none; one kernel for all of them,
-    where torch has one. With ``offload``, on the host."""
+    where torch has one. Short ones have float32 copies. With ``offload``, on the host."""
     if offload:
         return HostOptimizer(lambda copies: make_optimizer(name, copies, learning_rate), parameters)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if any(is_short(parameter) for parameter in trained):
+        return FullPrecision(lambda some: make_optimizer(name, some, learning_rate), trained)
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trained)
     groups = [{"params": trained}]
     if name == "adamw":

@@ -1,8 +1,8 @@
 """Autograd of tensors without data: what it keeps, and when a backward pass frees it.
 
 As torch's engine: nodes run in the reverse order of their creation; a node's gradients and what it kept live until it has
-run; gradients of a value with several readers are added up in place where nothing else holds them; a parameter's gradient
-is handed over as soon as the last of its parts has come.
+run; gradients of a value with several readers are added up in place where nothing else holds the first, and where that is
+no view; a parameter's gradient is handed over as soon as the last of its parts has come.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autosbp.costmodel.memory.tensors import TEMPORARY, Meter, Shape, Storage, Tensor, contiguous
+from autosbp.costmodel.memory.tensors import TEMPORARY, Meter, Shape, Storage, Tensor, contiguous, is_dense
 
 Gradients = Sequence["Tensor | None"]
 Backward = Callable[[list[Any], Sequence[Any]], Gradients]
@@ -135,8 +135,7 @@ class Machine:
             gradient.storage.pending += 1
             pending[index] = gradient
             return
-        own = there.storage.pending == 1 and 0 not in there.strides
-        if self.sums_in_place and own:
+        if self.sums_in_place and _is_own(there) and there is not gradient:
             return
         total = self.like(there)
         there.storage.pending -= 1
@@ -151,6 +150,12 @@ class Machine:
             if gradient is not None:
                 gradient.storage.pending -= 1
                 leaf.take(gradient)
+
+
+def _is_own(there: Tensor) -> bool:
+    """Whether a sum may be written into a gradient that waits (torch's ``InputBuffer``, ``can_accumulate_inplace``): nothing
+    else holds it or its storage, as a view's base does, and its elements are in one piece."""
+    return there.storage.pending == 1 and not there.is_view and is_dense(there.shape, there.strides)
 
 
 def _kept(tensor: Tensor) -> Tensor:

@@ -228,7 +228,7 @@ def _experts(call: Call) -> list[Tensor]:
 
 
 def _copy(call: Call) -> list[Tensor]:
-    return [pointwise.cast(call.m, call.ins[0], call.width)]
+    return [pointwise.copied(call.m, call.ins[0])]
 
 
 def _detach(call: Call) -> list[Tensor]:

@@ -24,7 +24,7 @@ def product(m: Machine, out_shape: Shape, one: Tensor, two: Tensor, bias: Tensor
 
     def run(grads: list[Any], _: Sequence[Any]) -> list[Tensor | None]:
         found: list[Tensor | None] = [
-            m.new(shape, grads[0].width, strides) if flow else None
+            _turned(m.new(shape, grads[0].width, strides)) if flow else None
             for (shape, strides), flow in zip(wanted, flows, strict=False)
         ]
         if flows[2]:
@@ -35,6 +35,12 @@ def product(m: Machine, out_shape: Shape, one: Tensor, two: Tensor, bias: Tensor
 
     m.record([out], [one, two, bias], kept, run)
     return out
+
+
+def _turned(gradient: Tensor) -> Tensor:
+    """As torch makes it: where columns are in one piece, by a transposed product, of which this is a view."""
+    turned = len(gradient.shape) == 2 and gradient.strides == (1, gradient.shape[0])
+    return gradient.view(gradient.shape, gradient.strides) if turned else gradient
 
 
 def linear(m: Machine, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,9 +1,9 @@
 """The memory of one rank in a training step: the program and its trainer, run without data.
 
 ``executor.training`` is what this stands for, line by line: what a rank stores, one pass after another forward and back
-in the order of the program, gathers of parameters and buckets of gradients around it, and the optimizer, whose fused
-kernels need nothing. Peaks are of tensors: what kernels allocate inside themselves, what NCCL and Gloo stage, the CUDA
-context, and what an allocator rounds up or cannot reuse, come on top.
+in the order of the program, gathers of parameters and buckets of gradients around it, and the optimizer. Peaks are of
+tensors: what kernels allocate inside themselves, what NCCL and Gloo stage, the CUDA context, and what an allocator rounds
+up or cannot reuse, come on top.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from autosbp.sbp.program import Box, Op
 from autosbp.sbp.recompute import ReadKey
 
 Prepared = tuple[list[Shape], list[int], Mapping[str, tuple[int, ...]]]
+FULL_BYTES = 4
+"""Of an element that the optimizer works on, at least (``executor.full_precision``)."""
 PASSES = 3
 """Microbatches that differ: the first finds no gradients, the last gives them away."""
 
@@ -152,6 +154,14 @@ class StepRun:
             self.gathers.end()
         self.gathers.finish()
         self.buckets.finish()
+        self.optimize()
+
+    def optimize(self) -> None:
+        """The optimizer's fused kernels need nothing, but float32 gradients of shorter parameters, one at a time."""
+        for leaf in self.graph.trained if not self.strategy.offload else ():
+            stored = self.stored[leaf.name]
+            if stored.width < FULL_BYTES:
+                self.m.new(stored.shape, FULL_BYTES)
 
     def forward(self, received: Mapping[ReadKey, Tensor]) -> list[Tensor]:
         """One microbatch; what a chunk receives is given."""

@@ -43,6 +43,17 @@ SAVED: Mapping[str, str] = {
     "aten.log.default": "0",
     "aten.dropout.default": "o",
     "aten.masked_fill.Scalar": "1",
+    **dict.fromkeys(
+        (f"aten.{name}.default" for name in ("maximum", "minimum", "fmax", "fmin", "atan2", "logaddexp")), "01"
+    ),
+    "aten.hypot.default": "01o",
+    "aten.pow.Tensor_Tensor": "01o",
+    "aten.clamp.Tensor": "012",
+    **dict.fromkeys((f"aten.{name}_loss.default" for name in ("mse", "smooth_l1", "huber")), "01"),
+    "aten.soft_margin_loss.default": "01",
+    "aten.binary_cross_entropy.default": "01",
+    "aten.binary_cross_entropy_with_logits.default": "01",
+    "aten.kl_div.default": "1",
 }
 """Which tensors an op keeps for its backward: digits are inputs, ``o`` the output (torch's derivatives.yaml)."""
 

@@ -218,6 +218,7 @@ class _ChunkRun(StepRun):
             if moment == LAST:
                 self.gathers.finish()
                 self.buckets.finish()
+                self.optimize()
             found[BACKWARD, moment] = self._most()
         for kind in (FORWARD, BACKWARD):
             found.setdefault((kind, FRESH), found[kind, LATER if kind == FORWARD else LAST])

@@ -89,14 +89,16 @@ class Storage:
 
 
 class Tensor:
-    """A view of a storage. ``node`` made it, as autograd sees it; None where no gradient flows."""
+    """A view of a storage. ``node`` made it, as autograd sees it; None where no gradient flows. ``is_view``: of another
+    tensor, which it keeps from being freed and from being written to, as torch's views do."""
 
-    __slots__ = ("index", "node", "shape", "storage", "strides", "width")
+    __slots__ = ("index", "is_view", "node", "shape", "storage", "strides", "width")
 
     def __init__(self, storage: Storage, shape: Shape, strides: Shape, width: int) -> None:
         self.storage, self.shape, self.strides, self.width = storage, shape, strides, width
         self.node: object = None
         self.index = 0
+        self.is_view = False
 
     @property
     def num_bytes(self) -> int:
@@ -107,7 +109,9 @@ class Tensor:
         return self.strides == contiguous(self.shape) or _compact(self.shape, self.strides)
 
     def view(self, shape: Shape, strides: Shape) -> Tensor:
-        return Tensor(self.storage, shape, strides, self.width)
+        other = Tensor(self.storage, shape, strides, self.width)
+        other.is_view = True
+        return other
 
 
 @lru_cache(maxsize=65536)
@@ -128,6 +132,19 @@ def _compact(shape: Shape, strides: Shape) -> bool:
         if size != 1:
             if stride != expected:
                 return False
+            expected *= size
+    return True
+
+
+@lru_cache(maxsize=65536)
+def is_dense(shape: Shape, strides: Shape) -> bool:
+    """Whether elements fill memory without gaps and without overlaps, in any order of dims (torch's
+    ``is_non_overlapping_and_dense``)."""
+    expected = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return size == 0
             expected *= size
     return True
 

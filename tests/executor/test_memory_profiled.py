@@ -1,0 +1,122 @@
+"""On one rank, as it trains without being watched: the most bytes that torch's profiler counts are the predicted ones.
+
+``MemoryTrace`` makes autograd add gradients up out of place; here it writes sums into what it holds alone, and only there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosbp.api import capture_module
+from autosbp.costmodel.memory import rank_memory
+from autosbp.executor.measure import resident
+from autosbp.executor.parameters import full_parameters
+from autosbp.executor.runtime import Runtime
+from autosbp.executor.training import Trainer, random_batch
+from autosbp.graph.ir import LogicalGraph
+from autosbp.plan import Strategy
+from benchmarks.lowering._strategies import data_parallel
+
+BATCH, SIZE, WORDS = 8, 64, 512
+
+
+class Repeated(nn.Module):
+    """One layer, several times."""
+
+    def __init__(self, layer: nn.Module, times: int) -> None:
+        super().__init__()
+        self.layer, self.times = layer, times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            x = torch.tanh(self.layer(x))
+        return x.square().mean()
+
+
+class Tied(nn.Module):
+    """A table of words that is read, and multiplied with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, SIZE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = nn.functional.linear(torch.tanh(self.words(x)), self.words.weight)
+        return nn.functional.cross_entropy(scores.flatten(0, 1), x.flatten())
+
+
+class Mixed(nn.Module):
+    """Half precision with a norm in float32 in it, and a product of both."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Linear(SIZE, SIZE, dtype=dtype) for _ in range(2))
+        self.norm, self.scale = nn.LayerNorm(SIZE), nn.Parameter(torch.ones(SIZE))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.one(x).float()).to(x.dtype)
+        return (self.two(nn.functional.mish(hidden)) * self.scale).square().mean()
+
+
+class Read(nn.Module):
+    """A table that is read three times; the gradients are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, SIZE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.words(x) * self.words(x).tanh() * self.words(x).sin()).mean()
+
+
+def _repeated(times: int, dtype: torch.dtype = torch.float32, *lead: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    return Repeated(nn.Linear(SIZE, SIZE, dtype=dtype), times), {"x": torch.zeros(BATCH, *lead, SIZE, dtype=dtype)}
+
+
+CASES: Mapping[str, Callable[[], tuple[nn.Module, dict[str, torch.Tensor]]]] = {
+    "once": lambda: _repeated(1),
+    "twice": lambda: _repeated(2),
+    "thrice, in float64": lambda: _repeated(3, torch.float64),
+    "four times, three dims": lambda: _repeated(4, torch.float32, 4),
+    "words read three times": lambda: (Read(), {"x": torch.zeros(BATCH, 4, dtype=torch.int64)}),
+    "float16 and float32": lambda: (Mixed(torch.float16), {"x": torch.zeros(64, SIZE, dtype=torch.float16)}),
+    "tied words": lambda: (Tied(), {"x": torch.zeros(BATCH, 4, dtype=torch.int64)}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("num_micro", [1, 2])
+def test_the_peak_is_what_torch_allocates(name: str, num_micro: int) -> None:
+    module, inputs = CASES[name]()
+    graph = capture_module(module.to("meta").train(), inputs, name="case", input_high={"x": WORDS})
+    strategy = replace(data_parallel(graph, 1, BATCH), global_batch=num_micro * BATCH)
+    predicted = rank_memory(graph.bind(**dict.fromkeys(graph.symbols, BATCH)), strategy).peak
+    assert predicted == pytest.approx(_allocated(graph, strategy), rel=0.01)
+
+
+def _allocated(graph: LogicalGraph, strategy: Strategy) -> int:
+    """The most bytes at once, of two steps of which the second finds gradients of the first."""
+    device = torch.device("cpu")
+    trainer = Trainer(
+        graph, strategy, full_parameters(graph, 0), device=device, runtime=Runtime(strategy.mesh, 0, device)
+    )
+    batch = random_batch(graph, strategy.global_batch, 0)
+    trainer.step(batch)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    there = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in resident(trainer, batch)}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        trainer.step(batch)
+        trainer.step(batch)
+    profiler: Any = profile.profiler
+    events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = sum(there.values())
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
