@@ -70,7 +70,8 @@ class SearchProblem:
 class SearchOptions:
     """``start`` is an assignment to start from (such as a baseline's), where a searcher can use one; ``gap_tolerance``
     the relative gap at which ``exact`` stops trying to close what memory limits leave open; ``cutoff_s`` a cost that
-    the caller already has: ``exact`` stops once its bound shows that nothing is below it."""
+    the caller already has: ``exact`` stops once its bound shows that nothing is below it; ``closing`` the part of the usual
+    work that ``exact`` puts into what is open then."""
 
     seed: int = 0
     time_limit_s: float = 60.0
@@ -78,6 +79,7 @@ class SearchOptions:
     start: tuple[int, ...] | None = None
     gap_tolerance: float = 0.0
     cutoff_s: float = float("inf")
+    closing: float = 1.0
     progress: Callable[[float, float], bool] | None = None  # (best cost, lower bound) -> go on?
 
 

@@ -114,6 +114,8 @@ class Best(Recomputing):
     def _over(self, structures: Iterable[Structure], kind: Kind, tally: Tally) -> Candidate:
         self.begin()
         self.begin_even(self.best)
+        if kind.relaxes:
+            self.begin_roughly()
         if kind.relaxes and kind.proves:
             self.recompute_unevenly()
         every = list(structures)
@@ -140,7 +142,8 @@ class Best(Recomputing):
         if len(self.recomputes) > 1 and kind.relaxes and kind.proves:
             # Quick to look at where a search under the memory limit is not, and cuts that short.
             open_structures = [(bound, structure) for bound, _, structure in left]
-            self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in tight)], kind, tally, spent)
+            binds = [walk for walk in walks if walk in tight or self._exceeds(walk.structure, walk.sizes)]
+            self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in binds)], kind, tally, spent)
         for walk in sorted(tight, key=self._promise):
             self.keep_open(walk.structure, walk.bound if spent() else self._pipelined_sizes(walk, kind, tally))
         for bound, first, structure in sorted(left, key=lambda entry: entry[0]):
@@ -151,6 +154,7 @@ class Best(Recomputing):
             open_structures = [(bound, structure) for bound, _, structure in left]
             self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in tight)], kind, tally, spent)
         self.recompute_tightly(kind, tally, spent)
+        self.refine(kind, tally, spent)
         if self.best is None:
             batch = self.problems.global_batch
             raise self.problem or InfeasibleError("global_batch", batch, None, "no microbatch splits evenly")
@@ -381,6 +385,7 @@ class Best(Recomputing):
             if fitting is not None or not candidates:
                 self._keep(fitting)
                 return bound, estimate
+            self._exceed(space, candidates)
             limit = self._tighter(limit, result, candidates)
         self._try(walk.structure, space.micro_batch, kind, tally, limit)
         return bound, estimate

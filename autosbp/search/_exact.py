@@ -344,7 +344,7 @@ class _Exact:
                 self.raise_closed(best.cost_s, ENUMERATION)
         elif num_entries(problem) <= MAX_ENTRIES:
             hint = None if run.best is None else reduced.lower(run.best)
-            work = SAT_WORK_PER_S * run.options.time_limit_s
+            work = SAT_WORK_PER_S * run.options.time_limit_s * run.options.closing
             closed = close_gap(
                 problem, run.cost_s, hint, SatLimits(run.options.seed, run.remaining_s, work, run.should_stop)
             )

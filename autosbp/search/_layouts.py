@@ -53,6 +53,11 @@ class Structure:
     view: Mesh
     allowed: Allowed | None = None
 
+    @property
+    def key(self) -> Hashable:
+        """Of one search: as what is allowed there is told apart by identity."""
+        return self.stages, self.view, id(self.allowed)
+
 
 @dataclass(frozen=True)
 class Space:

@@ -155,8 +155,8 @@ class Recomputing(StageLimited):
             if self.problems.least_memory(space) > self.limit:
                 continue
             free = self._solve(self.problems.build(replace(space, again=False), None), kind, tally, INFINITE)
-            if free.memory_bytes <= self.limit:
-                return None
+            if free.memory_bytes <= self.limit and not self._exceeds(structure, [size]):
+                return [] if self._exceeds(structure, self.micro_batches(structure.stages)) else None
             if free.cost_s >= CERTAIN * self._cutoff:
                 return []
             layouts = self.problems.build(space, None)

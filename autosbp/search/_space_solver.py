@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,6 +40,11 @@ TIGHTENINGS = 4
 """Searches of one space, each under a lower limit, until what is found fits at its fullest moment."""
 BASELINE_GAP = 0.02
 """Where memory binds, what another tool would do is searched to this gap."""
+ROUGH_GAP, ROUGH_WORK = 0.05, 0.05
+"""Where memory binds, every space is searched to this gap, with a part of the work that closing it may take, before any is
+searched to the one asked for."""
+REFINED, REFINED_WORK = 2, 0.1
+"""Then so many are, with more of that work."""
 CERTAIN = 1.01
 """A pipeline whose estimate is so many times what the best takes is not looked into."""
 ROUNDING = 1e-12
@@ -103,6 +108,8 @@ class SpaceSolver(Timed):
         self.problem: InfeasibleError | None = None
         self.failures: list[InfeasibleError] = []
         self._costed: deque[Candidate] = deque(maxlen=8)
+        self._exceeding: set[tuple[Hashable, int]] = set()
+        self._rough: dict[Space, float] | None = None
 
     def micro_batches(self, stages: int) -> list[int]:
         """Microbatch sizes to try, largest first."""
@@ -207,6 +214,8 @@ class SpaceSolver(Timed):
                 if limit == self.limit:
                     raise
                 break
+            if self._rough is not None and result.gap > self.options.gap_tolerance:
+                self._rough[space] = min(result.lower_bound_s, self._rough.get(space, INFINITE))
             if result.cost_s >= CERTAIN * cutoff_s:
                 break
             candidates = list(self._candidates(layouts, result))
@@ -221,6 +230,21 @@ class SpaceSolver(Timed):
             limit = self._tighter(limit, result, candidates)
         detail = f"what search found at a microbatch of {space.micro_batch} takes more at its fullest moment"
         raise InfeasibleError("memory_limit_bytes", self.limit, needed, detail)
+
+    def begin_roughly(self) -> None:
+        """Search to ``ROUGH_GAP`` under memory limits until ``refine``."""
+        self._rough = {}
+
+    def refine(self, kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
+        """Once more, as closely as is asked for, what rough searches left open: where the most may be found first."""
+        rough, self._rough = self._rough or {}, None
+        for space, bound in sorted(rough.items(), key=lambda entry: entry[1])[:REFINED]:
+            if spent() or bound >= self._cutoff * self._spare(space):
+                break
+            try:
+                self._keep(self._limited(space, kind, tally, self._cutoff))
+            except InfeasibleError as error:
+                self.problem = nearer(self.problem, error)
 
     def _tighter(self, limit: int, result: SearchResult, candidates: Sequence[Candidate]) -> int:
         needed = min(candidate.costs.memory_bytes_per_device for candidate in candidates)
@@ -244,7 +268,20 @@ class SpaceSolver(Timed):
         return ceil(host_bytes(self.problems.graph.trained, strategy) / strategy.num_stages)
 
     def _fitting(self, layouts: Layouts, result: SearchResult) -> Candidate | None:
-        return self._fits(self._candidates(layouts, result))
+        candidates = list(self._candidates(layouts, result))
+        fitting = self._fits(candidates)
+        if fitting is None:
+            self._exceed(layouts.space, candidates)
+        return fitting
+
+    def _exceed(self, space: Space, candidates: Sequence[Candidate]) -> None:
+        """Remember that these take more at their fullest moment than there is, though search thought that they fit."""
+        if candidates and not space.again:
+            self._exceeding.add((space.structure.key, space.micro_batch))
+
+    def _exceeds(self, structure: Structure, micro_batches: Iterable[int]) -> bool:
+        """Whether strategies of it did at some of these."""
+        return any((structure.key, size) in self._exceeding for size in micro_batches)
 
     def _spare(self, space: Space) -> float:
         """How many times slower than the best a strategy may be that recomputes all, when fewer blocks might do."""
@@ -314,12 +351,14 @@ class SpaceSolver(Timed):
 
     def _search(self, problem: SearchProblem, kind: Kind, tally: Tally, cutoff_s: float) -> SearchResult:
         self.require_time()
-        tolerance = max(self.options.gap_tolerance, BASELINE_GAP if tally.share < 1.0 else 0.0)
+        rough = self._rough is not None and problem.memory_limit_bytes is not None
+        least_gap = BASELINE_GAP if tally.share < 1.0 else 0.0
         options = SearchOptions(
             seed=self.options.seed,
             time_limit_s=self._remaining_s(),
-            gap_tolerance=tolerance,
+            gap_tolerance=max(self.options.gap_tolerance, least_gap, ROUGH_GAP if rough else 0.0),
             cutoff_s=cutoff_s,
+            closing=ROUGH_WORK if rough else REFINED_WORK,
             max_evaluations=round(tally.share * MAX_EVALUATIONS) if kind.relaxes else None,
             progress=None if self.report is None else lambda _cost, _bound: self._tell(),
         )

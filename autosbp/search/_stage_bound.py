@@ -197,6 +197,7 @@ class _Room:
         self.hints, self.sends = hints, sends
         self._near = NEAR_LARGE if any(part.is_large for every in parts.values() for part in every) else NEAR
         self._refines = True
+        self._counts = self.count, self.count
         self._tried: dict[_Key, dict[float, float]] = {}
         self._edges: dict[_Key, tuple[tuple[int, ...], list[tuple[float, float]]]] = {}
 
@@ -212,6 +213,7 @@ class _Room:
     def is_shut(self, seconds: float, sizes: Sequence[int]) -> bool:
         """Whether no microbatch of these sizes allows for such a step; at prices known to be good, or better ones."""
         share, every = sizes[-1] / self.micro_batch, {Shape(ONE_F_ONE_B, 1)}
+        self._counts = self.batch // sizes[0], self.batch // sizes[-1]
         if self.stages > 1:
             counts = [self.batch // size for size in sizes]
             every = {shape for count in counts for shape in shapes(self.stages, count, self.wanted.schedules)}
@@ -224,6 +226,8 @@ class _Room:
 
     def _is_short(self, seconds: float, shape: Shape, share: float) -> bool:
         """Whether stages have too little room with a schedule: at prices that are known to be good, or better ones."""
+        if self.sends.busiest_s(shape) >= seconds:
+            return True
         for refines in (False, True):
             self._refines = refines
             if self._held(seconds, shape, share) < self.blocks or self._waiting(seconds, shape, share):
@@ -234,7 +238,7 @@ class _Room:
         """Blocks that the stages have room for, not more than there are; ``share`` of a microbatch is kept and waited for."""
         held = 0
         for stage in range(self.stages):
-            own_s = seconds - self.sends.of_stage_s(shape, stage)
+            own_s = seconds - self.sends.of_stage_s(shape, stage, self._counts)
             own = min(
                 max(self._capacity(own_s - waits, shape, stage, share, each, once)[0] for each in self.wanted.recomputed)
                 for once, waits in self._waits(shape, stage, held * share, share)
@@ -280,7 +284,7 @@ class _Room:
         self, seconds: float, shape: Shape, stage: int, share: float, once: bool
     ) -> list[tuple[float, float]]:
         """The capacity of a stage, with what may be recomputed."""
-        own_s = seconds - self.sends.of_stage_s(shape, stage)
+        own_s = seconds - self.sends.of_stage_s(shape, stage, self._counts)
         return [self._capacity(own_s, shape, stage, share, each, once) for each in self.wanted.recomputed]
 
     def _waits(self, shape: Shape, stage: int, held: float, share: float) -> list[tuple[bool, float]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from autosbp.beside import in_turn, spread
 from autosbp.errors import InfeasibleError
-from autosbp.sbp.mesh import Mesh
 from autosbp.search._layouts import Structure
 from autosbp.search._recompute import INTERVALS
 from autosbp.search._space_solver import INFINITE, Kind, SpaceSolver, Tally
@@ -37,7 +36,7 @@ class StageLimited(SpaceSolver):
     """See the module's docstring."""
 
     left: list[Left]
-    _stage_bounds: dict[tuple[int, Mesh, int], StageBounds]
+    _stage_bounds: dict[Hashable, StageBounds]
     _hints: dict[int, Hints]
 
     def begin(self) -> None:
@@ -128,7 +127,7 @@ class StageLimited(SpaceSolver):
         return kind.relaxes and kind.proves and problems.folding is not None and not problems.network.cluster.groups
 
     def _bounds_of(self, structure: Structure, kind: Kind) -> StageBounds:
-        key = structure.stages, structure.view, id(structure.allowed)
+        key = structure.key
         if key not in self._stage_bounds:
             wanted = Wanted(kind.storages, self._recomputed(), self.options.schedules, self.limit)
             sizes = self.micro_batches(structure.stages)

@@ -19,26 +19,32 @@ from numpy.typing import NDArray
 from autosbp.errors import InfeasibleError
 from autosbp.pipeline import ZERO_BUBBLE
 from autosbp.search._bubble import bubble_s, waits_of
+from autosbp.search._clusters import OpCluster
+from autosbp.search._dealing import least_messages_s, work_between
 from autosbp.search._layouts import LayoutProblems, Structure
 from autosbp.search._pipelines import shapes
-from autosbp.search._sends import Sends
+from autosbp.search._sends import IN_TURN, Sends, computed
 from autosbp.search._stage_costs import Part
 
 Floats = NDArray[np.float64]
 ROUNDING = 1e-9
 BISECTIONS = 30
+MOST_PLACES, MOST_CHUNKS = 400, 64
+"""For cuts, and of a schedule: where there are more, the smallest messages are taken."""
 
 
 @dataclass(frozen=True)
 class _Model:
     """Of one sample: the least ``passes_s`` of all variables together, boxing included; and what each takes at the least
-    forward, backward, and backward without what may be put off. Of a step: what happens once."""
+    forward, backward, and backward without what may be put off. Of a step: what happens once. ``between_s`` is the least work
+    between any two places for cuts, where any op may be one."""
 
     passes_s: float
     forward: _Share
     backward: _Share
     lean: _Share
     once_s: float
+    between_s: Floats | None
 
 
 class _Share:
@@ -108,7 +114,13 @@ class WaitBounds:
                 continue
             back = lean if shape.schedule == ZERO_BUBBLE else backward
             spent = max(bubble_s(waits, work_s, passes_s, count, forward, back) for waits in waits_of(shape, stages))
-            least = min(least, spent + self._sends.least_s(shape, self.problems.global_batch // size))
+            sent = max(spent + self._sends.least_s(shape, count), stages * self._sends.busiest_s(shape))
+            if sent < stages * level and model.between_s is not None and stages * shape.virtual <= MOST_CHUNKS:
+                # The smallest messages may be where no stage could make use of them.
+                between_s, cuts = self.problems.global_batch * model.between_s, self._sends.cuts(shape, count)
+                in_turn = count if shape.schedule in IN_TURN else 0
+                sent = max(sent, spent + least_messages_s(between_s, cuts, level, in_turn))
+            least = min(least, sent)
         return float(least * (1 - ROUNDING)) / stages
 
     def _model(self, size: int) -> _Model | None:
@@ -140,4 +152,15 @@ class WaitBounds:
             whole = Part(built, range(built.problem.num_variables), self.problems.global_batch // size)
             passes_s = passes_s if whole.is_huge else max(passes_s, whole.shortest_s / size)
         of_forward, of_backward, of_lean = (_Share(each, seconds) for each in (forward, backward, lean))
-        return _Model(passes_s, of_forward, of_backward, of_lean, float(np.dot(once, copies)))
+        between_s = self._between_s(built.clusters, seconds) if problems.folding is None else None
+        return _Model(passes_s, of_forward, of_backward, of_lean, float(np.dot(once, copies)), between_s)
+
+    def _between_s(self, clusters: Sequence[OpCluster], seconds: Floats) -> Floats | None:
+        nodes = computed(self.problems.bound(self.sizes[0]))
+        if len(self._sends.places) > MOST_PLACES:
+            return None
+        at = {node.name: place for place, node in enumerate(nodes)}
+        inside = [[at[node.name] for node in cluster.nodes if node.name in at] for cluster in clusters]
+        known = [place for place, each in enumerate(inside) if each]
+        first, last = ([kind(inside[place]) for place in known] for kind in (min, max))
+        return work_between(first, last, seconds[known], self._sends.places, len(nodes))

@@ -12,6 +12,7 @@ from autosbp.costmodel.pipeline import Chunk, pipeline_time
 from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, RUNNABLE, ZERO_BUBBLE
 from autosbp.search._bubble import Wait, Waits, bubble_s, waits_of
 from autosbp.search._pipelines import Shape, shapes
+from autosbp.search._sends import crossings
 
 Floats = NDArray[np.float64]
 ALL = (*RUNNABLE, MESSAGE_DRIVEN)
@@ -48,17 +49,18 @@ def test_no_step_is_below_what_its_stages_work_and_wait(seed: int) -> None:
         once = dice.uniform(0, 3, stages) * dice.integers(0, 2)
         ends = pipeline_time(chunks, stages, count, 0.0, shape.schedule).ends
         step_s = float((np.array(ends) + once).max())
-        sent_s = float((ahead + back).sum()) * (shape.schedule in (INTERLEAVED, ZERO_BUBBLE))
-        passes_s = count * (float((forward + backward + later).sum()) + sent_s)
+        passes_s = count * float((forward + backward + later).sum())
+        often = crossings(shape, stages, count)
+        sent_s = float(often[0] @ ahead.ravel()[:-1] + often[1] @ back.ravel()[1:])
         for waits in waits_of(shape, stages):
             # Of what is put off, as much as is left out; ``bubble_s`` does not know how much that is.
-            exact_s = passes_s + waits.once * float(once.sum()) - waits.put_off * float(later.sum())
+            exact_s = passes_s + sent_s + waits.once * float(once.sum()) - waits.put_off * float(later.sum())
             exact_s += waits.forward.least_s(*parts(forward.sum(axis=0)))
             exact_s += waits.backward.least_s(*parts(backward.sum(axis=0)))
             found_s = bubble_s(
                 waits, passes_s + float(once.sum()), passes_s, count,
                 parts(forward.sum(axis=0)), parts(backward.sum(axis=0)),
-            )  # fmt: skip
+            ) + sent_s  # fmt: skip
             assert found_s <= exact_s * (1 + 1e-9) + 1e-9, (shape, waits)
             assert exact_s <= stages * step_s * (1 + 1e-12), (shape, stages, count, waits)
             if step_s:

@@ -1,0 +1,58 @@
+"""Where next to nothing fits: what is free to choose is no slower than what is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import takewhile
+
+import pytest
+
+from autosbp.api import PlanOptions, load_cluster, make_plan
+from autosbp.cluster import Cluster
+from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult, _space_solver
+from autosbp.search._space_solver import REFINED, REFINED_WORK, ROUGH_WORK, TIGHTENINGS
+from autosbp.search.plan_options import GAP_TOLERANCE
+from tests.search.plans import graph_of
+
+
+def slow_cluster(gpus: int, bandwidth: float) -> Cluster:
+    """Two nodes."""
+    cluster = load_cluster("dgx-a100-40g:2")
+    return replace(
+        cluster,
+        levels=tuple(
+            replace(level, count=count, bandwidth_bytes_per_s=bandwidth)
+            for level, count in zip(cluster.levels, (2, gpus), strict=True)
+        ),
+    )
+
+
+def test_no_constraint_makes_a_plan_quicker() -> None:
+    """Search thought that sixteen stages of ViT-L fit, found that they do not, and left them: 86 ms a step, 60 with blocks that
+    are recomputed."""
+    graph, cluster = graph_of("vit-large"), slow_cluster(8, 2.1e9)
+    options = PlanOptions(global_batch=8, memory_limit_bytes=556_812_800, baselines=())
+    free = make_plan(graph, cluster, None, options).document
+    asked = make_plan(graph, cluster, None, replace(options, stages=16)).document
+    assert free["step_time_s"] <= asked["step_time_s"] * (1 + 1e-9)
+    assert free["memory_bytes_per_device"] <= 556_812_800
+
+
+def test_every_space_is_looked_at_before_the_gap_of_one_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing one may take most of the time."""
+    asked: list[SearchOptions] = []
+
+    def auto(problem: SearchProblem, options: SearchOptions) -> SearchResult:
+        if problem.memory_limit_bytes is not None:
+            asked.append(options)
+        return SEARCHERS["auto"](problem, options)
+
+    monkeypatch.setitem(_space_solver._SEARCHERS, "auto", auto)
+    options = PlanOptions(global_batch=8, memory_limit_bytes=2_223_162, baselines=())
+    make_plan(graph_of("vgg13-small"), slow_cluster(2, 2e9), None, options)
+    work = [each.closing for each in asked]
+    begun = work.index(REFINED_WORK)
+    assert begun > 1 and work[:begun] == [ROUGH_WORK] * begun
+    refined = len(list(takewhile(lambda each: each == REFINED_WORK, work[begun:])))  # behind them: fewer devices
+    assert refined <= REFINED * TIGHTENINGS
+    assert [each.gap_tolerance for each in asked[begun : begun + refined]] == [GAP_TOLERANCE] * refined
