@@ -29,8 +29,9 @@ SLACK = 1e-9
 """Relative; wider than any rounding."""
 ROUNDING = 1e-11
 MAX_SWEEPS, SWEEPS_A_PRICE = 40, 6
-STALLED = 0.01
-"""Of the gap: a sweep that raises the bound by less is the last, unless it finds something better."""
+STALLED, FAR = 0.01, 0.02
+"""Of the gap: a sweep that raises the bound by less is the last, unless it finds something better; and of the bound: what is
+known and further above says nothing of how near the bound is to the optimum."""
 MAX_PRICES, NEAR = 16, 1.02
 
 
@@ -197,7 +198,9 @@ def sweeps(messages: Messages, upper_s: Callable[[], float], most: int = MAX_SWE
         yield messages.sweep()
         before, least = least, min(least, upper_s())
         gap = least - messages.bound_s
-        if gap <= ROUNDING * abs(least) or (least >= before < np.inf and messages.bound_s - bound <= STALLED * gap):
+        if gap <= ROUNDING * abs(least):
+            return
+        if least >= before < np.inf and messages.bound_s - bound <= STALLED * min(gap, FAR * abs(messages.bound_s)):
             return
 
 

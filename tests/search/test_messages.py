@@ -14,7 +14,7 @@ from autosbp.errors import CertificateError, InfeasibleError
 from autosbp.search import Certificate, Edge, SearchOptions, SearchProblem, check_certificate, cost_of, search
 from autosbp.search import _exact as exact
 from autosbp.search._elimination import effort_of, plan_problem
-from autosbp.search._messages import Messages
+from autosbp.search._messages import Messages, sweeps
 from autosbp.search._pruning import canonical
 from autosbp.testing.searchers import check_result, random_problem
 
@@ -76,6 +76,23 @@ def test_the_bound_holds_and_no_assignment_as_good_as_known_loses_a_value() -> N
                         assert all(mask[value] for mask, value in zip(kept, each, strict=True))
         tight += math.isclose(costs[values], messages.bound_s + problem.fixed_s, rel_tol=1e-9)
     assert tight > 100
+
+
+class Sweeping(Messages):
+    """Bounds as given, one a sweep."""
+
+    def __init__(self, bounds: list[float]) -> None:
+        self.bounds, self.bound_s = bounds, -np.inf
+
+    def sweep(self) -> tuple[int, ...]:
+        self.bound_s = self.bounds.pop(0)
+        return ()
+
+
+def test_a_poor_assignment_does_not_end_sweeps_that_raise_the_bound() -> None:
+    """What is known may be many times the optimum, so that a hundredth of the gap is more than any bound rises by."""
+    known = iter([80.0, 80.0, 1.25])
+    assert [*sweeps(Sweeping([1.0, 1.2, 1.25]), lambda: next(known))] == [(), (), ()]
 
 
 @pytest.mark.usefixtures("by_messages")
