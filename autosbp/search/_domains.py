@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
-from autosbp.costmodel.memory import saved_inputs, saves_output, workspace_elements
+from autosbp.costmodel.memory import saved_inputs, saves_output, workspace_bytes
 from autosbp.costmodel.pipelined import WEIGHTS_SHARE
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.costmodel.synchronisation import shared_message_bytes
-from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node, Ref
+from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.deferral import LINEAR
 from autosbp.sbp.mesh import Mesh
@@ -170,14 +170,19 @@ class UnaryCosts:
 
     def _workspace_bytes(self, domain: Domain, node: Node) -> Floats:
         """What is kept beside tensors of the graph, of the local sizes of inputs."""
-        metas, rule = [self.graph.meta(ref) for ref in node.refs()], self.graph.rules[node.rule]
-        whole = workspace_elements(self.graph, node, [meta.sizes for meta in metas])
-        split = np.ones(len(domain.rows))
-        for tensor, dim in rule.workspace_sizes:
-            states = domain.cluster.input_states(node.name, tensor)
-            split = split * domain.split_product([sbp.is_split and sbp.dim == dim for sbp in states])
-        found: Floats = whole * DTYPE_BYTES[node.outputs[0].dtype] / split
-        return found
+        metas = [self.graph.meta(ref) for ref in node.refs()]
+        states = [domain.cluster.input_states(node.name, position) for position in range(len(metas))]
+        dims = [[sbp.dim if sbp.is_split else -1 for sbp in each] for each in states]
+        sizes = [axis.size for axis in domain.mesh.axes]
+        found = [
+            workspace_bytes(
+                self.graph,
+                node,
+                [_local(meta.sizes, [own[at] for at in row], sizes) for meta, own in zip(metas, dims, strict=True)],
+            )
+            for row in domain.rows
+        ]
+        return np.array(found, dtype=np.float64)
 
     def parameter(self, rows: Rows, states: Sequence[Sbp], ref: Ref) -> Stored:
         """Costs of a parameter used, and stored, in ``states``, see ``ParameterCosts.of``."""

@@ -1,7 +1,7 @@
 """Bytes per device: parameters, gradients, optimizer state, what autograd keeps, and what a step needs besides."""
 
 from autosbp.costmodel.memory.rank import RankMemory, memory_bytes, rank_memory
-from autosbp.costmodel.memory.saved import SAVED, saved_inputs, saves_output, workspace_elements
+from autosbp.costmodel.memory.saved import SAVED, saved_inputs, saves_output, workspace_bytes
 from autosbp.costmodel.memory.state import optimizer_bytes_per_element, state_bytes_per_element
 
 __all__ = [
@@ -13,5 +13,5 @@ __all__ = [
     "saved_inputs",
     "saves_output",
     "state_bytes_per_element",
-    "workspace_elements",
+    "workspace_bytes",
 ]

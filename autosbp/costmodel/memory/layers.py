@@ -103,7 +103,7 @@ def experts(
     chosen_rows = taken(m, x, tokens, (slots, x.shape[1]))
     parts = _split(m, chosen_rows, rows)
     del chosen_rows
-    layers = [_unbound(m, stack) for stack in stacks]
+    layers = [unbound(m, stack) for stack in stacks]
     kind = UNARY[f"aten.{activation.removesuffix('_tanh')}.default"]
     pieces = []
     for part, gate, up, down in zip(parts, *layers, strict=True):
@@ -132,15 +132,15 @@ def _flat(m: Machine, x: Tensor) -> Tensor:
 
 def _split(m: Machine, x: Tensor, rows: Sequence[int]) -> list[Tensor]:
     """``split``: the parts' gradients are joined."""
-    return _parts(m, x, [(count, *x.shape[1:]) for count in rows], x.strides)
+    return parts(m, x, [(count, *x.shape[1:]) for count in rows], x.strides)
 
 
-def _unbound(m: Machine, stack: Tensor) -> list[Tensor]:
+def unbound(m: Machine, stack: Tensor) -> list[Tensor]:
     """``unbind``: the parts' gradients are stacked."""
-    return _parts(m, stack, [stack.shape[1:]] * stack.shape[0], stack.strides[1:])
+    return parts(m, stack, [stack.shape[1:]] * stack.shape[0], stack.strides[1:])
 
 
-def _parts(m: Machine, whole: Tensor, shapes: Sequence[Shape], strides: Shape) -> list[Tensor]:
+def parts(m: Machine, whole: Tensor, shapes: Sequence[Shape], strides: Shape) -> list[Tensor]:
     before, width = whole.shape, whole.width
     outs = [whole.view(shape, strides) for shape in shapes]
     m.record(outs, [whole], [], lambda _, __: [m.new(before, width)])

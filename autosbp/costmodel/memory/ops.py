@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from autosbp.costmodel.memory import layers, pointwise, products, views
+from autosbp.costmodel.memory import layers, pointwise, products, recurrent, views
 from autosbp.costmodel.memory.autograd import Machine
 from autosbp.costmodel.memory.pointwise import UNARY
-from autosbp.costmodel.memory.saved import saved_inputs, saves_output, workspace_elements
+from autosbp.costmodel.memory.saved import saved_inputs, saves_output, workspace_bytes
 from autosbp.costmodel.memory.tensors import Shape, Tensor
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node, Ref
 
@@ -66,8 +66,8 @@ def _any(call: Call) -> list[Tensor]:
     outs = [m.new(shape, width) for shape, width in zip(call.shapes, call.widths, strict=True)]
     kept = [call.ins[at] for at in saved_inputs(call.graph, call.node) if at < len(call.ins)]
     kept += outs[:1] if saves_output(call.graph, call.node) else []
-    beside = workspace_elements(call.graph, call.node, [each.shape for each in call.ins])
-    kept += [m.new((beside,), call.width)] if beside else []
+    beside = workspace_bytes(call.graph, call.node, [each.shape for each in call.ins])
+    kept += [m.new((beside,), 1)] if beside else []
     wanted = [None if each.node is None else (each.shape, each.width) for each in call.ins]
     floats = [out for out, meta in zip(outs, call.node.outputs, strict=True) if meta.is_float]
     m.record(floats, call.ins, kept, lambda _, __: [None if each is None else m.new(*each) for each in wanted])
@@ -227,6 +227,11 @@ def _experts(call: Call) -> list[Tensor]:
     return [layers.experts(call.m, x, index, weight, stacks, call.argument(6), call.expert_share)]
 
 
+def _recurrent(call: Call) -> list[Tensor]:
+    found = recurrent.layers_of(call.node, len(call.ins))
+    return _any(call) if found is None else recurrent.recurrent(call.m, found, call.ins)
+
+
 def _copy(call: Call) -> list[Tensor]:
     return [pointwise.copied(call.m, call.ins[0])]
 
@@ -269,4 +274,5 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.scatter_add.default": _scatter_add,
     "aten.topk.default": _largest, "aten.max.dim": _largest, "aten.min.dim": _largest,
     "autosbp.experts.default": _experts,
+    **dict.fromkeys(recurrent.CELLS, _recurrent),
 }  # fmt: skip

@@ -93,13 +93,16 @@ _SUMS = ("aten.add.Tensor", "aten.sub.Tensor", "aten.add.Scalar", "aten.sub.Scal
 def unary(m: Machine, x: Tensor, kind: Unary) -> Tensor:
     """One tensor to one of its shape."""
     out = m.new(x.shape, x.width, dense_like(x.shape, x.strides))
+    order = out.strides
 
     def run(grads: list[Any], _: Sequence[Any]) -> list[Tensor]:
         if kind.passes:
             return [grads[0]]
         between = [m.like(grads[0]) for _ in range(kind.between)]
         between += [m.new(grads[0].shape, 1) for _ in range(kind.masks)]
-        found = [m.new(grads[0].shape, grads[0].width, dense_like(grads[0].shape, grads[0].strides))]
+        # A stretched gradient has no order of its own: that of what it is multiplied with.
+        strides = order if kind.keeps and 0 in grads[0].strides else dense_like(grads[0].shape, grads[0].strides)
+        found = [m.new(grads[0].shape, grads[0].width, strides)]
         del between
         return found
 

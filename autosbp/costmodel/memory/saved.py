@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from autosbp.costmodel.memory import recurrent
 from autosbp.graph.found import OUTPUT
-from autosbp.graph.ir import LogicalGraph, Node
+from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node
 
 SAVED: Mapping[str, str] = {
     "aten.linear.default": "01",
@@ -65,13 +66,18 @@ def saved_inputs(graph: LogicalGraph, node: Node) -> tuple[int, ...]:
     return tuple(int(letter) for letter in SAVED.get(node.op, "") if letter.isdigit())
 
 
-def workspace_elements(graph: LogicalGraph, node: Node, shapes: Sequence[Sequence[int]]) -> int:
-    """Elements of the first output's dtype that are kept beside inputs and output, of inputs of these shapes; by the graph's
-    rule."""
+def workspace_bytes(graph: LogicalGraph, node: Node, shapes: Sequence[Sequence[int]]) -> int:
+    """What is kept beside inputs and output, of inputs of these shapes: of a recurrent layer by its steps, else by the
+    graph's rule."""
     if not node.rule or node.op in SAVED:
         return 0
+    layers = recurrent.layers_of(node, len(shapes))
+    width = DTYPE_BYTES[node.outputs[0].dtype]
+    if layers is not None:
+        whole = tuple(tuple(shape) for shape in shapes)
+        return recurrent.kept_bytes(layers, whole, width, saved_inputs(graph, node), saves_output(graph, node))
     rule = graph.rules[node.rule]
-    return round(rule.workspace * prod(shapes[tensor][dim] for tensor, dim in rule.workspace_sizes))
+    return round(rule.workspace * prod(shapes[tensor][dim] for tensor, dim in rule.workspace_sizes)) * width
 
 
 def saves_output(graph: LogicalGraph, node: Node) -> bool:
