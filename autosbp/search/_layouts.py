@@ -32,6 +32,7 @@ from autosbp.search._assembly import Allowed
 from autosbp.search._base import SearchProblem
 from autosbp.search._build import BuiltProblem, ProblemBuilder
 from autosbp.search._clusters import OpCluster
+from autosbp.search._crossings import crossing_bytes
 from autosbp.search._graph_parts import GraphParts
 from autosbp.search._parameters import ParameterCosts
 from autosbp.search._reuse import REUSE
@@ -118,6 +119,7 @@ class LayoutProblems:
         self._boxing: dict[Mesh, BoxingModel] = {}
         self._builders: dict[tuple[int, Mesh, int, str, bool], ProblemBuilder] = {}
         self._tables: dict[tuple[int, Mesh, int, bool], dict[Hashable, NDArray[np.float64]]] = {}
+        self._crossings: dict[int, NDArray[np.float64]] = {}
 
     def _parts_of(self, *, folds: bool) -> GraphParts:
         return REUSE.parts(self.graph, self.pins.names, frozenset(self.pins.stored), folds=folds)
@@ -139,6 +141,12 @@ class LayoutProblems:
     def bound(self, micro_batch: int) -> LogicalGraph:
         """The whole graph at a microbatch."""
         return self._parts.bound(micro_batch)
+
+    def crossing(self, micro_batch: int) -> NDArray[np.float64]:
+        """Bytes that go over each place between two ops, see ``crossing_bytes``."""
+        if micro_batch not in self._crossings:
+            self._crossings[micro_batch] = crossing_bytes(self.bound(micro_batch))
+        return self._crossings[micro_batch]
 
     @property
     def most_stages(self) -> int:

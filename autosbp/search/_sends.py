@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.costmodel.deliveries import LinkModel
-from autosbp.graph.ir import LogicalGraph, Node
 from autosbp.pipeline import GPIPE, MESSAGE_DRIVEN, ONE_F_ONE_B
+from autosbp.search._crossings import cut_places
 from autosbp.search._dealing import Cut
 from autosbp.search._layouts import LayoutProblems, Structure
 from autosbp.search._pipelines import Shape
@@ -115,43 +114,15 @@ class Sends:
     @cached_property
     def places(self) -> list[int]:
         """The ops, by number, before which there may be a cut."""
-        return _places(self._bound, self.problems.starts)
-
-    @cached_property
-    def _bound(self) -> LogicalGraph:
-        return self.problems.bound(self.size)
+        return cut_places(self.problems.bound(self.size), self.problems.starts)
 
     @cached_property
     def _bytes(self) -> Floats:
         """Of a device's message of one sample, forward and back, at each place. Those of smaller microbatches are no less."""
-        return _crossing(self._bound)[:, self.places] / (self.size * self.structure.view.size)
+        crossing = self.problems.crossing(self.size)
+        return crossing[:, self.places] / (self.size * self.structure.view.size)
 
     @cached_property
     def _places(self) -> Floats:
         """Those bytes, least first."""
         return np.sort(self._bytes, axis=1)
-
-
-def computed(graph: LogicalGraph) -> list[Node]:
-    """The ops of a program, by their numbers."""
-    return [node for node in graph.nodes if node.name in graph.computed]
-
-
-def _places(graph: LogicalGraph, starts: Collection[str] | None) -> list[int]:
-    """Where a chunk may begin: before any op, or one of ``starts``."""
-    nodes = computed(graph)
-    return [place for place in range(1, len(nodes)) if starts is None or nodes[place].name in starts]
-
-
-def _crossing(graph: LogicalGraph) -> Floats:
-    """Bytes of what goes on over each place between two ops: whole, and of what has a gradient."""
-    nodes = computed(graph)
-    at = {node.name: place for place, node in enumerate(nodes)}
-    last = {ref: place for place, node in enumerate(nodes) for ref in node.refs() if ref.name in at}
-    change = np.zeros((2, len(nodes) + 1))
-    for ref, end in last.items():
-        size = graph.meta(ref).num_bytes * np.array([1.0, graph.has_gradient(ref)])
-        change[:, at[ref.name] + 1] += size
-        change[:, end + 1] -= size
-    crossing: Floats = np.cumsum(change, axis=1)
-    return crossing

@@ -36,7 +36,8 @@ from autosbp.search._bubble import Waits, waits_of
 from autosbp.search._layouts import LayoutProblems, Structure
 from autosbp.search._pipelines import Shape, shapes
 from autosbp.search._sends import Sends
-from autosbp.search._stage_costs import LEAN, Part, Prices
+from autosbp.search._stage_costs import LEAN, Part
+from autosbp.search._stage_values import Prices
 from autosbp.search._unfold import part_variables
 
 ROUNDING = 1e-9

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.search._base import Edge, SearchProblem
-from autosbp.search._build import BuiltProblem, Detail
-from autosbp.search._domains import ValueCosts
+from autosbp.search._build import BuiltProblem
 from autosbp.search._elimination import Solution, effort_of, minimise, plan_problem
+from autosbp.search._stage_values import Asked, Columns, Prices, asked, without_dominated
 
 Floats = NDArray[np.float64]
 LEAN = 1e6
@@ -24,17 +24,6 @@ LEAN = 1e6
 MUCH_WORK, MOST_WORK = 1e6, 3e8
 """Additions of an elimination from which on it is quicker to leave dominated values out before it; and which are too many to
 be made at every price."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Seconds a byte: of what stays all the time, of gradients, and of what one microbatch keeps; and whether seconds that
-    pass ``once`` a step count."""
-
-    stays: float
-    gradients: float
-    kept: float
-    once: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +44,7 @@ class Part:
         assert built.detail is not None
         new = {variable: at for at, variable in enumerate(inner)}
         whole, parts = built.problem, [built.detail.parts[v] for v in inner]
-        columns = {id(part): _Columns.of(part) for part in parts}
-        self.columns = [columns[id(part)] for part in parts]
-        self._built, self._inner = built, inner
+        self._built, self._inner, self._parts = built, inner, parts
         self.problem = SearchProblem(
             tuple(whole.names[v] for v in inner),
             tuple(part.seconds for part in parts),
@@ -70,9 +57,8 @@ class Part:
         stored = {variable for variable, _ in built.parameter_variables.values()}
         near = {end for edge in whole.edges if {edge.u, edge.v} & stored for end in (edge.u, edge.v)}
         copies = {new[v] for v in near | stored if v in new and v >= len(built.clusters)}
-        self.passing = tuple(edge for edge in self.problem.edges if not {edge.u, edge.v} & copies)
-        self.program = plan_problem(self.problem)
-        work = effort_of(self.problem, self.program).additions
+        self._passing = tuple(edge for edge in self.problem.edges if not {edge.u, edge.v} & copies)
+        work = effort_of(self.problem, plan_problem(self.problem)).additions
         self.is_large, self.is_huge = work > MUCH_WORK, work > MOST_WORK
         self.count = count
         self.forward_s = sum(part.forward_s for part in parts)
@@ -83,21 +69,32 @@ class Part:
         self._known: dict[bool, list[Priced]] = {False: [], True: []}
 
     @cached_property
-    def switches(self) -> list[Floats | None]:
-        """Of clusters, what each value pays to stand for another; None of copies."""
-        assert self._built.detail is not None
-        detail, count = self._built.detail, len(self._built.clusters)
-        return [self._switch(detail, variable) if variable < count else None for variable in self._inner]
+    def _columns(self) -> list[Columns]:
+        columns = {id(part): Columns.of(part) for part in self._parts}
+        return [columns[id(part)] for part in self._parts]
 
-    def _switch(self, detail: Detail, variable: int) -> Floats:
-        """What each value pays, row by column, to stand for another with all neighbours as they are."""
-        size = len(detail.parts[variable].seconds)
-        return sum((port.switch_s() for port in detail.ports.get(variable, ())), np.zeros((size, size)))
+    @cached_property
+    def _switches(self) -> list[Floats | None]:
+        """Of clusters, what each value pays, row by column, to stand for another with all neighbours as they are; None of
+        copies."""
+        detail, count = self._built.detail, len(self._built.clusters)
+        assert detail is not None
+        return [
+            sum((port.switch_s() for port in detail.ports.get(v, ())), np.zeros((len(part.seconds),) * 2))
+            if v < count else None
+            for v, part in zip(self._inner, self._parts, strict=True)
+        ]  # fmt: skip
+
+    @cached_property
+    def _asked(self) -> Asked:
+        """What some price may ask for."""
+        return asked(self.problem, self._columns, self._switches)
 
     @cached_property
     def shortest_s(self) -> float:
         """The least seconds of one microbatch, without what is once a step."""
-        return self._minimised(tuple(each.passes for each in self.columns), self.passing).bound_s / self.count
+        problem = replace(self.problem, unary_s=tuple(each.passes for each in self._columns), edges=self._passing)
+        return self._minimised(problem, self._switches if self.is_large else []).bound_s / self.count
 
     def known(self, *, once: bool) -> list[Priced]:
         """What prices have led to with ``once``, or without: at first a quick layout, and one that takes few bytes."""
@@ -118,13 +115,17 @@ class Part:
     def _priced(self, prices: Prices) -> Priced:
         known: dict[int, tuple[Floats, NDArray[np.intp]]] = {}
         chosen = []
-        for each in self.columns:
+        for each in self._asked.columns:
             if id(each) not in known:
                 known[id(each)] = each.priced(prices)
             chosen.append(known[id(each)])
-        solution = self._minimised(tuple(priced for priced, _ in chosen), self.problem.edges)
+        problem = replace(self._asked.problem, unary_s=tuple(priced for priced, _ in chosen))
+        if self._asked.work > MUCH_WORK:
+            solution = self._minimised(problem, self._asked.switches)
+        else:
+            solution = minimise(problem, self._asked.program, _go_on)
         stays = gradients = kept = 0.0
-        for each, (_, ways), value in zip(self.columns, chosen, solution.assignment, strict=True):
+        for each, (_, ways), value in zip(self._asked.columns, chosen, solution.assignment, strict=True):
             way = int(ways[value])
             stays += float(each.stays[way, value])
             gradients += float(each.gradients[way, value])
@@ -132,69 +133,15 @@ class Part:
         paid = prices.stays * stays + prices.gradients * gradients + prices.kept * kept
         return Priced(solution.bound_s, solution.bound_s - paid, stays, gradients, kept)
 
-    def _minimised(self, unary_s: tuple[Floats, ...], edges: tuple[Edge, ...]) -> Solution:
-        problem = replace(self.problem, unary_s=unary_s, edges=edges)
-        if not self.is_large:
-            program = self.program if edges is self.problem.edges else plan_problem(problem)
-            return minimise(problem, program, _go_on)
-        left = [
-            np.arange(len(own)) if switch is None else _undominated(own, switch)
-            for own, switch in zip(unary_s, self.switches, strict=True)
-        ]
-        for edge in edges:  # copies in layouts that nobody wants any more
-            for own, other, table in ((edge.u, edge.v, edge.table), (edge.v, edge.u, edge.table.T)):
-                if self.switches[own] is None:
-                    wanted = np.isfinite(table[np.ix_(left[own], left[other])]).any(axis=1)
-                    left[own] = left[own][wanted]
-        smaller = replace(
-            problem,
-            unary_s=tuple(own[kept] for own, kept in zip(unary_s, left, strict=True)),
-            memory_bytes=tuple(use[kept] for use, kept in zip(problem.memory_bytes, left, strict=True)),
-            edges=tuple(
-                Edge(edge.u, edge.v, np.ascontiguousarray(edge.table[np.ix_(left[edge.u], left[edge.v])]))
-                for edge in edges
-            ),
-        )
+    @staticmethod
+    def _minimised(problem: SearchProblem, switches: Sequence[Floats | None]) -> Solution:
+        """Without values that others replace for less, where these are told."""
+        if not switches:
+            return minimise(problem, plan_problem(problem), _go_on)
+        smaller, left = without_dominated(problem, switches)
         solution = minimise(smaller, plan_problem(smaller), _go_on)
         lifted = tuple(int(kept[value]) for kept, value in zip(left, solution.assignment, strict=True))
         return replace(solution, assignment=lifted)
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Of a variable: per value the seconds of all ``passes``, and the bytes kept of one microbatch; per way to store its
-    parameters and value, the seconds that come with every microbatch, those once a step, the bytes that stay, and those of
-    gradients."""
-
-    passes: Floats
-    kept: Floats
-    often: Floats
-    once: Floats
-    stays: Floats
-    gradients: Floats
-
-    @classmethod
-    def of(cls, part: ValueCosts) -> _Columns:
-        if not part.stored:
-            none = np.zeros((1, len(part.kept)))
-            return cls(part.seconds, part.kept, none, none, none, none)
-        seconds, memory, gradients, often = (
-            np.stack([getattr(way, name) for way in part.stored])
-            for name in ("seconds", "memory", "gradients", "often")
-        )
-        return cls(part.seconds - seconds[0], part.kept, often, seconds - often, memory - gradients, gradients)
-
-    def priced(self, prices: Prices) -> tuple[Floats, NDArray[np.intp]]:
-        """Of each value, the least of all ways to store its parameters, and which that is."""
-        stored = self.often + prices.stays * self.stays + prices.gradients * self.gradients
-        if prices.once:
-            stored = stored + self.once
-        return self.passes + prices.kept * self.kept + stored.min(axis=0), stored.argmin(axis=0)
-
-
-def _undominated(own: Floats, switch: Floats) -> NDArray[np.intp]:
-    """Values that no other one replaces for less (``search._dominance``)."""
-    return np.flatnonzero((switch + own[None, :]).min(axis=1) >= own - 1e-12 * np.abs(own))
 
 
 def _go_on() -> None:

@@ -20,10 +20,11 @@ from autosbp.errors import InfeasibleError
 from autosbp.pipeline import ZERO_BUBBLE
 from autosbp.search._bubble import bubble_s, waits_of
 from autosbp.search._clusters import OpCluster
+from autosbp.search._crossings import computed
 from autosbp.search._dealing import least_messages_s, work_between
 from autosbp.search._layouts import LayoutProblems, Structure
 from autosbp.search._pipelines import shapes
-from autosbp.search._sends import IN_TURN, Sends, computed
+from autosbp.search._sends import IN_TURN, Sends
 from autosbp.search._stage_costs import Part
 
 Floats = NDArray[np.float64]

@@ -16,13 +16,14 @@ from autosbp.costmodel.memory import rank_memory
 from autosbp.costmodel.network import NetworkModel
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Costs, Strategy
-from autosbp.search import SEARCHERS, SearchOptions, _space_solver, _stage_bound
+from autosbp.search import SEARCHERS, SearchOptions, _space_solver, _stage_bound, _stage_costs
 from autosbp.search._build import ProblemBuilder
 from autosbp.search._layouts import Structure
 from autosbp.search._memory import least_memory
 from autosbp.search._stage_bound import Recomputed, StageBounds, Wanted, _best_price, _lower_edge
-from autosbp.search._stage_costs import Part, Prices
+from autosbp.search._stage_costs import Part
 from autosbp.search._stage_limited import Left, StageLimited
+from autosbp.search._stage_values import Prices, asked
 from autosbp.search._strategy import strategy_of
 from autosbp.search._unfold import part_variables
 from autosbp.search._weights import AS_USED, FASTEST, STEP, USE, Weights
@@ -153,7 +154,9 @@ def test_the_best_price_is_the_dual_of_the_largest_mixture() -> None:
 
 
 @pytest.mark.parametrize("micro_batch", [2, 16])
-def test_prices_of_parts_are_concave_and_told_by_what_is_chosen(micro_batch: int) -> None:
+def test_prices_of_parts_are_concave_and_told_by_what_is_chosen(
+    micro_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planner = Planner(graph_of("gpt2"), load_cluster("dgx-a100-40g:1"), None, PlanOptions(global_batch=BATCH), None)
     problems, structure = planner.problems, planner.structures()[0]
     assert problems.folding is not None
@@ -169,10 +172,25 @@ def test_prices_of_parts_are_concave_and_told_by_what_is_chosen(micro_batch: int
         assert each.least_s == pytest.approx(each.seconds + paid)
     rises = [after.least_s - before.least_s for before, after in pairwise(found)]
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(rises))
-    part.is_large = True  # dominated values left out before
+    monkeypatch.setattr(_stage_costs, "MUCH_WORK", 0.0)  # dominated values left out before
     for price, each in zip(steps[1:], found[1:], strict=True):
         again = part._priced(Prices(price, price, price))
         assert again.least_s == pytest.approx(each.least_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_no_price_asks_for_a_value_that_another_one_stands_for(once: bool) -> None:
+    planner = Planner(graph_of("gpt2"), load_cluster("dgx-a100-40g:2"), None, PlanOptions(global_batch=BATCH), None)
+    problems, structure = planner.problems, planner.structures()[0]
+    assert problems.folding is not None
+    built = problems.stage_problem(structure, 16, STORAGES, again=False)
+    few, every = (Part(built, part_variables(built, problems.folding)[1], BATCH // 16) for _ in range(2))
+    every._asked = asked(every.problem, every._columns, [None] * every.problem.num_variables)
+    values = [sum(map(len, part._asked.problem.unary_s)) for part in (few, every)]
+    assert values[0] < 0.9 * values[1]
+    for stays, gradients, kept in np.random.default_rng(0).exponential(1e-10, (40, 3)).tolist():
+        prices = Prices(stays, gradients, kept, once)
+        assert few.at(prices).least_s == pytest.approx(every.at(prices).least_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("model", ["gpt2", "vit-large"])
