@@ -14,6 +14,15 @@ def is_short(tensor: torch.Tensor) -> bool:
     return tensor.dtype in (torch.bfloat16, torch.float16)
 
 
+def forget_gradients(parameters: Iterable[torch.Tensor], *, set_to_none: bool) -> None:
+    """As ``torch.optim.Optimizer.zero_grad``: gradients go, or become zeros."""
+    for parameter in parameters:
+        if set_to_none or parameter.grad is None:
+            parameter.grad = None
+        else:
+            parameter.grad.zero_()
+
+
 class FullPrecision:
     """Steps like the optimizer that ``make`` makes, with short parameters as float32 copies, which are rounded back.
 
@@ -41,11 +50,7 @@ class FullPrecision:
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Forget the gradients."""
-        for parameter in self.parameters:
-            if set_to_none or parameter.grad is None:
-                parameter.grad = None
-            else:
-                parameter.grad.zero_()
+        forget_gradients(self.parameters, set_to_none=set_to_none)
 
     @torch.no_grad()
     def step(self) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from autosbp.executor.full_precision import forget_gradients
+
 
 class HostOptimizer:
     """Steps like the optimizer that ``make`` makes of the parameters, on the host. Nothing of it is on the device.
@@ -29,11 +31,7 @@ class HostOptimizer:
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Forget the device's gradients."""
-        for parameter in self.parameters:
-            if set_to_none or parameter.grad is None:
-                parameter.grad = None
-            else:
-                parameter.grad.zero_()
+        forget_gradients(self.parameters, set_to_none=set_to_none)
 
     @torch.no_grad()
     def step(self) -> None:
