@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -75,6 +76,17 @@ class Read(nn.Module):
         return (self.words(x) * self.words(x).tanh() * self.words(x).sin()).mean()
 
 
+class Distance(nn.Module):
+    """How far the results are from their inputs."""
+
+    def __init__(self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.one, self.loss = nn.Linear(SIZE, SIZE), loss
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.one(x), x)
+
+
 def _repeated(times: int, dtype: torch.dtype = torch.float32, *lead: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return Repeated(nn.Linear(SIZE, SIZE, dtype=dtype), times), {"x": torch.zeros(BATCH, *lead, SIZE, dtype=dtype)}
 
@@ -86,6 +98,10 @@ CASES: Mapping[str, Callable[[], tuple[nn.Module, dict[str, torch.Tensor]]]] = {
     "four times, three dims": lambda: _repeated(4, torch.float32, 4),
     "words read three times": lambda: (Read(), {"x": torch.zeros(BATCH, 4, dtype=torch.int64)}),
     "float16 and float32": lambda: (Mixed(torch.float16), {"x": torch.zeros(64, SIZE, dtype=torch.float16)}),
+    **{
+        loss.__name__: partial(lambda loss: (Distance(loss), {"x": torch.zeros(16 * BATCH, SIZE)}), loss)
+        for loss in (nn.functional.l1_loss, nn.functional.mse_loss, nn.functional.smooth_l1_loss)
+    },
     "tied words": lambda: (Tied(), {"x": torch.zeros(BATCH, 4, dtype=torch.int64)}),
 }
 

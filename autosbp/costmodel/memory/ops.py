@@ -94,6 +94,14 @@ def _masked_fill(call: Call) -> list[Tensor]:
     return [pointwise.chosen(call.m, call.ins[1], call.ins[0], None, call.width)]
 
 
+def _l1_loss(call: Call) -> list[Tensor]:
+    """The distance of a difference, which is kept; one number of it, where it is reduced."""
+    difference = pointwise.binary(call.m, "aten.sub.Tensor", call.ins[0], call.ins[1], call.width)
+    each = pointwise.unary(call.m, difference, UNARY["aten.abs.default"])
+    reduction = call.argument(2, call.node.kwargs.get("reduction", 1))
+    return [views.summed(call.m, each, call.shape, call.width, mean=reduction == 1) if reduction else each]
+
+
 def _dropout(call: Call) -> list[Tensor]:
     on = bool(call.argument(2, True)) and float(call.argument(1, 0.5)) > 0
     return [pointwise.dropped(call.m, call.ins[0]) if on else call.ins[0]]
@@ -258,6 +266,7 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.where.self": _where, "aten.where.ScalarOther": _where, "aten.where.ScalarSelf": _where,
     "aten.masked_fill.Scalar": _masked_fill,
     "aten.dropout.default": _dropout,
+    "aten.l1_loss.default": _l1_loss,
     "aten.cat.default": _cat,
     "aten.sum.default": _sum, "aten.sum.dim_IntList": _sum, "aten.mean.default": _sum, "aten.mean.dim": _sum,
     "aten.linear.default": _linear, "aten.mm.default": _product, "aten.bmm.default": _product,
