@@ -39,10 +39,10 @@ def new_folder(prefix: str) -> tuple[int, Path]:
 
 
 @contextmanager
-def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Gone after the block; those of the same prefix that killed processes have left go when they are older than ``KEPT_S``."""
+def temporary_folder(prefix: str, kept_s: float = KEPT_S) -> Iterator[Path]:
+    """Gone after the block; those of the same prefix that killed processes have left go when they are older than ``kept_s``."""
     for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        remove_old(old)
+        remove_old(old, kept_s)
     held, folder = new_folder(prefix)
     try:
         yield folder
@@ -51,10 +51,10 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
         os.close(held)
 
 
-def remove_old(folder: Path) -> None:
-    """Remove a folder that nobody uses and in which nothing has changed for ``KEPT_S``."""
+def remove_old(folder: Path, kept_s: float = KEPT_S) -> None:
+    """Remove a folder that nobody uses and in which nothing has changed for ``kept_s``."""
     if (held := hold(folder)) is not None:
-        if time.time() - changed_s(folder) > KEPT_S:
+        if time.time() - changed_s(folder) > kept_s:
             shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
 
@@ -66,3 +66,17 @@ def changed_s(folder: Path) -> float:
         for path in (folder, *folder.iterdir()):
             found = max(found, path.stat().st_mtime)
     return found
+
+
+@contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """For a file that is read and then replaced by what became of it: others that do the same wait, and read the new one."""
+    while True:
+        held = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(held), path.stat()):
+                yield
+                return
+        finally:
+            os.close(held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from autosbp.cli._format import table
 from autosbp.cli._options import AsJson, Output
 from autosbp.cli._run import console, note, print_json
 from autosbp.errors import InputError
+from autosbp.scratch import alone_with
 from autosbp.units import seconds
 
 if TYPE_CHECKING:
@@ -43,16 +45,23 @@ def learn(
     if undo == bool(trial):
         raise InputError("trial", [str(folder) for folder in trial or ()], "either --trial DIR or --undo is expected")
     check_output(output)
-    before = read_calibration(calibration)
-    assert before is not None
-    after, lessons = _undone(before) if undo else _taught(before, trial or [])
-    if output is not None:
-        write_json(output, {**after.to_dict(), "calibration_id": after.calibration_id})
-        note(f"wrote {output}")
+    with _alone(Path(calibration), output):
+        before = read_calibration(calibration)
+        assert before is not None
+        after, lessons = _undone(before) if undo else _taught(before, trial or [])
+        if output is not None:
+            write_json(output, {**after.to_dict(), "calibration_id": after.calibration_id})
+            note(f"wrote {output}")
     if as_json:
         print_json(_document(before, after, lessons))
     else:
         _show(after, lessons)
+
+
+def _alone(calibration: Path, output: Path | None) -> AbstractContextManager[None]:
+    """Where the file that is read is replaced, one at a time: else a correction would be lost, with its way back."""
+    replaced = output is not None and output.is_file() and calibration.is_file() and output.samefile(calibration)
+    return alone_with(calibration) if replaced else nullcontext()
 
 
 def _taught(before: Calibration, folders: list[Path]) -> tuple[Calibration, tuple[Lesson, ...]]:

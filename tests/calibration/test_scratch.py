@@ -79,6 +79,14 @@ def test_temporary_folders_go_with_their_block_and_old_ones_of_the_killed_with_a
     assert list(root.iterdir()) == [root / "other"]
 
 
+def test_a_temporary_folder_that_nobody_was_told_of_goes_sooner(root: Path) -> None:
+    for name, age_s in (("some-left", 120), ("some-new", 0)):
+        (root / name).mkdir()
+        age(root / name, age_s)
+    with temporary_folder("some-", kept_s=60) as folder:
+        assert sorted(root.iterdir()) == sorted([folder, root / "some-new"])
+
+
 def test_two_at_once_have_two_folders() -> None:
     left = failed(REQUEST)
     with scratch(REQUEST) as one, scratch(REQUEST) as other:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ import pytest
 
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
+from autosbp.scratch import alone_with
 from tests.cli.conftest import Kept, Run
+from tests.cli.processes import environment
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 
@@ -129,3 +134,18 @@ def test_a_trial_of_another_cluster_and_one_given_twice_are_refused(
     error = json.loads(done.stdout)["error"]
     assert (done.exit_code, error["field"]) == (2, "trial[0].result.cluster")
     assert "local:2x2" in error["limit"] and "local:2:" in error["value"]
+
+
+def test_of_two_that_change_one_calibration_at_once_neither_is_lost(run: Run, kept: Kept, calibration: Path) -> None:
+    before = read(calibration)
+    for _ in range(2):
+        assert run("learn", calibration, "--trial", kept.folder, "-o", calibration).exit_code == 0
+    undo, draft = ["learn", str(calibration), "--undo", "-o"], calibration.with_name("draft.json")
+    assert run(*undo, draft).exit_code == 0
+    with alone_with(calibration):
+        other = subprocess.Popen([sys.executable, "-m", "autosbp", *undo, str(calibration)], env=environment())
+        with suppress(subprocess.TimeoutExpired):
+            other.wait(8.0)
+        draft.replace(calibration)
+    assert other.wait(60.0) == 0
+    assert read(calibration) == before

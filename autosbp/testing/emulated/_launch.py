@@ -6,17 +6,19 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from autosbp.scratch import temporary_folder
 from autosbp.testing.emulated._network import INTERFACE, address, end_processes, inside
 from autosbp.testing.emulated._rank_errors import RankError, first_error
 from autosbp.torchrun import OWNER, Outcome, environment, log_tail, start, torchrun_command
 
 _RANK_MODULE = "autosbp.testing.emulated._rank"
+_ERRORS_PREFIX = "autosbp-ranks-"
+_LEFT_S = 60.0  # nobody is told of the folder of a run that was killed, so it need not stay
 _POLL_S = 0.1
 _LAST_WORDS_S = 3.0  # for the other ranks to fail by themselves, and to write down why, after the first failure
 _STOP_S = 5.0
@@ -49,13 +51,13 @@ def run_on_nodes(
     logs = [node_log(log_path, node) for node in range(len(namespaces))]
     # C++ warns of every address without a name; nodes have none.
     env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **environment(INTERFACE), OWNER: str(os.getpid())}
-    with tempfile.TemporaryDirectory(prefix="autosbp-ranks-") as errors:
+    with temporary_folder(_ERRORS_PREFIX, _LEFT_S) as errors:
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for node, namespace in enumerate(namespaces):
                 command = torchrun_command(
                     _RANK_MODULE,
-                    [errors, module, *arguments],
+                    [str(errors), module, *arguments],
                     ranks_per_node,
                     master=(address(0), port),
                     local_address=address(node),
@@ -66,7 +68,7 @@ def run_on_nodes(
             reason = _watch(processes, deadline, timeout_s, poll)
         finally:
             _stop(processes, namespaces)
-        return _outcome(reason, logs, first_error(Path(errors)))
+        return _outcome(reason, logs, first_error(errors))
 
 
 def _watch(
