@@ -108,10 +108,10 @@ def _run_key(stages: Stages, chunk: Chunk, device: str) -> tuple[Hashable, ...]:
 
 def _run(chunk: Chunk, strategy: Strategy, device: str) -> tuple[Peaks, int]:
     """Peaks by pass, and what one more microbatch keeps."""
-    return (
-        _ChunkRun(chunk, strategy, Machine(Meter(), device=device)).peaks(),
-        _ChunkRun(chunk, strategy, Machine(Meter(), device=device)).kept(),
-    )
+    run = ChunkRun(chunk, strategy, Machine(Meter(), device=device))
+    peaks = run.peaks()
+    kept = ChunkRun(chunk, strategy, Machine(Meter(), device=device)).kept() if run.flow.gathers else run.first_kept
+    return peaks, kept
 
 
 def _fullest(order: Order, needs: Mapping[int, Needs], last: int, beside: Counter[str]) -> Counter[str]:
@@ -202,24 +202,41 @@ class _Open:
     held: list[Tensor]
 
 
-class _ChunkRun(StepRun):
-    """A chunk's passes. Each microbatch in flight has its own part of what autograd records."""
+class ChunkRun(StepRun):
+    """A chunk's passes. Each microbatch in flight has its own part of what autograd records. ``first_kept`` is what the
+    first one keeps after ``peaks``: as any other, where no parameters are gathered."""
 
     def __init__(self, chunk: Chunk, strategy: Strategy, machine: Machine) -> None:
         super().__init__(chunk.graph, strategy, chunk.flow, machine)
+        self.first_kept = 0
+
+    @property
+    def sends_nothing(self) -> bool:
+        """Whether no message tells the last microbatch's passes from those before, until they are over."""
+        return not self.flow.gathers and not self.flow.buckets
 
     def peaks(self) -> dict[tuple[str, str], Counter[str]]:
         """Bytes by purpose when they are most, of each pass with one microbatch in flight."""
         found: dict[tuple[str, str], Counter[str]] = {}
-        for moment in _MOMENTS[min(len(_MOMENTS), self.strategy.num_micro) - 1]:
+        moments = _MOMENTS[min(len(_MOMENTS), self.strategy.num_micro) - 1]
+        once = LATER in moments and self.sends_nothing  # the last microbatch stands for those before it
+        for moment in moments:
+            if moment == LATER and once:
+                continue
+            before = self.m.meter.live
             opened = self._ahead()
+            self.first_kept = self.first_kept or self.m.meter.live - before
             found[FORWARD, LATER if moment == LAST else moment] = self._most()
             self._back(opened, last=moment == LAST)
+            if moment == LAST and once:
+                found[BACKWARD, LATER] = self._most()
             if moment == LAST:
                 self.gathers.finish()
                 self.buckets.finish()
                 self.optimize()
             found[BACKWARD, moment] = self._most()
+        if once:
+            found[BACKWARD, LAST] = max(found[BACKWARD, LATER], found[BACKWARD, LAST], key=Counter.total)
         for kind in (FORWARD, BACKWARD):
             found.setdefault((kind, FRESH), found[kind, LATER if kind == FORWARD else LAST])
             found.setdefault((kind, LATER), found[kind, FRESH])
@@ -256,7 +273,8 @@ class _ChunkRun(StepRun):
             root = m.new((), 0)
             m.record([root], outs, [], lambda _, __: [None if out.node is None else m.like(out) for out in outs])
         nodes, m.nodes = m.nodes, []
-        return _Open(root, nodes, held + outs)
+        held += outs
+        return _Open(root, nodes, held)
 
     def _back(self, opened: _Open, last: bool) -> None:
         self.gathers.begin(last=last)
@@ -264,4 +282,5 @@ class _ChunkRun(StepRun):
         self.m.nodes, opened.nodes = opened.nodes, []
         if opened.root.node is not None:
             self.m.backward(opened.root, self.m.like(opened.root))
+        opened.held.clear()  # what it holds holds it: nothing else would free it when the pass is over
         self.gathers.end()
