@@ -87,8 +87,8 @@ class Part:
 
     @cached_property
     def _asked(self) -> Asked:
-        """What some price may ask for."""
-        return asked(self.problem, self._columns, self._switches)
+        """What some price may ask for; of a small part all, as finding out takes longer than it saves."""
+        return asked(self.problem, self._columns, self._switches if self.is_large else [])
 
     @cached_property
     def shortest_s(self) -> float:

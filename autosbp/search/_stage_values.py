@@ -83,7 +83,11 @@ class Asked:
 
 
 def asked(problem: SearchProblem, columns: Sequence[Columns], switches: Sequence[Floats | None]) -> Asked:
-    """Without values that others stand for, and without copies in layouts that nobody wants any more."""
+    """Without values that others stand for, and without copies in layouts that nobody wants any more; without ``switches``
+    with all of them."""
+    if not switches:
+        program = plan_problem(problem)
+        return Asked(problem, list(columns), [], program, effort_of(problem, program).additions)
     masks: dict[bytes, Bools] = {}  # equal ones are one object, as tables have to be
     kept = [
         np.ones(len(own.kept), dtype=bool) if switch is None else _unmatched(own, switch)

@@ -23,7 +23,7 @@ from autosbp.search._memory import least_memory
 from autosbp.search._stage_bound import Recomputed, StageBounds, Wanted, _best_price, _lower_edge
 from autosbp.search._stage_costs import Part
 from autosbp.search._stage_limited import Left, StageLimited
-from autosbp.search._stage_values import Prices, asked
+from autosbp.search._stage_values import Prices
 from autosbp.search._strategy import strategy_of
 from autosbp.search._unfold import part_variables
 from autosbp.search._weights import AS_USED, FASTEST, STEP, USE, Weights
@@ -172,6 +172,8 @@ def test_prices_of_parts_are_concave_and_told_by_what_is_chosen(
         assert each.least_s == pytest.approx(each.seconds + paid)
     rises = [after.least_s - before.least_s for before, after in pairwise(found)]
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(rises))
+    part = Part(built, part_variables(built, problems.folding)[1], BATCH // micro_batch)
+    part.is_large = True
     monkeypatch.setattr(_stage_costs, "MUCH_WORK", 0.0)  # dominated values left out before
     for price, each in zip(steps[1:], found[1:], strict=True):
         again = part._priced(Prices(price, price, price))
@@ -185,7 +187,7 @@ def test_no_price_asks_for_a_value_that_another_one_stands_for(once: bool) -> No
     assert problems.folding is not None
     built = problems.stage_problem(structure, 16, STORAGES, again=False)
     few, every = (Part(built, part_variables(built, problems.folding)[1], BATCH // 16) for _ in range(2))
-    every._asked = asked(every.problem, every._columns, [None] * every.problem.num_variables)
+    few.is_large, every.is_large = True, False
     values = [sum(map(len, part._asked.problem.unary_s)) for part in (few, every)]
     assert values[0] < 0.9 * values[1]
     for stays, gradients, kept in np.random.default_rng(0).exponential(1e-10, (40, 3)).tolist():
