@@ -1,5 +1,5 @@
 # Every target is one script, so that people and CI run the same thing. Needs Python >= 3.11 and make, nothing else.
-.PHONY: setup demo test check bench load chaos storage launchers fuzz clean
+.PHONY: setup demo test check bench load chaos storage launchers fuzz plans clean
 
 setup:  ## create .venv with everything that demo and tests need
 	@scripts/setup
@@ -32,6 +32,9 @@ launchers: setup  ## lost submissions on a real Slurm: EACH=20 of every kind (ro
 fuzz: setup  ## made-up requests and changed documents: SEED=N repeats a run, CASES=N of each route, INPUTS=30500 OUTPUT=benchmarks/data/fuzz.json the long form
 	@.venv/bin/python -m benchmarks.fuzz $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) \
 	  $(if $(INPUTS),--inputs $(INPUTS)) $(if $(OUTPUT),-o $(OUTPUT)) --check --json
+
+plans: setup  ## whether what is asked of a plan ever beats what is free to choose: SEED=N repeats a run, CASES=N of it
+	@.venv/bin/python -m benchmarks.plans $(if $(SEED),--seed $(SEED)) --cases $(or $(CASES),10) --check --json $(if $(OUTPUT),-o $(OUTPUT))
 
 clean:
 	rm -rf .venv demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -134,7 +134,7 @@ class Best(Recomputing):
         walks = self._walks(piped, kind, tally)
         tight = [walk for walk in walks if self._promise(walk)[0]]
         for walk in sorted((walk for walk in walks if walk not in tight), key=self._promise):
-            self.keep_open(walk.structure, walk.bound if spent() else self._pipelined_sizes(walk, kind, tally))
+            self._keep_walk_open(walk, kind, tally, spent())
         opened += [self._opened(structure, kind, tally) for structure in single if structure not in early]
         left = [entry for entry in opened if entry is not None and self._has_room(entry[2], kind, tally)]
         tight = [walk for walk in tight if self._has_room(walk.structure, kind, tally)]
@@ -145,7 +145,7 @@ class Best(Recomputing):
             binds = [walk for walk in walks if walk in tight or self._exceeds(walk.structure, walk.sizes)]
             self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in binds)], kind, tally, spent)
         for walk in sorted(tight, key=self._promise):
-            self.keep_open(walk.structure, walk.bound if spent() else self._pipelined_sizes(walk, kind, tally))
+            self._keep_walk_open(walk, kind, tally, spent())
         for bound, first, structure in sorted(left, key=lambda entry: entry[0]):
             self.keep_open(structure, bound)
             if first is not None and bound < self._cutoff and not spent():
@@ -162,6 +162,11 @@ class Best(Recomputing):
             self.recompute_unevenly()
         self.settle(kind, tally)
         return self.best
+
+    def _keep_walk_open(self, walk: Walk, kind: Kind, tally: Tally, spent: bool) -> None:
+        """With the bounds of what is searched of it."""
+        bounds = walk.bound if spent else self._pipelined_sizes(walk, kind, tally)
+        self.keep_open(walk.structure, bounds, tight=self._promise(walk)[0])
 
     def _has_room(self, structure: Structure, kind: Kind, tally: Tally) -> bool:
         """Whether stages may have room for something better than the best known."""
@@ -334,7 +339,8 @@ class Best(Recomputing):
 
     def _pipelined_sizes(self, walk: Walk, kind: Kind, tally: Tally) -> list[float]:
         """Smaller microbatches first, then larger ones, as long as they get better; a bound for each."""
-        bounds, shut = [walk.bound] * len(walk.sizes), self.shut(walk.structure, kind)
+        bounds = [walk.bound] * len(walk.sizes)
+        shut = self.shut(walk.structure, kind, tight=self._promise(walk)[0])
         whole, waits = self.problems.global_batch, walk.structure.stages - 1
         least = INFINITE
         for at in range(walk.start, len(walk.sizes)):

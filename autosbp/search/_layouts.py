@@ -70,6 +70,11 @@ class Space:
     again: bool = False
 
     @property
+    def key(self) -> Hashable:
+        """Of one search, as that of its structure."""
+        return self.structure.key, self.micro_batch, self.storage, self.again
+
+    @property
     def stages(self) -> int:
         return self.structure.stages
 
@@ -183,6 +188,10 @@ class LayoutProblems:
         """Bytes that no strategy of the space goes below; raises ``InfeasibleError`` without even splits."""
         _, analysis = self._parts.smaller(space.micro_batch, space.again)
         return self._builder(space).least_memory(space.structure.allowed, self.copies(analysis.clusters))
+
+    def num_clusters(self, micro_batch: int) -> int:
+        """Of problems before they are unfolded."""
+        return len(self._parts.smaller(micro_batch, again=False)[1].clusters)
 
     def copies(self, clusters: Sequence[OpCluster]) -> list[int]:
         """How many clusters of the whole model each one stands for, of a problem before it is unfolded."""

@@ -109,7 +109,7 @@ class SpaceSolver(Timed):
         self.failures: list[InfeasibleError] = []
         self._costed: deque[Candidate] = deque(maxlen=8)
         self._exceeding: set[tuple[Hashable, int]] = set()
-        self._rough: dict[Space, float] | None = None
+        self._rough: dict[Hashable, tuple[float, Space]] | None = None
 
     def micro_batches(self, stages: int) -> list[int]:
         """Microbatch sizes to try, largest first."""
@@ -215,7 +215,8 @@ class SpaceSolver(Timed):
                     raise
                 break
             if self._rough is not None and result.gap > self.options.gap_tolerance:
-                self._rough[space] = min(result.lower_bound_s, self._rough.get(space, INFINITE))
+                known, _ = self._rough.get(space.key, (INFINITE, space))
+                self._rough[space.key] = min(result.lower_bound_s, known), space
             if result.cost_s >= CERTAIN * cutoff_s:
                 break
             candidates = list(self._candidates(layouts, result))
@@ -238,7 +239,7 @@ class SpaceSolver(Timed):
     def refine(self, kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
         """Once more, as closely as is asked for, what rough searches left open: where the most may be found first."""
         rough, self._rough = self._rough or {}, None
-        for space, bound in sorted(rough.items(), key=lambda entry: entry[1])[:REFINED]:
+        for bound, space in sorted(rough.values(), key=lambda entry: entry[0])[:REFINED]:
             if spent() or bound >= self._cutoff * self._spare(space):
                 break
             try:

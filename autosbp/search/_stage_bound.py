@@ -18,6 +18,8 @@ would take no more than the dearest one does. Schedules that wait for messages h
 
 Memory: of blocks that are kept, all that autograd keeps, each tensor once; of those recomputed, what runs are handed; where
 all are, one whole block besides, as there is when backward begins.
+
+Of a model without repeated blocks all stages are looked at together (``_whole_bound``).
 """
 
 from __future__ import annotations
@@ -26,19 +28,21 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
 from autosbp.errors import InfeasibleError
-from autosbp.pipeline import GPIPE, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.pipeline import ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.search._bubble import Waits, waits_of
 from autosbp.search._layouts import LayoutProblems, Structure
+from autosbp.search._mixtures import best_price, lower_edge
+from autosbp.search._moments import Moment, moments, prices_of
 from autosbp.search._pipelines import Shape, shapes
 from autosbp.search._sends import Sends
-from autosbp.search._stage_costs import LEAN, Part
+from autosbp.search._stage_costs import Part
 from autosbp.search._stage_values import Prices
 from autosbp.search._unfold import part_variables
+from autosbp.search._whole_bound import WholeRoom
 
 ROUNDING = 1e-9
 MOST_PRICES = 6
@@ -49,9 +53,6 @@ NEAR, NEAR_LARGE = 0.01, 0.1
 """So near to a price that was tried none is tried again; where parts are large."""
 PRECISION = 1e-4
 """Of a bound."""
-STEADY = 3
-"""So many times the stages, in microbatches: where schedules whose passes are in another order have all gradients while as
-many microbatches are in flight as there are stages ahead."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,15 @@ class _TooLargeError(Exception):
 
 
 class StageBounds:
-    """Bounds of a structure by the sizes of its microbatches, largest first. Nothing is said where blocks are not known, or
-    are too large."""
+    """Bounds of a structure by the sizes of its microbatches, largest first. Nothing is said where parts are too large."""
 
     def __init__(
         self, problems: LayoutProblems, structure: Structure, sizes: Sequence[int], wanted: Wanted, hints: Hints
     ) -> None:
         self.problems, self.structure, self.sizes, self.wanted = problems, structure, sizes, wanted
         self.hints = hints
-        self._is_silent = problems.folding is None
-        self._rooms: dict[int, _Room | None] = {}
+        self._is_silent = False
+        self._rooms: dict[int, _Room | WholeRoom | None] = {}
         self._shut_s = [0.0] * len(sizes)
 
     def shut(self, seconds: float, out_of_time: Callable[[], bool]) -> list[bool]:
@@ -129,7 +129,7 @@ class StageBounds:
             return min(self._shut_s[at], seconds)
         return room.least(self._shut_s[at], seconds, self.sizes[at : at + 1])
 
-    def _last_shut(self, room: _Room, at: int, seconds: float) -> int:
+    def _last_shut(self, room: _Room | WholeRoom, at: int, seconds: float) -> int:
         """The last of the sizes from one on that its costs show to be shut; the one before it where that is not."""
         low, high = at - 1, len(self.sizes) - 1
         if not room.is_shut(seconds, self.sizes[at : at + 1]):
@@ -143,13 +143,27 @@ class StageBounds:
                 high = middle - 1
         return low
 
-    def _room(self, at: int) -> _Room | None:
+    def _room(self, at: int) -> _Room | WholeRoom | None:
         if at not in self._rooms:
-            room = None
+            room: _Room | WholeRoom | None = None
             with suppress(InfeasibleError):
-                room = _room(self.problems, self.structure, self.sizes[at], self.wanted, self.hints)
+                if self.problems.folding is None:
+                    room = _whole_room(self.problems, self.structure, self.sizes[at], self.wanted)
+                else:
+                    room = _room(self.problems, self.structure, self.sizes[at], self.wanted, self.hints)
             self._rooms[at] = room
         return self._rooms[at]
+
+
+def _whole_room(problems: LayoutProblems, structure: Structure, micro_batch: int, wanted: Wanted) -> WholeRoom:
+    """Raises ``InfeasibleError`` where nothing splits evenly, and ``_TooLargeError``."""
+    if problems.num_clusters(micro_batch) > MOST_VARIABLES:
+        raise _TooLargeError
+    built, batch = problems.stage_problem(structure, micro_batch, wanted.storages, again=False), problems.global_batch
+    part = Part(built, range(built.problem.num_variables), batch // micro_batch)
+    if part.is_huge:
+        raise _TooLargeError
+    return WholeRoom(part, structure.stages, micro_batch, batch, wanted.schedules, wanted.limit)
 
 
 def _room(problems: LayoutProblems, structure: Structure, micro_batch: int, wanted: Wanted, hints: Hints) -> _Room:
@@ -171,17 +185,7 @@ def _room(problems: LayoutProblems, structure: Structure, micro_batch: int, want
     return _Room(parts, folding.count, structure.stages, micro_batch, problems.global_batch, wanted, hints, sends)
 
 
-@dataclass(frozen=True)
-class _Moment:
-    """When memory is looked at: whether gradients are there, and of how many microbatches what they keep is; and whether what
-    happens once a step counts."""
-
-    gradients: bool
-    in_flight: int
-    once: bool = True
-
-
-_Key = tuple[Recomputed, _Moment, float]
+_Key = tuple[Recomputed, Moment, float]
 
 
 class _Room:
@@ -241,7 +245,9 @@ class _Room:
         for stage in range(self.stages):
             own_s = seconds - self.sends.of_stage_s(shape, stage, self._counts)
             own = min(
-                max(self._capacity(own_s - waits, shape, stage, share, each, once)[0] for each in self.wanted.recomputed)
+                max(
+                    self._capacity(own_s - waits, shape, stage, share, each, once)[0] for each in self.wanted.recomputed
+                )
                 for once, waits in self._waits(shape, stage, held * share, share)
             )
             if stage == 0 and own < 0:
@@ -257,8 +263,7 @@ class _Room:
             return False
         found = [waits for waits in waits_of(shape, self.stages) if not waits.put_off]
         return any(
-            self._wait_too_long(found, once, seconds, shape, share)
-            for once in sorted({each.once for each in found})
+            self._wait_too_long(found, once, seconds, shape, share) for once in sorted({each.once for each in found})
         )
 
     def _wait_too_long(self, found: Sequence[Waits], once: bool, seconds: float, shape: Shape, share: float) -> bool:
@@ -267,7 +272,9 @@ class _Room:
         if sum(own) < self.blocks:
             return True
         # With as many blocks as there is room for, some seconds are left; each block fewer leaves what it takes.
-        left_s = sum(max((most - held) * each_s for most, each_s in room) for room, held in zip(rooms, own, strict=True))
+        left_s = sum(
+            max((most - held) * each_s for most, each_s in room) for room, held in zip(rooms, own, strict=True)
+        )
         left_s += (sum(own) - self.blocks) * max(each_s for room in rooms for _, each_s in room)
         # Of any 1, 2, ... stages, the blocks that the others have no room for.
         least = np.maximum(self.blocks - np.cumsum(sorted(own, reverse=True))[-2::-1], 0.0)
@@ -281,9 +288,7 @@ class _Room:
         )
         return share * waited_s * (1 - ROUNDING) > left_s
 
-    def _room_of(
-        self, seconds: float, shape: Shape, stage: int, share: float, once: bool
-    ) -> list[tuple[float, float]]:
+    def _room_of(self, seconds: float, shape: Shape, stage: int, share: float, once: bool) -> list[tuple[float, float]]:
         """The capacity of a stage, with what may be recomputed."""
         own_s = seconds - self.sends.of_stage_s(shape, stage, self._counts)
         return [self._capacity(own_s, shape, stage, share, each, once) for each in self.wanted.recomputed]
@@ -297,18 +302,6 @@ class _Room:
             found.append((False, blocks * block.shortest_s))
         return found
 
-    def _moments(self, shape: Shape, stage: int, once: bool) -> list[_Moment]:
-        """When all warm up, and when the first gradients are there."""
-        ahead = min(self.stages - stage, self.count)
-        in_turn = shape.schedule in (GPIPE, ONE_F_ONE_B, MESSAGE_DRIVEN)
-        steady = in_turn or self.count >= STEADY * self.stages
-        if steady and ahead < self.count:
-            return [_Moment(True, _few(ahead), once)]
-        filled = _Moment(False, _few(ahead), once)
-        if self.count == 1:
-            return [filled]
-        return [filled, _Moment(True, _few(min(ahead, self.count - 1)) if steady else 0, once)]
-
     def _capacity(
         self, seconds: float, shape: Shape, stage: int, share: float, recomputed: Recomputed, once: bool
     ) -> tuple[float, float]:
@@ -319,16 +312,16 @@ class _Room:
         if not recomputed.kept:  # when backward begins, a block is there whole
             limit -= share * self.parts[False][1].least_kept
         most = 2.0 * (self.blocks + 1), 0.0
-        for moment in self._moments(shape, stage, once):
+        for moment in moments(shape.schedule, self.stages, stage, self.count, once=once):
             price, each = self._price(recomputed, moment, seconds, share, limit)
-            prices = _prices(price, moment, share)
+            prices = prices_of(price, moment, share)
             left = seconds - sum(part.at(prices).least_s for part in ends) + price * limit
             if each > 0:
                 most = min(most, (left / each, each))
         return most
 
     def _price(
-        self, recomputed: Recomputed, moment: _Moment, seconds: float, share: float, limit: float
+        self, recomputed: Recomputed, moment: Moment, seconds: float, share: float, limit: float
     ) -> tuple[float, float]:
         """A price of memory at which few blocks find room, and the least priced seconds of one.
 
@@ -337,17 +330,17 @@ class _Room:
         tried = self._tried.setdefault((recomputed, moment, share), {})
         hint = self.hints.get((recomputed, moment.in_flight, moment.once))
         if hint is not None and not tried:
-            tried[hint] = self._block(_prices(hint, moment, share), recomputed)
+            tried[hint] = self._block(prices_of(hint, moment, share), recomputed)
         for _ in range(MOST_PRICES if self._refines or not tried else 0):
-            price = _best_price(self._edge(recomputed, moment, share), seconds, limit)
+            price = best_price(self._edge(recomputed, moment, share), seconds, limit)
             if any(abs(price - other) <= self._near * other for other in tried):
                 break
-            tried[price] = self._block(_prices(price, moment, share), recomputed)
+            tried[price] = self._block(prices_of(price, moment, share), recomputed)
         best = min(tried.items(), key=lambda entry: (seconds + entry[0] * limit) / max(entry[1], 1e-30))
         self.hints[recomputed, moment.in_flight, moment.once] = best[0]
         return best
 
-    def _edge(self, recomputed: Recomputed, moment: _Moment, share: float) -> list[tuple[float, float]]:
+    def _edge(self, recomputed: Recomputed, moment: Moment, share: float) -> list[tuple[float, float]]:
         """Bytes and seconds of the blocks known that are the least at some price, ever fewer bytes."""
         counts = tuple(len(self.parts[again][1].known(once=moment.once)) for again in (False, recomputed.again))
         key = recomputed, moment, share
@@ -360,7 +353,7 @@ class _Room:
                         (each.seconds, each.stays + moment.gradients * each.gradients + kept * each.kept)
                         for each in self.parts[again][1].known(once=moment.once)
                     ]
-            self._edges[key] = counts, _lower_edge(found)
+            self._edges[key] = counts, lower_edge(found)
         return self._edges[key][1]
 
     def _block(self, prices: Prices, recomputed: Recomputed) -> float:
@@ -372,40 +365,3 @@ class _Room:
             less = replace(prices, kept=prices.kept / recomputed.most)
             found.append(self.parts[True][1].at(less).least_s)
         return min(found)
-
-
-def _lower_edge(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The corners of the lower left edge of the convex hull, from the least first coordinate to the least second one."""
-    corners: list[tuple[float, float]] = []
-    for x, y in sorted(points):
-        if corners and y >= corners[-1][1]:
-            continue
-        while len(corners) > 1:
-            (x1, y1), (x2, y2) = corners[-2:]
-            if (y2 - y1) * (x - x1) < (y - y1) * (x2 - x1):
-                break
-            corners.pop()
-        corners.append((x, y))
-    return corners
-
-
-def _best_price(corners: Sequence[tuple[float, float]], seconds: float, limit: float) -> float:
-    """The price at which mixtures of blocks, each of (seconds, bytes), find least room in so many seconds and bytes."""
-    best, least = 0.0, seconds / corners[0][0]
-    for (quick, large), (slow, small) in pairwise(corners):
-        price = (slow - quick) / (large - small)
-        room = (seconds + price * limit) / (quick + price * large)
-        if room < least:
-            best, least = price, room
-    slow, small = corners[-1]
-    # Where even the smallest are too many for the memory before they are for the time, nothing but bytes counts.
-    return LEAN * slow / small if small > 0 and limit * slow < seconds * small else best
-
-
-def _prices(price: float, moment: _Moment, share: float) -> Prices:
-    return Prices(price, price * moment.gradients, price * moment.in_flight * share, moment.once)
-
-
-def _few(number: int) -> int:
-    """Up to 4, or the power of two below: so few numbers are looked at."""
-    return number if number <= 4 else 1 << (number.bit_length() - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -26,10 +26,13 @@ of repeated blocks are looked at, too: they are not much."""
 
 @dataclass
 class Left:
-    """A structure that is not shown to be worse: a bound for each size of its microbatches, largest first."""
+    """A structure that is not shown to be worse: a bound for each size of its microbatches, largest first, and what it was when
+    it was ``searched``, of work that is dealt out evenly. It is ``tight`` where the quickest layouts do not fit."""
 
     structure: Structure
     bounds: list[float]
+    searched: list[float]
+    tight: bool = True
 
 
 class StageLimited(SpaceSolver):
@@ -43,15 +46,16 @@ class StageLimited(SpaceSolver):
         """Forget what is known of other structures."""
         self.left, self._stage_bounds, self._hints = [], {}, {}
 
-    def keep_open(self, structure: Structure, bounds: float | Sequence[float]) -> None:
+    def keep_open(self, structure: Structure, bounds: float | Sequence[float], *, tight: bool = True) -> None:
         """Leave it to ``settle`` to say more than these bounds, one for all or one a size."""
         count = len(self.micro_batches(structure.stages))
-        self.left.append(Left(structure, [bounds] * count if isinstance(bounds, float) else list(bounds)))
+        known = [bounds] * count if isinstance(bounds, float) else list(bounds)
+        self.left.append(Left(structure, known, known, tight))
 
-    def shut(self, structure: Structure, kind: Kind) -> list[bool]:
+    def shut(self, structure: Structure, kind: Kind, *, tight: bool = True) -> list[bool]:
         """Of each size, whether stages have no room for a step that is better than the best known; none where nothing is
         known, or time is over."""
-        if self.best is None or not self._bounds_stages(kind):
+        if self.best is None or not self._bounds_stages(kind, tight):
             return [False] * len(self.micro_batches(structure.stages))
         stages = self._bounds_of(structure, kind)
         found = stages.shut(self._cutoff, self._out_of_time)
@@ -64,8 +68,7 @@ class StageLimited(SpaceSolver):
         left = sorted(self.left, key=lambda left: min(left.bounds, default=INFINITE))
         if kind.relaxes and kind.proves and not self.problems.network.cluster.groups:
             deadline = min(max(self.deadline, time.monotonic() + SHARE * self.options.time_limit_s), self.end)
-            if self._bounds_stages(kind):
-                left = self._shared(self._raised, left, kind, level, deadline)
+            left = self._shared(self._raised, left, kind, level, deadline)
             if NEAR * level <= min((min(each.bounds) for each in left), default=level) or self.problems.folding is None:
                 left = self._shared(self._waited, left, kind, level, deadline)
         if left:
@@ -77,7 +80,7 @@ class StageLimited(SpaceSolver):
         tasks = [partial(raised, each, kind, level, lambda: time.monotonic() >= deadline) for each in waiting]
         found = self._spread(tasks)
         done = [each for each in left if min(each.bounds) >= level]
-        return [*done, *(Left(each.structure, bounds) for each, bounds in zip(waiting, found, strict=True))]
+        return [*done, *(replace(each, bounds=bounds) for each, bounds in zip(waiting, found, strict=True))]
 
     def _spread(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """What tasks give, on two cores where they take long enough."""
@@ -91,6 +94,8 @@ class StageLimited(SpaceSolver):
 
     def _raised(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
         """Those of stages, where these are higher. What one structure teaches of prices is kept from the others."""
+        if not self._bounds_stages(kind, left.tight):
+            return left.bounds
         stages = self._bounds_of(left.structure, kind)
         stages.shut(level, overdue)
         return [
@@ -101,14 +106,16 @@ class StageLimited(SpaceSolver):
         """With waits. Of repeated blocks, work that is dealt out evenly is looked at anew."""
         if left.structure.stages == 1 or kind.pinned:
             return left.bounds
-        sizes, bounds = self.micro_batches(left.structure.stages), left.bounds
+        sizes = self.micro_batches(left.structure.stages)
+        # What all stages work is bounded twice; bounds of repeated blocks have waits in them.
+        searched, worked = left.searched, left.bounds
         if self.problems.folding is not None:
-            bounds = [
+            searched = worked = [
                 bound if bound >= level or overdue() else self._evenly_s(left.structure, size, kind)
-                for size, bound in zip(sizes, bounds, strict=True)
+                for size, bound in zip(sizes, left.bounds, strict=True)
             ]
         waits = WaitBounds(self.problems, left.structure, sizes, kind.storages[0], self.options.schedules)
-        return [*map(max, left.bounds, waits.raised(bounds, level, overdue))]
+        return [*map(max, left.bounds, waits.raised(searched, worked, level, overdue))]
 
     def _evenly_s(self, structure: Structure, size: int, kind: Kind) -> float:
         """A bound of work that is dealt out evenly."""
@@ -122,9 +129,10 @@ class StageLimited(SpaceSolver):
         except OutOfTimeError:
             return -INFINITE
 
-    def _bounds_stages(self, kind: Kind) -> bool:
-        problems = self.problems
-        return kind.relaxes and kind.proves and problems.folding is not None and not problems.network.cluster.groups
+    def _bounds_stages(self, kind: Kind, tight: bool) -> bool:
+        """Whether bounds of stages are known; they say more than searches of repeated blocks, of others where memory binds."""
+        says_more = tight or self.problems.folding is not None
+        return says_more and kind.relaxes and kind.proves and not self.problems.network.cluster.groups
 
     def _bounds_of(self, structure: Structure, kind: Kind) -> StageBounds:
         key = structure.key

@@ -81,14 +81,17 @@ class WaitBounds:
         self._sends = Sends(problems, structure, sizes[0])
         self._models: dict[int, _Model | None] = {}
 
-    def raised(self, bounds: Sequence[float], level: float, out_of_time: Callable[[], bool]) -> list[float]:
-        """These bounds, of work that is dealt out evenly, with waits and messages, up to a level. Of what happens once they
-        have the part of a step that no stage waits (``SpaceSolver._working``)."""
-        found, stages = list(bounds), self.structure.stages
+    def raised(
+        self, searched: Sequence[float], worked: Sequence[float], level: float, out_of_time: Callable[[], bool]
+    ) -> list[float]:
+        """Bounds of work that is dealt out evenly, with waits and messages, up to a level. Those that were ``searched`` have of
+        what happens once the part of a step that no stage waits (``SpaceSolver._working``), those that are ``worked`` all."""
+        found, stages = [*map(max, searched, worked)], self.structure.stages
         for at, size in enumerate(self.sizes):
             if found[at] < level and not out_of_time() and (model := self._model(size)) is not None:
                 count = self.problems.global_batch // size
-                work_s = stages * found[at] + (stages - 1) / (count + stages - 1) * model.once_s
+                once_s = (stages - 1) / (count + stages - 1) * model.once_s
+                work_s = max(stages * searched[at] + once_s, stages * worked[at])
                 found[at] = max(found[at], self._least(model, size, work_s, level))
         return found
 

@@ -91,10 +91,12 @@ def _disk(state: State) -> str:
         return _UNWRITABLE.get(error.errno or 0, "the data folder cannot be written to")
     if (ailment := state.places.ailment()) is not None:
         return ailment
+    if found.f_bavail * found.f_frsize < state.settings.min_free_bytes:
+        return _ALMOST_FULL
     if (unkept := state.places.unwritable()) is not None:
         _log.warning("nothing can be written to the folder of artifacts: %s", unkept)
         return _UNKEPT.get(unkept.errno or 0, "the folder of artifacts cannot be written to")
-    return "ok" if found.f_bavail * found.f_frsize >= state.settings.min_free_bytes else _ALMOST_FULL
+    return "ok"
 
 
 _CHECKS: Mapping[str, Callable[[State], str]] = {"database": _database, "runner": _runner, "disk": _disk}

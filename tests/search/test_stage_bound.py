@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from unittest.mock import Mock
 
@@ -14,13 +16,15 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory import rank_memory
 from autosbp.costmodel.network import NetworkModel
+from autosbp.errors import InfeasibleError
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Costs, Strategy
 from autosbp.search import SEARCHERS, SearchOptions, _space_solver, _stage_bound, _stage_costs
 from autosbp.search._build import ProblemBuilder
 from autosbp.search._layouts import Structure
 from autosbp.search._memory import least_memory
-from autosbp.search._stage_bound import Recomputed, StageBounds, Wanted, _best_price, _lower_edge
+from autosbp.search._mixtures import best_price, lower_edge
+from autosbp.search._stage_bound import Recomputed, StageBounds, Wanted
 from autosbp.search._stage_costs import Part
 from autosbp.search._stage_limited import Left, StageLimited
 from autosbp.search._stage_values import Prices
@@ -50,7 +54,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Met:
         return costs
 
     monkeypatch.setattr(_space_solver.SpaceSolver, "_costs", keep)
-    monkeypatch.setattr(StageLimited, "_bounds_stages", lambda _self, _kind: False)
+    monkeypatch.setattr(StageLimited, "_bounds_stages", lambda *_: False)
     return found
 
 
@@ -81,6 +85,41 @@ def test_no_strategy_is_shut_out_with_its_own_memory_as_the_limit(
         assert 0 < bounds.least(0, costs.step_time_s) <= costs.step_time_s
 
 
+@pytest.mark.parametrize("storage", ["as_used", None])
+@pytest.mark.parametrize("batch", [4, 64])
+@pytest.mark.parametrize("model", ["mlp-small", "wide-deep-small"])
+def test_no_strategy_of_unlike_layers_is_shut_out(met: Met, model: str, batch: int, storage: str | None) -> None:
+    graph, cluster = graph_of(model), load_cluster("dgx-a100-40g:1")
+    options = PlanOptions(global_batch=batch, storage=storage, baselines=())
+    problems = Planner(graph, cluster, None, options, None).problems
+    free = make_plan(graph, cluster, None, options).document["memory_bytes_per_device"]
+    for share in (0.8, 0.4):
+        with suppress(InfeasibleError):
+            make_plan(graph, cluster, None, replace(options, memory_limit_bytes=int(share * free)))
+    assert problems.folding is None and len({strategy.num_stages for strategy, _ in met}) > 1
+    for strategy, costs in met:
+        kinds = (strategy.pipeline.schedule,) if strategy.pipeline else (ONE_F_ONE_B,)
+        wanted = Wanted(STORAGES, EVERY, kinds, costs.memory_bytes_per_device)
+        structure = Structure(strategy.num_stages, strategy.mesh)
+        sizes = {strategy.micro_batch, max(strategy.micro_batch, batch // strategy.num_stages)}
+        bounds = StageBounds(problems, structure, sorted(sizes, reverse=True), wanted, {})
+        assert not bounds.shut(costs.step_time_s * (1 + 1e-7), lambda: False)[-1], (strategy.pipeline, costs)
+        assert 0 < bounds.least(len(sizes) - 1, 2 * costs.step_time_s) <= costs.step_time_s * (1 + 1e-9)
+
+
+def test_memory_raises_the_bound_of_unlike_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = graph_of("mlp-small"), load_cluster("dgx-a100-40g:1")
+    options = PlanOptions(global_batch=32, stages=1, baselines=())
+    free = make_plan(graph, cluster, None, options).document
+    options = replace(options, memory_limit_bytes=int(0.4 * free["memory_bytes_per_device"]))
+    with_bounds = make_plan(graph, cluster, None, options).document
+    monkeypatch.setattr(StageLimited, "_bounds_stages", lambda *_: False)
+    without = make_plan(graph, cluster, None, options).document
+    assert with_bounds["step_time_s"] <= without["step_time_s"] * (1 + 1e-12)
+    assert without["lower_bound_s"] < with_bounds["lower_bound_s"] <= with_bounds["step_time_s"]
+    assert with_bounds["gap"] < 0.8 * without["gap"]
+
+
 def test_stages_raise_the_bound_and_change_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, cluster = graph_of("gpt2"), load_cluster("dgx-a100-40g:1")
     options = PlanOptions(
@@ -92,7 +131,7 @@ def test_stages_raise_the_bound_and_change_no_plan(monkeypatch: pytest.MonkeyPat
         time_limit_s=60,
     )
     with_bounds = make_plan(graph, cluster, None, options).document
-    monkeypatch.setattr(StageLimited, "_bounds_stages", lambda _self, _kind: False)
+    monkeypatch.setattr(StageLimited, "_bounds_stages", lambda *_: False)
     without = make_plan(graph, cluster, None, options).document
     assert with_bounds["step_time_s"] <= without["step_time_s"] * (1 + 1e-12)
     assert without["lower_bound_s"] < with_bounds["lower_bound_s"] <= with_bounds["step_time_s"]
@@ -110,7 +149,7 @@ def test_settling_one_structure_teaches_nothing_of_another() -> None:
     for structures in ((other,), (one, other)):
         search.begin()
         for structure in structures:
-            bounds = search._raised(Left(structure, [0.0] * count), kind, 0.5, lambda: False)
+            bounds = search._raised(Left(structure, [0.0] * count, [0.0] * count), kind, 0.5, lambda: False)
         assert len(search._stage_bounds) == len(structures) and not search._hints
         told.append(bounds)
     assert told[0] == told[1] and max(told[0]) > 0
@@ -145,9 +184,9 @@ def test_the_best_price_is_the_dual_of_the_largest_mixture() -> None:
     for _ in range(200):
         points = [(float(t), float(m)) for t, m in rng.uniform(0.1, 1.0, (rng.integers(1, 12), 2))]
         seconds, limit = rng.uniform(1.0, 20.0, 2)
-        corners = _lower_edge(points)
+        corners = lower_edge(points)
         assert corners[0][0] == min(points)[0] and all(a[1] > b[1] for a, b in pairwise(corners))
-        price = _best_price(corners, seconds, limit)
+        price = best_price(corners, seconds, limit)
         room = (seconds + price * limit) / min(t + price * m for t, m in points)
         most = linprog([-1.0] * len(points), np.array(points).T, [seconds, limit])
         assert most.fun is not None and room == pytest.approx(-most.fun, rel=1e-4)

@@ -56,3 +56,17 @@ def test_every_space_is_looked_at_before_the_gap_of_one_is_closed(monkeypatch: p
     refined = len(list(takewhile(lambda each: each == REFINED_WORK, work[begun:])))  # behind them: fewer devices
     assert refined <= REFINED * TIGHTENINGS
     assert [each.gap_tolerance for each in asked[begun : begun + refined]] == [GAP_TOLERANCE] * refined
+
+
+@pytest.mark.parametrize(
+    ("asked", "share"), [({"tensor_parallel": 1}, 0.85), ({"tensor_parallel": 2}, 0.6), ({"data_parallel": 1}, 0.5)]
+)
+def test_degrees_are_planned_under_a_memory_limit(asked: dict[str, int], share: float) -> None:
+    """What they allow has no hash."""
+    graph, cluster = graph_of("mlp-small"), slow_cluster(2, 2e9)
+    free = make_plan(graph, cluster, None, PlanOptions(global_batch=32, stages=1, baselines=(), **asked)).document
+    limit = int(share * free["memory_bytes_per_device"])
+    options = PlanOptions(global_batch=32, stages=1, baselines=(), memory_limit_bytes=limit, **asked)
+    tight = make_plan(graph, cluster, None, options).document
+    assert tight["memory_bytes_per_device"] <= limit
+    assert tight["step_time_s"] >= free["lower_bound_s"]

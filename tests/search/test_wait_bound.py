@@ -76,7 +76,7 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
         assert model_of is not None
         first = (work_s - (stages - 1) / (count + stages - 1) * model_of.once_s) / stages
         step_s = max(found.ends())
-        (least_s,) = waits.raised([first], 10 * step_s, never)
+        (least_s,) = waits.raised([first], [first], 10 * step_s, never)
         assert work_s / stages * (1 - 1e-6) <= least_s <= step_s * (1 + 1e-9), (pipeline, count)
         nearest.append(least_s / step_s)
         raised.append(least_s / first)
@@ -111,12 +111,12 @@ def test_bounds_that_are_at_the_level_stay_and_time_ends_the_rest() -> None:
         if each.stages == 2
     )
     waits = WaitBounds(problems, structure, [32, 16, 8], FASTEST, RUNNABLE)
-    raised = waits.raised([1e-4, 2e-4, 3.0], 2.0, never)
+    raised = waits.raised([1e-4, 2e-4, 3.0], [0.0] * 3, 2.0, never)
     assert 1e-4 < raised[0] < 2.0 and 2e-4 < raised[1] < 2.0 and raised[2] == 3.0
-    assert waits.raised([1e-4, 2e-4, 3.0], 2.0, lambda: True) == [1e-4, 2e-4, 3.0]
+    assert waits.raised([1e-4, 2e-4, 3.0], [0.0] * 3, 2.0, lambda: True) == [1e-4, 2e-4, 3.0]
     # More microbatches wait less, smaller parts of a stage do, too.
-    few = WaitBounds(problems, structure, [32], FASTEST, ("1f1b",)).raised([1e-2], 9.0, never)[0]
-    many = WaitBounds(problems, structure, [8], FASTEST, ("1f1b",)).raised([1e-2], 9.0, never)[0]
+    few = WaitBounds(problems, structure, [32], FASTEST, ("1f1b",)).raised([1e-2], [0.0], 9.0, never)[0]
+    many = WaitBounds(problems, structure, [8], FASTEST, ("1f1b",)).raised([1e-2], [0.0], 9.0, never)[0]
     assert few > many > 1e-2
 
 

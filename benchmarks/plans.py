@@ -1,0 +1,346 @@
+"""Whether what is asked for ever beats what is free to choose: ``python -m benchmarks.plans [--cases N] [--seed N] [--check]
+[--json] [-o FILE]``.
+
+No plan is known to be the best of a large space, but plans of a space and of parts of it can be compared. Each case is a model,
+a cluster with links and devices of made-up speeds, and a batch, by its seed alone, planned
+
+- without a limit on memory, and with one that is some share of what that plan takes;
+- under that limit with one thing asked for, such as a number of stages, or all that the plan itself has chosen;
+- with less memory, slower links or slower devices.
+
+Whatever these find is a strategy of the first two. So it must not cost less than their lower bound ("bound"), nor, beyond
+``SLACK`` and what they say of their gap, less than they found ("slower"), and where it exists they must find one ("missed").
+Plans of slower clusters are costed on the first one for that. What a plan says it costs must be what its strategy costs
+("cost") and fit ("memory"); nothing may raise anything but a named error ("raised"), and no plan take much more than its limit
+of time ("late").
+
+Every case is a process of its own, so that it does not depend on those before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from autosbp.api import LogicalGraph, PlanOptions, Strategy, capture, load_cluster, make_plan, predict_costs
+from autosbp.cluster import Cluster
+from autosbp.costmodel.faster import faster_device, faster_link
+from autosbp.errors import AutosbpError, InfeasibleError, UnsupportedError
+
+SMALL = (
+    "mlp-small", "vgg13-small", "resnet50-small", "wide-deep-small", "faces-small", "moe-small", "gpt2-demo", "llama-demo",
+)  # fmt: skip
+LARGE = (
+    "gpt2",
+    "gpt2-1.5b",
+    "bert-large",
+    "t5-large",
+    "vit-large",
+    "llama-7b",
+    "resnet50",
+    "vgg16",
+    "wide-deep",
+    "moe",
+)
+PRESETS = ("dgx-a100-40g:2", "dgx-a100-80g:2", "dgx-h100:2", "local:2x2")
+NODES, GPUS, BATCHES = (1, 2, 4), (2, 4, 8), (8, 12, 16, 32, 48, 64, 128)
+TIME_LIMIT_S, LATE_S = 20.0, 40.0
+SLACK = 0.02
+"""How much slower what is free to choose may be: ends of searches by time, or by a gap of the sum of their parts."""
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``links`` and ``device`` are times the preset's bandwidths, outermost first, and its arithmetic; ``memory`` is the share
+    of what the plan without a limit takes, None where there is none."""
+
+    seed: int
+    model: str
+    preset: str
+    nodes: int
+    gpus: int
+    links: tuple[float, float]
+    device: float
+    batch: int
+    optimizer: str
+    memory: float | None
+    num_asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was planned: costs on the cluster it was planned for, and ``comparable_s`` on that of the case. ``error`` says why
+    there is no strategy; ``options`` are without those of the case."""
+
+    asked: str
+    options: Mapping[str, Any]
+    step_time_s: float | None = None
+    comparable_s: float | None = None
+    lower_bound_s: float | None = None
+    memory_bytes: int | None = None
+    limit_bytes: int | None = None
+    strategy: Strategy | None = None
+    seconds: float = 0.0
+    error: str | None = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``kind`` is that of the module's text."""
+
+    kind: str
+    case: Case
+    free: str
+    asked: str
+    detail: str
+
+
+def make_case(seed: int, models: Sequence[str] = SMALL + LARGE) -> Case:
+    """A function of its arguments alone."""
+    rng = random.Random(seed)
+    nodes, gpus = rng.choice([each for each in ((a, b) for a in NODES for b in GPUS) if each[0] * each[1] > 2])
+    return Case(
+        seed,
+        rng.choice(models),
+        rng.choice(PRESETS),
+        nodes,
+        gpus,
+        (10 ** rng.uniform(-2, 0.5), 10 ** rng.uniform(-2, 0.5)),
+        10 ** rng.uniform(-1, 0.5),
+        rng.choice(BATCHES),
+        rng.choice(("adamw", "adamw", "sgd")),
+        rng.choice((None, rng.uniform(0.2, 0.9), rng.uniform(0.2, 0.9))),
+        4,
+    )
+
+
+def cluster_of(case: Case) -> Cluster:
+    """The preset with other counts and speeds."""
+    cluster = load_cluster(case.preset)
+    counts = (case.nodes, case.gpus)
+    cluster = replace(
+        cluster,
+        levels=tuple(replace(level, count=number) for level, number in zip(cluster.levels, counts, strict=True)),
+    )
+    for level, factor in enumerate(case.links):
+        cluster, _ = faster_link(cluster, None, level, factor)
+    return faster_device(cluster, None, case.device)[0]
+
+
+def check(case: Case, say: Callable[[str], None] = lambda _: None) -> list[Finding]:
+    """All that a case shows."""
+    graph, cluster = _graph(case.model), cluster_of(case)
+
+    def planned(asked: str, options: Mapping[str, Any], on: Cluster = cluster) -> Outcome:
+        outcome = _planned(case, graph, cluster, on, asked, options)
+        took = "none" if outcome.step_time_s is None else f"{outcome.step_time_s:.6g} s"
+        say(f"  {asked}: {took}, bound {outcome.lower_bound_s}, {outcome.seconds:.1f} s {outcome.error or ''}")
+        return outcome
+
+    whole = planned("nothing", {})
+    outcomes, limit = [whole], {}
+    if case.memory is not None and whole.memory_bytes is not None:
+        limit = {"memory_limit_bytes": max(1, int(case.memory * whole.memory_bytes))}
+        outcomes.append(planned("memory limit", limit))
+    free = outcomes[-1]
+    rng = random.Random(case.seed + 1)
+    for asked, options in rng.sample([*_parts(free, cluster, rng)], case.num_asked):
+        outcomes.append(planned(asked, {**limit, **options}))
+    if free.strategy is not None:
+        outcomes.append(planned("what was found", {**limit, **_as_found(free.strategy)}))
+    change, slower = rng.choice([*_slower(cluster, rng)])
+    outcomes.append(planned(change, limit, slower))
+    found = [finding for outcome in outcomes for finding in _faults(case, outcome)]
+    for base in dict.fromkeys((whole.asked, free.asked)):
+        at = next(outcome for outcome in outcomes if outcome.asked == base)
+        found += [finding for other in outcomes if other is not at for finding in compared(case, at, other)]
+    return found
+
+
+def compared(case: Case, free: Outcome, asked: Outcome) -> Iterator[Finding]:
+    """What the strategy of a part of the space shows of the search of it all."""
+    seconds = asked.comparable_s
+    if seconds is None or (free.limit_bytes or asked.memory_bytes or 0) < (asked.memory_bytes or 0):
+        return
+    if free.step_time_s is None:
+        if free.fault is None:
+            yield Finding(
+                "missed", case, free.asked, asked.asked, f"{free.error}; {seconds:.6g} s, {asked.memory_bytes} bytes"
+            )
+        return
+    if free.lower_bound_s is not None and seconds < free.lower_bound_s * (1 - ROUNDING):
+        yield Finding(
+            "bound", case, free.asked, asked.asked, f"{free.lower_bound_s:.9g} s proved, {seconds:.9g} s found"
+        )
+    if free.step_time_s > seconds * (1 + SLACK):
+        detail = f"{free.step_time_s:.6g} s against {seconds:.6g} s, bound {free.lower_bound_s}, options {dict(asked.options)}"
+        yield Finding("slower", case, free.asked, asked.asked, detail)
+
+
+def _faults(case: Case, outcome: Outcome) -> Iterator[Finding]:
+    """What is wrong with one plan by itself."""
+    if outcome.fault is not None:
+        yield Finding("raised", case, outcome.asked, outcome.asked, outcome.fault)
+    if outcome.seconds > LATE_S:
+        yield Finding("late", case, outcome.asked, outcome.asked, f"{outcome.seconds:.0f} s of {TIME_LIMIT_S:g} s")
+    if outcome.strategy is None:
+        return
+    if outcome.lower_bound_s is not None and outcome.lower_bound_s > (outcome.step_time_s or 0) * (1 + ROUNDING):
+        detail = f"{outcome.lower_bound_s:.9g} s proved, {outcome.step_time_s:.9g} s found"
+        yield Finding("bound", case, outcome.asked, outcome.asked, detail)
+    if (outcome.memory_bytes or 0) > (outcome.limit_bytes or 0):
+        detail = f"{outcome.memory_bytes} bytes, limit {outcome.limit_bytes}"
+        yield Finding("memory", case, outcome.asked, outcome.asked, detail)
+
+
+def _planned(
+    case: Case, graph: LogicalGraph, cluster: Cluster, on: Cluster, asked: str, options: Mapping[str, Any]
+) -> Outcome:
+    begun = time.monotonic()
+    try:
+        given = PlanOptions(
+            global_batch=case.batch, optimizer=case.optimizer, time_limit_s=TIME_LIMIT_S, baselines=(), **options
+        )
+        plan = make_plan(graph, on, None, given)
+        seconds = time.monotonic() - begun
+        document = plan.document
+        costs = predict_costs(graph, plan.strategy, on)
+        if abs(costs.step_time_s - document["step_time_s"]) > ROUNDING * costs.step_time_s:
+            fault = f"cost: {document['step_time_s']:.9g} s told, {costs.step_time_s:.9g} s costed"
+        elif costs.memory_bytes_per_device != document["memory_bytes_per_device"]:
+            fault = f"cost: {document['memory_bytes_per_device']} bytes told, {costs.memory_bytes_per_device} costed"
+        else:
+            fault = None
+        return Outcome(
+            asked, options, document["step_time_s"],
+            costs.step_time_s if on is cluster else predict_costs(graph, plan.strategy, cluster).step_time_s,
+            document["lower_bound_s"], document["memory_bytes_per_device"], document["memory_limit_bytes"], plan.strategy,
+            seconds, fault=fault,
+        )  # fmt: skip
+    except (InfeasibleError, UnsupportedError) as error:
+        return Outcome(asked, options, seconds=time.monotonic() - begun, error=str(error))
+    except AutosbpError as error:
+        # Which things may be asked for together is not what is tried here; alone all of them may.
+        return Outcome(asked, options, seconds=time.monotonic() - begun, error=str(error), fault=str(error))
+    except Exception:
+        error = traceback.format_exc()
+        return Outcome(asked, options, seconds=time.monotonic() - begun, error=error, fault=error)
+
+
+def _parts(free: Outcome, cluster: Cluster, rng: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
+    """One thing asked for each."""
+    sizes = [size for size in (1, 2, 4, 8, 16, 32) if size <= cluster.num_devices]
+    yield from ((f"{size} stages", {"stages": size}) for size in sizes)
+    yield from ((f"{size} x data", {"data_parallel": size}) for size in rng.sample(sizes, 2))
+    yield from ((f"{size} x tensor", {"tensor_parallel": size}) for size in rng.sample(sizes, 2))
+    yield from ((f"stored {storage}", {"storage": storage}) for storage in ("as_used", "step"))
+    yield from ((f"recompute {every}", {"recompute": every}) for every in (0, 1, 2))
+    yield "deterministic", {"deterministic": True}
+    yield "2 stages of all data", {"stages": 2, "tensor_parallel": 1}
+    yield from ((f"schedule {name}", {"schedules": (name,)}) for name in ("gpipe", "1f1b", "interleaved_1f1b"))
+    if free.strategy is not None:
+        yield "its microbatch", {"micro_batch": free.strategy.micro_batch}
+        smaller = free.strategy.micro_batch // 2
+        if smaller and free.strategy.micro_batch % 2 == 0 and free.strategy.global_batch % smaller == 0:
+            yield "half its microbatch", {"micro_batch": smaller, "stages": free.strategy.num_stages}
+    if free.memory_bytes is not None:
+        yield "less memory", {"memory_limit_bytes": int(0.9 * free.memory_bytes)}
+
+
+def _as_found(strategy: Strategy) -> dict[str, Any]:
+    """What a strategy has chosen, asked for."""
+    chosen: dict[str, Any] = {"stages": strategy.num_stages, "micro_batch": strategy.micro_batch}
+    if strategy.pipeline is not None:
+        chosen["schedules"] = (strategy.pipeline.schedule,)
+    if not strategy.recompute:
+        chosen["recompute"] = 0
+    return chosen
+
+
+def _slower(cluster: Cluster, rng: random.Random) -> Iterator[tuple[str, Cluster]]:
+    """The cluster with one thing worse."""
+    factor = rng.uniform(0.2, 0.8)
+    for level in range(len(cluster.levels)):
+        yield f"{factor:.2f} x link {level}", faster_link(cluster, None, level, factor)[0]
+    yield f"{factor:.2f} x device", faster_device(cluster, None, factor)[0]
+
+
+@cache
+def _graph(model: str) -> LogicalGraph:
+    return capture(f"zoo:{model}")
+
+
+def _aside(case: Case) -> tuple[list[Finding], list[str]]:
+    lines: list[str] = []
+    return check(case, lines.append), lines
+
+
+def search(cases: Sequence[Case], say: Callable[[str], None] = print) -> list[Finding]:
+    """All cases, one after the other, as a plan uses all processors."""
+    found: list[Finding] = []
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for case, (findings, lines) in zip(cases, pool.map(_aside, cases), strict=True):
+            limit = "no limit" if case.memory is None else f"{case.memory:.2f} of the memory"
+            say(
+                f"{case.seed}: {case.model} on {case.nodes} x {case.gpus} of {case.preset}, batch {case.batch}, {limit}"
+            )
+            for line in lines:
+                say(line)
+            for finding in findings:
+                say(f"  FOUND {finding.kind}: {finding.asked} beside {finding.free}: {finding.detail}")
+            found += findings
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=10, help="how many, seeds counted from --seed")
+    parser.add_argument("--seed", type=int, help="of the first case; another one each time by default")
+    parser.add_argument("--model", action="append", choices=SMALL + LARGE, help="only these; all by default")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where anything is found")
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser.add_argument("-o", "--output", type=Path, help="write the result into a file")
+    arguments = parser.parse_args()
+    if arguments.cases < 1:
+        parser.error("--cases: at least 1 is expected")
+    first = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
+    models = tuple(arguments.model or SMALL + LARGE)
+    cases = [make_case(seed, models) for _, seed in zip(range(arguments.cases), count(first), strict=False)]
+    begun = time.monotonic()
+    findings = search(cases, lambda line: print(line, flush=True))
+    result = {
+        "benchmark": "plans",
+        "command": " ".join(["python -m benchmarks.plans", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "first_seed": first,
+        "cases": len(cases),
+        "seconds": round(time.monotonic() - begun, 1),
+        "findings": [asdict(finding) for finding in findings],
+        "passed": not findings,
+    }
+    print(f"{len(cases)} cases in {result['seconds']:.0f} s: {len(findings)} findings")
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.json:
+        print(json.dumps(result))
+    return 1 if arguments.check and findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

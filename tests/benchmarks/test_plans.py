@@ -1,0 +1,67 @@
+"""What is asked for never beats what is free to choose; and what would is seen. More: ``make plans``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks import plans
+from benchmarks.plans import Case, Outcome, check, compared, make_case
+
+CASE = make_case(1, ("mlp-small",))
+
+
+def outcome(
+    asked: str, seconds: float | None, *, bound: float | None = 0.5, size: int = 100, limit: int = 100
+) -> Outcome:
+    return Outcome(asked, {}, seconds, seconds, bound, size, limit, error=None if seconds else "infeasible")
+
+
+@pytest.mark.parametrize(
+    ("asked", "kinds"),
+    [
+        (outcome("2 stages", 1.0), []),
+        (outcome("2 stages", 0.99), []),
+        (outcome("2 stages", 0.9), ["slower"]),
+        (outcome("2 stages", 0.4), ["bound", "slower"]),
+        (outcome("2 stages", 0.4, size=101), []),
+        (outcome("2 stages", None), []),
+    ],
+)
+def test_a_strategy_of_a_part_of_the_space_is_one_of_it_all(asked: Outcome, kinds: list[str]) -> None:
+    assert [finding.kind for finding in compared(CASE, outcome("nothing", 1.0), asked)] == kinds
+
+
+def test_a_plan_that_was_not_found_is_missed() -> None:
+    free = outcome("nothing", None)
+    assert [finding.kind for finding in compared(CASE, free, outcome("2 stages", 1.0))] == ["missed"]
+    assert not [*compared(CASE, free, outcome("2 stages", 1.0, size=101))]
+
+
+def test_a_case_is_a_function_of_its_seed() -> None:
+    cases = [make_case(seed) for seed in (1, 1, 2)]
+    assert cases[0] == cases[1] != cases[2]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_nothing_that_is_asked_for_beats_what_is_free(seed: int) -> None:
+    lines: list[str] = []
+    case = replace(make_case(seed, ("mlp-small",)), num_asked=3)
+    assert not check(case, lines.append), lines
+    assert len(lines) >= 5
+
+
+def test_wrong_bounds_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plans._planned
+
+    def wrong(case: Case, *about: Any) -> Outcome:
+        found = planned(case, *about)
+        own: Mapping[str, float] = {} if found.step_time_s is None else {"lower_bound_s": 1.01 * found.step_time_s}
+        return replace(found, **own)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(plans, "_planned", wrong)
+    case = replace(make_case(2, ("mlp-small",)), num_asked=0, memory=None)
+    assert {finding.kind for finding in check(case)} == {"bound"}
