@@ -31,7 +31,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,8 @@ from typing import Any
 from autosbp.api import LogicalGraph, PlanOptions, Strategy, capture, load_cluster, make_plan, predict_costs
 from autosbp.cluster import Cluster
 from autosbp.costmodel.faster import faster_device, faster_link
-from autosbp.errors import AutosbpError, InfeasibleError, UnsupportedError
+from autosbp.errors import InfeasibleError, UnsupportedError
+from autosbp.plan import Costs
 
 SMALL = (
     "mlp-small", "vgg13-small", "resnet50-small", "wide-deep-small", "faces-small", "moe-small", "gpt2-demo", "llama-demo",
@@ -85,19 +85,19 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What was planned: costs on the cluster it was planned for, and ``comparable_s`` on that of the case. ``error`` says why
-    there is no strategy; ``options`` are without those of the case."""
+    there is no strategy, ``fault`` the kind of a finding and what is wrong; ``options`` are without those of the case."""
 
     asked: str
     options: Mapping[str, Any]
+    limit_bytes: int
     step_time_s: float | None = None
     comparable_s: float | None = None
     lower_bound_s: float | None = None
     memory_bytes: int | None = None
-    limit_bytes: int | None = None
     strategy: Strategy | None = None
     seconds: float = 0.0
     error: str | None = None
-    fault: str | None = None
+    fault: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def check(case: Case, say: Callable[[str], None] = lambda _: None) -> list[Findi
 def compared(case: Case, free: Outcome, asked: Outcome) -> Iterator[Finding]:
     """What the strategy of a part of the space shows of the search of it all."""
     seconds = asked.comparable_s
-    if seconds is None or (free.limit_bytes or asked.memory_bytes or 0) < (asked.memory_bytes or 0):
+    if seconds is None or asked.memory_bytes is None or asked.memory_bytes > free.limit_bytes:
         return
     if free.step_time_s is None:
         if free.fault is None:
@@ -196,15 +196,16 @@ def compared(case: Case, free: Outcome, asked: Outcome) -> Iterator[Finding]:
 def _faults(case: Case, outcome: Outcome) -> Iterator[Finding]:
     """What is wrong with one plan by itself."""
     if outcome.fault is not None:
-        yield Finding("raised", case, outcome.asked, outcome.asked, outcome.fault)
+        kind, detail = outcome.fault
+        yield Finding(kind, case, outcome.asked, outcome.asked, detail)
     if outcome.seconds > LATE_S:
         yield Finding("late", case, outcome.asked, outcome.asked, f"{outcome.seconds:.0f} s of {TIME_LIMIT_S:g} s")
-    if outcome.strategy is None:
+    if outcome.step_time_s is None or outcome.memory_bytes is None:
         return
-    if outcome.lower_bound_s is not None and outcome.lower_bound_s > (outcome.step_time_s or 0) * (1 + ROUNDING):
+    if outcome.lower_bound_s is not None and outcome.lower_bound_s > outcome.step_time_s * (1 + ROUNDING):
         detail = f"{outcome.lower_bound_s:.9g} s proved, {outcome.step_time_s:.9g} s found"
         yield Finding("bound", case, outcome.asked, outcome.asked, detail)
-    if (outcome.memory_bytes or 0) > (outcome.limit_bytes or 0):
+    if outcome.memory_bytes > outcome.limit_bytes:
         detail = f"{outcome.memory_bytes} bytes, limit {outcome.limit_bytes}"
         yield Finding("memory", case, outcome.asked, outcome.asked, detail)
 
@@ -213,34 +214,37 @@ def _planned(
     case: Case, graph: LogicalGraph, cluster: Cluster, on: Cluster, asked: str, options: Mapping[str, Any]
 ) -> Outcome:
     begun = time.monotonic()
+    bare = Outcome(asked, options, options.get("memory_limit_bytes", on.device.memory_bytes))
     try:
         given = PlanOptions(
             global_batch=case.batch, optimizer=case.optimizer, time_limit_s=TIME_LIMIT_S, baselines=(), **options
         )
         plan = make_plan(graph, on, None, given)
-        seconds = time.monotonic() - begun
-        document = plan.document
-        costs = predict_costs(graph, plan.strategy, on)
-        if abs(costs.step_time_s - document["step_time_s"]) > ROUNDING * costs.step_time_s:
-            fault = f"cost: {document['step_time_s']:.9g} s told, {costs.step_time_s:.9g} s costed"
-        elif costs.memory_bytes_per_device != document["memory_bytes_per_device"]:
-            fault = f"cost: {document['memory_bytes_per_device']} bytes told, {costs.memory_bytes_per_device} costed"
-        else:
-            fault = None
-        return Outcome(
-            asked, options, document["step_time_s"],
-            costs.step_time_s if on is cluster else predict_costs(graph, plan.strategy, cluster).step_time_s,
-            document["lower_bound_s"], document["memory_bytes_per_device"], document["memory_limit_bytes"], plan.strategy,
-            seconds, fault=fault,
-        )  # fmt: skip
     except (InfeasibleError, UnsupportedError) as error:
-        return Outcome(asked, options, seconds=time.monotonic() - begun, error=str(error))
-    except AutosbpError as error:
-        # Which things may be asked for together is not what is tried here; alone all of them may.
-        return Outcome(asked, options, seconds=time.monotonic() - begun, error=str(error), fault=str(error))
-    except Exception:
+        return replace(bare, seconds=time.monotonic() - begun, error=str(error))
+    except Exception:  # whatever it is, it is what is looked for
         error = traceback.format_exc()
-        return Outcome(asked, options, seconds=time.monotonic() - begun, error=error, fault=error)
+        return replace(bare, seconds=time.monotonic() - begun, error=error, fault=("raised", error))
+    seconds, document, costs = time.monotonic() - begun, plan.document, predict_costs(graph, plan.strategy, on)
+    return replace(
+        bare,
+        step_time_s=document["step_time_s"],
+        comparable_s=predict_costs(graph, plan.strategy, cluster).step_time_s,
+        lower_bound_s=document["lower_bound_s"],
+        memory_bytes=document["memory_bytes_per_device"],
+        strategy=plan.strategy,
+        seconds=seconds,
+        fault=_miscosted(document, costs),
+    )
+
+
+def _miscosted(document: Mapping[str, Any], costs: Costs) -> tuple[str, str] | None:
+    """Where a plan says something else than its strategy costs."""
+    if abs(costs.step_time_s - document["step_time_s"]) > ROUNDING * costs.step_time_s:
+        return "cost", f"{document['step_time_s']:.9g} s told, {costs.step_time_s:.9g} s costed"
+    if costs.memory_bytes_per_device != document["memory_bytes_per_device"]:
+        return "cost", f"{document['memory_bytes_per_device']} bytes told, {costs.memory_bytes_per_device} costed"
+    return None
 
 
 def _parts(free: Outcome, cluster: Cluster, rng: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -321,7 +325,7 @@ def main() -> int:
         parser.error("--cases: at least 1 is expected")
     first = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
     models = tuple(arguments.model or SMALL + LARGE)
-    cases = [make_case(seed, models) for _, seed in zip(range(arguments.cases), count(first), strict=False)]
+    cases = [make_case(seed, models) for seed in range(first, first + arguments.cases)]
     begun = time.monotonic()
     findings = search(cases, lambda line: print(line, flush=True))
     result = {

@@ -130,9 +130,11 @@ class StageLimited(SpaceSolver):
             return -INFINITE
 
     def _bounds_stages(self, kind: Kind, tight: bool) -> bool:
-        """Whether bounds of stages are known; they say more than searches of repeated blocks, of others where memory binds."""
+        """Whether bounds of stages are known, and say more than searches: of repeated blocks they do, of others where memory
+        binds. Parameters that are pinned apart from their use may cost less than they charge."""
         says_more = tight or self.problems.folding is not None
-        return says_more and kind.relaxes and kind.proves and not self.problems.network.cluster.groups
+        known = kind.relaxes and kind.proves and not kind.pinned and not self.problems.network.cluster.groups
+        return says_more and known
 
     def _bounds_of(self, structure: Structure, kind: Kind) -> StageBounds:
         key = structure.key

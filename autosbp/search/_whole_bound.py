@@ -20,6 +20,7 @@ from autosbp.search._moments import Moment, moments, prices_of
 from autosbp.search._pipelines import shapes
 from autosbp.search._stage_costs import Part
 
+ROUNDING = 1e-9
 MOST_PRICES = 8
 FAR = 1e3
 """Times what a quick layout takes in seconds is what it pays for its bytes, where even small ones do not fit."""
@@ -41,7 +42,7 @@ class WholeRoom:
 
     def is_shut(self, seconds: float, sizes: Sequence[int]) -> bool:
         """Whether no microbatch of these sizes allows for a step of so many seconds."""
-        return self._least_s(sizes) >= seconds * (1 - 1e-9)
+        return self._least_s(sizes) >= seconds * (1 - ROUNDING)
 
     def least(self, low: float, high: float, sizes: Sequence[int]) -> float:
         """The least seconds that are not out of reach for microbatches of these sizes, between two."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +13,10 @@ from benchmarks.plans import Case, Outcome, check, compared, make_case
 CASE = make_case(1, ("mlp-small",))
 
 
-def outcome(
-    asked: str, seconds: float | None, *, bound: float | None = 0.5, size: int = 100, limit: int = 100
-) -> Outcome:
-    return Outcome(asked, {}, seconds, seconds, bound, size, limit, error=None if seconds else "infeasible")
+def outcome(asked: str, seconds: float | None, *, bound: float | None = 0.5, size: int = 100) -> Outcome:
+    if seconds is None:
+        return Outcome(asked, {}, 100, error="infeasible")
+    return Outcome(asked, {}, 100, seconds, seconds, bound, size)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +58,7 @@ def test_wrong_bounds_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(case: Case, *about: Any) -> Outcome:
         found = planned(case, *about)
-        own: Mapping[str, float] = {} if found.step_time_s is None else {"lower_bound_s": 1.01 * found.step_time_s}
-        return replace(found, **own)  # type: ignore[arg-type]
+        return found if found.step_time_s is None else replace(found, lower_bound_s=1.01 * found.step_time_s)
 
     monkeypatch.setattr(plans, "_planned", wrong)
     case = replace(make_case(2, ("mlp-small",)), num_asked=0, memory=None)

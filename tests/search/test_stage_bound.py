@@ -107,29 +107,18 @@ def test_no_strategy_of_unlike_layers_is_shut_out(met: Met, model: str, batch: i
         assert 0 < bounds.least(len(sizes) - 1, 2 * costs.step_time_s) <= costs.step_time_s * (1 + 1e-9)
 
 
-def test_memory_raises_the_bound_of_unlike_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, cluster = graph_of("mlp-small"), load_cluster("dgx-a100-40g:1")
-    options = PlanOptions(global_batch=32, stages=1, baselines=())
-    free = make_plan(graph, cluster, None, options).document
-    options = replace(options, memory_limit_bytes=int(0.4 * free["memory_bytes_per_device"]))
-    with_bounds = make_plan(graph, cluster, None, options).document
-    monkeypatch.setattr(StageLimited, "_bounds_stages", lambda *_: False)
-    without = make_plan(graph, cluster, None, options).document
-    assert with_bounds["step_time_s"] <= without["step_time_s"] * (1 + 1e-12)
-    assert without["lower_bound_s"] < with_bounds["lower_bound_s"] <= with_bounds["step_time_s"]
-    assert with_bounds["gap"] < 0.8 * without["gap"]
-
-
-def test_stages_raise_the_bound_and_change_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, cluster = graph_of("gpt2"), load_cluster("dgx-a100-40g:1")
-    options = PlanOptions(
-        global_batch=BATCH,
-        memory_limit_bytes=2 * GIB,
-        baselines=(),
-        stages=2,
-        schedules=(ONE_F_ONE_B,),
-        time_limit_s=60,
-    )
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("gpt2", PlanOptions(BATCH, memory_limit_bytes=2 * GIB, stages=2, schedules=(ONE_F_ONE_B,), time_limit_s=60)),
+        ("mlp-small", PlanOptions(32, memory_limit_bytes=3_429_377, stages=1)),
+    ],
+)
+def test_memory_raises_the_bound_and_changes_no_plan(
+    monkeypatch: pytest.MonkeyPatch, model: str, options: PlanOptions
+) -> None:
+    """Of repeated blocks, and of layers that are not alike."""
+    graph, cluster, options = graph_of(model), load_cluster("dgx-a100-40g:1"), replace(options, baselines=())
     with_bounds = make_plan(graph, cluster, None, options).document
     monkeypatch.setattr(StageLimited, "_bounds_stages", lambda *_: False)
     without = make_plan(graph, cluster, None, options).document
