@@ -186,12 +186,18 @@ class Database:
     @contextmanager
     def alone(self, number: int) -> Iterator[bool]:
         """Whether no other process is in a block of the same ``number`` until the end of this one. The lock is PostgreSQL's,
-        so that it ends with the process; on SQLite there is one process."""
+        so that it ends with the process, and a session's: a transaction would be one for whose end others wait, such as what
+        makes an index of a table that is in use, in the block or elsewhere. On SQLite there is one process."""
         if self.is_embedded:
             yield True
             return
-        with self.write() as session:
-            yield bool(session.scalar(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": number}))
+        with self._direct.connect() as connection:
+            mine = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": number}))
+            try:
+                yield mine
+            finally:
+                if mine:
+                    _unlock(connection, number)
 
     def upgrade(self, revision: str = "head") -> None:
         """Run the migrations up to the newest revision; processes that start together do so one after the other."""
@@ -251,6 +257,15 @@ class Database:
         """Close every pooled connection but those of the event loop."""
         self.engine.dispose()
         self._direct.dispose()
+
+
+def _unlock(connection: Connection, number: int) -> None:
+    """Give a session's lock back, or end the session: it must not go back to the pool with the lock."""
+    try:
+        connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": number})
+    except BaseException:
+        connection.invalidate()
+        raise
 
 
 def plainly(error: SQLAlchemyError) -> str:

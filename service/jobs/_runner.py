@@ -188,12 +188,15 @@ class _Work:
 
     def end(self) -> None:
         """Wait for the threads and the jobs, which have been told, and leave the rest to others."""
+        deadline_s = time.monotonic() + _DRAIN_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline_s - time.monotonic()))
         with self._changed:
             self._changed.wait_for(lambda: not self._running, _DRAIN_S)
         self.children.close()
-        if self._engine is not None:
+        if stuck := [each.name for each in self._threads if each.is_alive()]:
+            _log.warning("%s wait for the database, and end with the process", " and ".join(stuck))
+        elif self._engine is not None:
             self._engine.close()
         try:
             with self._database.write() as session:

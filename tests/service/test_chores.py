@@ -6,6 +6,10 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+
 from service.chores import Chore, Chores, chores_of
 from service.db import Database
 from service.launchers._base import UnavailableError
@@ -38,6 +42,33 @@ def test_of_several_processes_one_at_a_time_does_a_chore(postgres: Postgres) -> 
         assert (mine, theirs, another) == (True, False, True)
     for process in processes:
         process.close()
+
+
+def test_a_chore_that_takes_long_keeps_nobody_from_making_an_index(postgres: Postgres) -> None:
+    """Which waits for every transaction that began before."""
+    database = Database(url := postgres.database())
+    beside = create_engine(url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    with database.alone(1) as mine, beside.connect() as connection:
+        assert mine
+        connection.execute(text("SET statement_timeout = 5000"))
+        connection.execute(text("CREATE TABLE things (name TEXT)"))
+        connection.execute(text("CREATE INDEX CONCURRENTLY of_names ON things (name)"))
+    with database.alone(1) as mine:
+        assert mine
+    beside.dispose()
+    database.close()
+
+
+def test_a_lock_that_cannot_be_given_back_ends_with_its_connection(postgres: Postgres) -> None:
+    database = Database(url := postgres.database())
+    beside = create_engine(url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    others = text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 1")
+    with pytest.raises(OperationalError), database.alone(1), beside.connect() as connection:
+        connection.execute(others)
+    with database.alone(1) as mine:
+        assert mine
+    beside.dispose()
+    database.close()
 
 
 def test_a_chore_that_fails_is_tried_again_and_keeps_no_other_from_its_turn(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from service.jobs._runner import DurableRunner, RunnerOptions
 from service.models import JobRow
 from service.problems import ProblemError
 from tests.service.conftest import alone
+from tests.service.documents import wait_until
+from tests.service.postgres import Postgres
 from tests.service.tasks import kind
 
 NAMES = ("echo", "hold", "stubborn", "die", "infeasible", "surprise", "no_json")
@@ -342,3 +344,21 @@ def test_the_worker_ends_when_its_runner_stops(fresh: Bench) -> None:
     assert len(pids) == 2 and all(map(is_running, pids)) and os.getpid() not in pids
     fresh.runner.stop()
     assert not any(map(is_running, pids))
+
+
+def test_a_worker_begins_what_was_accepted_before_any_worker_was_there(postgres: Postgres, tmp_path: Path) -> None:
+    """Where some processes serve and others work: the first worker's tables are made while it has the sweepers' lock."""
+    database = Database(postgres.database())
+    database.upgrade()
+    serving, working = (
+        DurableRunner(database, KINDS, tmp_path, RunnerOptions(QueueLimits(4, 4), works=works)) for works in (False, True)
+    )
+    with database.write() as session:
+        job_id = serving.submit(session, "echo", {}).id
+    with alone(working):
+        working.start()
+        try:
+            wait_until(lambda: (row := serving.get(job_id)) is not None and row.state == "succeeded")
+        finally:
+            working.stop()
+            database.close()
