@@ -38,8 +38,8 @@ def problem(document: dict[str, Any]) -> dict[str, Any]:
     from autosbp.costmodel.boxing import BoxingModel
     from autosbp.costmodel.compute import ComputeModel
     from autosbp.costmodel.network import NetworkModel
-    from autosbp.search._build import ProblemBuilder
-    from autosbp.search._views import mesh_views
+    from autosbp.search.problem.build import ProblemBuilder
+    from autosbp.search.problem.views import mesh_views
 
     bound, cluster = _bound(document), load_cluster(CLUSTER)
     slowest = 0.0

@@ -52,7 +52,9 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of a head, or of a body."""
         if self._since_s is None and self._answered():
-            self._expect(in_body=False)  # what no request begins with stops uvicorn's own clock of idle connections, too
+            self._expect(
+                in_body=False
+            )  # what no request begins with stops uvicorn's own clock of idle connections, too
         super().data_received(data)
 
     def on_message_begin(self) -> None:

@@ -47,6 +47,22 @@ FORBIDDEN = {
         "calibration",
     ),
     "autosbp/search": ("autosbp.discovery", "autosbp.executor", "autosbp.eager", "service", "calibration"),
+    "autosbp/search/searchers": (
+        "autosbp.graph",
+        "autosbp.sbp",
+        "autosbp.costmodel",
+        *(f"autosbp.search.{each}" for each in ("checker", "problem", "stages", "bounds", "space", "planner")),
+    ),
+    "autosbp/search/problem": tuple(
+        f"autosbp.search.{each}" for each in ("searchers", "checker", "stages", "bounds", "space", "planner")
+    ),
+    "autosbp/search/stages": tuple(
+        f"autosbp.search.{each}" for each in ("searchers", "checker", "bounds", "space", "plan_options", "planner")
+    ),
+    "autosbp/search/bounds": tuple(
+        f"autosbp.search.{each}" for each in ("checker", "space", "plan_options", "planner")
+    ),
+    "autosbp/search/space": tuple(f"autosbp.search.{each}" for each in ("checker", "planner")),
     "autosbp/executor": ("autosbp.discovery", "autosbp.search", "autosbp.eager", "service", "calibration"),
     "autosbp/eager": ("autosbp.discovery", "autosbp.search", "service", "calibration"),
     "autosbp/export": ("service", "calibration"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autosbp import handed
 from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
-from autosbp.search import _best
+from autosbp.search.space import best
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -39,9 +39,9 @@ def test_floats_without_a_number_are_handed_over() -> None:
 
 
 def test_classes_are_made_again() -> None:
-    tally = _best.Tally(0.5, 3, [1.0, -math.inf])
+    tally = best.Tally(0.5, 3, [1.0, -math.inf])
     error = InfeasibleError("memory_limit_bytes", 10**9, 2.5e9, "too little", ("stages=4",))
-    read = handed.loads(handed.dumps(_best.Walked(None, (error,), tally)))
+    read = handed.loads(handed.dumps(best.Walked(None, (error,), tally)))
     assert read.tally == tally and read.walk is None
     assert vars(read.failures[0]) == vars(error) and str(read.failures[0]) == str(error)
 

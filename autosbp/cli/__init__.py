@@ -38,7 +38,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (capture, estimate, plan, clusters, calibrate, learn, explain, diff, trial, export, serve, work, audit, demo):
+for _command in (
+    capture,
+    estimate,
+    plan,
+    clusters,
+    calibrate,
+    learn,
+    explain,
+    diff,
+    trial,
+    export,
+    serve,
+    work,
+    audit,
+    demo,
+):
     app.command(_command.__name__)(guarded(_command))
 app.add_typer(keys)
 

@@ -77,7 +77,9 @@ def _there(server: str, strangers: bool, status: int | None, last: int) -> list[
     with connected(server) as client:
         entries = client.audit(strangers=strangers or None, status=status, limit=min(last, _PAGE))
         shown = ("caller", "address", "method", "path", "status", "request_id", "location")
-        return [{"time": each["created_at"], **{name: each.get(name) for name in shown}} for each in islice(entries, last)]
+        return [
+            {"time": each["created_at"], **{name: each.get(name) for name in shown}} for each in islice(entries, last)
+        ]
 
 
 def _document(row: AuditRow) -> dict[str, Any]:

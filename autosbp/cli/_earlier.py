@@ -54,12 +54,16 @@ def passed_trials(
     known = set(_strategies(client, plan))
     if found := list(islice((other for other in alike() if other["strategy_id"] in known), NUM_COMPARED)):
         return _median(found, f"{labelled} of {name} on {cluster} (none of this strategy)")
-    return Nothing(f"no earlier trial{labelled} of {name} on {cluster} has passed its gates: there is none to compare with")
+    return Nothing(
+        f"no earlier trial{labelled} of {name} on {cluster} has passed its gates: there is none to compare with"
+    )
 
 
 def _median(found: Sequence[Mapping[str, Any]], which: str) -> Earlier:
     ids = tuple(str(other["id"]) for other in found)
-    what = f"the last passed trial{which}" if len(ids) == 1 else f"the median of the last {len(ids)} passed trials{which}"
+    what = (
+        f"the last passed trial{which}" if len(ids) == 1 else f"the median of the last {len(ids)} passed trials{which}"
+    )
     step_time_s = statistics.median(float(other["measured_step_time_s"]) for other in found)
     return Earlier(step_time_s, f"{what}: {', '.join(ids)}", ids)
 

@@ -74,7 +74,9 @@ def summary(report: Mapping[str, Any], gates: Sequence[Gate]) -> str:
 def _compared(report: Mapping[str, Any]) -> list[str]:
     """What the regression was measured against, where it was."""
     compared = report.get("compared_with")
-    return [] if not compared else [f"Compared with {seconds(compared['step_time_s'])}, {_cell(compared['source'])}.", ""]
+    return (
+        [] if not compared else [f"Compared with {seconds(compared['step_time_s'])}, {_cell(compared['source'])}.", ""]
+    )
 
 
 def _mark(gate: Gate) -> str:

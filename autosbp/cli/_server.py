@@ -103,7 +103,9 @@ def stored_strategy(client: Client, plan: str, model: str | None, sizes: ModelSi
     asked = (post_model(client, model, sizes), client.post_cluster(found.cluster))
     calibration_id = found.document["provenance"].get("calibration_id")
     options = found.document["options"]
-    search_id = wait(client, lambda key: client.search(*asked, calibration_id, options, idempotency_key=key))["search_id"]
+    search_id = wait(client, lambda key: client.search(*asked, calibration_id, options, idempotency_key=key))[
+        "search_id"
+    ]
     there = str(client.get_search(search_id)["strategy_id"])
     if there != plan_id:
         raise InputError(

@@ -65,7 +65,9 @@ class _Runs:
 
     def _fits(self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether shapes go through the op; what an op cannot do without values says nothing of them."""
-        shapes = tree_map(lambda value: tuple(value.shape) if isinstance(value, torch.Tensor) else value, [args, kwargs])
+        shapes = tree_map(
+            lambda value: tuple(value.shape) if isinstance(value, torch.Tensor) else value, [args, kwargs]
+        )
         key = str(shapes)
         if key not in self._known:
             try:

@@ -1,4 +1,18 @@
-"""Searchers of a ``SearchProblem``: one contract (``_base``), one file per algorithm.
+"""Search: the cheapest plan of a graph on a cluster, and the proof of it.
+
+| where | what |
+|---|---|
+| ``_base``, ``certificate`` | what a ``SearchProblem`` is, what a searcher promises, what it claims of its result |
+| ``searchers`` | one file each; they know the problem alone |
+| ``checker`` | recomputes cost and bound of a certificate; shares no code with the searchers |
+| ``problem`` | from a graph, a mesh and a cost model to a problem, and back to a strategy |
+| ``stages`` | the layout problem of a stage of the pipeline, cuts, schedules |
+| ``bounds`` | what no strategy of a structure takes less than |
+| ``space`` | all structures, microbatches and ways to store, searched as bounds ask for |
+| ``planner``, ``plan_options`` | ``make_plan``: all of it, from a request to a document |
+| ``why``, ``what_if``, ``pareto``, ``fewer``, ``warm_start`` | what else is asked of a plan |
+
+The searchers:
 
 | name | what it does | proves |
 |---|---|---|
@@ -17,8 +31,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from autosbp.errors import InputError
-from autosbp.search._anytime.searcher import anytime
-from autosbp.search._auto import auto
 from autosbp.search._base import (
     Bytes,
     Costs,
@@ -30,14 +42,16 @@ from autosbp.search._base import (
     cost_of,
     memory_of,
 )
-from autosbp.search._coordinate_descent import coordinate_descent
-from autosbp.search._exact import exact
-from autosbp.search._exhaustive import exhaustive
-from autosbp.search._metropolis_hastings import metropolis_hastings
-from autosbp.search._random import random
-from autosbp.search._validate import check_options, validate
 from autosbp.search.certificate import Certificate
 from autosbp.search.checker import check_certificate
+from autosbp.search.searchers.anytime.searcher import anytime
+from autosbp.search.searchers.auto import auto
+from autosbp.search.searchers.coordinate_descent import coordinate_descent
+from autosbp.search.searchers.exact import exact
+from autosbp.search.searchers.exhaustive import exhaustive
+from autosbp.search.searchers.metropolis_hastings import metropolis_hastings
+from autosbp.search.searchers.random import random
+from autosbp.search.searchers.validate import check_options, validate
 
 SEARCHERS: Mapping[str, Searcher] = MappingProxyType(
     {

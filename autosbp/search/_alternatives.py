@@ -17,16 +17,16 @@ from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan, Signature
 from autosbp.search._base import SearchProblem, SearchResult, memory_of
-from autosbp.search._build import BuiltProblem
-from autosbp.search._candidate import Candidate
-from autosbp.search._dominance import Bools, Sieve
-from autosbp.search._elimination import MinMarginals, min_marginals
-from autosbp.search._layouts import Layouts
-from autosbp.search._plan_space import plan_problems, plan_space
-from autosbp.search._pruning import Reduced, canonical
-from autosbp.search._space_solver import INFINITE, TIGHTENINGS, Kind, SpaceSolver, Tally
-from autosbp.search._unfold import UnfoldedProblem
 from autosbp.search.plan_options import PlanOptions
+from autosbp.search.problem.build import BuiltProblem
+from autosbp.search.problem.dominance import Bools, Sieve
+from autosbp.search.problem.unfold import UnfoldedProblem
+from autosbp.search.searchers.elimination import MinMarginals, min_marginals
+from autosbp.search.searchers.pruning import Reduced, canonical
+from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.plan_space import plan_problems, plan_space
+from autosbp.search.space.space_solver import INFINITE, TIGHTENINGS, Kind, SpaceSolver, Tally
+from autosbp.search.stages.layouts import Layouts
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,17 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Baseline, Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._assembly import Allowed
-from autosbp.search._baselines import Recipe, Roles, recipe
-from autosbp.search._best import Best
-from autosbp.search._candidate import Candidate
-from autosbp.search._layouts import Space, Structure
-from autosbp.search._space_solver import Kind, Tally
-from autosbp.search._stored_apart import best_stored_apart
-from autosbp.search._structures import Structures
-from autosbp.search._timed import OutOfTimeError
-from autosbp.search._weights import AS_USED
 from autosbp.search.plan_options import PlanOptions
+from autosbp.search.problem.assembly import Allowed
+from autosbp.search.problem.baselines import Recipe, Roles, recipe
+from autosbp.search.problem.stored_apart import best_stored_apart
+from autosbp.search.problem.weights import AS_USED
+from autosbp.search.space.best import Best
+from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.space_solver import Kind, Tally
+from autosbp.search.space.structures import Structures
+from autosbp.search.space.timed import OutOfTimeError
+from autosbp.search.stages.layouts import Space, Structure
 
 BASELINE_SHARE = 0.1
 """The part of a whole search that a baseline gets. Most are solved at once."""
@@ -85,7 +85,9 @@ class Baselines:
             self.search.require_time()
             if found.gather:
                 sizes = [self.problems.global_batch] if found.whole_batch else self.search.micro_batches(1)
-                strategy, costs = best_stored_apart(found, sizes, self.search.limit, self._unlimited, self.problems.compute)
+                strategy, costs = best_stored_apart(
+                    found, sizes, self.search.limit, self._unlimited, self.problems.compute
+                )
                 return Baseline(name, costs, strategy, True)
             kind = Kind(found.searcher, (AS_USED,), proves=False)
             best = self.search.over(self._grids(name, found), kind, Tally(BASELINE_SHARE))

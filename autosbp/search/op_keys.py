@@ -8,10 +8,10 @@ from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.ir import LogicalGraph
 from autosbp.sbp.rules import sharding_of
-from autosbp.search._clusters import form_clusters
-from autosbp.search._domains import UnaryCosts, make_domain
-from autosbp.search._views import mesh_views
 from autosbp.search.plan_options import PlanOptions
+from autosbp.search.problem.clusters import form_clusters
+from autosbp.search.problem.domains import UnaryCosts, make_domain
+from autosbp.search.problem.views import mesh_views
 
 MAX_KEYS = 2000
 TIMED = frozenset(("aten", "autosbp"))

@@ -14,9 +14,9 @@ from autosbp.jsonio import Fields, check_integer
 from autosbp.pipeline import MAX_STAGES, RUNNABLE, SCHEDULES
 from autosbp.sbp.reproducible import why_irreproducible
 from autosbp.search import SEARCHERS
-from autosbp.search._baselines import BASELINES as BASELINES
-from autosbp.search._baselines import DEFAULT_BASELINES as DEFAULT_BASELINES
-from autosbp.search._weights import AS_USED, STEP, USE
+from autosbp.search.problem.baselines import BASELINES as BASELINES
+from autosbp.search.problem.baselines import DEFAULT_BASELINES as DEFAULT_BASELINES
+from autosbp.search.problem.weights import AS_USED, STEP, USE
 
 MAX_BATCH = 2**30
 UNSTARTED = ("pins", "data_parallel", "tensor_parallel", "stage_of", "storage", "recompute")
@@ -148,7 +148,9 @@ class PlanOptions:
     def _refuse_unused(self) -> None:
         """Options that the others leave no effect are refused, not dropped in silence."""
         if self.schedules != RUNNABLE and self.stages == 1:
-            raise InputError("schedules", self.schedules, "stages = 1 forbids pipelines: more stages are expected, or any")
+            raise InputError(
+                "schedules", self.schedules, "stages = 1 forbids pipelines: more stages are expected, or any"
+            )
         if self.schedules != RUNNABLE and self.pins and self.stages is None:
             raise InputError("schedules", self.schedules, "plans with pins have one stage unless stages are asked for")
         if self.storage is not None and self.pins:

@@ -1,7 +1,7 @@
 """``make_plan``: the whole way from a graph and a cluster to a plan with its certificate and baselines.
 
 The space: stages of a pipeline, microbatch, schedule and cuts; for the devices of one stage, layouts of every op, and how
-parameters are stored. ``_best`` searches it and bounds it; baselines are ordinary points of it.
+parameters are stored. ``space.best`` searches it and bounds it; baselines are ordinary points of it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Costs, Plan, Strategy
 from autosbp.sbp.rules import check_graph
-from autosbp.search._baselines import Roles
-from autosbp.search._best import Best
-from autosbp.search._candidate import Candidate
 from autosbp.search._conflict import with_conflict
 from autosbp.search._costed_baselines import Baselines
 from autosbp.search._document import plan_document
 from autosbp.search._garbage import seldom_collected
-from autosbp.search._groups import GroupSearch
-from autosbp.search._layouts import LayoutProblems, Structure
-from autosbp.search._leanest import Leanest
-from autosbp.search._message_sizes import sizes_of
-from autosbp.search._reuse import REUSE
-from autosbp.search._space_solver import Kind, Tally, nearer
-from autosbp.search._structures import Structures
 from autosbp.search._watch import BASELINES, FEWER, SEARCH, Progress, Watch
-from autosbp.search._weights import AS_USED, USE
 from autosbp.search.fewer import fewer_devices
 from autosbp.search.plan_options import PlanOptions, require_reproducible, require_room, require_state
+from autosbp.search.problem.baselines import Roles
+from autosbp.search.problem.weights import AS_USED, USE
+from autosbp.search.space.best import Best
+from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.groups import GroupSearch
+from autosbp.search.space.leanest import Leanest
+from autosbp.search.space.message_sizes import sizes_of
+from autosbp.search.space.space_solver import Kind, Tally, nearer
+from autosbp.search.space.structures import Structures
+from autosbp.search.stages.layouts import LayoutProblems, Structure
+from autosbp.search.stages.reuse import REUSE
 from autosbp.search.warm_start import Restart, restarted
 
 BASELINES_LEAVE = 0.25
@@ -275,9 +275,7 @@ class Planner:
         fitting = [each for each in lean if each.costs.memory_bytes_per_device <= self.limit]
         return self._over(structures, kind, tally, min(fitting, key=lambda each: each.costs.step_time_s))
 
-    def _over(
-        self, structures: Sequence[Structure], kind: Kind, tally: Tally, start: Candidate | None
-    ) -> Candidate:
+    def _over(self, structures: Sequence[Structure], kind: Kind, tally: Tally, start: Candidate | None) -> Candidate:
         """The best strategy of these structures. Where ops were timed, a smaller microbatch may take less of a sample than a
         larger one, which so bounds none but itself: each is searched by itself."""
         search, options = self.search, self.search.options

@@ -15,8 +15,8 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Strategy
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._build import ProblemBuilder
-from autosbp.search._strategy import strategy_of
+from autosbp.search.problem.build import ProblemBuilder
+from autosbp.search.problem.strategy import strategy_of
 
 
 def sample_strategies(

@@ -11,11 +11,11 @@ from autosbp.costmodel.evaluate import evaluate
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Strategy
-from autosbp.search._candidate import Candidate
-from autosbp.search._layouts import LayoutProblems
-from autosbp.search._stage_meshes import stage_meshes
-from autosbp.search._strategy import add_paths
 from autosbp.search.plan_options import PlanOptions
+from autosbp.search.problem.strategy import add_paths
+from autosbp.search.space.candidate import Candidate
+from autosbp.search.stages.layouts import LayoutProblems
+from autosbp.search.stages.stage_meshes import stage_meshes
 
 
 @dataclass(frozen=True)

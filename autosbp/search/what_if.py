@@ -15,9 +15,9 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Costs, Plan, Strategy
-from autosbp.search._plan_space import check_sources
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
+from autosbp.search.space.plan_space import check_sources
 
 FACTOR = 2.0
 

@@ -16,8 +16,8 @@ from autosbp.jsonio import check_integer
 from autosbp.plan import Costs, Plan, Strategy
 from autosbp.sbp.placement import format_nd_sbp
 from autosbp.search._alternatives import Alternatives, HeldOp
-from autosbp.search._plan_space import check_sources
 from autosbp.search.plan_options import PlanOptions
+from autosbp.search.space.plan_space import check_sources
 
 MAX_OPS = 16
 """Ops that one pattern may name."""

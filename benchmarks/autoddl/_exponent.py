@@ -15,7 +15,7 @@ from autosbp.cluster import Cluster, Device, Level
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.count_boxing import CountBoxing, compositions
 from autosbp.costmodel.network import NetworkModel
-from autosbp.search._counts import splits
+from autosbp.search.problem.counts import splits
 
 SIDE, DEVICES, FEW_DEVICES = 2**21, (2**12, 2**15, 2**18, 2**21), (2**3, 2**6, 2**9, 2**12, 2**15)
 BYTES_PER_S = 1e9

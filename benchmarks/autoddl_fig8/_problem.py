@@ -10,7 +10,7 @@ from autosbp.cluster import Cluster, Device, Level
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.search import SEARCHERS, Costs, Edge, SearchOptions
-from autosbp.search._counts import ChainProblem, product_chain
+from autosbp.search.problem.counts import ChainProblem, product_chain
 
 WIDTHS = (32768, 16384, 4096, 2048, 512)
 NODES = (128, 4096)

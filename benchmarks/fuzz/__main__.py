@@ -39,7 +39,9 @@ def main() -> int:
     parser.add_argument("--only", choices=TARGETS, action="append", help="documents of this kind; of all otherwise")
     parser.add_argument("--check", action="store_true", help="exit with 1 where anything is found")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
-    parser.add_argument("-o", "--output", type=Path, help="write the result into a file, beside what it has of the other kind")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="write the result into a file, beside what it has of the other kind"
+    )
     arguments = parser.parse_args()
     seed = secrets.randbelow(2**31) if arguments.seed is None else arguments.seed
     print(f"seed {seed}")

@@ -32,8 +32,8 @@ def solve(instance: Instance, deadline: float, seed: int) -> dict[str, Any]:
     Raises:
         InfeasibleError: there is no assignment, or none was found.
     """
-    from autosbp.search._anytime.reduced import reduced
-    from autosbp.search._anytime.solver import Solver
+    from autosbp.search.searchers.anytime.reduced import reduced
+    from autosbp.search.searchers.anytime.solver import Solver
 
     core = reduced(instance.problem())
     began = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from autosbp.errors import InfeasibleError, InputError
-from autosbp.search._anytime.problem import Floats, IntervalProblem
+from autosbp.search.searchers.anytime.problem import Floats, IntervalProblem
 
 FORBIDDEN = 10**18 // 2
 """Costs from here on stand for what cannot be chosen."""

@@ -12,12 +12,12 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Strategy
 from autosbp.sbp.storage import store_split
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._assembly import Allowed
-from autosbp.search._baselines import Roles
-from autosbp.search._build import ProblemBuilder
-from autosbp.search._clusters import OpCluster
-from autosbp.search._strategy import strategy_of
-from autosbp.search._views import tensor_parallel_view
+from autosbp.search.problem.assembly import Allowed
+from autosbp.search.problem.baselines import Roles
+from autosbp.search.problem.build import ProblemBuilder
+from autosbp.search.problem.clusters import OpCluster
+from autosbp.search.problem.strategy import strategy_of
+from autosbp.search.problem.views import tensor_parallel_view
 
 
 def data_parallel(graph: LogicalGraph, num_ranks: int, batch: int) -> Strategy:

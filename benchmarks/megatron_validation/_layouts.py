@@ -15,11 +15,11 @@ from autosbp.costmodel.op_work import ELEMENTWISE
 from autosbp.graph.ir import LogicalGraph, Node
 from autosbp.plan import Strategy
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._analysis import Analysis
-from autosbp.search._build import ProblemBuilder
-from autosbp.search._strategy import strategy_of
-from autosbp.search._views import tensor_parallel_view
-from autosbp.search.pinned import read_pins
+from autosbp.search.problem.analysis import Analysis
+from autosbp.search.problem.build import ProblemBuilder
+from autosbp.search.problem.pinned import read_pins
+from autosbp.search.problem.strategy import strategy_of
+from autosbp.search.problem.views import tensor_parallel_view
 from benchmarks.megatron_validation._rows import Row
 
 VOCABULARY = 51200

@@ -15,10 +15,10 @@ from autosbp.costmodel.timeline import Timeline
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._assembly import Allowed
-from autosbp.search._baselines import Roles
-from autosbp.search._build import ProblemBuilder
-from autosbp.search._strategy import strategy_of
+from autosbp.search.problem.assembly import Allowed
+from autosbp.search.problem.baselines import Roles
+from autosbp.search.problem.build import ProblemBuilder
+from autosbp.search.problem.strategy import strategy_of
 
 MICROBATCHES = 4
 WIDEST = 2

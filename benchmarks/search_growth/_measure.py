@@ -15,10 +15,10 @@ from autosbp.api import PlanOptions, load_cluster, make_plan
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.search import search
-from autosbp.search._layouts import LayoutProblems, Space, Structure
-from autosbp.search._views import mesh_views
-from autosbp.search._weights import FASTEST
-from autosbp.search.pinned import Pins
+from autosbp.search.problem.pinned import Pins
+from autosbp.search.problem.views import mesh_views
+from autosbp.search.problem.weights import FASTEST
+from autosbp.search.stages.layouts import LayoutProblems, Space, Structure
 from benchmarks.search_growth._models import gpt3
 
 BATCH = 8192

@@ -110,7 +110,9 @@ def strike(way: Way, folder: Path) -> Found:
             if sum(posts.values()) - posts["201"] >= _ENOUGH:
                 break
         ready = client.get("/readyz")
-        told = f"{ready.status_code} {'; '.join(each for each in ready.json()['checks'].values() if each != 'ok')}".strip()
+        told = (
+            f"{ready.status_code} {'; '.join(each for each in ready.json()['checks'].values() if each != 'ok')}".strip()
+        )
         if client.get("/healthz").status_code != 200:
             odd.append("/healthz does not answer")
         recovered_s, searches = None, []

@@ -32,7 +32,9 @@ def check_apart(root: str, paths: Iterable[str]) -> None:
     """``InputError`` where a path of the application's own begins as the root does: which one is meant could not be told."""
     first = root.split("/")[1]
     if first in {path.split("/")[1] for path in paths}:
-        raise InputError("root_path", root, f"a path is expected that does not begin with /{first}, as the service's own do")
+        raise InputError(
+            "root_path", root, f"a path is expected that does not begin with /{first}, as the service's own do"
+        )
 
 
 class Prefix:

@@ -51,9 +51,7 @@ class Feed:
     jobs that another process works on are followed too. ``encode`` writes a job for its followers, once for all. ``stands``
     says whether a caller would still be let in; the stream of one that would not ends."""
 
-    def __init__(
-        self, database: Database, encode: Callable[[JobRow], str], stands: Callable[[Caller], bool]
-    ) -> None:
+    def __init__(self, database: Database, encode: Callable[[JobRow], str], stands: Callable[[Caller], bool]) -> None:
         self._database, self._encode, self._stands = database, encode, stands
         self._followers: dict[str, set[Follower]] = defaultdict(set)
         self._polling: asyncio.Task[None] | None = None

@@ -22,7 +22,9 @@ def listing(
     caller: QueryId = None,
     method: Annotated[str | None, Query(max_length=16, pattern=NO_NUL)] = None,
     status: Annotated[int | None, Query(ge=100, le=599)] = None,
-    strangers: Annotated[bool, Query(description="Calls of nobody known instead, for the operators' admins alone.")] = False,
+    strangers: Annotated[
+        bool, Query(description="Calls of nobody known instead, for the operators' admins alone.")
+    ] = False,
 ) -> Response:
     """Newest first: every call of the tenant that was meant to change something, and every one that its keys' scopes did
     not allow; of one key, method or status, if asked. With ``strangers``, which admins of the operators' tenant alone may

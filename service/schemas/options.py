@@ -65,7 +65,9 @@ class PlanOptions(Request):
         json_schema_extra={"minimum": 0, "exclusiveMaximum": 1},
     )
     pins: Annotated[dict[_Given, _Given], BeforeValidator(_few)] = Field(
-        default={}, max_length=_MOST_GIVEN, description="Layouts that are given, not searched: of parameters, patterns, ops."
+        default={},
+        max_length=_MOST_GIVEN,
+        description="Layouts that are given, not searched: of parameters, patterns, ops.",
     )
     baselines: list[Annotated[str, Field(max_length=64, json_schema_extra={"enum": [*BASELINES]})]] | None = Field(
         default=None,

@@ -69,6 +69,8 @@ def forget(database: Database, settings: Settings) -> None:
         session.execute(delete(AuditRow).where(AuditRow.created_at <= now() - timedelta(days=settings.audit_days)))
         of_strangers = AuditRow.tenant == NO_TENANT
         newest = (AuditRow.created_at.desc(), AuditRow.id.desc())
-        place = select(AuditRow.created_at).where(of_strangers).order_by(*newest).offset(settings.audit_strangers).limit(1)
+        place = (
+            select(AuditRow.created_at).where(of_strangers).order_by(*newest).offset(settings.audit_strangers).limit(1)
+        )
         if (oldest := session.scalar(place)) is not None:
             session.execute(delete(AuditRow).where(of_strangers, AuditRow.created_at <= oldest))

@@ -60,7 +60,12 @@ class Accounting:
         script = f"CREATE DATABASE mysql;\nUSE mysql;\n{tables}"
         with (self._folder / "bootstrap.out").open("wb") as log:
             subprocess.run([*options, "--bootstrap"], input=script.encode(), stdout=log, stderr=log, check=True)
-        at = (f"--socket={listening}", "--skip-networking", "--skip-grant-tables", f"--pid-file={self._folder}/mariadb.pid")
+        at = (
+            f"--socket={listening}",
+            "--skip-networking",
+            "--skip-grant-tables",
+            f"--pid-file={self._folder}/mariadb.pid",
+        )
         with ExitStack() as stack:
             stack.callback(_daemons.stop, _daemons.start(self._folder, "mariadbd", *options, *at))
             _daemons.wait_until(listening.is_socket, self._folder, "mariadbd")

@@ -94,7 +94,8 @@ class VirtualSlurm:
             stack.callback(self.stop_controller)
             for node in range(1, self._num_nodes + 1):
                 stack.callback(
-                    _daemons.stop, self._start(f"slurmd.n{node}", "slurmd", "-D", "-N", f"n{node}", "-f", str(self.conf))
+                    _daemons.stop,
+                    self._start(f"slurmd.n{node}", "slurmd", "-D", "-N", f"n{node}", "-f", str(self.conf)),
                 )
             self.wait_until_ready(idle=True)
             self._stack = stack.pop_all()

@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-_HEAD = '"""What the service answers with: written by scripts/openapi from docs/openapi.json, to which a test holds it."""'
+_HEAD = (
+    '"""What the service answers with: written by scripts/openapi from docs/openapi.json, to which a test holds it."""'
+)
 _IMPORTS = "from __future__ import annotations\n\nfrom typing import Any, Literal, TypedDict\n"
 _PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _REFERENCE = "#/components/schemas/"

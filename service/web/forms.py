@@ -15,7 +15,9 @@ from autosbp.errors import InputError
 
 WITH_FILES = "multipart/form-data"
 _MOST_FIELDS, _MOST_FILES = 200, 4
-_MOST_TYPED_BYTES = 4 * 2**20  # of a form without files: a configuration of a MiB, each byte of which may be sent as three
+_MOST_TYPED_BYTES = (
+    4 * 2**20
+)  # of a form without files: a configuration of a MiB, each byte of which may be sent as three
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ async def _form(request: Request) -> Form:
     if kind.strip() != WITH_FILES:
         body = await request.body()
         if len(body) > _MOST_TYPED_BYTES:
-            raise InputError("form", f"{len(body)} bytes", f"at most {_MOST_TYPED_BYTES} bytes are expected of {kind.strip()}")
+            raise InputError(
+                "form", f"{len(body)} bytes", f"at most {_MOST_TYPED_BYTES} bytes are expected of {kind.strip()}"
+            )
         return Form.parse(body)
     if "charset" in parameters:
         raise InputError("form", kind, "fields in UTF-8 are expected, and no charset of another kind")

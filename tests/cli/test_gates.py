@@ -126,7 +126,13 @@ def good(strategy: str = "plan-1", label: str | None = "main") -> tuple[str, Non
         ([good()] * 7, ["tri-1", "tri-2", "tri-3", "tri-4", "tri-5"]),
     ],
     ids=[
-        *("of the strategy", "the strategy first", "of the model's name", "none that failed", "none that nobody judged"),
+        *(
+            "of the strategy",
+            "the strategy first",
+            "of the model's name",
+            "none that failed",
+            "none that nobody judged",
+        ),
         *("none of another label", "another baseline", "no label", "the last five"),
     ],
 )

@@ -117,9 +117,7 @@ def test_a_trial_that_is_waited_for_is_cancelled_by_a_signal(
     assert f"trial {job.id} is cancelled\n" in command.lines
 
 
-def test_a_trial_whose_submission_was_not_answered_yet_is_cancelled(
-    server: str, strategy: str, tmp_path: Path
-) -> None:
+def test_a_trial_whose_submission_was_not_answered_yet_is_cancelled(server: str, strategy: str, tmp_path: Path) -> None:
     with Client(server) as client:
         before = [each.id for each in client.jobs(kind="trial")]
     with Gateway(server, "/v1/trials") as gateway:

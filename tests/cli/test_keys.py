@@ -97,7 +97,8 @@ def test_a_service_shows_its_operator_the_audit_log_as_a_terminal_may_have_it(
 ) -> None:
     there = ("--data-dir", tmp_path)
     keys = [
-        run("keys", "create", "--tenant", tenant, "--scopes", "admin", *there).stdout.strip() for tenant in ("default", "lab")
+        run("keys", "create", "--tenant", tenant, "--scopes", "admin", *there).stdout.strip()
+        for tenant in ("default", "lab")
     ]
     with Server(tmp_path) as server:
         assert httpx.get(f"{server.url}/v1/models/%1b[31m").status_code == 401

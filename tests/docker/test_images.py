@@ -78,7 +78,9 @@ def test_any_password_reaches_the_database(
 ) -> None:
     def rendered(name: str) -> dict[str, str]:
         found = services[name]["environment"]
-        return {key: re.sub(r"\$\{DATABASE_PASSWORD:\?[^}]*\}", lambda _: password, text) for key, text in found.items()}
+        return {
+            key: re.sub(r"\$\{DATABASE_PASSWORD:\?[^}]*\}", lambda _: password, text) for key, text in found.items()
+        }
 
     for name in ("api", "worker"):
         environment = rendered(name)

@@ -14,7 +14,7 @@ from autosbp.api import LogicalGraph, PlanOptions, capture, capture_hf_config, l
 from autosbp.costmodel.recompute import recomputing
 from autosbp.plan import GATHERS, Strategy
 from autosbp.sbp.storage import store_split
-from autosbp.search._baselines import BASELINES
+from autosbp.search.problem.baselines import BASELINES
 from autosbp.search.sampling import sample_strategies
 from autosbp.torchrun import run_ranks
 from tests.executor.hand_made import (

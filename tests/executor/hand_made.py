@@ -14,9 +14,9 @@ from autosbp.sbp.boxing import PMAX, PMIN
 from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.placement import parse_nd_sbp
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._build import ProblemBuilder
-from autosbp.search._clusters import OpCluster
-from autosbp.search._strategy import strategy_of
+from autosbp.search.problem.build import ProblemBuilder
+from autosbp.search.problem.clusters import OpCluster
+from autosbp.search.problem.strategy import strategy_of
 from autosbp.search.sampling import sample_strategies
 
 FLOAT = {"dtype": "float32"}

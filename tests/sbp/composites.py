@@ -22,7 +22,7 @@ from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, NdSbp, S
 from autosbp.sbp.rules import node_options
 from autosbp.sbp.sharding import tensor_inputs
-from autosbp.search._strategy import add_paths
+from autosbp.search.problem.strategy import add_paths
 
 EXTENT = 12
 """Of every dim: what 2, 3, 4 and 6 devices divide."""

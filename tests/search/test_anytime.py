@@ -10,15 +10,15 @@ import pytest
 
 from autosbp.errors import InfeasibleError
 from autosbp.search import Edge, SearchOptions, SearchProblem, search
-from autosbp.search._anytime.bound import Bound
-from autosbp.search._anytime.contract import contract, folded
-from autosbp.search._anytime.network import lay_out
-from autosbp.search._anytime.problem import Floats, Interval, IntervalProblem
-from autosbp.search._anytime.proof import prove
-from autosbp.search._anytime.reduced import reduced
-from autosbp.search._anytime.solver import Found, Solver
-from autosbp.search._anytime.state import state_of
-from autosbp.search._anytime.watched import exceeded
+from autosbp.search.searchers.anytime.bound import Bound
+from autosbp.search.searchers.anytime.contract import contract, folded
+from autosbp.search.searchers.anytime.network import lay_out
+from autosbp.search.searchers.anytime.problem import Floats, Interval, IntervalProblem
+from autosbp.search.searchers.anytime.proof import prove
+from autosbp.search.searchers.anytime.reduced import reduced
+from autosbp.search.searchers.anytime.solver import Found, Solver
+from autosbp.search.searchers.anytime.state import state_of
+from autosbp.search.searchers.anytime.watched import exceeded
 from autosbp.testing.searchers import random_problem
 
 INSTANTS = 12

@@ -13,8 +13,8 @@ from autosbp.errors import InfeasibleError, InputError
 from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.placement import parse_sbp
 from autosbp.search import Edge, SearchOptions, SearchProblem, cost_of
-from autosbp.search._baselines import BASELINES, DEFAULT_BASELINES
-from autosbp.search._tied import groups, tied
+from autosbp.search.problem.baselines import BASELINES, DEFAULT_BASELINES
+from autosbp.search.searchers.tied import groups, tied
 
 MODELS = ("zoo:gpt2-demo", "zoo:llama-demo", "zoo:mlp-small")
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.pipeline import Chunk, pipeline_time
 from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, RUNNABLE, ZERO_BUBBLE
-from autosbp.search._bubble import Wait, Waits, bubble_s, waits_of
-from autosbp.search._pipelines import Shape, shapes
-from autosbp.search._sends import crossings
+from autosbp.search.bounds.bubble import Wait, Waits, bubble_s, waits_of
+from autosbp.search.bounds.sends import crossings
+from autosbp.search.stages.pipelines import Shape, shapes
 
 Floats = NDArray[np.float64]
 ALL = (*RUNNABLE, MESSAGE_DRIVEN)

@@ -16,10 +16,10 @@ from autosbp.errors import InfeasibleError, InputError
 from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.parameters import parameter_flow
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._layouts import LayoutProblems, Space, Structure
-from autosbp.search._message_sizes import SMALLER, sizes_of
-from autosbp.search._weights import AS_USED, STEP
-from autosbp.search.pinned import Pins
+from autosbp.search.problem.pinned import Pins
+from autosbp.search.problem.weights import AS_USED, STEP
+from autosbp.search.space.message_sizes import SMALLER, sizes_of
+from autosbp.search.stages.layouts import LayoutProblems, Space, Structure
 from tests.search.plans import graph_of, planned
 
 SMALL, LARGE = 2**17, 2**30

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from autosbp.search._base import Edge, SearchProblem, cost_of
-from autosbp.search._chain import Chain
-from autosbp.search._elimination import minimise, plan_problem
-from autosbp.search._repeats import Repeats, find_repeats
+from autosbp.search.searchers.chain import Chain
+from autosbp.search.searchers.elimination import minimise, plan_problem
+from autosbp.search.searchers.repeats import Repeats, find_repeats
 
 NO_CHAIN = 1 << 24
 """Entries of a table, less than the default: with these, ``plan_problem`` looks for no blocks."""

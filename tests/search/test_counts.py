@@ -18,7 +18,7 @@ from autosbp.errors import InputError
 from autosbp.sbp.boxing import layouts_of, nestings, steps_among
 from autosbp.sbp.placement import B, NdSbp, P, S, nested
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._counts import product_chain
+from autosbp.search.problem.counts import product_chain
 
 DEVICE = Device("device", "cuda", 1 << 34, {"float32": 1e13}, 5e11, op_overhead_s=2e-6)
 FREE_COPIES = Device("device", "cuda", 1 << 34, {"float32": 1e13}, 1e30, op_overhead_s=0.0)

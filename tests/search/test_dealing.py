@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autosbp.search._dealing import Cut, least_messages_s, work_between
+from autosbp.search.bounds.dealing import Cut, least_messages_s, work_between
 
 
 def all_ways(work_s: NDArray[np.float64], cuts: list[Cut], step_s: float, in_turn: int) -> float:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from autosbp.errors import InfeasibleError
 from autosbp.search import Edge, SearchOptions, SearchProblem, SearchResult, cost_of, search
-from autosbp.search import _exact as exact
-from autosbp.search._cpsat import SatLimits, close_gap
-from autosbp.search._elimination import effort_of, minimise, plan_problem
-from autosbp.search._order import Program
-from autosbp.search._pruning import canonical, prune
-from autosbp.search._tables import min_of_sum
+from autosbp.search.searchers import exact
+from autosbp.search.searchers.cpsat import SatLimits, close_gap
+from autosbp.search.searchers.elimination import effort_of, minimise, plan_problem
+from autosbp.search.searchers.order import Program
+from autosbp.search.searchers.pruning import canonical, prune
+from autosbp.search.searchers.tables import min_of_sum
 from autosbp.testing.searchers import check_result, random_problem
 from benchmarks.search_blocks import block_problem
 

@@ -21,8 +21,8 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.pipelined import pipelined_step_s
 from autosbp.costmodel.stages import Stages
 from autosbp.errors import InfeasibleError, InputError
-from autosbp.search._cuts import Pace, Places, cut
-from autosbp.search._layouts import fullest_of
+from autosbp.search.stages.cuts import Pace, Places, cut
+from autosbp.search.stages.layouts import fullest_of
 from autosbp.search.why import why
 from tests.search.plans import graph_of
 from tests.test_groups import device, levels

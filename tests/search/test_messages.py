@@ -12,10 +12,10 @@ import pytest
 
 from autosbp.errors import CertificateError, InfeasibleError
 from autosbp.search import Certificate, Edge, SearchOptions, SearchProblem, check_certificate, cost_of, search
-from autosbp.search import _exact as exact
-from autosbp.search._elimination import effort_of, plan_problem
-from autosbp.search._messages import Messages, sweeps
-from autosbp.search._pruning import canonical
+from autosbp.search.searchers import exact
+from autosbp.search.searchers.elimination import effort_of, plan_problem
+from autosbp.search.searchers.messages import Messages, sweeps
+from autosbp.search.searchers.pruning import canonical
 from autosbp.testing.searchers import check_result, random_problem
 
 

@@ -13,9 +13,9 @@ from autosbp.costmodel.compute import ComputeModel, OpTime
 from autosbp.errors import InfeasibleError
 from autosbp.jsonio import canonical
 from autosbp.pipeline import GPIPE, ONE_F_ONE_B, RUNNABLE
-from autosbp.search._micro_batches import micro_batches
-from autosbp.search._space_solver import SpaceSolver
 from autosbp.search.planner import Planner
+from autosbp.search.space.micro_batches import micro_batches
+from autosbp.search.space.space_solver import SpaceSolver
 from tests.search.plans import graph_of
 
 LARGE = 256
@@ -80,7 +80,9 @@ def test_sizes_divide_each_other_and_fill_the_stages() -> None:
         for stages in (1, 2, 3, 4, 8):
             for schedules in (RUNNABLE, (GPIPE,), (ONE_F_ONE_B,)):
                 sizes = micro_batches(whole, stages, 8, schedules)
-                assert all(larger % smaller == 0 and larger > smaller for larger, smaller in pairwise((2 * whole, *sizes)))
+                assert all(
+                    larger % smaller == 0 and larger > smaller for larger, smaller in pairwise((2 * whole, *sizes))
+                )
                 fills = [whole // size >= stages for size in sizes]
                 takes_few = schedules == (GPIPE,) or (whole < stages and GPIPE in schedules)
                 assert all(fills) or takes_few

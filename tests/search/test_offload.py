@@ -16,9 +16,9 @@ from autosbp.costmodel.offload import host_bytes
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.plan import Plan, Strategy
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._layouts import LayoutProblems, Space, Structure
-from autosbp.search._weights import STEP
-from autosbp.search.pinned import Pins
+from autosbp.search.problem.pinned import Pins
+from autosbp.search.problem.weights import STEP
+from autosbp.search.stages.layouts import LayoutProblems, Space, Structure
 from tests.search.plans import graph_of, planned
 
 TIGHT = 45_000_000

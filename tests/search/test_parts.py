@@ -12,9 +12,9 @@ import pytest
 
 from autosbp import beside, handed
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
-from autosbp.search import _parts as parts
-from autosbp.search._parts import run_parts
-from autosbp.search._run import Run
+from autosbp.search.searchers import parts
+from autosbp.search.searchers.parts import run_parts
+from autosbp.search.searchers.run import Run
 from autosbp.testing.searchers import check_result, random_problem
 
 SHARING = ("exhaustive", "random", "metropolis_hastings", "coordinate_descent")
@@ -44,8 +44,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     for name in ("WORTH_S", "TRIED_S"):
         monkeypatch.setattr(parts, name, 0.0)
-    monkeypatch.setattr("autosbp.search._coordinate_descent.VALUES_OF_PART", 100)
-    monkeypatch.setattr("autosbp.search._exhaustive.MAX_ASSIGNMENTS", LONG.num_assignments)  # minutes of work
+    monkeypatch.setattr("autosbp.search.searchers.coordinate_descent.VALUES_OF_PART", 100)
+    monkeypatch.setattr("autosbp.search.searchers.exhaustive.MAX_ASSIGNMENTS", LONG.num_assignments)  # minutes of work
     monkeypatch.setattr(handed, "loads", read)
     return found
 

@@ -14,8 +14,8 @@ from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.timeline import Timeline
 from autosbp.pipeline import INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
-from autosbp.search._cuts import Pace, Places
-from autosbp.search._pipelines import WEIGHTS_PART, _work, pipelines, shortlist
+from autosbp.search.stages.cuts import Pace, Places
+from autosbp.search.stages.pipelines import WEIGHTS_PART, _work, pipelines, shortlist
 from tests.search.plans import graph_of
 
 CLUSTER, STAGES, BATCH = "dgx-a100-80g:1", 4, 64

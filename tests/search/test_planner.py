@@ -19,7 +19,7 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.jsonio import canonical
 from autosbp.plan import plan_id_of
-from autosbp.search._views import mesh_views, tensor_parallel_view
+from autosbp.search.problem.views import mesh_views, tensor_parallel_view
 
 CASES = [
     ("zoo:gpt2-demo", "local:2x2", 16),

@@ -14,9 +14,9 @@ from autosbp.costmodel.recompute import block_runs, recomputable_blocks
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.plan import Plan
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._layouts import LayoutProblems, Space, Structure
-from autosbp.search._recompute import Recomputation
-from autosbp.search.pinned import Pins
+from autosbp.search.problem.pinned import Pins
+from autosbp.search.space.recompute import Recomputation
+from autosbp.search.stages.layouts import LayoutProblems, Space, Structure
 from tests.search.plans import graph_of, planned
 
 ONE = {"cluster": "local:4", "stages": 1}

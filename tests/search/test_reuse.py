@@ -15,7 +15,7 @@ from autosbp.costmodel.boxing import BoxingModel, BoxingTable
 from autosbp.costmodel.faster import faster_link
 from autosbp.costmodel.network import NetworkModel
 from autosbp.jsonio import canonical
-from autosbp.search._reuse import MAX_GRAPHS, REUSE, Reuse
+from autosbp.search.stages.reuse import MAX_GRAPHS, REUSE, Reuse
 from tests.search.plans import graph_of
 
 Asked = tuple[LogicalGraph, Cluster, PlanOptions]

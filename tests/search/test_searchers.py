@@ -13,7 +13,7 @@ import pytest
 
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.search import SEARCHERS, Edge, SearchOptions, SearchProblem, cost_of, search, validate
-from autosbp.search._random import batch_costs
+from autosbp.search.searchers.random import batch_costs
 from autosbp.testing.searchers import check_result, random_problem
 
 HEURISTICS = ("coordinate_descent", "metropolis_hastings", "random")

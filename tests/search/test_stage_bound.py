@@ -19,19 +19,21 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InfeasibleError
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Costs, Strategy
-from autosbp.search import SEARCHERS, SearchOptions, _space_solver, _stage_bound, _stage_costs
-from autosbp.search._build import ProblemBuilder
-from autosbp.search._layouts import Structure
-from autosbp.search._memory import least_memory
-from autosbp.search._mixtures import best_price, lower_edge
-from autosbp.search._stage_bound import Recomputed, StageBounds, Wanted
-from autosbp.search._stage_costs import Part
-from autosbp.search._stage_limited import Left, StageLimited
-from autosbp.search._stage_values import Prices
-from autosbp.search._strategy import strategy_of
-from autosbp.search._unfold import part_variables
-from autosbp.search._weights import AS_USED, FASTEST, STEP, USE, Weights
+from autosbp.search import SEARCHERS, SearchOptions
+from autosbp.search.bounds import stage_bound, stage_costs
+from autosbp.search.bounds.mixtures import best_price, lower_edge
+from autosbp.search.bounds.stage_bound import Recomputed, StageBounds, Wanted
+from autosbp.search.bounds.stage_costs import Part
+from autosbp.search.bounds.stage_values import Prices
 from autosbp.search.planner import Planner
+from autosbp.search.problem.build import ProblemBuilder
+from autosbp.search.problem.strategy import strategy_of
+from autosbp.search.problem.unfold import part_variables
+from autosbp.search.problem.weights import AS_USED, FASTEST, STEP, USE, Weights
+from autosbp.search.searchers.memory import least_memory
+from autosbp.search.space import space_solver
+from autosbp.search.space.stage_limited import Left, StageLimited
+from autosbp.search.stages.layouts import Structure
 from tests.search.plans import graph_of
 
 GIB = 2**30
@@ -46,14 +48,14 @@ Met = list[tuple[Strategy, Costs]]
 def met(monkeypatch: pytest.MonkeyPatch) -> Met:
     """The strategies that searches without bounds of stages come to."""
     found: Met = []
-    costed = _space_solver.SpaceSolver._costs
+    costed = space_solver.SpaceSolver._costs
 
     def keep(self, graph, strategy, boxing):  # type: ignore[no-untyped-def]
         costs = costed(self, graph, strategy, boxing)
         found.append((strategy, costs))
         return costs
 
-    monkeypatch.setattr(_space_solver.SpaceSolver, "_costs", keep)
+    monkeypatch.setattr(space_solver.SpaceSolver, "_costs", keep)
     monkeypatch.setattr(StageLimited, "_bounds_stages", lambda *_: False)
     return found
 
@@ -153,8 +155,8 @@ def test_larger_microbatches_bound_what_lies_between(monkeypatch: pytest.MonkeyP
     sizes = planner.search.micro_batches(2)
     own = [StageBounds(planner.problems, structure, [size], wanted, {}) for size in sizes]
     together = StageBounds(planner.problems, structure, sizes, wanted, {})
-    step_s, room = 0.5, Mock(wraps=_stage_bound._room)
-    monkeypatch.setattr(_stage_bound, "_room", room)
+    step_s, room = 0.5, Mock(wraps=stage_bound._room)
+    monkeypatch.setattr(stage_bound, "_room", room)
     shut = together.shut(step_s, lambda: False)
     assert any(shut) and room.call_count < len(sizes)
     for at, each in enumerate(own):
@@ -202,7 +204,7 @@ def test_prices_of_parts_are_concave_and_told_by_what_is_chosen(
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(rises))
     part = Part(built, part_variables(built, problems.folding)[1], BATCH // micro_batch)
     part.is_large = True
-    monkeypatch.setattr(_stage_costs, "MUCH_WORK", 0.0)  # dominated values left out before
+    monkeypatch.setattr(stage_costs, "MUCH_WORK", 0.0)  # dominated values left out before
     for price, each in zip(steps[1:], found[1:], strict=True):
         again = part._priced(Prices(price, price, price))
         assert again.least_s == pytest.approx(each.least_s, rel=1e-12)

@@ -12,8 +12,8 @@ import pytest
 from autosbp.api import PlanOptions, predict_costs
 from autosbp.costmodel.stages import Stages
 from autosbp.errors import InfeasibleError, InputError
-from autosbp.search._cuts import Places, cut
-from autosbp.search._stage_pins import read_stages
+from autosbp.search.stages.cuts import Places, cut
+from autosbp.search.stages.stage_pins import read_stages
 from tests.search.plans import graph_of, planned
 
 CASES: dict[str, dict[str, int]] = {

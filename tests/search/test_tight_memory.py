@@ -9,9 +9,10 @@ import pytest
 
 from autosbp.api import PlanOptions, load_cluster, make_plan
 from autosbp.cluster import Cluster
-from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult, _space_solver
-from autosbp.search._space_solver import REFINED, REFINED_WORK, ROUGH_WORK, TIGHTENINGS
+from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
 from autosbp.search.plan_options import GAP_TOLERANCE
+from autosbp.search.space import space_solver
+from autosbp.search.space.space_solver import REFINED, REFINED_WORK, ROUGH_WORK, TIGHTENINGS
 from tests.search.plans import graph_of
 
 
@@ -47,7 +48,7 @@ def test_every_space_is_looked_at_before_the_gap_of_one_is_closed(monkeypatch: p
             asked.append(options)
         return SEARCHERS["auto"](problem, options)
 
-    monkeypatch.setitem(_space_solver._SEARCHERS, "auto", auto)
+    monkeypatch.setitem(space_solver._SEARCHERS, "auto", auto)
     options = PlanOptions(global_batch=8, memory_limit_bytes=2_223_162, baselines=())
     make_plan(graph_of("vgg13-small"), slow_cluster(2, 2e9), None, options)
     work = [each.closing for each in asked]

@@ -12,11 +12,12 @@ import pytest
 
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
 from autosbp.findings import findings
-from autosbp.search import _space_solver, _timed, planner
-from autosbp.search._candidate import Candidate
-from autosbp.search._stage_limited import StageLimited
-from autosbp.search._timed import OutOfTimeError, Timed
+from autosbp.search import planner
 from autosbp.search.planner import Planner
+from autosbp.search.space import space_solver, timed
+from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.stage_limited import StageLimited
+from autosbp.search.space.timed import OutOfTimeError, Timed
 
 CLUSTER = load_cluster("local:2x2")
 OPTIONS = PlanOptions(global_batch=64, time_limit_s=100.0, baselines=("data_parallel", "zero3", "megatron"))
@@ -35,21 +36,21 @@ class Work:
         self.late_at = late_at
         began = time.monotonic()
         clock = SimpleNamespace(monotonic=lambda: began + 1e6 * (len(self.done) >= self.late_at))
-        for module in (_timed, planner):
+        for module in (timed, planner):
             monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr("autosbp.beside._has_room", lambda: False)
         for name in ("_search", "_costs"):
             self._count(monkeypatch, name)
 
     def _count(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        method = getattr(_space_solver.SpaceSolver, name)
+        method = getattr(space_solver.SpaceSolver, name)
 
         def counted(solver: object, *arguments: object) -> object:
             found = method(solver, *arguments)
             self.done.append(name)
             return found
 
-        monkeypatch.setattr(_space_solver.SpaceSolver, name, counted)
+        monkeypatch.setattr(space_solver.SpaceSolver, name, counted)
 
 
 @pytest.fixture
@@ -94,13 +95,13 @@ def test_baselines_that_there_was_no_time_for_are_not_called_infeasible(monkeypa
 def test_a_baseline_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = make_plan(graph(), CLUSTER, None, replace(OPTIONS, baselines=("megatron",))).document
     work = Work(monkeypatch, 10**9)
-    fits = _space_solver.SpaceSolver._keep
+    fits = space_solver.SpaceSolver._keep
 
-    def kept(solver: _space_solver.SpaceSolver, candidate: Candidate | None) -> None:
+    def kept(solver: space_solver.SpaceSolver, candidate: Candidate | None) -> None:
         fits(solver, candidate)
         work.late_at = len(work.done)
 
-    monkeypatch.setattr(_space_solver.SpaceSolver, "_keep", kept)
+    monkeypatch.setattr(space_solver.SpaceSolver, "_keep", kept)
     entry = make_plan(graph(), CLUSTER, None, replace(OPTIONS, baselines=("megatron",))).document["baselines"][
         "megatron"
     ]
@@ -120,7 +121,7 @@ def test_a_plan_that_the_limit_does_not_end_is_the_same_under_any(unhurried: tup
 
 def test_a_search_ends_between_its_deadline_and_twice_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(_timed, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(timed, "time", SimpleNamespace(monotonic=lambda: clock.now))
     search = Timed()
     search.options, search.best = PlanOptions(time_limit_s=10.0), None
     for clock.now, end in ((101.0, 112.5), (109.0, 114.0), (119.0, 120.0), (140.0, 120.0)):
@@ -140,7 +141,7 @@ def test_the_other_process_ends_with_a_search_that_is_ended(monkeypatch: pytest.
     search, here = Planner(graph(), CLUSTER, None, OPTIONS, None).search, os.getpid()
     search.gives_up = True
     search.report = lambda _best: time.monotonic() < told + 0.5
-    monkeypatch.setattr("autosbp.search._layouts.FEW_OPS", 1)
+    monkeypatch.setattr("autosbp.search.stages.layouts.FEW_OPS", 1)
     assert isinstance(search, StageLimited)
 
     def task(_at: int) -> int:

@@ -17,7 +17,8 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import canonical
 from autosbp.pipeline import RUNNABLE
 from autosbp.plan import Costs, Strategy
-from autosbp.search import _layouts, _space_solver
+from autosbp.search.space import space_solver
+from autosbp.search.stages import layouts
 from tests.search.plans import graph_of
 
 CASES = [
@@ -31,7 +32,7 @@ CASES = [
 def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Small models are shared, too; the pids of the other processes."""
     for name in ("FEW_OPS", "MANY_OPS"):
-        monkeypatch.setattr(_layouts, name, 1)
+        monkeypatch.setattr(layouts, name, 1)
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)  # no limit strikes, however slow this machine is
     pids, fork = [], os.fork
 
@@ -70,7 +71,7 @@ def test_two_processes_make_the_plan_of_one(
 
 def test_progress_is_told_by_one_process(shared: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = tmp_path / "pids"
-    monkeypatch.setattr("autosbp.search._run.PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("autosbp.search.searchers.run.PROGRESS_INTERVAL_S", 0.0)
 
     def progress(_stage: str, _best: float) -> bool:
         with told.open("a") as file:
@@ -82,7 +83,7 @@ def test_progress_is_told_by_one_process(shared: list[int], monkeypatch: pytest.
 
 
 def test_what_is_known_of_chunks_changes_no_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, costed = _space_solver.evaluate, []
+    alone, costed = space_solver.evaluate, []
 
     def evaluate(
         graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel, known: KnownChunks
@@ -92,7 +93,7 @@ def test_what_is_known_of_chunks_changes_no_costs(monkeypatch: pytest.MonkeyPatc
         costed.append(strategy.pipeline is not None)
         return found
 
-    monkeypatch.setattr(_space_solver, "evaluate", evaluate)
+    monkeypatch.setattr(space_solver, "evaluate", evaluate)
     options = PlanOptions(
         global_batch=16, stages=2, memory_limit_bytes=60_000_000, schedules=(*RUNNABLE, "message_driven")
     )

@@ -19,11 +19,11 @@ from autosbp.costmodel.pipelined import pipelined_step_s
 from autosbp.costmodel.recompute import block_runs, chunk_runs, parts_of_chunks
 from autosbp.costmodel.stages import Stages
 from autosbp.plan import Strategy
-from autosbp.search._best import Best
-from autosbp.search._cuts import Keeping, Pace, Places, cut
-from autosbp.search._layouts import LayoutProblems
-from autosbp.search._uneven import Uneven
-from autosbp.search.pinned import Pins
+from autosbp.search.problem.pinned import Pins
+from autosbp.search.space.best import Best
+from autosbp.search.space.uneven import Uneven
+from autosbp.search.stages.cuts import Keeping, Pace, Places, cut
+from autosbp.search.stages.layouts import LayoutProblems
 from tests.search.plans import graph_of, planned
 
 MODEL, CLUSTER, STAGES = "gpt2", "local:4", 4

@@ -16,13 +16,13 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.pipelined import _Pipelined
 from autosbp.costmodel.timeline import Timeline
 from autosbp.pipeline import RUNNABLE, Pipeline
-from autosbp.search._layouts import Structure
-from autosbp.search._pipelines import shapes
-from autosbp.search._stage_bound import _Room
-from autosbp.search._stage_limited import StageLimited
-from autosbp.search._wait_bound import WaitBounds
-from autosbp.search._weights import FASTEST
+from autosbp.search.bounds.stage_bound import _Room
+from autosbp.search.bounds.wait_bound import WaitBounds
 from autosbp.search.planner import Planner
+from autosbp.search.problem.weights import FASTEST
+from autosbp.search.space.stage_limited import StageLimited
+from autosbp.search.stages.layouts import Structure
+from autosbp.search.stages.pipelines import shapes
 from tests.search.plans import graph_of
 
 

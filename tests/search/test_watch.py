@@ -8,8 +8,8 @@ from math import isfinite
 import pytest
 
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan, pareto_front
-from autosbp.search import _space_solver
 from autosbp.search._watch import BASELINES, FEWER, FRONT, SEARCH, Watch
+from autosbp.search.space import space_solver
 
 CLUSTER = load_cluster("local:2x2")
 TIGHT = PlanOptions(global_batch=64, memory_limit_bytes=2_500_000)
@@ -27,15 +27,15 @@ def graph() -> LogicalGraph:
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A name for each problem that was searched; searchers tell of themselves at once."""
     names: list[str] = []
-    monkeypatch.setattr("autosbp.search._run.PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("autosbp.search.searchers.run.PROGRESS_INTERVAL_S", 0.0)
     monkeypatch.setattr("autosbp.beside._has_room", lambda: False)
-    search = _space_solver.SpaceSolver._search
+    search = space_solver.SpaceSolver._search
 
     def counted(self: object, *arguments: object) -> object:
         names.append(type(self).__name__)
         return search(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_space_solver.SpaceSolver, "_search", counted)
+    monkeypatch.setattr(space_solver.SpaceSolver, "_search", counted)
     return names
 
 

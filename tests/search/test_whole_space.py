@@ -20,17 +20,17 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
 from autosbp.pipeline import RUNNABLE
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._build import ProblemBuilder
-from autosbp.search._cuts import Places, cut
-from autosbp.search._layouts import LayoutProblems, Space, Structure, fullest_stage
-from autosbp.search._space_solver import Tally
-from autosbp.search._stage_meshes import stage_meshes
-from autosbp.search._strategy import strategy_of
-from autosbp.search._unfold import unfold
-from autosbp.search._views import mesh_views
-from autosbp.search._weights import AS_USED, FASTEST, STEP, USE
-from autosbp.search.pinned import Pins
 from autosbp.search.planner import Planner
+from autosbp.search.problem.build import ProblemBuilder
+from autosbp.search.problem.pinned import Pins
+from autosbp.search.problem.strategy import strategy_of
+from autosbp.search.problem.unfold import unfold
+from autosbp.search.problem.views import mesh_views
+from autosbp.search.problem.weights import AS_USED, FASTEST, STEP, USE
+from autosbp.search.space.space_solver import Tally
+from autosbp.search.stages.cuts import Places, cut
+from autosbp.search.stages.layouts import LayoutProblems, Space, Structure, fullest_stage
+from autosbp.search.stages.stage_meshes import stage_meshes
 from tests.executor.pipeline.strategies import LAYOUTS, pipelined
 from tests.executor.pipeline.strategies import SCHEDULES as TRIED
 

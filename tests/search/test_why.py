@@ -12,8 +12,8 @@ from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, 
 from autosbp.errors import InputError
 from autosbp.search import SearchOptions
 from autosbp.search._base import Edge, SearchProblem
-from autosbp.search._elimination import min_marginals
-from autosbp.search._exhaustive import exhaustive
+from autosbp.search.searchers.elimination import min_marginals
+from autosbp.search.searchers.exhaustive import exhaustive
 from autosbp.search.why import MAX_OPS, OpAlternatives
 
 

@@ -115,7 +115,9 @@ def test_they_go_when_they_are_old(tmp_path: Path, place: str) -> None:
                 assert file.read() == WANTED[name]
 
 
-@pytest.mark.parametrize("instead", [lambda _place: None, Path.touch, Path.mkdir], ids=["nothing", "a file", "a folder"])
+@pytest.mark.parametrize(
+    "instead", [lambda _place: None, Path.touch, Path.mkdir], ids=["nothing", "a file", "a folder"]
+)
 def test_what_a_job_leaves_while_the_store_is_gone_is_kept_when_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, instead: Callable[[Path], None]
 ) -> None:

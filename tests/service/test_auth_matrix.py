@@ -286,7 +286,11 @@ def test_the_interface_shows_a_tenant_nothing_of_another(
         assert own and not own & others
     strangers = [
         locked.get("/v1/audit", params={"strangers": True}, headers=bearer(key_of(locked, tenant, *scopes))).status_code
-        for tenant, scopes in (("theirs", ()), (DEFAULT_TENANT, ("read", "search", "trial", "calibrate")), (DEFAULT_TENANT, ()))
+        for tenant, scopes in (
+            ("theirs", ()),
+            (DEFAULT_TENANT, ("read", "search", "trial", "calibrate")),
+            (DEFAULT_TENANT, ()),
+        )
     ]
     assert strangers == [403, 403, 200]
     seen, total = (

@@ -21,7 +21,9 @@ def check(service: Served, folder: Path, num_examples: int, phases: tuple[str, .
     found = attack(service, folder, SEED, num_examples, phases)
     assert not found["failures"] and not found["errors"], found["output"]
     assert {phase["status"] for phase in found["phases"].values()} == {"success"} and found["complete"], found["output"]
-    assert (found["5xx"], found["violations"]) == (0, 0) and all(phase["requests"] for phase in found["phases"].values())
+    assert (found["5xx"], found["violations"]) == (0, 0) and all(
+        phase["requests"] for phase in found["phases"].values()
+    )
     assert found["operations"] >= 38
     assert found["cases"] >= at_least
     assert not found["logged_errors"], service.log.read_text()

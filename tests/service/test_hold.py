@@ -76,7 +76,9 @@ def test_a_refused_service_and_the_command_line_leave_the_schema_of_a_running_on
     database.close()
 
 
-def test_the_command_line_makes_a_servers_database_but_leaves_one_of_an_earlier_release_as_it_is(tmp_path: Path) -> None:
+def test_the_command_line_makes_a_servers_database_but_leaves_one_of_an_earlier_release_as_it_is(
+    tmp_path: Path,
+) -> None:
     with Postgres(programs()) as postgres:
         url = postgres.database()
         there = ("--database", url)
@@ -119,5 +121,8 @@ def test_a_database_of_a_newer_release_is_refused_in_a_line(tmp_path: Path) -> N
         migrate(database)
     server = Server(tmp_path)
     assert server.end()[0] == 2
-    for said in (keys(tmp_path, "list").stderr, "".join(line for line in server.log if line[:5] not in ("INFO:", "WARNI"))):
+    for said in (
+        keys(tmp_path, "list").stderr,
+        "".join(line for line in server.log if line[:5] not in ("INFO:", "WARNI")),
+    ):
         assert said.count("\n") == 1 and "9999" in said and "newer release" in said

@@ -33,7 +33,9 @@ def test_a_service_that_has_searched_and_measured_has_left_nothing_that_others_c
         job = client.wait(client.search(model, cluster, options=documents.OPTIONS))
         assert client.wait(client.trial(job.result["strategy_id"], steps=2)).state == "succeeded"
         assert open_to_others(tmp_path / "new") == []
-        assert {"autosbp.db", "autosbp.db-wal", "jobs.db", "trials", "artifacts"} <= {each.name for each in data.iterdir()}
+        assert {"autosbp.db", "autosbp.db-wal", "jobs.db", "trials", "artifacts"} <= {
+            each.name for each in data.iterdir()
+        }
 
 
 def test_what_earlier_releases_left_open_is_closed_at_the_start(

@@ -351,7 +351,8 @@ def test_a_worker_begins_what_was_accepted_before_any_worker_was_there(postgres:
     database = Database(postgres.database())
     database.upgrade()
     serving, working = (
-        DurableRunner(database, KINDS, tmp_path, RunnerOptions(QueueLimits(4, 4), works=works)) for works in (False, True)
+        DurableRunner(database, KINDS, tmp_path, RunnerOptions(QueueLimits(4, 4), works=works))
+        for works in (False, True)
     )
     with database.write() as session:
         job_id = serving.submit(session, "echo", {}).id

@@ -32,7 +32,7 @@ class Told:
 def test_the_best_step_that_is_told_only_falls_and_is_the_plans(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, int]
 ) -> None:
-    monkeypatch.setattr("autosbp.search._run.PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("autosbp.search.searchers.run.PROGRESS_INTERVAL_S", 0.0)
     inputs: dict[str, Any] = {"graph": documents.graph(), "cluster": documents.cluster(), "calibration": None}
     told = Told()
     found = tasks.search({**inputs, "options": {**documents.OPTIONS, "memory_limit_bytes": 4_500_000}, **more}, told)

@@ -144,7 +144,9 @@ def test_only_a_trusted_proxy_says_where_a_request_is_from(tmp_path: Path, proxi
     settings = {"require_keys": True, "wrong_keys_burst": 3, "trusted_proxies": proxies}
     with Server(tmp_path / "data", **settings) as server:
         answers = [
-            httpx.get(f"{server.url}/v1/models", headers={"x-forwarded-for": f"203.0.113.{number}, 10.0.0.1"}).status_code
+            httpx.get(
+                f"{server.url}/v1/models", headers={"x-forwarded-for": f"203.0.113.{number}, 10.0.0.1"}
+            ).status_code
             for number in range(6)
         ]
         assert (answers[0], answers[-1]) == (401, last)

@@ -14,11 +14,11 @@ from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipel
 from autosbp.plan import Strategy
 from autosbp.sbp.storage import store_split
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._assembly import Allowed
-from autosbp.search._baselines import Roles
-from autosbp.search._build import ProblemBuilder
-from autosbp.search._clusters import OpCluster
-from autosbp.search._strategy import strategy_of
+from autosbp.search.problem.assembly import Allowed
+from autosbp.search.problem.baselines import Roles
+from autosbp.search.problem.build import ProblemBuilder
+from autosbp.search.problem.clusters import OpCluster
+from autosbp.search.problem.strategy import strategy_of
 
 MICRO = 4
 SCHEDULES = ((GPIPE, 1), (ONE_F_ONE_B, 1), (INTERLEAVED, 2), (ZERO_BUBBLE, 1), (ZERO_BUBBLE, 2))

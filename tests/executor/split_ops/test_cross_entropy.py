@@ -12,9 +12,9 @@ from autosbp.executor.training import random_batch
 from autosbp.plan import Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search._build import ProblemBuilder
-from autosbp.search._clusters import OpCluster
-from autosbp.search._strategy import strategy_of
+from autosbp.search.problem.build import ProblemBuilder
+from autosbp.search.problem.clusters import OpCluster
+from autosbp.search.problem.strategy import strategy_of
 from autosbp.testing.virtual import plain_mesh
 from autosbp.testing.virtual_program import check_strategy
 from tests.executor.split_ops.heads import classification

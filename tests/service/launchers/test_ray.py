@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[3]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("ray") is None and not os.environ.get("CI"), reason="Ray is not installed: autosbp[ray]"
+        importlib.util.find_spec("ray") is None and not os.environ.get("CI"),
+        reason="Ray is not installed: autosbp[ray]",
     ),
 ]
 

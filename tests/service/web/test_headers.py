@@ -15,7 +15,15 @@ from tests.service.conftest import running
 from tests.service.endpoints import endpoints
 from tests.service.web.conftest import FORM, HTML
 
-_BRACKETS = (b"http://[", b"http://[::1", b"http://]/", b"//[x", b"http://a:b:c", b"http://a:99999999999", b"http://\xff\xfe")
+_BRACKETS = (
+    b"http://[",
+    b"http://[::1",
+    b"http://]/",
+    b"//[x",
+    b"http://a:b:c",
+    b"http://a:99999999999",
+    b"http://\xff\xfe",
+)
 _LISTS = (b"", b",", b";", b"=", b'"', b"*", b"\xff\x80", b"a" * 6000, b"text/html;q=[", b"*/*;q=1e999", b"de;q=-1,,;")
 _NASTY: dict[str, tuple[bytes, ...]] = {
     "origin": (*_BRACKETS, b"", b"null", b"a" * 6000),
@@ -27,7 +35,18 @@ _NASTY: dict[str, tuple[bytes, ...]] = {
     "range": (b"bytes=", b"bytes=5-1", b"bytes=0-" + b"9" * 5000, b"bytes=-", b"[", b"\xff"),
     "if-none-match": (b'W/"', b'"', *_LISTS),
     "if-modified-since": (b"[", b"Thu, 99 Foo 99999 99:99:99 GMT", b"\xff"),
-    "host": (b"[", b"]", b"[::1", b"a:b:c", b"localhost:", b"localhost:99999999", b"\xff\xfe", b"http://[", b"a/b?c#d", b""),
+    "host": (
+        b"[",
+        b"]",
+        b"[::1",
+        b"a:b:c",
+        b"localhost:",
+        b"localhost:99999999",
+        b"\xff\xfe",
+        b"http://[",
+        b"a/b?c#d",
+        b"",
+    ),
     "sec-fetch-site": (b"", b"[", b"\xff"),
     "hx-request": (b"true", b"[", b"\xff"),
     "content-type": (b"", b"[", b"multipart/form-data", b"multipart/form-data; boundary=\xff", b"text/html; charset=["),
@@ -101,7 +120,20 @@ def test_signing_in_to_go_on_to_what_is_no_address_is_a_page(service: TestClient
 
 def test_no_query_makes_a_page_fail(service: TestClient) -> None:
     values = ("%ff", "%00", "[", "%5b", "-1", "9" * 400, "a" * 3000, "%0d%0a", "&&=&;", "null", "1e999")
-    names = ("following", "cursor", "limit", "a", "b", "source", "searcher", "state", "kind", "at", "model_id", "unknown")
+    names = (
+        "following",
+        "cursor",
+        "limit",
+        "a",
+        "b",
+        "source",
+        "searcher",
+        "state",
+        "kind",
+        "at",
+        "model_id",
+        "unknown",
+    )
     wrong = []
     for path in sorted({path for method, path in _pages(service) if method == "GET"}):
         for value in values:

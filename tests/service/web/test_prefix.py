@@ -153,5 +153,3 @@ def test_what_is_no_path_is_refused(bad: str) -> None:
 def test_a_path_that_begins_as_the_services_own_is_refused(tmp_path: Path, own: str) -> None:
     with pytest.raises(InputError, match="root_path"):
         create_app(Settings(data_dir=tmp_path, root_path=own))
-
-

@@ -1,0 +1,170 @@
+"""A bound on the steps of a pipeline whose stages need not be alike, without the memory limit.
+
+The p stages of a step of T seconds work and wait p T seconds at the most. All work is in there, m microbatches and what
+happens once. On top come what stages wait for each other (``bounds.bubble``), and, for a schedule with v chunks a stage,
+messages of m microbatches over v p - 1 different cuts, forward and back, where stages wait for them.
+
+No stage has more of a microbatch than T / m seconds, so that some stages cannot have little of it, however the model is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.errors import InfeasibleError
+from autosbp.pipeline import ZERO_BUBBLE
+from autosbp.search.bounds.bubble import bubble_s, waits_of
+from autosbp.search.bounds.dealing import least_messages_s, work_between
+from autosbp.search.bounds.sends import IN_TURN, Sends
+from autosbp.search.bounds.stage_costs import Part
+from autosbp.search.problem.clusters import OpCluster
+from autosbp.search.stages.crossings import computed
+from autosbp.search.stages.layouts import LayoutProblems, Structure
+from autosbp.search.stages.pipelines import shapes
+
+Floats = NDArray[np.float64]
+ROUNDING = 1e-9
+BISECTIONS = 30
+MOST_PLACES, MOST_CHUNKS = 400, 64
+"""For cuts, and of a schedule: where there are more, the smallest messages are taken."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Of one sample: the least ``passes_s`` of all variables together, boxing included; and what each takes at the least
+    forward, backward, and backward without what may be put off. Of a step: what happens once. ``between_s`` is the least work
+    between any two places for cuts, where any op may be one."""
+
+    passes_s: float
+    forward: _Share
+    backward: _Share
+    lean: _Share
+    once_s: float
+    between_s: Floats | None
+
+
+class _Share:
+    """What variables take of their least seconds in passes of one kind."""
+
+    def __init__(self, own: Floats, seconds: Floats) -> None:
+        order = np.argsort(-own / np.maximum(seconds, 1e-30))
+        zero = np.zeros(1)
+        # Of variables that have most of it to their seconds, ever more of them.
+        self._seconds, self._own = (np.concatenate([zero, np.cumsum(each[order])]) for each in (seconds, own))
+
+    def least(self, size: int, room: Floats) -> tuple[float, Floats]:
+        """Of a microbatch of a size: of all variables, and of those of 1, 2, ... of the stages, where as many others have
+        room for so many seconds, of a part of a variable, too."""
+        whole = float(self._own[-1])
+        others = np.interp(room[::-1] / size, self._seconds, self._own)
+        return size * whole, size * np.maximum(whole - others, 0.0)
+
+
+class WaitBounds:
+    """Bounds of a structure by the sizes of its microbatches, largest first."""
+
+    def __init__(
+        self,
+        problems: LayoutProblems,
+        structure: Structure,
+        sizes: Sequence[int],
+        storage: str,
+        schedules: tuple[str, ...],
+    ) -> None:
+        self.problems, self.structure, self.sizes = problems, structure, sizes
+        self.storage, self.schedules = storage, schedules
+        self._sends = Sends(problems, structure, sizes[0])
+        self._models: dict[int, _Model | None] = {}
+
+    def raised(
+        self, searched: Sequence[float], worked: Sequence[float], level: float, out_of_time: Callable[[], bool]
+    ) -> list[float]:
+        """Bounds of work that is dealt out evenly, with waits and messages, up to a level. Those that were ``searched`` have of
+        what happens once the part of a step that no stage waits (``SpaceSolver._working``), those that are ``worked`` all."""
+        found, stages = [*map(max, searched, worked)], self.structure.stages
+        for at, size in enumerate(self.sizes):
+            if found[at] < level and not out_of_time() and (model := self._model(size)) is not None:
+                count = self.problems.global_batch // size
+                once_s = (stages - 1) / (count + stages - 1) * model.once_s
+                work_s = max(stages * searched[at] + once_s, stages * worked[at])
+                found[at] = max(found[at], self._least(model, size, work_s, level))
+        return found
+
+    def _least(self, model: _Model, size: int, work_s: float, level: float) -> float:
+        """The least step of microbatches of a size, not above ``level``; ``work_s`` is what all stages work, at the least."""
+        if self._step_s(model, size, work_s, level) >= level:
+            return level
+        low, high = 0.0, level
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._step_s(model, size, work_s, middle) >= middle else (low, middle)
+        return low
+
+    def _step_s(self, model: _Model, size: int, work_s: float, level: float) -> float:
+        """What a step takes, at the least, if it takes no more than ``level``."""
+        stages = self.structure.stages
+        count = self.problems.global_batch // size
+        room = level / count * np.arange(1.0, stages)  # of one microbatch, in so many stages
+        forward, backward, lean = (each.least(size, room) for each in (model.forward, model.backward, model.lean))
+        passes_s = model.passes_s * self.problems.global_batch
+        least = np.inf
+        for shape in shapes(stages, count, self.schedules):
+            if stages * shape.virtual > self._sends.most_chunks:
+                continue
+            back = lean if shape.schedule == ZERO_BUBBLE else backward
+            spent = max(bubble_s(waits, work_s, passes_s, count, forward, back) for waits in waits_of(shape, stages))
+            sent = max(spent + self._sends.least_s(shape, count), stages * self._sends.busiest_s(shape))
+            if sent < stages * level and model.between_s is not None and stages * shape.virtual <= MOST_CHUNKS:
+                # The smallest messages may be where no stage could make use of them.
+                between_s, cuts = self.problems.global_batch * model.between_s, self._sends.cuts(shape, count)
+                in_turn = count if shape.schedule in IN_TURN else 0
+                sent = max(sent, spent + least_messages_s(between_s, cuts, level, in_turn))
+            least = min(least, sent)
+        return float(least * (1 - ROUNDING)) / stages
+
+    def _model(self, size: int) -> _Model | None:
+        """None where a microbatch does not split evenly."""
+        if size not in self._models:
+            self._models[size] = None
+            with suppress(InfeasibleError):
+                self._models[size] = self._model_of(size)
+        return self._models[size]
+
+    def _model_of(self, size: int) -> _Model:
+        problems = self.problems
+        built = problems.stage_problem(self.structure, size, (self.storage,), again=False)
+        assert built.detail is not None
+        copies, parts = problems.copies(built.clusters), built.detail.parts[: len(built.clusters)]
+        zero = np.zeros(1)
+        stored = [part.stored[0] if part.stored else None for part in parts]
+        passes = [
+            float((part.seconds - (zero if own is None else own.seconds)).min())
+            for part, own in zip(parts, stored, strict=True)
+        ]
+        once = [0.0 if own is None else float((own.seconds - own.often).min()) for own in stored]
+        seconds = np.maximum(np.array(passes), 0.0) / problems.global_batch
+        columns = np.array([(part.forward_s, part.backward_s, part.backward_s - part.put_off_s) for part in parts]).T
+        forward, backward, lean = (np.repeat(np.minimum(each / size, seconds), copies) for each in columns)
+        seconds = np.repeat(seconds, copies)
+        passes_s = float(seconds.sum())
+        if self.problems.folding is None:
+            whole = Part(built, range(built.problem.num_variables), self.problems.global_batch // size)
+            passes_s = passes_s if whole.is_huge else max(passes_s, whole.shortest_s / size)
+        of_forward, of_backward, of_lean = (_Share(each, seconds) for each in (forward, backward, lean))
+        between_s = self._between_s(built.clusters, seconds) if problems.folding is None else None
+        return _Model(passes_s, of_forward, of_backward, of_lean, float(np.dot(once, copies)), between_s)
+
+    def _between_s(self, clusters: Sequence[OpCluster], seconds: Floats) -> Floats | None:
+        nodes = computed(self.problems.bound(self.sizes[0]))
+        if len(self._sends.places) > MOST_PLACES:
+            return None
+        at = {node.name: place for place, node in enumerate(nodes)}
+        inside = [[at[node.name] for node in cluster.nodes if node.name in at] for cluster in clusters]
+        known = [place for place, each in enumerate(inside) if each]
+        first, last = ([kind(inside[place]) for place in known] for kind in (min, max))
+        return work_between(first, last, seconds[known], self._sends.places, len(nodes))

@@ -1,0 +1,300 @@
+"""Domains and unary costs of op clusters, as arrays over every combination of axis options (vectorised)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
+from autosbp.costmodel.memory import saved_inputs, saves_output, workspace_bytes
+from autosbp.costmodel.pipelined import WEIGHTS_SHARE
+from autosbp.costmodel.split_ops import internal_collectives
+from autosbp.costmodel.synchronisation import shared_message_bytes
+from autosbp.graph.ir import LogicalGraph, Node, Ref
+from autosbp.plan import BUCKET_BYTES
+from autosbp.sbp.deferral import LINEAR
+from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.placement import I, NdSbp, Sbp
+from autosbp.sbp.rules import sharding_of
+from autosbp.search.problem.clusters import OpCluster
+from autosbp.search.problem.parameters import ParameterCosts, Stored, none_stored
+from autosbp.search.problem.weights import AS_USED, Weights
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """All values of one cluster class on one mesh. ``rows[i, axis]`` is the option that value i gives the axis."""
+
+    cluster: OpCluster
+    mesh: Mesh
+    rows: Rows
+
+    def layout(self, value: int, states: Sequence[Sbp]) -> NdSbp:
+        """The layout that ``value`` gives a tensor whose per-option states are these."""
+        return tuple(states[option] for option in self.rows[value])
+
+    def split_product(self, splits: Sequence[bool]) -> Floats:
+        """Per value, the product of the sizes of the axes whose option splits."""
+        sizes = np.array([axis.size for axis in self.mesh.axes], dtype=np.float64)
+        product_: Floats = np.where(np.array(splits, dtype=bool)[self.rows], sizes, 1.0).prod(axis=1)
+        return product_
+
+
+def make_domain(cluster: OpCluster, mesh: Mesh, allowed: Callable[[int, int], bool] | None = None) -> Domain:
+    """Every combination of options in which all splits are even; ``allowed(axis, option)`` restricts it (baselines)."""
+    choices = [
+        [option for option in range(len(cluster.options)) if allowed is None or allowed(axis, option)]
+        for axis in range(mesh.ndim)
+    ]
+    rows = np.array(list(product(*choices)), dtype=np.int64).reshape(prod(map(len, choices)), mesh.ndim)
+    keep = np.ones(len(rows), dtype=bool)
+    sizes = np.array([axis.size for axis in mesh.axes], dtype=np.int64)
+    for option, extent in enumerate(cluster.sizes):
+        if extent:
+            parts = np.where(rows == option, sizes, 1).prod(axis=1)
+            keep &= extent % parts == 0
+    return Domain(cluster, mesh, rows[keep])
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCosts:
+    """Per value of a variable: weighted seconds and bytes of a step; of these the bytes that a microbatch ``kept``, less what
+    another variable may count, too, and what its parameters take, ``stored`` in one way or another; and, without weights, the
+    least seconds of the ops' ``forward_s`` and ``backward_s``, of which those of the latter that a schedule may put off."""
+
+    seconds: Floats
+    memory: NDArray[np.int64]
+    kept: Floats
+    stored: tuple[Stored, ...]
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    put_off_s: float = 0.0
+
+
+class UnaryCosts:
+    """Seconds and bytes of each value of a domain: compute, internal collectives, parameters, activations."""
+
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        compute: ComputeModel,
+        boxing: BoxingModel,
+        optimizer: str,
+        num_micro: int,
+        weights: Weights | None = None,
+        storage: str = AS_USED,
+        message: int | None = None,
+        again: Collection[str] = (),
+        handed: Collection[Ref] = (),
+        *,
+        offload: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
+        others: Sequence[str] = (),
+    ) -> None:
+        self.graph, self.compute, self.boxing = graph, compute, boxing
+        self.again, self.handed = again, handed
+        self.num_micro, self.weights = num_micro, weights or Weights(float(num_micro))
+        self.nodes = {node.name: node for node in graph.nodes}
+        self.trained = frozenset(leaf.name for leaf in graph.trained)
+        self.highs = {leaf.name: leaf.high for leaf in graph.inputs}
+        message = shared_message_bytes(graph, bucket_bytes) if message is None else message
+        self.ways = [
+            ParameterCosts(
+                compute, boxing, optimizer, num_micro, self.weights, way, message,
+                offload=offload, bucket_bytes=bucket_bytes,
+            )
+            for way in (storage, *others)
+        ]  # fmt: skip
+        self.stores = self.ways[0]
+
+    def of(self, domain: Domain, own: frozenset[str], shared_reads: frozenset[Ref]) -> ValueCosts:
+        """Costs of each value. ``own`` are parameters that only this cluster reads; ``shared_reads``
+        are boxed tensors whose memory another variable carries."""
+        weights = self.weights
+        seconds = np.zeros(len(domain.rows))
+        kept, twice = np.zeros((2, len(domain.rows)))
+        stored = [none_stored(len(domain.rows)) for _ in self.ways]
+        saved: set[tuple[Ref, tuple[Sbp, ...]]] = set()
+        forward_s = backward_s = put_off_s = 0.0
+        for at, node in enumerate(domain.cluster.nodes):
+            ahead, back = self._compute_s(domain, node, at)
+            seconds += (2 if node.name in self.again else 1) * ahead + back
+            forward_s += float(ahead.min())
+            backward_s += float(back.min())
+            put_off_s += WEIGHTS_SHARE * float(back.min()) * (node.op == LINEAR)
+            seconds += self._internal_s(domain, node, at)
+            weight = weights.working if node.name in self.again else weights.kept
+            for ref, states in self._saved(domain.cluster, node, shared_reads):
+                if (ref, states) not in saved:
+                    saved.add((ref, states))
+                    size = weight * self._local_bytes(domain, ref, states)
+                    kept += size
+                    twice += size * (ref.name != node.name and self.kept_by_maker(ref))
+            if node.rule and self.graph.rules[node.rule].workspace:
+                kept += weight * self._workspace_bytes(domain, node)
+            for ref in (Ref(node.name, index) for index in range(len(node.outputs) if self.handed else 0)):
+                if ref in self.handed:
+                    kept += weights.handed * self._local_bytes(domain, ref, domain.cluster.output_states(ref))
+            for position, ref in enumerate(node.refs()):
+                if ref.name in own:
+                    states = domain.cluster.input_states(node.name, position)
+                    meta, trains = self.graph.meta(ref), ref.name in self.trained
+                    stored = [
+                        before.plus(way.of(meta, trains, domain.rows, states))
+                        for way, before in zip(self.ways, stored, strict=True)
+                    ]
+            if node.name == self.graph.loss.name:
+                seconds += self._loss_s(domain)
+        total = weights.micro * seconds + stored[0].seconds
+        memory = np.ceil(kept + stored[0].memory).astype(np.int64)
+        return ValueCosts(total, memory, kept - twice, tuple(stored), forward_s, backward_s, put_off_s)
+
+    def kept_by_maker(self, ref: Ref) -> bool:
+        """Whether an op keeps what it makes, of which this is a view: it need not be there a second time."""
+        node = self.nodes.get(ref.name)
+        while node is not None and sharding_of(self.graph, node).free:
+            node = next((self.nodes[source.name] for source in node.refs() if source.name in self.nodes), None)
+        return node is not None and saves_output(self.graph, node)
+
+    def _local_bytes(self, domain: Domain, ref: Ref, states: Sequence[Sbp]) -> Floats:
+        return self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
+
+    def _workspace_bytes(self, domain: Domain, node: Node) -> Floats:
+        """What is kept beside tensors of the graph, of the local sizes of inputs."""
+        metas = [self.graph.meta(ref) for ref in node.refs()]
+        states = [domain.cluster.input_states(node.name, position) for position in range(len(metas))]
+        dims = [[sbp.dim if sbp.is_split else -1 for sbp in each] for each in states]
+        sizes = [axis.size for axis in domain.mesh.axes]
+        found = [
+            workspace_bytes(
+                self.graph,
+                node,
+                [_local(meta.sizes, [own[at] for at in row], sizes) for meta, own in zip(metas, dims, strict=True)],
+            )
+            for row in domain.rows
+        ]
+        return np.array(found, dtype=np.float64)
+
+    def parameter(self, rows: Rows, states: Sequence[Sbp], ref: Ref) -> Stored:
+        """Costs of a parameter used, and stored, in ``states``, see ``ParameterCosts.of``."""
+        return self.stores.of(self.graph.meta(ref), ref.name in self.trained, rows, states, AS_USED)
+
+    def _compute_s(self, domain: Domain, node: Node, at: int) -> tuple[Floats, Floats]:
+        """Of forward and of backward."""
+        sharding = sharding_of(self.graph, node)
+        if sharding.free:
+            return np.zeros(len(domain.rows)), np.zeros(len(domain.rows))
+        cluster = domain.cluster
+        work = domain.split_product([option[at].divides for option in cluster.options])
+        work /= 2 - 1 / domain.split_product([option[at].skewed for option in cluster.options])
+        touched = np.zeros(len(domain.rows))
+        for position, ref in enumerate(node.refs()):
+            states = cluster.input_states(node.name, position)
+            touched += self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
+        for index, meta in enumerate(node.outputs):
+            states = cluster.output_states(Ref(node.name, index))
+            touched += meta.num_bytes / domain.split_product([sbp.is_split for sbp in states])
+        forward, backward = self.compute.roofline_s(node.op, node.outputs[0].dtype, sharding.flops / work, touched)
+        if self.compute.measured:
+            times = [self.compute.measured.get(key) for key in self.op_keys(domain, node, at)]
+            known = np.array([time is not None for time in times])
+            forward = np.where(known, [0.0 if time is None else time.forward_s for time in times], forward)
+            backward = np.where(known, [0.0 if time is None else time.backward_s for time in times], backward)
+        return forward, backward
+
+    def op_keys(self, domain: Domain, node: Node, at: int) -> list[str]:
+        """The timed op of each value (``costmodel.compute.op_key``); ``""`` where a split implementation runs instead."""
+        cluster, graph = domain.cluster, self.graph
+        refs = list(node.refs())
+        metas = [graph.meta(ref) for ref in refs]
+        in_parts = [
+            [[sbp.dim if sbp.is_split else -1 for sbp in cluster.input_states(node.name, position)]]
+            for position in range(len(refs))
+        ]
+        out_states = cluster.output_states(Ref(node.name))
+        dtypes = [meta.dtype for meta in metas]
+        grads = [graph.has_gradient(ref) for ref in refs]
+        highs = [_high(graph, ref) for ref in refs]
+        sizes = [axis.size for axis in domain.mesh.axes]
+        cache: dict[tuple[object, ...], str] = {}
+        divided = [option[at].divided for option in cluster.options]
+        keys = []
+        for row in domain.rows:
+            ins = tuple(
+                _local(meta.sizes, [in_parts[position][0][option] for option in row], sizes)
+                for position, meta in enumerate(metas)
+            )
+            out = _local(
+                node.outputs[0].sizes,
+                [out_states[option].dim if out_states[option].is_split else -1 for option in row],
+                sizes,
+            )
+            split = any(cluster.options[option][at].implemented for option in row)
+            paths = tuple((path, size) for option, size in zip(row, sizes, strict=True) for path in divided[option])
+            if (ins, out, split, paths) not in cache:
+                bounds = [
+                    None if high is None else min(high, ins[0][0]) if "embedding" in node.op else high for high in highs
+                ]
+                local = with_divided(node, paths)
+                cache[ins, out, split, paths] = "" if split else op_key(local, ins, out, dtypes, grads, bounds)
+            keys.append(cache[ins, out, split, paths])
+        return keys
+
+    def _internal_s(self, domain: Domain, node: Node, at: int) -> Floats:
+        options = [option[at] for option in domain.cluster.options]
+        splits = [option.implemented for option in options]
+        seconds = np.zeros(len(domain.rows))
+        if not any(splits):
+            return seconds
+        mesh, network = domain.mesh, self.boxing.network
+        for value in np.nonzero(np.array(splits)[domain.rows].any(axis=1))[0]:
+            choices = [options[option] for option in domain.rows[value]]
+            for call in internal_collectives(self.graph, node, choices, mesh):
+                twice = 2 if call.phase == "forward" and node.name in self.again else 1
+                seconds[value] += twice * network.time_s(call.kind, call.num_bytes, mesh.group_shape(call.axes))
+        return seconds
+
+    def _saved(self, cluster: OpCluster, node: Node, shared: frozenset[Ref]) -> list[tuple[Ref, tuple[Sbp, ...]]]:
+        refs = list(node.refs())
+        kept = [
+            (refs[position], cluster.input_states(node.name, position))
+            for position in saved_inputs(self.graph, node)
+            if position < len(refs)
+            and refs[position].name not in self.graph.parameter_names
+            and refs[position] not in shared
+            and refs[position].name in self.graph.computed
+        ]
+        if saves_output(self.graph, node):
+            kept.append((Ref(node.name), cluster.output_states(Ref(node.name))))
+        return kept
+
+    def _loss_s(self, domain: Domain) -> Floats:
+        meta = self.graph.meta(self.graph.loss)
+        table = self.boxing.table(meta.sizes, meta.num_bytes, True)
+        states = domain.cluster.output_states(self.graph.loss)
+        target = [I] * len(states)
+        return table.between(table.ids(states, domain.rows), table.ids(target, domain.rows))
+
+
+def _local(shape: tuple[int, ...], dims: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    local = list(shape)
+    for dim, size in zip(dims, sizes, strict=True):
+        if dim >= 0:
+            local[dim] //= size
+    return tuple(local)
+
+
+def _high(graph: LogicalGraph, ref: Ref) -> int | None:
+    """An exclusive bound of an integer tensor, for timing ops that index with it."""
+    if graph.meta(ref).is_float or graph.meta(ref).dtype == "bool":
+        return None
+    return max((leaf.high for leaf in graph.inputs if leaf.high is not None), default=1)

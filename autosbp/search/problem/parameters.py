@@ -1,0 +1,230 @@
+"""What a parameter costs a search: once a step its gradient's way, its optimizer step and its copies; and its bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.memory import state_bytes_per_element
+from autosbp.costmodel.offload import optimizer_s
+from autosbp.graph.ir import TensorMeta
+from autosbp.plan import BUCKET_BYTES
+from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
+from autosbp.sbp.storage import gathering, split_dim
+from autosbp.search.problem.weights import AS_USED, CHEAPEST, FASTEST, USE, Weights
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Weighted seconds of a step, bytes, and those of gradients among them; and the seconds that pass ``often``, with every
+    microbatch, among all."""
+
+    seconds: Floats
+    memory: Floats
+    gradients: Floats
+    often: Floats
+
+    def plus(self, other: Stored) -> Stored:
+        """Of both."""
+        return Stored(
+            self.seconds + other.seconds, self.memory + other.memory, self.gradients + other.gradients,
+            self.often + other.often,
+        )  # fmt: skip
+
+
+def none_stored(count: int) -> Stored:
+    """Of so many values, of nothing."""
+    return Stored(*np.zeros((4, count)))
+
+
+class ParameterCosts:
+    """Seconds per step and bytes of parameters in many layouts at once.
+
+    Args:
+        storage: ``as_used``; ``step`` or ``use``: B axes of a layout are split in storage where one all-gather brings the
+            parameter together (``sbp.storage``), once a step or twice a microbatch; ``fastest``: the faster of ``as_used``
+            and ``step``; ``cheapest``: of all the least seconds and the least bytes, each for itself, which no strategy
+            goes below.
+        offload: optimizer state is on the host.
+        bucket_bytes: the most that gradients are reduced in together.
+    """
+
+    def __init__(
+        self,
+        compute: ComputeModel,
+        boxing: BoxingModel,
+        optimizer: str,
+        num_micro: int,
+        weights: Weights,
+        storage: str,
+        message: int,
+        *,
+        offload: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self.bucket_bytes = bucket_bytes
+        self.compute, self.boxing, self.optimizer, self.offload = compute, boxing, optimizer, offload
+        self.num_micro, self.weights, self.storage, self.message = num_micro, weights, storage, message
+        self._apart_of: dict[tuple[TensorMeta, NdSbp], bool] = {}
+
+    def of(
+        self, meta: TensorMeta, trained: bool, rows: Rows, states: Sequence[Sbp], storage: str | None = None
+    ) -> Stored:
+        """Of a parameter used in ``states[rows[i, axis]]``, stored as ``storage`` says where it is given. A frozen one has its
+        bytes alone."""
+        storage = storage or self.storage
+        mesh, weights = self.boxing.mesh, self.weights
+        widths = np.array([axis.size for axis in mesh.axes], dtype=np.float64)
+        split = np.array([sbp.is_split for sbp in states], dtype=bool)[rows]
+        local = meta.num_bytes / np.where(split, widths, 1.0).prod(axis=1)
+        if not trained:
+            none = np.zeros(len(rows))
+            return Stored(none, weights.state * local, none, none)
+        seconds, memory = self._as_used(meta, local, rows, states)
+        gradients, often = local, np.zeros(len(rows))
+        if storage != AS_USED:
+            parts, copied_s = self._parts(meta, rows, states)
+            apart_s, apart = self._apart(meta, local, parts, copied_s, rows, states)
+            if storage == CHEAPEST:
+                seconds, memory = np.minimum(seconds, apart_s), np.minimum(memory, apart)
+            else:
+                chosen = (parts > 1) & ((storage != FASTEST) | (apart_s < seconds))
+                seconds, memory = np.where(chosen, apart_s, seconds), np.where(chosen, apart, memory)
+                copies = 0.0 if storage == USE else local
+                gradients = np.where(chosen, local / parts + copies, gradients)
+                if storage == USE:
+                    once_s = weights.once * self._optimizer_s(local / parts)
+                    often = np.where(chosen, apart_s - once_s, often)
+        return Stored(seconds, weights.state * memory, weights.state * gradients, often)
+
+    def splits(self, meta: TensorMeta, used: NdSbp) -> bool:
+        """Whether a trained parameter that is used so is stored apart."""
+        if (meta, used) not in self._apart_of:
+            self._apart_of[meta, used] = self._splits(meta, used)
+        return self._apart_of[meta, used]
+
+    def _splits(self, meta: TensorMeta, used: NdSbp) -> bool:
+        if self.storage == AS_USED or split_dim(meta.sizes, used, self.boxing.mesh) is None:
+            return False
+        if self.storage != FASTEST:
+            return True
+        rows = np.arange(len(used), dtype=np.int64)[None, :]
+        widths = [axis.size for axis, sbp in zip(self.boxing.mesh.axes, used, strict=True) if sbp.is_split]
+        local = np.array([meta.num_bytes / prod(widths)])
+        apart_s, _ = self._apart(meta, local, *self._parts(meta, rows, used), rows, used)
+        return bool(apart_s[0] < self._as_used(meta, local, rows, used)[0][0])
+
+    def gathered_s(self, meta: TensorMeta, used: NdSbp) -> float:
+        """Seconds of bringing a parameter together for its use, and its gradient back, once a step, where storage splits
+        it over the axes on which it is B; infinite where it does not."""
+        rows = np.arange(len(used), dtype=np.int64)[None, :]
+        parts, copied_s = self._parts(meta, rows, used)
+        if parts[0] == 1:
+            return math.inf
+        widths = [axis.size for axis, sbp in zip(self.boxing.mesh.axes, used, strict=True) if sbp.is_split]
+        local = np.array([meta.num_bytes / prod(widths)])
+        return float(
+            copied_s[0] + sum(self._over_b(kind, local, rows, used)[0] for kind in ("all_gather", "reduce_scatter"))
+        )
+
+    def _as_used(self, meta: TensorMeta, local: Floats, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
+        """Stored as used, P whole: gradients of B axes are all-reduced."""
+        seconds, memory = self._known("as_used", meta, rows, states, lambda: self._used(meta, local, rows, states))
+        return self.weights.once * seconds, memory
+
+    def _used(self, meta: TensorMeta, local: Floats, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
+        reduced = np.array([sbp == B for sbp in states], dtype=bool)[rows]
+        seconds = self._optimizer_s(local) + self._over_b("all_reduce", local, rows, states)
+        stored = [I if sbp == P else sbp for sbp in states]
+        copies = np.zeros(len(rows))
+        if stored != list(states):
+            table = self.boxing.table(meta.sizes, meta.num_bytes, True)
+            ids = table.ids(stored, rows), table.ids(states, rows)
+            seconds = seconds + table.between(*ids)
+            copies = 2.0 * local * (ids[0] != ids[1])
+        # Gradients of several microbatches are added up beside the buffer that they are reduced in.
+        buffers = local * (reduced.any(axis=1) & (local <= self.bucket_bytes) & (self.num_micro > 1))
+        return seconds, self._state(meta, local) + copies + buffers
+
+    def _apart(
+        self, meta: TensorMeta, local: Floats, parts: Floats, copied_s: Floats, rows: Rows, states: Sequence[Sbp]
+    ) -> tuple[Floats, Floats]:
+        """Stored split in ``parts`` over B axes: gathered, and gradients reduce-scattered, with local copies."""
+        over = self._over_b
+        own_s, gather, scatter, state = self._known(
+            "split", meta, rows, states, lambda: (
+                self._optimizer_s(local / parts), copied_s + over("all_gather", local, rows, states),
+                over("reduce_scatter", local, rows, states), self._state(meta, local / parts),
+            ),
+        )  # fmt: skip
+        own_s = self.weights.once * own_s
+        if self.storage == USE:
+            return own_s + self.weights.micro * (2.0 * gather + scatter), state
+        copies = 0.0 if self.storage == CHEAPEST else 2.0 * local
+        return own_s + self.weights.once * (gather + scatter), state + copies
+
+    def _known(
+        self, what: str, meta: TensorMeta, rows: Rows, states: Sequence[Sbp], make: Callable[[], tuple[Floats, ...]]
+    ) -> tuple[Floats, ...]:
+        """What problems of other microbatches, stages' shares and ways to store have in common: before it is weighed."""
+        host = self.boxing.network.cluster.host if self.offload else None
+        layouts = hashlib.blake2b(rows.tobytes(), digest_size=16).digest(), rows.shape, tuple(states)
+        device = self.compute.device.op_overhead_s, self.compute.copy_bytes_per_s, host
+        key = (
+            what, meta, layouts, device, self.optimizer, self.bucket_bytes, self.message, self.num_micro > 1, self.offload,
+        )  # fmt: skip
+        known = self.boxing.known
+        if key not in known:
+            known[key] = make()
+        found: tuple[Floats, ...] = known[key]
+        return found
+
+    def _over_b(self, kind: str, local: Floats, rows: Rows, states: Sequence[Sbp]) -> Floats:
+        """Seconds of a collective over the axes on which a layout is B."""
+        mesh = self.boxing.mesh
+        masks = np.array([sbp == B for sbp in states], dtype=bool)[rows] @ (1 << np.arange(mesh.ndim))
+        seconds = np.zeros(len(rows))
+        for mask in np.unique(masks):
+            shape = mesh.group_shape([axis for axis in range(mesh.ndim) if int(mask) >> axis & 1])
+            chosen = masks == mask
+            seconds[chosen] = self.boxing.network.shared_times_s(kind, local[chosen], self.message, shape)
+        return seconds
+
+    def _optimizer_s(self, local: Floats) -> Floats:
+        return optimizer_s(self.compute, self.boxing.network.cluster, self.optimizer, local, offload=self.offload)
+
+    def _state(self, meta: TensorMeta, local: Floats) -> Floats:
+        elements = local / (meta.num_bytes / prod(meta.sizes))
+        bytes_: Floats = elements * state_bytes_per_element(meta, self.optimizer, offload=self.offload)
+        return bytes_
+
+    def _parts(self, meta: TensorMeta, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
+        """Into how many parts storage splits what ranks would hold alike, 1 where it does not; and the seconds of local
+        copies on the way there and back."""
+        mesh, known = self.boxing.mesh, self.boxing.known
+        codes = rows @ (len(states) ** np.arange(mesh.ndim, dtype=np.int64))
+        key = ("apart", meta.sizes, meta.num_bytes, tuple(states), codes.tobytes())
+        if key in known:
+            found: tuple[Floats, Floats] = known[key]
+            return found
+        distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        parts, copied_s = np.ones(len(distinct)), np.zeros(len(distinct))
+        for at, row in enumerate(rows[first]):
+            layout = tuple(states[state] for state in row)
+            step = gathering(meta.sizes, layout, mesh) if P not in layout else None
+            if step is not None:
+                parts[at] = prod(axis.size for axis, sbp in zip(mesh.axes, layout, strict=True) if sbp == B)
+                copied_s[at] = self.boxing.step_cost(step, meta.num_bytes, True).local_s
+        known[key] = parts[inverse], copied_s[inverse]
+        return parts[inverse], copied_s[inverse]

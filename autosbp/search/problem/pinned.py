@@ -1,0 +1,191 @@
+"""Pins: layouts that a user decides, while search chooses the cheapest rest.
+
+A pin is ``name: layout``. A parameter's name, or a pattern of names such as ``tables.*.weight``, says how it is stored and
+used, ``S0``, or how it is stored and to what it is boxed for its use, ``S0 -> B``. An op's name says how its first output
+is laid out. A layout has one entry for all mesh axes, or one per axis, outermost first: ``B,S0,S0``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from autosbp.errors import InfeasibleError, InputError
+from autosbp.graph.ir import LogicalGraph, Node
+from autosbp.sbp.boxing import is_even
+from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.placement import NdSbp, Sbp, format_nd_sbp, parse_nd_sbp
+from autosbp.search.problem.clusters import OpCluster, form_clusters, names_of, useful_options
+from autosbp.search.problem.views import tensor_parallel_view
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Layouts on one mesh: ``used`` of parameters where ops read them, ``stored`` of parameters, ``made`` of ops."""
+
+    used: Mapping[str, NdSbp]
+    stored: Mapping[str, NdSbp]
+    made: Mapping[str, NdSbp]
+
+    def __bool__(self) -> bool:
+        return bool(self.used or self.made)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What is pinned: clusters that differ in it are not alike."""
+        return frozenset((*self.used, *self.made))
+
+    def __call__(self, cluster: OpCluster, axis: int, option: int) -> bool:
+        """Whether an option of a cluster on one axis agrees with every pin."""
+        for node, chosen in zip(cluster.nodes, cluster.options[option], strict=True):
+            if node.name in self.made and chosen.outs[0] != self.made[node.name][axis]:
+                return False
+            for ref, sbp in zip(node.refs(), chosen.ins, strict=True):
+                if ref.name in self.used and sbp != self.used[ref.name][axis]:
+                    return False
+        return True
+
+    def on(self, mesh: Mesh, view: Mesh) -> Pins | None:
+        """The pins of ``mesh`` on a view that merges some of its axes; None where they tell merged axes apart."""
+        blocks, at = [], 0
+        for merged in view.axes:
+            first, size = at, 1
+            while size < merged.size:
+                size, at = size * mesh.axes[at].size, at + 1
+            blocks.append(slice(first, at))
+        layouts = [*self.used.values(), *self.stored.values(), *self.made.values()]
+        if any(len(set(layout[block])) > 1 for layout in layouts for block in blocks):
+            return None
+        return Pins(*(_merged(part, blocks) for part in (self.used, self.stored, self.made)))
+
+
+def _merged(layouts: Mapping[str, NdSbp], blocks: Sequence[slice]) -> dict[str, NdSbp]:
+    return {name: tuple(layout[block.start] for block in blocks) for name, layout in layouts.items()}
+
+
+def pinned_views(pins: Pins, mesh: Mesh, views: Iterable[Mesh]) -> list[tuple[Mesh, Pins]]:
+    """The views on which the pins can be said; an ``InputError`` where there is none. Where pins use all axes of a level
+    alike, so may everything: one message over all of them may go where several would over one at a time."""
+    whole = tensor_parallel_view(mesh, 0)[0]
+    found = [(view, own) for view in dict.fromkeys((whole, *views)) if (own := pins.on(mesh, view)) is not None]
+    if not found:
+        raise InputError("pins", mesh.ndim, "layouts that tell at most three groups of neighbouring axes apart")
+    return found
+
+
+def read_pins(graph: LogicalGraph, mesh: Mesh, pins: Mapping[str, str]) -> Pins:
+    """Pins of a graph's parameters and ops, checked; longer patterns go before shorter ones, names before both.
+
+    Raises:
+        InputError: naming the pin, for a name that there is not, a layout that cannot be read, that an op does not have,
+            or that does not split evenly; with the legal ones.
+        InfeasibleError: for layouts of an op that do not go together.
+    """
+    if not pins:
+        return Pins({}, {}, {})
+    reader = _Reader(graph.bind(**graph.symbols), mesh)
+    for name, pattern in reader.named(pins).items():
+        reader.read(name, pins[pattern])
+    found = Pins(reader.used, reader.stored, reader.made)
+    for cluster in form_clusters(reader.graph):
+        for axis in range(mesh.ndim):
+            if not any(found(cluster, axis, option) for option in range(len(cluster.options))):
+                raise _contradiction(found, cluster, axis)
+    return found
+
+
+def _contradiction(pins: Pins, cluster: OpCluster, axis: int) -> InfeasibleError:
+    """No row of the cluster's ops agrees with all their pins."""
+    given = {
+        name: str(layouts[name][axis])
+        for layouts in (pins.used, pins.made)
+        for name in sorted(names_of(cluster) & set(layouts))
+    }
+    ops = ", ".join(
+        node.name for node in cluster.nodes if node.name in given or set(given) & {r.name for r in node.refs()}
+    )
+    first = next(node for node in cluster.nodes if node.name in given or set(given) & {r.name for r in node.refs()})
+    at = cluster.nodes.index(first)
+    rows = "; ".join(
+        f"{' '.join(map(str, row[at].ins))} -> {' '.join(map(str, row[at].outs))}" for row in cluster.options
+    )
+    text = ", ".join(f"{name}={layout}" for name, layout in given.items())
+    return InfeasibleError(
+        "pins", text, None, f"layouts of {ops} must go together; {first.name} ({first.op}) has {rows}"
+    )
+
+
+class _Reader:
+    def __init__(self, graph: LogicalGraph, mesh: Mesh) -> None:
+        self.graph, self.mesh = graph, mesh
+        self.ops = {node.name: node for node in graph.nodes if node.name in graph.computed}
+        self.sizes = {leaf.name: leaf.meta.sizes for leaf in graph.parameters}
+        self.used: dict[str, NdSbp] = {}
+        self.stored: dict[str, NdSbp] = {}
+        self.made: dict[str, NdSbp] = {}
+
+    def named(self, pins: Mapping[str, str]) -> dict[str, str]:
+        """The key among ``pins`` of each parameter and op that has one."""
+        found: dict[str, str] = {}
+        for key in sorted(pins, key=lambda each: (each in self.sizes or each in self.ops, len(each), each)):
+            names = [key] if key in self.ops else [name for name in self.sizes if fnmatchcase(name, key)]
+            if not names:
+                near = get_close_matches(key, [*self.sizes, *self.ops], n=3, cutoff=0.0)
+                raise InputError("pins", key, f"a parameter or op is expected, such as {', '.join(near)}")
+            found.update(dict.fromkeys(names, key))
+        return found
+
+    def read(self, name: str, text: str) -> None:
+        field = f"pins.{name}"
+        first, arrow, second = (part.strip() for part in text.partition("->"))
+        layout = self._layout(field, second if arrow else first)
+        if name in self.sizes:
+            self._use(field, name, layout)
+            self._store(field, name, self._layout(field, first), apart=bool(arrow))
+            return
+        if arrow:
+            raise InputError(field, text, "one layout is expected of an op; only parameters are stored")
+        options = useful_options(self.graph, self.ops[name])
+        _check_legal(field, layout, {option.outs[0] for option in options}, self.ops[name])
+        self.made[name] = layout
+
+    def _use(self, field: str, name: str, layout: NdSbp) -> None:
+        for node in self.ops.values():
+            for position, ref in enumerate(node.refs()):
+                if ref.name == name:
+                    options = useful_options(self.graph, node)
+                    _check_legal(field, layout, {option.ins[position] for option in options}, node)
+        self._check_even(field, name, layout)
+        self.used[name] = layout
+
+    def _store(self, field: str, name: str, layout: NdSbp, *, apart: bool) -> None:
+        partial = any(sbp.is_partial for sbp in layout)
+        if partial and apart:
+            raise InputError(field, format_nd_sbp(layout), "a stored parameter is whole or split: S<dim>, B or I")
+        self._check_even(field, name, layout)
+        if not partial:
+            self.stored[name] = layout
+
+    def _check_even(self, field: str, name: str, layout: NdSbp) -> None:
+        if not is_even(self.sizes[name], layout, self.mesh):
+            limit = f"an even split of {list(self.sizes[name])} over {self.mesh.shape} is expected"
+            raise InputError(field, format_nd_sbp(layout), limit)
+
+    def _layout(self, field: str, text: str) -> NdSbp:
+        """One entry per mesh axis; one alone stands for all."""
+        try:
+            layout = parse_nd_sbp(text)
+        except InputError as error:
+            raise InputError(field, text, error.limit) from None
+        if len(layout) not in (1, self.mesh.ndim):
+            raise InputError(field, text, f"one entry, or one for each of {self.mesh.ndim} mesh axes, is expected")
+        return layout if len(layout) == self.mesh.ndim else layout * self.mesh.ndim
+
+
+def _check_legal(field: str, layout: NdSbp, legal: set[Sbp], node: Node) -> None:
+    for sbp in layout:
+        if sbp not in legal:
+            known = ", ".join(sorted(map(str, legal)))
+            raise InputError(field, str(sbp), f"{node.name} ({node.op}) takes one of {known}")

@@ -1,0 +1,129 @@
+"""Parameters that several clusters read, or whose stored layout is given: a variable for where each is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosbp.costmodel.boxing import BoxingTable
+from autosbp.graph.ir import Ref
+from autosbp.sbp.groups import boxing_group
+from autosbp.sbp.placement import NdSbp, P, without_invariants
+from autosbp.sbp.storage import split_storage
+from autosbp.search._base import Edge
+from autosbp.search.problem.analysis import Read
+from autosbp.search.problem.assembly import Assembly
+from autosbp.search.problem.domains import Domain, ValueCosts
+from autosbp.search.problem.parameters import Stored
+from autosbp.search.problem.pinned import Pins
+
+
+class TiedParameters(Assembly):
+    """See the module's docstring."""
+
+    def _tied_parameter(self, name: str, users: list[Read], domains: list[Domain]) -> tuple[int, tuple[NdSbp, ...]]:
+        """A variable for the stored layout of a parameter that several clusters read, or that is pinned."""
+        table = self._table(Ref(name))
+        states = [state for state in table.states if state != P]
+        count = len(states) ** self.boxing.mesh.ndim
+        rows = np.array(list(product(range(len(states)), repeat=self.boxing.mesh.ndim)), dtype=np.int64)
+        rows = rows.reshape(count, self.boxing.mesh.ndim)
+        ids = table.ids(states, rows)
+        rows, ids = rows[ids >= 0], ids[ids >= 0]
+        pinned = self.allowed.stored.get(name) if isinstance(self.allowed, Pins) else None
+        if pinned is not None:
+            kept = [tuple(states[state] for state in row) == pinned for row in rows]
+            rows, ids = rows[kept], ids[kept]
+        key: Hashable = ("tied", id(table), pinned)
+        if key not in self._costs:
+            own = self.builder.unary.parameter(rows, states, Ref(name))
+            self._costs[key] = ValueCosts(own.seconds, _whole(own.memory), np.zeros(len(rows)), (own,))
+        variable = self._variable(name, self._costs[key], name)
+        found = []
+        for user in users:
+            domain, stored, there = domains[user.cluster], ids, table
+            if user.node.name not in self.graph.differentiable:
+                there = self._table(Ref(name), boxing_group(self.graph, user.node, user.position))
+                stored = there.ids(without_invariants(tuple(states)), rows)
+            wanted = there.ids(self._states(user), domain.rows)
+            self.ports.setdefault(user.cluster, []).append(self._port(wanted, None))
+            copy = self._copy_edges(variable, stored, user.cluster, wanted, there, name)
+            if there is table:
+                found.append(copy)
+        if len(found) == 2:  # among more, elimination would have to split tables
+            self._share_copies(found)
+        return variable, tuple(table.layouts[at] for at in ids)
+
+    def _copy_edges(
+        self,
+        variable: int,
+        stored: NDArray[np.int64],
+        reader: int,
+        wanted: NDArray[np.int64],
+        table: BoxingTable,
+        name: str,
+    ) -> tuple[int, NDArray[np.int64], NDArray[np.float64]]:
+        """Between a stored parameter and one reader stands what is read: as stored, or a copy made once a step, which is
+        kept with its gradient. Values are the layouts wanted, as stored, then as copies by the cheapest path, then, where
+        one all-gather brings it, as copies that come in a message with other parameters (ZeRO). Baselines are what other
+        tools can run, and make none. Returns its variable with, per value, the layout and the seconds of the last kind."""
+        copies = self.allowed is None or isinstance(self.allowed, Pins)
+        layouts = np.unique(wanted)
+        weights, num_bytes = self.builder.weights, self.graph.meta(Ref(name)).num_bytes
+        trains = copies and table is self._table(Ref(name))
+        flat, gathered_s, gathers = self._gathered(stored, layouts, table, name) if trains else _no_copies(stored)
+        key: Hashable = ("copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes(), copies)
+        if key not in self._costs:
+            read = np.concatenate([layouts, layouts, flat])
+            kept = weights.state * np.array([2 * self._local_bytes(table.layouts[at], num_bytes) for at in read])
+            kept[: len(layouts)] = 0
+            none = np.zeros(len(read))
+            self._costs[key] = ValueCosts(none, _whole(kept), none, (Stored(none, kept, kept / 2, none),))
+            same = stored[:, None] == layouts[None, :]
+            boxed = np.where(same | (not copies), np.inf, weights.once * table.costs_of(stored)[:, layouts])
+            parts = [np.where(same, 0.0, np.inf), boxed, np.where(gathers, weights.once * gathered_s, np.inf)]
+            self._tables["made", key] = np.concatenate(parts, axis=1)
+            self._tables["read", key] = np.where(read[:, None] == wanted[None, :], 0.0, np.inf)
+        copy = self._variable(f"{self.names[reader]}@{name}", self._costs[key], self.anchors[reader])
+        self.edges.append(Edge(variable, copy, self._tables["made", key]))
+        self.edges.append(Edge(copy, reader, self._tables["read", key]))
+        others = 2 * len(layouts)
+        shared = np.concatenate([np.full(others, -1), flat])
+        return copy, shared, np.concatenate([np.zeros(others), weights.once * gathered_s])
+
+    def _share_copies(self, found: list[tuple[int, NDArray[np.int64], NDArray[np.float64]]]) -> None:
+        """Readers of one copy pay for it once."""
+        first, layouts, seconds = found[0]
+        for other, others, _ in found[1:]:
+            key: Hashable = ("shared", layouts.tobytes(), others.tobytes(), seconds.tobytes())
+            if key not in self._tables:
+                both = (layouts[:, None] == others[None, :]) & (layouts[:, None] >= 0)
+                self._tables[key] = np.where(both, -seconds[:, None], 0.0)
+            if self._tables[key].any():
+                self.edges.append(Edge(first, other, self._tables[key]))
+
+    def _gathered(
+        self, stored: NDArray[np.int64], layouts: NDArray[np.int64], table: BoxingTable, name: str
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+        """The layouts that one all-gather brings, its seconds, and from which stored layout it does."""
+        leaf = next(leaf for leaf in self.graph.parameters if leaf.name == name)
+        found: list[tuple[int, float, int]] = []
+        for at in layouts:
+            used = table.layouts[at]
+            apart = split_storage(leaf, used, self.boxing.mesh) if P not in used else used
+            if apart != used and apart in table.index:
+                found.append((int(at), self.builder.unary.stores.gathered_s(leaf.meta, used), table.index[apart]))
+        flat = np.array([at for at, _, _ in found], dtype=np.int64)
+        sources = np.array([source for _, _, source in found], dtype=np.int64)
+        return flat, np.array([seconds for _, seconds, _ in found]), stored[:, None] == sources[None, :]
+
+
+def _whole(memory: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.ceil(memory).astype(np.int64)
+
+
+def _no_copies(stored: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+    return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros((len(stored), 0), dtype=bool)

@@ -1,0 +1,203 @@
+"""A problem as flat arrays, for compiled loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from autosbp.search.searchers.anytime.problem import Floats, Interval, IntervalProblem, Ints
+
+
+class Links(NamedTuple):
+    """Values of node i are ``first[i]`` to ``first[i + 1] - 1``, its arcs ``begin[i]`` to ``begin[i + 1] - 1``. Arc k goes to
+    ``other[k]``; its table, own value first, is ``tables[place[k]:]``, which arcs of equal tables share. Every edge has two
+    arcs; ``back[k]`` is the reverse. ``into[k]`` is where a message from the other node, one entry per own value, lies."""
+
+    first: Ints
+    begin: Ints
+    other: Ints
+    place: Ints
+    back: Ints
+    into: Ints
+    tables: Floats
+
+
+class Rows(NamedTuple):
+    """What node i uses: rows ``begin[i]`` to ``begin[i + 1] - 1``; row r adds ``used[place[r] + value]`` to the instants
+    ``start[r]`` to ``stop[r] - 1``."""
+
+    begin: Ints
+    start: Ints
+    stop: Ints
+    place: Ints
+    used: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """``base`` is what is used at each instant whatever is chosen."""
+
+    costs: Floats
+    links: Links
+    rows: Rows
+    base: Floats
+    limit: float
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.links.first) - 1
+
+    @property
+    def num_values(self) -> Ints:
+        """Of each node."""
+        return np.diff(self.links.first)
+
+    @cached_property
+    def num_entries(self) -> int:
+        """Of all edges' tables."""
+        sizes, links = self.num_values, self.links
+        owner = np.repeat(np.arange(self.num_nodes), np.diff(links.begin))
+        return int(sizes[owner] @ sizes[links.other]) // 2
+
+    def at(self, instants: Ints) -> Network:
+        """With the limit at some instants only, in order."""
+        rows = self.rows
+        start, stop = np.searchsorted(instants, rows.start), np.searchsorted(instants, rows.stop)
+        kept = np.flatnonzero(stop > start)
+        begin = np.searchsorted(kept, rows.begin)
+        some = Rows(begin, start[kept], stop[kept], rows.place[kept], rows.used)
+        return replace(self, rows=some, base=self.base[instants])
+
+    def filled(self, x: Ints) -> Floats:
+        """Bytes at each instant under an assignment."""
+        rows = self.rows
+        owner = np.repeat(np.arange(self.num_nodes), np.diff(rows.begin))
+        amount = rows.used[rows.place + x[owner]]
+        size = len(self.base) + 1
+        change = np.bincount(rows.start, amount, size) - np.bincount(rows.stop, amount, size)
+        return self.base + np.cumsum(change)[:-1]
+
+
+def lay_out(problem: IntervalProblem) -> Network:
+    """Flat arrays of a problem whose nodes have a value each."""
+    sizes = np.array([len(costs) for costs in problem.costs], dtype=np.int64)
+    costs = np.concatenate([*problem.costs, np.zeros(0)])
+    rows, base = _rows(problem)
+    return Network(costs, _links(problem, sizes), rows, base, problem.limit)
+
+
+def _links(problem: IntervalProblem, sizes: Ints) -> Links:
+    pairs = np.array(list(problem.tables), dtype=np.int64).reshape(-1, 2)
+    tables = list(problem.tables.values())
+    count = len(pairs)
+    flat, places = _flat([*tables, *(table.T for table in tables)])
+    owner = np.concatenate([pairs[:, 0], pairs[:, 1]])
+    other = np.concatenate([pairs[:, 1], pairs[:, 0]])
+    order = np.argsort(owner, kind="stable")
+    rank = np.empty(2 * count, dtype=np.int64)
+    rank[order] = np.arange(2 * count)
+    back = rank[np.concatenate([np.arange(count, 2 * count), np.arange(count)])]
+    return Links(
+        first=_starts(sizes),
+        begin=_starts(np.bincount(owner, minlength=len(sizes))),
+        other=other[order],
+        place=places[order],
+        back=back[order],
+        into=_starts(sizes[owner[order]]),
+        tables=flat,
+    )
+
+
+def _flat(tables: Sequence[Floats]) -> tuple[Floats, Ints]:
+    """All entries, row by row, and where those of each table begin. Views of the same memory are there once."""
+    known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
+    places, kept, size = np.empty(len(tables), dtype=np.int64), list[tuple[int, Floats]](), 0
+    for at, table in enumerate(tables):
+        key = table.__array_interface__["data"][0], table.shape, table.strides
+        if key not in known:
+            known[key] = size
+            kept.append((size, table))
+            size += table.size
+        places[at] = known[key]
+    flat = np.empty(size)
+    for begin, table in kept:
+        flat[begin : begin + table.size].reshape(table.shape)[...] = table
+    return flat, places
+
+
+def _starts(lengths: Ints) -> Ints:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _rows(problem: IntervalProblem) -> tuple[Rows, Floats]:
+    """Rows over the instants that matter, and what is used at these by all in any case."""
+    instants, base = _instants(problem)
+    begin, start, stop, place = [0], list[int](), list[int](), list[int]()
+    used: list[Floats] = []
+    size = 0
+    for usage in problem.usages:
+        joined: dict[Interval, Floats] = {}
+        for (opens, closes), use in usage.items():
+            more = use - use.min()
+            if more.any():
+                span = int(np.searchsorted(instants, opens)), int(np.searchsorted(instants, closes))
+                if span[1] > span[0]:
+                    joined[span] = joined[span] + more if span in joined else more
+        for span, more in joined.items():
+            start.append(span[0])
+            stop.append(span[1])
+            place.append(size)
+            used.append(more)
+            size += len(more)
+        begin.append(len(start))
+    arrays = [np.array(each, dtype=np.int64) for each in (begin, start, stop, place)]
+    return Rows(arrays[0], arrays[1], arrays[2], arrays[3], np.concatenate([*used, np.zeros(1)])), base
+
+
+def _instants(problem: IntervalProblem) -> tuple[Ints, Floats]:
+    """Where the limit may be exceeded, and where no neighbour of such an instant is always as full; with what is used there
+    in any case."""
+    last = problem.num_instants
+    least, most = np.zeros(last + 1), np.zeros(last + 1)
+    opens, closes = np.zeros(last + 1, dtype=bool), np.zeros(last + 1, dtype=bool)
+    for usage in problem.usages:
+        for (begin, end), use in usage.items():
+            low, high = use.min(), use.max()
+            for total, amount in ((least, low), (most, high)):
+                total[begin] += amount
+                total[end] -= amount
+            if high > low:
+                opens[begin] = closes[end] = True
+    least, most = np.cumsum(least), np.cumsum(most)
+    begins = np.flatnonzero(opens | closes)
+    spans = list(zip(begins.tolist(), [*begins[1:].tolist(), last + 1][: len(begins)], strict=True))
+    found = [
+        (begin, end, float(least[begin:end].max()))
+        for begin, end in spans
+        if end > begin and most[begin:end].max() > problem.limit
+    ]
+    kept = [at for at in range(len(found)) if not _covered(found, at, opens, closes)]
+    instants = np.array([found[at][0] for at in kept], dtype=np.int64)
+    base = np.array([found[at][2] for at in kept])
+    return instants, base
+
+
+def _covered(
+    found: Sequence[tuple[int, int, float]], at: int, opens: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    closes: np.ndarray[tuple[int], np.dtype[np.bool_]],
+) -> bool:  # fmt: skip
+    """Whether the span behind adds to this one, or the one before loses nothing for it to gain."""
+    begin, end, base = found[at]
+    if at + 1 < len(found):
+        behind = found[at + 1]
+        if behind[0] == end and not closes[end] and behind[2] >= base:
+            return True
+    if at:
+        before = found[at - 1]
+        if before[1] == begin and not opens[begin] and closes[begin] and before[2] >= base:
+            return True
+    return False

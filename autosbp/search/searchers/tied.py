@@ -1,0 +1,74 @@
+"""Repeated layers that share one choice, as AutoDDL restricts its search (section 4.5.1): what tying costs is the
+difference to ``exact``, which leaves layers free."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+import numpy as np
+
+from autosbp.search._base import Costs, Edge, SearchOptions, SearchProblem, SearchResult, cost_of, memory_of
+from autosbp.search.searchers.exact import exact
+
+
+def tied(problem: SearchProblem, options: SearchOptions) -> SearchResult:
+    """The best assignment in which like variables take one value; the bound is of such assignments alone.
+
+    Variables are alike when their costs are the same arrays, which those of repeated blocks are. Variables without costs
+    of their own, copies that several readers share, must besides lie between like variables.
+
+    Raises:
+        InfeasibleError: as ``exact``, of the tied problem.
+    """
+    group = groups(problem)
+    smaller = _merged(problem, group)
+    result = exact(smaller, replace(options, start=None))
+    assignment = tuple(result.assignment[at] for at in group)
+    return replace(
+        result,
+        assignment=assignment,
+        cost_s=cost_of(problem, assignment),
+        memory_bytes=memory_of(problem, assignment),
+        searcher="tied",
+    )
+
+
+def groups(problem: SearchProblem) -> list[int]:
+    """The group of each variable, numbered in order of first members."""
+    own: list[Hashable] = [
+        (id(costs), id(use)) for costs, use in zip(problem.unary_s, problem.memory_bytes, strict=True)
+    ]
+    met: list[set[Hashable]] = [set() for _ in problem.names]
+    for edge in problem.edges:
+        met[edge.u].add((id(edge.table), 0, own[edge.v]))
+        met[edge.v].add((id(edge.table), 1, own[edge.u]))
+    index: dict[Hashable, int] = {}
+    return [
+        index.setdefault(mine if costs.any() else (mine, frozenset(near)), len(index))
+        for mine, near, costs in zip(own, met, problem.unary_s, strict=True)
+    ]
+
+
+def _merged(problem: SearchProblem, group: list[int]) -> SearchProblem:
+    """One variable per group; costs and memory add up, and an edge within a group is a cost of its value."""
+    count = max(group, default=-1) + 1
+    members = [[i for i, at in enumerate(group) if at == each] for each in range(count)]
+    unary: list[Costs] = [problem.unary_s[own[0]] * float(len(own)) for own in members]
+    memory = [problem.memory_bytes[own[0]] * len(own) for own in members]
+    tables: dict[tuple[int, int], Costs] = {}
+    for edge in problem.edges:
+        one, two = group[edge.u], group[edge.v]
+        if one == two:
+            unary[one] = unary[one] + np.diagonal(edge.table)
+            continue
+        table = edge.table if one < two else edge.table.T
+        pair = (min(one, two), max(one, two))
+        tables[pair] = tables[pair] + table if pair in tables else table
+    return replace(
+        problem,
+        names=tuple(problem.names[own[0]] for own in members),
+        unary_s=tuple(unary),
+        memory_bytes=tuple(memory),
+        edges=tuple(Edge(u, v, table) for (u, v), table in tables.items()),
+    )

@@ -1,0 +1,1 @@
+"""The whole space of a plan: structures, microbatches, storage, recomputation, searched as bounds ask for."""

@@ -1,0 +1,397 @@
+"""The best strategy over many structures (stages and views), with a bound that no strategy of theirs is below.
+
+Each structure is first solved without the memory limit at the largest microbatch that can fit. That bounds it, smaller
+microbatches included: they pay the same work and bytes with more latencies. Structures whose bound is below the best plan
+so far are then searched under the memory limit, lowest bound first. Without a pipeline, an optimum that fits is the
+structure's answer. With one, fewer samples a microbatch mean shorter waits and more latencies: microbatches are taken
+from about a tenth of waiting on, as long as they get better.
+
+A pipeline of p stages and m microbatches takes no less than m / p times a microbatch on one stage's devices with 1 / p of
+what happens once a step: the average of what each stage does itself. Problems count waiting, too, (m + p - 1) / p, so
+their optimum times m / (m + p - 1) is a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from autosbp.errors import InfeasibleError
+from autosbp.handed import handed_over
+from autosbp.search import SearchResult
+from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.recomputing import Recomputing
+from autosbp.search.space.space_solver import CERTAIN, INFINITE, Kind, Tally, nearer
+from autosbp.search.space.timed import OutOfTimeError
+from autosbp.search.stages.layouts import Layouts, Space, Structure
+from autosbp.search.stages.pipelines import waiting
+
+ENOUGH_EVALUATIONS, USUAL_S = 40_000_000, 20.0
+"""Costed values after which no further search begins, where the time limit is the usual one; in proportion to longer ones."""
+WAITING = 0.1
+"""The part of a step that stages may wait for others at the microbatch that is tried first."""
+WORSE = 1.01
+"""A microbatch that takes so many times what a neighbour does ends the walk in its direction."""
+HOPE = 0.85
+"""Where no bound is wanted, no microbatch is expected to take less than so much of what the first one tried does."""
+
+
+@handed_over
+@dataclass(frozen=True)
+class Solved:
+    """A space without the memory limit; ``layouts`` are None where another process made them."""
+
+    layouts: Layouts | None
+    result: SearchResult
+    bound_s: float
+    estimate_s: float
+
+
+@dataclass
+class Walk:
+    """The microbatches of a pipelined structure. ``bound`` is of all of them, ``solved`` by index."""
+
+    structure: Structure
+    sizes: list[int]
+    start: int = 0
+    bound: float = 0.0
+    solved: dict[int, Solved] = field(default_factory=dict)
+
+    def told(self) -> Told:
+        """What another process needs of it."""
+        plain = {
+            at: replace(each, layouts=None, result=replace(each.result, certificate=None))
+            for at, each in self.solved.items()
+        }
+        return Told(self.sizes, self.start, self.bound, plain)
+
+
+@handed_over
+@dataclass(frozen=True)
+class Told:
+    """A walk without what cannot be handed from one process to another."""
+
+    sizes: list[int]
+    start: int
+    bound: float
+    solved: dict[int, Solved]
+
+
+@handed_over
+@dataclass(frozen=True)
+class Walked:
+    """A walk, where there is one, with the failures on its way and what its searches add up to."""
+
+    walk: Told | None
+    failures: tuple[InfeasibleError, ...]
+    tally: Tally
+
+
+for _kind in (Tally, SearchResult):
+    handed_over(_kind)
+handed_over(InfeasibleError, "constraint", "limit", "needed", "detail", "conflict")
+
+
+class Best(Recomputing):
+    """See the module's docstring."""
+
+    def over(
+        self, structures: Iterable[Structure], kind: Kind, tally: Tally, best: Candidate | None = None
+    ) -> Candidate:
+        """The best strategy over these structures, at least as good as ``best``; when time is over, of those looked at. Raises
+        ``InfeasibleError``, and ``OutOfTimeError`` where it gives up without one."""
+        self.best, self.problem, self.failures, self.cut = best, None, [], False
+        try:
+            return self._over(structures, kind, tally)
+        except OutOfTimeError:
+            self.cut = True
+            tally.bounds.append(-INFINITE)  # nothing is said of what was not looked at
+            if self.best is None:
+                raise
+            return self.best
+
+    def _over(self, structures: Iterable[Structure], kind: Kind, tally: Tally) -> Candidate:
+        self.begin()
+        self.begin_even(self.best)
+        if kind.relaxes:
+            self.begin_roughly()
+        if kind.relaxes and kind.proves:
+            self.recompute_unevenly()
+        every = list(structures)
+        single = [structure for structure in every if structure.stages == 1 or not kind.relaxes]
+        piped = [structure for structure in every if structure.stages > 1 and kind.relaxes]
+        begun, enough = tally.evaluations, ENOUGH_EVALUATIONS * max(1.0, self.options.time_limit_s / USUAL_S)
+
+        def spent() -> bool:
+            return self.best is not None and (tally.evaluations - begun >= enough or self._out_of_time())
+
+        # What is quick first: without stages, layouts that tell few axes apart. Where that fits in memory, it cuts all else
+        # short. Pipelines then: where memory binds, they are the quickest to fit.
+        least = min((structure.view.ndim for structure in single), default=0)
+        early = [structure for structure in single if structure.view.ndim == least or not kind.proves]
+        opened = [self._opened(structure, kind, tally) for structure in early]
+        walks = self._walks(piped, kind, tally)
+        tight = [walk for walk in walks if self._promise(walk)[0]]
+        for walk in sorted((walk for walk in walks if walk not in tight), key=self._promise):
+            self._keep_walk_open(walk, kind, tally, spent())
+        opened += [self._opened(structure, kind, tally) for structure in single if structure not in early]
+        left = [entry for entry in opened if entry is not None and self._has_room(entry[2], kind, tally)]
+        tight = [walk for walk in tight if self._has_room(walk.structure, kind, tally)]
+        self._pending = []
+        if len(self.recomputes) > 1 and kind.relaxes and kind.proves:
+            # Quick to look at where a search under the memory limit is not, and cuts that short.
+            open_structures = [(bound, structure) for bound, _, structure in left]
+            binds = [walk for walk in walks if walk in tight or self._exceeds(walk.structure, walk.sizes)]
+            self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in binds)], kind, tally, spent)
+        for walk in sorted(tight, key=self._promise):
+            self._keep_walk_open(walk, kind, tally, spent())
+        for bound, first, structure in sorted(left, key=lambda entry: entry[0]):
+            self.keep_open(structure, bound)
+            if first is not None and bound < self._cutoff and not spent():
+                self._limited_sizes(structure, first, bound, kind, tally)
+        if len(self.recomputes) > 1 and kind.relaxes and self.best is None:
+            open_structures = [(bound, structure) for bound, _, structure in left]
+            self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in tight)], kind, tally, spent)
+        self.recompute_tightly(kind, tally, spent)
+        self.refine(kind, tally, spent)
+        if self.best is None:
+            batch = self.problems.global_batch
+            raise self.problem or InfeasibleError("global_batch", batch, None, "no microbatch splits evenly")
+        if kind.relaxes and kind.proves:
+            self.recompute_unevenly()
+        self.settle(kind, tally)
+        return self.best
+
+    def _keep_walk_open(self, walk: Walk, kind: Kind, tally: Tally, spent: bool) -> None:
+        """With the bounds of what is searched of it."""
+        bounds = walk.bound if spent else self._pipelined_sizes(walk, kind, tally)
+        self.keep_open(walk.structure, bounds, tight=self._promise(walk)[0])
+
+    def _has_room(self, structure: Structure, kind: Kind, tally: Tally) -> bool:
+        """Whether stages may have room for something better than the best known."""
+        if not all(self.shut(structure, kind)):
+            return True
+        tally.bounds.append(self._cutoff)
+        return False
+
+    def _opened(self, structure: Structure, kind: Kind, tally: Tally) -> tuple[float, int | None, Structure] | None:
+        """Begin with one set of devices. A bound, and the largest microbatch that can fit, where it is left open; None for
+        that where none can without recomputation."""
+        self.require_time()
+        try:
+            if self.best is not None and kind.relaxes and self.problems.folding is not None:
+                bound = self._largest(structure, kind, tally)
+                if bound >= self._cutoff:
+                    tally.bounds.append(bound)
+                    return None
+            first = self._first(structure, kind)
+            left = self._begin(structure, first, kind, tally)
+        except InfeasibleError as error:
+            self.problem = nearer(self.problem, error)
+            if error.constraint != "memory_limit_bytes" or len(self.recomputes) == 1 or not kind.relaxes:
+                return None
+            return self._largest(structure, kind, tally), None, structure
+        return None if left is None else (left, first, structure)
+
+    def _walks(self, piped: Sequence[Structure], kind: Kind, tally: Tally) -> list[Walk]:
+        """Of the structures where there is one. None needs another, so that two cores share them; each process keeps the
+        problems that it built."""
+        mine: dict[int, Walk] = {}
+
+        def walked(at: int) -> Walked:
+            before, self.problem, self.failures = self.problem, None, []
+            own = Tally(tally.share)
+            walk = self._walked(piped[at], kind, own)
+            self.problem = before
+            if walk is not None:
+                mine[at] = walk
+            return Walked(None if walk is None else walk.told(), tuple(self.failures), own)
+
+        tasks = [partial(walked, at) for at in range(len(piped))]
+        walks = []
+        for at, found in enumerate(self._spread(tasks)):
+            tally.evaluations += found.tally.evaluations
+            tally.bounds += found.tally.bounds
+            for error in found.failures:
+                self.problem = nearer(self.problem, error)
+            if found.walk is not None:
+                walks.append(mine[at] if at in mine else Walk(piped[at], **vars(found.walk)))
+        return walks
+
+    def _fail(self, error: InfeasibleError) -> None:
+        self.problem = nearer(self.problem, error)
+        self.failures.append(error)
+
+    def _walked(self, structure: Structure, kind: Kind, tally: Tally) -> Walk | None:
+        self.require_time()
+        try:
+            return self._walk(structure, kind, tally)
+        except InfeasibleError as error:
+            self._fail(error)
+            return None
+
+    def _promise(self, walk: Walk) -> tuple[bool, float]:
+        """What fits in memory goes first, then what seems quickest."""
+        found = walk.solved[walk.start]
+        return found.result.memory_bytes > self.limit, found.estimate_s
+
+    def _largest(self, structure: Structure, kind: Kind, tally: Tally) -> float:
+        """A bound on a structure: its largest microbatch that splits evenly, without the memory limit; of repeated blocks
+        alone, where there are any."""
+        sizes = self.micro_batches(structure.stages)
+        for size in sizes[:-1] or sizes:
+            try:
+                layouts = self.problems.build(self._space(structure, size, kind.storages[0]), None)
+            except InfeasibleError:
+                continue
+            bound = self._blocks_s(layouts, kind, tally)
+            if bound == -INFINITE:
+                bound = self._solve(layouts, kind, tally, INFINITE).lower_bound_s
+            return bound * self._working(layouts.space)
+        return -INFINITE
+
+    def _begin(self, structure: Structure, first: int, kind: Kind, tally: Tally) -> float | None:
+        """A bound on what is open of a structure; None where nothing is."""
+        space = self._space(structure, self.micro_batches(structure.stages)[first], kind.storages[0])
+        if not kind.relaxes:
+            self._keep(self._within_limit(space, kind, tally))
+            tally.bounds.append(-INFINITE)
+            return None
+        bound, candidate = self._relaxed(space, kind, tally)
+        if candidate is not None:
+            tally.bounds.append(bound)
+            self._keep(candidate)
+            return None
+        return bound
+
+    def _limited_sizes(self, structure: Structure, first: int, bound: float, kind: Kind, tally: Tally) -> None:
+        """One set of devices, under the memory limit: from a microbatch that leaves room to choose to smaller ones, then to
+        larger ones, as long as they get better."""
+        sizes = self.micro_batches(1)
+        try:
+            roomy = self._first(structure, kind, self.limit // 2)
+        except InfeasibleError:
+            roomy = first
+        shut = self.shut(structure, kind)
+        for direction in (range(roomy, len(sizes)), range(roomy - 1, first - 1, -1)):
+            for at in direction:
+                before = self._cutoff
+                if bound >= before or (self.best is not None and self._out_of_time()):
+                    return
+                if shut[at]:
+                    continue
+                self._try(structure, sizes[at], kind, tally)
+                if self.best is not None and self._cutoff == before:
+                    break
+
+    def _walk(self, structure: Structure, kind: Kind, tally: Tally) -> Walk:
+        """Microbatches of a pipeline, solved at one with little waiting, or the next larger one that splits evenly; and,
+        where bounds are wanted, its blocks at the largest, which bound all. Raises ``InfeasibleError`` where there is none."""
+        sizes, whole, waits = self.micro_batches(structure.stages), self.problems.global_batch, structure.stages - 1
+        walk = Walk(structure, sizes)
+        walk.bound = max(0.0, self._largest(structure, kind, tally)) if kind.proves else 0.0
+        start = next((at for at in range(len(sizes)) if waits * sizes[at] <= WAITING * whole), len(sizes) - 1)
+        for at in range(start, -1, -1):
+            try:
+                self._require_room(walk, at, kind)
+                self._solved(walk, at, kind, tally)
+            except InfeasibleError as error:
+                self._fail(error)
+                continue
+            walk.start = at
+            if not kind.proves:
+                walk.bound = HOPE * walk.solved[at].estimate_s
+            return walk
+        raise self.problem or InfeasibleError("micro_batch", sizes[-1], None, "no microbatch splits evenly")
+
+    def _require_room(self, walk: Walk, at: int, kind: Kind) -> None:
+        """Refuses what fits at no microbatch: where parameters are stored in one way, least memories tell without a search.
+        Raises ``InfeasibleError``, for uneven splits, too."""
+        if kind.proves or len(kind.storages) > 1:
+            return
+        again = self.recomputes[-1]
+        least = self.problems.least_memory(Space(walk.structure, walk.sizes[at], kind.storages[0], again))
+        for size in reversed(walk.sizes[at + 1 :] if least > self.limit else ()):
+            try:
+                least = self.problems.least_memory(Space(walk.structure, size, kind.storages[0], again))
+                break  # less than at all larger ones
+            except InfeasibleError:
+                continue
+        if least > self.limit:
+            raise InfeasibleError(
+                "memory_limit_bytes", self.limit, least, "even the least memory of every op does not fit"
+            )
+
+    def _solved(self, walk: Walk, at: int, kind: Kind, tally: Tally) -> Solved:
+        """A space without the memory limit; raises ``InfeasibleError``."""
+        if at not in walk.solved:
+            layouts = self.problems.build(self._space(walk.structure, walk.sizes[at], kind.storages[0]), None)
+            result = self._solve(layouts, kind, tally, INFINITE)
+            bound, blocks_s = self._bound(layouts, result, kind, tally)
+            walk.solved[at] = Solved(layouts, result, bound, max(result.cost_s, blocks_s))
+        return walk.solved[at]
+
+    def _bound(self, layouts: Layouts, result: SearchResult, kind: Kind, tally: Tally) -> tuple[float, float]:
+        """Of a space, from its problem without the memory limit; and what whole blocks a stage make of its cost."""
+        blocks_s = self._blocks_s(layouts, kind, tally) if layouts.space.stages > 1 else -INFINITE
+        return max(result.lower_bound_s, blocks_s) * self._working(layouts.space), blocks_s
+
+    def _pipelined_sizes(self, walk: Walk, kind: Kind, tally: Tally) -> list[float]:
+        """Smaller microbatches first, then larger ones, as long as they get better; a bound for each."""
+        bounds = [walk.bound] * len(walk.sizes)
+        shut = self.shut(walk.structure, kind, tight=self._promise(walk)[0])
+        whole, waits = self.problems.global_batch, walk.structure.stages - 1
+        least = INFINITE
+        for at in range(walk.start, len(walk.sizes)):
+            if bounds[at] >= self._cutoff or self._out_of_time():
+                break
+            if shut[at]:
+                continue
+            # Smaller microbatches have no less to do than this one.
+            bound, estimate = self._pipelined(walk, at, kind, tally)
+            bounds[at:] = [max(bound, walk.bound)] * (len(bounds) - at)
+            if estimate > WORSE * least:
+                break
+            least = min(least, estimate)
+        least = INFINITE
+        for at in range(walk.start - 1, -1, -1):
+            # What larger microbatches save is in the walk's bound; about how long stages wait is known.
+            waited = waits * waiting(waits + 1, whole // walk.sizes[at], self.options.schedules)
+            if walk.bound * (1 + waited * walk.sizes[at] / whole) >= self._cutoff or self._out_of_time():
+                break
+            if shut[at]:
+                continue
+            bounds[at], estimate = self._pipelined(walk, at, kind, tally)
+            if estimate > WORSE * least:
+                break
+            least = min(least, estimate)
+        return [max(bound, walk.bound) for bound in bounds]
+
+    def _pipelined(self, walk: Walk, at: int, kind: Kind, tally: Tally) -> tuple[float, float]:
+        """A bound of a space, and about what the best strategy in it takes."""
+        try:
+            solved = self._solved(walk, at, kind, tally)
+        except InfeasibleError as error:
+            self.problem = nearer(self.problem, error)
+            return INFINITE, INFINITE
+        result = solved.result
+        bound, estimate = solved.bound_s, solved.estimate_s
+        space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
+        count, waits = self.problems.num_micro(space), walk.structure.stages - 1
+        waited = waits * waiting(waits + 1, count, self.options.schedules)
+        least_s = result.cost_s * (count + waited) / (count + waits)
+        if bound >= self._cutoff or least_s >= CERTAIN * self._cutoff:
+            return bound, estimate
+        layouts = solved.layouts or self.problems.build(space, None)
+        limit = self.limit
+        if result.memory_bytes <= self.limit:
+            candidates = list(self._candidates(layouts, result))
+            fitting = self._fits(candidates)
+            if fitting is not None or not candidates:
+                self._keep(fitting)
+                return bound, estimate
+            self._exceed(space, candidates)
+            limit = self._tighter(limit, result, candidates)
+        self._try(walk.structure, space.micro_batch, kind, tally, limit)
+        return bound, estimate

@@ -1,0 +1,93 @@
+"""How much of a strategy is recomputed: as many blocks as the memory limit asks for, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autosbp.costmodel.memory import memory_bytes
+from autosbp.costmodel.memory.stage import memory_runs, stage_memory
+from autosbp.costmodel.recompute import block_runs
+from autosbp.costmodel.stages import Stages
+from autosbp.plan import Strategy
+from autosbp.search.stages.layouts import LayoutProblems
+
+INTERVALS = (2, 4)
+"""Blocks of a run, where every block by itself takes too much: fewer inputs are kept, and more is made anew at once."""
+NEAR = 1.25
+"""Of the limit; what takes more is not helped by other intervals."""
+ENOUGH = 0.9
+"""Of a block, by a straight line."""
+
+
+class Recomputation:
+    """Recomputes blocks of strategies.
+
+    Args:
+        problems: whose graph it is.
+        interval: blocks of a run where that is given, of every block; None is as memory asks for.
+        limit: bytes per device.
+        limits: of each stage, where these have unlike devices; ``limit`` then stands for what is in reach of its own.
+    """
+
+    def __init__(
+        self, problems: LayoutProblems, interval: int | None, limit: int, limits: Sequence[int] | None = None
+    ) -> None:
+        self.problems, self.interval, self.limit, self.limits = problems, interval, limit, limits
+
+    def of(self, strategy: Strategy) -> Strategy:
+        """The strategy with what is to be recomputed; where none fits, with every block."""
+        found = self._recomputing(strategy, self.interval or 1, 0)
+        return found if self.interval else self._leaner(strategy, found)
+
+    def _leaner(self, strategy: Strategy, every: Strategy) -> Strategy:
+        """With as few blocks as fit, given the strategy with every block."""
+        least = self._bytes(every)
+        if least <= self.limit:
+            return self._fewest(strategy, every, least)
+        for interval in INTERVALS if least <= NEAR * self.limit else ():
+            tried = self._recomputing(strategy, interval, 0)
+            taken = self._bytes(tried)
+            if taken <= self.limit:
+                return tried
+            if taken < least:
+                every, least = tried, taken
+        return every
+
+    def _fewest(self, strategy: Strategy, found: Strategy, taken: int) -> Strategy:
+        """By the secant over the blocks of a chunk that are kept: memory grows with them, nearly evenly, and time falls. Where
+        the line leaves no room for another block, none is tried."""
+        chunks = strategy.pipeline.num_chunks if strategy.pipeline else 1
+        fits, exceeds = 0, -(-len(self.problems.blocks) // chunks)
+        above = self._bytes(strategy)
+        while exceeds - fits > 1:
+            room = (self.limit - taken) / max(above - taken, 1) * (exceeds - fits)
+            if room < ENOUGH and fits:
+                break
+            middle = min(max(fits + int(room), fits + 1), exceeds - 1)
+            tried = self._recomputing(strategy, 1, middle)
+            size = self._bytes(tried)
+            if size <= self.limit:
+                fits, found, taken = middle, tried, size
+            else:
+                exceeds, above = middle, size
+        return found
+
+    def _recomputing(self, strategy: Strategy, interval: int, kept: int) -> Strategy:
+        cuts = strategy.pipeline.cuts if strategy.pipeline else ()
+        return replace(strategy, recompute=block_runs(self.problems.blocks, interval, cuts, kept))
+
+    def _bytes(self, strategy: Strategy) -> int:
+        """What the fullest stage takes: with equal stages that is the first, or the last, which has the loss."""
+        graph, device = self.problems.bound(strategy.micro_batch), self.problems.compute.device.kind
+        if strategy.pipeline is None:
+            return sum(memory_bytes(graph, strategy, device=device).values())
+        stages, last = Stages(graph, strategy), strategy.num_stages - 1
+
+        known = self.problems.known_chunks
+        looked_at = range(last + 1) if self.limits is not None else (0, last)
+        known.prepare(memory_runs(stages, [chunk for stage in looked_at for chunk in stages.of(stage)], device))
+        taken = [sum(stage_memory(stages, stage, device=device, known=known).values()) for stage in looked_at]
+        if self.limits is not None:
+            return self.limit + max(size - limit for size, limit in zip(taken, self.limits, strict=True))
+        return max(taken)

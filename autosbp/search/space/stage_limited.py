@@ -1,0 +1,156 @@
+"""Structures with the bounds of their stages (``bounds.stage_bound``): what no microbatch leaves room for is not searched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from autosbp.beside import in_turn, spread
+from autosbp.errors import InfeasibleError
+from autosbp.search.bounds.stage_bound import Hints, Recomputed, StageBounds, Wanted
+from autosbp.search.bounds.wait_bound import WaitBounds
+from autosbp.search.space.recompute import INTERVALS
+from autosbp.search.space.space_solver import INFINITE, Kind, SpaceSolver, Tally
+from autosbp.search.space.timed import OutOfTimeError
+from autosbp.search.stages.layouts import Structure
+
+T = TypeVar("T")
+Raised = Callable[["Left", Kind, float, Callable[[], bool]], list[float]]
+SHARE, NEAR = 0.25, 0.95
+"""Of the time limit, what bounds may take once nothing more is searched; and of the best step the part from which on the waits
+of repeated blocks are looked at, too: they are not much."""
+
+
+@dataclass
+class Left:
+    """A structure that is not shown to be worse: a bound for each size of its microbatches, largest first, and what it was when
+    it was ``searched``, of work that is dealt out evenly. It is ``tight`` where the quickest layouts do not fit."""
+
+    structure: Structure
+    bounds: list[float]
+    searched: list[float]
+    tight: bool = True
+
+
+class StageLimited(SpaceSolver):
+    """See the module's docstring."""
+
+    left: list[Left]
+    _stage_bounds: dict[Hashable, StageBounds]
+    _hints: dict[int, Hints]
+
+    def begin(self) -> None:
+        """Forget what is known of other structures."""
+        self.left, self._stage_bounds, self._hints = [], {}, {}
+
+    def keep_open(self, structure: Structure, bounds: float | Sequence[float], *, tight: bool = True) -> None:
+        """Leave it to ``settle`` to say more than these bounds, one for all or one a size."""
+        count = len(self.micro_batches(structure.stages))
+        known = [bounds] * count if isinstance(bounds, float) else list(bounds)
+        self.left.append(Left(structure, known, known, tight))
+
+    def shut(self, structure: Structure, kind: Kind, *, tight: bool = True) -> list[bool]:
+        """Of each size, whether stages have no room for a step that is better than the best known; none where nothing is
+        known, or time is over."""
+        if self.best is None or not self._bounds_stages(kind, tight):
+            return [False] * len(self.micro_batches(structure.stages))
+        stages = self._bounds_of(structure, kind)
+        found = stages.shut(self._cutoff, self._out_of_time)
+        self._hints.setdefault(structure.stages, {}).update(stages.hints)
+        return found
+
+    def settle(self, kind: Kind, tally: Tally) -> None:
+        """The least bound of what was kept open, raised by those of stages, and by waits, as far as time allows."""
+        level = self._cutoff
+        left = sorted(self.left, key=lambda left: min(left.bounds, default=INFINITE))
+        if kind.relaxes and kind.proves and not self.problems.network.cluster.groups:
+            deadline = min(max(self.deadline, time.monotonic() + SHARE * self.options.time_limit_s), self.end)
+            left = self._shared(self._raised, left, kind, level, deadline)
+            if NEAR * level <= min((min(each.bounds) for each in left), default=level) or self.problems.folding is None:
+                left = self._shared(self._waited, left, kind, level, deadline)
+        if left:
+            tally.bounds.append(min(level, *(bound for each in left for bound in each.bounds)))
+
+    def _shared(self, raised: Raised, left: Sequence[Left], kind: Kind, level: float, deadline: float) -> list[Left]:
+        """Bounds raised up to a level, of one structure apart from another: which process does which makes no difference."""
+        waiting = [each for each in left if min(each.bounds) < level]
+        tasks = [partial(raised, each, kind, level, lambda: time.monotonic() >= deadline) for each in waiting]
+        found = self._spread(tasks)
+        done = [each for each in left if min(each.bounds) >= level]
+        return [*done, *(replace(each, bounds=bounds) for each, bounds in zip(waiting, found, strict=True))]
+
+    def _spread(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """What tasks give, on two cores where they take long enough."""
+        return spread(tasks, self._wait) if self.problems.pays_to_share else in_turn(tasks)
+
+    def _wait(self) -> None:
+        """While the other process works, which knows the time, but not that a caller ended the search."""
+        self._tell()
+        if self.stopped:
+            self.require_time()
+
+    def _raised(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
+        """Those of stages, where these are higher. What one structure teaches of prices is kept from the others."""
+        if not self._bounds_stages(kind, left.tight):
+            return left.bounds
+        stages = self._bounds_of(left.structure, kind)
+        stages.shut(level, overdue)
+        return [
+            bound if bound >= level else max(bound, stages.least(at, level)) for at, bound in enumerate(left.bounds)
+        ]
+
+    def _waited(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
+        """With waits. Of repeated blocks, work that is dealt out evenly is looked at anew."""
+        if left.structure.stages == 1 or kind.pinned:
+            return left.bounds
+        sizes = self.micro_batches(left.structure.stages)
+        # What all stages work is bounded twice; bounds of repeated blocks have waits in them.
+        searched, worked = left.searched, left.bounds
+        if self.problems.folding is not None:
+            searched = worked = [
+                bound if bound >= level or overdue() else self._evenly_s(left.structure, size, kind)
+                for size, bound in zip(sizes, left.bounds, strict=True)
+            ]
+        waits = WaitBounds(self.problems, left.structure, sizes, kind.storages[0], self.options.schedules)
+        return [*map(max, left.bounds, waits.raised(searched, worked, level, overdue))]
+
+    def _evenly_s(self, structure: Structure, size: int, kind: Kind) -> float:
+        """A bound of work that is dealt out evenly."""
+        space = self._space(structure, size, kind.storages[0])
+        try:
+            layouts = self.problems.build(space, None)
+        except InfeasibleError:
+            return INFINITE
+        try:
+            return self._solve(layouts, kind, Tally(), INFINITE).lower_bound_s * self._working(space)
+        except OutOfTimeError:
+            return -INFINITE
+
+    def _bounds_stages(self, kind: Kind, tight: bool) -> bool:
+        """Whether bounds of stages are known, and say more than searches: of repeated blocks they do, of others where memory
+        binds. Parameters that are pinned apart from their use may cost less than they charge."""
+        says_more = tight or self.problems.folding is not None
+        known = kind.relaxes and kind.proves and not kind.pinned and not self.problems.network.cluster.groups
+        return says_more and known
+
+    def _bounds_of(self, structure: Structure, kind: Kind) -> StageBounds:
+        key = structure.key
+        if key not in self._stage_bounds:
+            wanted = Wanted(kind.storages, self._recomputed(), self.options.schedules, self.limit)
+            sizes = self.micro_batches(structure.stages)
+            hints = dict(self._hints.get(structure.stages, {}))
+            self._stage_bounds[key] = StageBounds(self.problems, structure, sizes, wanted, hints)
+        return self._stage_bounds[key]
+
+    def _recomputed(self) -> tuple[Recomputed, ...]:
+        """What ``Recomputation`` makes of strategies."""
+        every = self.options.recompute
+        if every:
+            return (Recomputed(False, True, every),)
+        kept = Recomputed(True, False)
+        if len(self.recomputes) == 1:
+            return (kept,)
+        return kept, Recomputed(True, True), Recomputed(False, True, max(INTERVALS))
