@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from autosbp.errors import InputError
 
+Read = TypeVar("Read")
 MAX_INT = 2**53
 MAX_JSON_BYTES = 256 * 2**20
 MAX_YAML_BYTES = 4 * 2**20
@@ -33,21 +35,17 @@ def digest(document: object, length: int = 16) -> str:
     return hashlib.sha256(canonical(document)).hexdigest()[:length]
 
 
-def _no_constant(name: str) -> Any:
-    raise InputError("document", name, "JSON numbers must be finite")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise InputError("document", text, "JSON numbers must be finite")
-    return number
-
-
 def loads(text: str | bytes, what: str = "document") -> Any:
-    """Parse JSON; NaN, infinity (1e999, too), syntax errors and halves of characters are an ``InputError``."""
+    """Parse JSON; NaN, infinity (1e999, too), syntax errors and halves of characters are an ``InputError`` of ``what``."""
+
+    def finite(number: str) -> float:
+        value = float(number)
+        if not math.isfinite(value):
+            raise InputError(what, number, "JSON numbers must be finite")
+        return value
+
     try:
-        document = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        document = json.loads(text, parse_constant=finite, parse_float=finite)
         if (b"\\u" in text or b"\xed" in text) if isinstance(text, bytes) else "\\u" in text:
             json.dumps(document, ensure_ascii=False).encode()
         return document
@@ -95,6 +93,12 @@ class _Loader(yaml.SafeLoader):
         if len(node.value) > _MAX_MERGED:
             problem = f"merges bring at most {_MAX_MERGED} members"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+# YAML 1.1 takes 1e9 and 1.0e9 for texts, as their exponents have no sign; YAML 1.2 and JSON take them for numbers.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE]\d+\Z"), list("-+.0123456789")
+)
 
 
 class Fields:
@@ -168,6 +172,14 @@ class Fields:
         value = self.raw("schema")
         if value != expected:
             raise InputError(self.at("schema"), value, f"{expected!r} is the version this release reads")
+
+
+def below(path: str, read: Callable[[Any], Read], data: object) -> Read:
+    """``read(data)``, with the fields that it refuses named below ``path``: those of a document in another."""
+    try:
+        return read(data)
+    except InputError as error:
+        raise InputError(f"{path}.{error.field}", error.value, error.limit) from None
 
 
 def as_float(value: object) -> float | None:

@@ -32,6 +32,16 @@ def test_merges_are_read() -> None:
     assert loads_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}")["b"] == {"x": 1, "y": 2}
 
 
+@pytest.mark.parametrize("text", ["1e9", "1.0e9", "1.E+9", "+1.0e09", "10.0e+8", ".1e10"])
+def test_numbers_of_yaml_may_have_exponents_without_a_sign(text: str) -> None:
+    assert loads_yaml(f"a: {text}") == {"a": 1e9}
+
+
+@pytest.mark.parametrize("text", ["1e9x", "e9", "1e", "v1.0e9", "'1e9'"])
+def test_texts_of_yaml_that_look_like_numbers_stay_texts(text: str) -> None:
+    assert loads_yaml(f"a: {text}") == {"a": text.strip("'")}
+
+
 @pytest.mark.parametrize("name", ["f.yaml", "f.json"])
 def test_files_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(jsonio, "MAX_YAML_BYTES", 8)
@@ -58,6 +68,12 @@ def test_what_is_no_float_is_no_number(value: object) -> None:
 def test_what_json_has_no_other_form_for_is_refused(text: str | bytes) -> None:
     with pytest.raises(InputError, match="finite|whole characters"):
         loads(text)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_number_that_is_none_is_named_with_its_file(number: str) -> None:
+    with pytest.raises(InputError, match=f"^calib.json: '{number}' is not accepted"):
+        loads(f'{{"a": {number}}}', "calib.json")
 
 
 def test_yaml_texts_hold_whole_characters() -> None:
