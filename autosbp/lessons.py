@@ -13,7 +13,7 @@ from autosbp.costmodel.calibration import Calibration, Correction
 from autosbp.costmodel.learning import Experience, learn
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.jsonio import Fields, digest, loads
+from autosbp.jsonio import Fields, below, digest, loads
 from autosbp.plan import Plan, Strategy
 
 REQUEST, RESULT = "request.json", "result.json"
@@ -137,7 +137,8 @@ def _read(calibration: Calibration, folder: Path, path: str) -> _Trial:
             raise InputError(path, str(folder), f"{_KEPT}; {name} cannot be read ({error})") from None
         documents[name] = loads(text, str(file))
     request = Fields(documents[REQUEST], f"{path}.request", documents[REQUEST])
-    plan, graph = Plan.from_dict(request.raw("plan")), load_graph(request.raw("graph"))
+    plan = below(request.at("plan"), Plan.from_dict, request.raw("plan"))
+    graph = below(request.at("graph"), load_graph, request.raw("graph"))
     provenance = plan.document["provenance"]
     wanted = Fields(provenance, f"{path}.request.plan.provenance", provenance).raw("graph_hash")
     if graph.graph_hash != wanted:

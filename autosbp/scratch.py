@@ -13,6 +13,8 @@ from pathlib import Path
 
 KEPT_S = 86400.0
 """How long a folder that nobody uses stays, since it was last changed."""
+UNTOLD_S = 60.0
+"""The same, of one that nobody is told of where its process is killed."""
 
 
 def hold(folder: Path) -> int | None:
@@ -30,8 +32,10 @@ def hold(folder: Path) -> int | None:
     return None
 
 
-def new_folder(prefix: str) -> tuple[int, Path]:
-    """One of its own, with its lock."""
+def new_folder(prefix: str, kept_s: float = KEPT_S) -> tuple[int, Path]:
+    """One of its own, with its lock; others of the same prefix that nobody uses go where they are older than ``kept_s``."""
+    for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        remove_old(old, kept_s)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     held = hold(folder)
     assert held is not None, "nobody else knows it"  # noqa: S101
@@ -41,9 +45,7 @@ def new_folder(prefix: str) -> tuple[int, Path]:
 @contextmanager
 def temporary_folder(prefix: str, kept_s: float = KEPT_S) -> Iterator[Path]:
     """Gone after the block; those of the same prefix that killed processes have left go when they are older than ``kept_s``."""
-    for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        remove_old(old, kept_s)
-    held, folder = new_folder(prefix)
+    held, folder = new_folder(prefix, kept_s)
     try:
         yield folder
     finally:

@@ -4,9 +4,9 @@
     from calibration import calibrate
     calibration = calibrate(load_cluster("local:2x2"))
 
-``read_results`` and ``assemble`` make a calibration of the lines that a failed or foreign run left behind;
-``calibrate_with_nccl_tests`` runs nccl-tests, ``import_nccl_log`` reads what it printed. Nothing here imports torch in
-the caller's process.
+``read_partial`` makes a calibration of what a run that ended early has left in its folder, ``read_results`` and ``assemble``
+one of such lines wherever they are; ``calibrate_with_nccl_tests`` runs nccl-tests, ``import_nccl_log`` reads what it
+printed. Nothing here imports torch in the caller's process.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from autosbp.cluster import Cluster
-from autosbp.costmodel.calibration import Calibration
+from autosbp.costmodel.calibration import METHODS, Calibration
 from autosbp.errors import InputError
 from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, run_ranks
-from calibration._fit import METHODS, fit_collective
+from calibration._fit import fit_collective
 from calibration._launch import Progress, mark_taken, way_of
 from calibration._launch import launch as measure
 from calibration._nccl_log import NcclLog
@@ -28,7 +28,7 @@ from calibration._nccl_tests import import_nccl_log, read_nccl_log
 from calibration._pooling import share_fits
 from calibration._report import report_html
 from calibration._request import BUDGET_S, DEFAULT_SIZES, Request
-from calibration._results import assemble, read_results
+from calibration._results import assemble, read_partial, read_results
 from calibration._scratch import scratch
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "fit_collective",
     "import_nccl_log",
     "read_nccl_log",
+    "read_partial",
     "read_results",
     "report_html",
     "share_fits",

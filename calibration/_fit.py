@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import f as f_distribution
 
-from autosbp.costmodel.calibration import CollectiveFit, Point
+from autosbp.costmodel.calibration import METHODS, CollectiveFit, Point
 from autosbp.errors import CalibrationError, InputError
 from calibration._regression import OUTLIER_WEIGHT, SCALE_FLOOR, LineFit, plain
 from calibration._rows import Rows
 
-METHODS = ("relative", "ols")
 MIN_POINTS = 3
 MAX_KNOTS = 3
 KNOT_SIGNIFICANCE = 0.01

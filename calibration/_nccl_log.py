@@ -57,4 +57,5 @@ def kind_of(given: str | None, program: str, path: Path) -> str:
     for tool, kind in TOOLS.items():
         if tool in path.name:
             return kind
-    raise InputError("kind", None, f"the log does not tell its collective; give one of {', '.join(TOOLS.values())}")
+    limit = f"a log that names its program, or a file named after it, is expected: one of {', '.join(TOOLS)}"
+    raise InputError("kind", f"that of {path.name}", limit)

@@ -32,6 +32,7 @@ _TIMES = ("time", "cputime")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|inf|N/A", re.IGNORECASE)
 _SIDE = 4  # time algbw busbw #wrong
 _RATIO_TOLERANCE = 0.02
+MAX_LOG_BYTES = 16 * 2**20  # a run prints kilobytes, with every rank's debug output some megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,7 @@ def read_nccl_log(path: Path, kind: str | None = None) -> NcclLog:
     Raises ``CalibrationError`` for a truncated run, wrong results or no rows of a size above 0, and ``InputError`` for
     a file that cannot be read and an unknown kind.
     """
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("path", str(path), f"a readable nccl-tests log is expected ({error})") from None
+    text = _read(path)
     if text.lstrip().startswith("{"):
         return read_nccl_json(text, path, kind)
     kind = kind_of(kind, text, path)
@@ -78,6 +76,20 @@ def read_nccl_log(path: Path, kind: str | None = None) -> NcclLog:
     groups = [int(number) for number in _GROUP.findall(text)]
     num_groups = max(groups) + 1 if groups else None
     return NcclLog(kind, tuple(sides[0]), tuple(sides[1]), _bus_factor(rows, path.name), num_skipped, num_groups)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_LOG_BYTES + 1)
+        text = data.decode()
+    except (OSError, ValueError) as error:
+        raise InputError("path", str(path), f"a readable nccl-tests log is expected ({error})") from None
+    if len(data) > MAX_LOG_BYTES:
+        raise InputError("path", str(path), f"a log of at most {MAX_LOG_BYTES} bytes is expected")
+    if not text.strip():
+        raise CalibrationError(f"{path.name}: truncated or empty: no rows are in it")
+    return text
 
 
 def import_nccl_log(

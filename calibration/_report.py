@@ -13,11 +13,14 @@ from calibration._plots import bytes_text, residual_plot, seconds_text, time_plo
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1180px; padding: 0 1em; color: #1a1a1a; }
-table { border-collapse: collapse; margin: 1em 0; } th, td { padding: 3px 10px; text-align: right; white-space: nowrap; }
+table { border-collapse: collapse; margin: 1em 0; display: block; overflow-x: auto; }
+th, td { padding: 3px 10px; text-align: right; white-space: nowrap; }
 th { border-bottom: 1px solid #888; } tr:nth-child(even) td { background: #f5f5f5; }
-th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; } .fits { display: flex; flex-wrap: wrap; gap: 20px; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+.fits { display: flex; flex-wrap: wrap; gap: 20px; }
 figure { margin: 0; } figcaption { font-weight: 600; } figcaption small { font-weight: 400; color: #555; display: block; }
-svg { display: block; } svg text { font: 10px system-ui, sans-serif; fill: #444; } svg .x { text-anchor: middle; }
+svg { display: block; overflow: visible; } svg text { font: 10px system-ui, sans-serif; fill: #444; }
+svg .x { text-anchor: middle; }
 svg .y { text-anchor: end; } .frame { fill: none; stroke: #bbb; } .grid { stroke: #e6e6e6; }
 .fit { fill: none; stroke: #c2410c; stroke-width: 1.5; } .point { fill: #1d4ed8; } .spread { stroke: #1d4ed8; }
 .outlier { fill: #fff; stroke: #b91c1c; stroke-width: 2; } .knot { stroke: #777; stroke-dasharray: 4 3; }

@@ -12,11 +12,14 @@ from autosbp.costmodel.calibration import BETA_FLOOR_S_PER_BYTE, Calibration, Co
 from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import CalibrationError, InputError
-from autosbp.jsonio import loads
+from autosbp.jsonio import loads, read_file
 from calibration._fit import MIN_POINTS, fit_collective
 from calibration._placements import Placement
 from calibration._pooling import share_fits
 from calibration._request import Measurement, Request, measurement_names, op_name
+
+POOR_FIT = 0.25
+"""Median relative error above which a fit is told: the cost model aims at a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +132,31 @@ def parse_results(text: bytes, name: str) -> Results:
     return results
 
 
+def read_partial(folder: Path) -> Calibration:
+    """What a run that ended early has left in its folder, fitted as far as it goes; ``InputError`` for another folder."""
+    names = ("request.json", "results.jsonl")
+    if not all((folder / name).is_file() for name in names):
+        limit = f"a folder of a calibration that ended early is expected, with {' and '.join(names)}"
+        raise InputError("folder", str(folder), limit)
+    document = read_file(folder / names[0])
+    try:
+        request = Request.from_dict(document)
+    except (KeyError, TypeError):
+        limit = "the request of a calibration by this release is expected"
+        raise InputError(str(folder / names[0]), document, limit) from None
+    return assemble(request, read_results(folder / names[1]), "relative", partial=True)
+
+
 def assemble(request: Request, results: Results, method: str, partial: bool = False) -> Calibration:
     """Fit every kind and placement of ``results``; under the default method, those that cannot be told apart share a fit.
 
-    With ``partial``, kinds and placements of too few points are left out and the calibration says that it is not
-    complete; without, an unfinished run raises ``CalibrationError`` that names the measurement it ended in.
+    With ``partial``, kinds and placements of too few points are left out, and the calibration says that it is not
+    complete and where the run ended; without, an unfinished run raises ``CalibrationError`` that names the measurement it
+    ended in.
     """
-    if not results.done and not partial:
-        left = len(measurement_names(request)) - len(results.made)
-        raise CalibrationError(f"{results.current}: the run ended here, {left} measurements before its end")
+    if not partial:
+        for reason in _ended_early(request, results):
+            raise CalibrationError(reason)
     fits = []
     for series, points in results.points.items():
         if not partial or len(points) >= MIN_POINTS:
@@ -146,16 +165,38 @@ def assemble(request: Request, results: Results, method: str, partial: bool = Fa
             fits.append(replace(fit, placement=series.label, num_groups=series.num_groups, waiting_s=waiting_s))
     if method == "relative":
         fits = share_fits(fits)
-    notes = [*_flat(fits, method), *_few_repeats(request, fits), *_left_out(results)]
+    notes = [*_ended_early(request, results), *_poor(fits), *_flat(fits, method)]
+    notes += [*_few_repeats(request, fits), *_left_out(results)]
     return Calibration(
         request.cluster, request.backend, method, tuple(fits), results.ops, results.done, tuple(notes),
         overlap=results.overlap, sharing=results.sharing,
     )  # fmt: skip
 
 
+def _ended_early(request: Request, results: Results) -> list[str]:
+    if results.done:
+        return []
+    left = len(measurement_names(request)) - len(results.made)
+    return [f"{results.current}: the run ended here, {left} measurements before its end"]
+
+
+def _poor(fits: list[CollectiveFit]) -> list[str]:
+    """Fits that are far from what was measured, which an intact file would not show."""
+    missed = {_name(fit): fit.median_relative_error for fit in fits if fit.median_relative_error > POOR_FIT}
+    if not missed:
+        return []
+    named = "; ".join(f"{name} ({100 * error:.0f} %)" for name, error in missed.items())
+    limit = f"{100 * POOR_FIT:.0f} %"
+    return [f"fits off by more than {limit} at half of their sizes, measure longer or on a machine at rest: {named}"]
+
+
+def _name(fit: CollectiveFit) -> str:
+    return Series(fit.kind, fit.group_shape, fit.placement, fit.num_groups).name
+
+
 def _flat(fits: list[CollectiveFit], method: str) -> list[str]:
     return [
-        f"{Series(fit.kind, fit.group_shape, fit.placement, fit.num_groups).name}: "
+        f"{_name(fit)}: "
         "times do not grow with size; measure larger messages, which are predicted at the rate of the cluster's description"
         for fit in fits
         if method == "relative" and fit.last_beta_s_per_byte <= BETA_FLOOR_S_PER_BYTE
@@ -179,7 +220,12 @@ def _left_out(results: Results) -> list[str]:
 
 
 def _shortened(names: list[str]) -> list[str]:
-    """Names of collectives; of ops, which are long and many, how many there are."""
+    """Names of collectives, once with all of their sizes; of ops, which are long and many, how many there are."""
     num_ops = sum(name.startswith(op_name("")) for name in names)
-    found = [name for name in names if not name.startswith(op_name(""))]
+    sizes: dict[str, list[str]] = {}
+    for name in names:
+        if not name.startswith(op_name("")):
+            series, _, size = name.rpartition(", ")
+            sizes.setdefault(series, []).append(size.removesuffix(" bytes"))
+    found = [f"{series}, {', '.join(all_sizes)} bytes" for series, all_sizes in sizes.items()]
     return [*found, f"{num_ops} of the lightest ops"] if num_ops else found

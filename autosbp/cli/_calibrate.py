@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,14 +30,15 @@ from autosbp.cli._options import (
 from autosbp.cli._run import console, note, print_json
 from autosbp.cli._unused import refuse_unused
 from autosbp.errors import CalibrationError, InputError
+from autosbp.scratch import new_folder
 from autosbp.units import num_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration, CollectiveFit
     from calibration import Progress
 
-RESULTS = "results.jsonl"
-"""What ``calibration`` writes as it measures."""
+RESULTS, REQUEST = "results.jsonl", "request.json"
+"""What ``calibration`` writes as it measures, and before."""
 Backend = Annotated[str | None, typer.Option("--backend", help="gloo or nccl; by default what the devices use.")]
 Sizes = Annotated[str | None, typer.Option("--sizes", metavar="BYTES,...", help="Message sizes, at least three.")]
 Repeats = Annotated[int, typer.Option("--repeats", help="Most repeats of one size; fewer where time is up.")]
@@ -171,7 +172,7 @@ def show_calibration(found: Calibration, report: Path | None, as_json: bool) -> 
 def _sizes(text: str | None) -> list[int] | None:
     if text is None:
         return None
-    if re.fullmatch(r"\d{1,12}(,\d{1,12})*", text, re.ASCII) is None:
+    if re.fullmatch(r"\d{1,18}(,\d{1,18})*", text, re.ASCII) is None:
         raise InputError("sizes", text, "whole numbers of bytes with commas between them are expected")
     return [int(part) for part in text.split(",")]
 
@@ -209,8 +210,8 @@ def _measure_here(
             raise
         except BaseException as error:
             _copy_results(shared, workdir)
-            if workdir is not None and isinstance(error, CalibrationError):
-                note("the same command continues this run")
+            if workdir is not None and isinstance(error, (CalibrationError, KeyboardInterrupt)):
+                note(f"the same command continues this run; autosbp explain {workdir} shows what it has measured")
             raise
     if workdir is not None:
         shutil.rmtree(workdir, ignore_errors=shared is not None)
@@ -222,7 +223,8 @@ def _copy_results(source: Path | None, target: Path | None) -> None:
     if source is None or target is None or not (source / RESULTS).exists():
         return
     target.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source / RESULTS, target / RESULTS)
+    for name in (RESULTS, REQUEST):
+        shutil.copyfile(source / name, target / name)
 
 
 def _follow(step: Progress) -> None:
@@ -263,13 +265,16 @@ def _run_nccl_tests(
     if output is not None:
         folder = output.with_name(output.name + ".nccl-tests")
         return calibrate_with_nccl_tests(there, folder, progress=_follow, **ways)
-    temporary = Path(tempfile.mkdtemp(prefix="autosbp-nccl-tests-"))
+    held, temporary = new_folder("autosbp-nccl-tests-")
     try:
         found = calibrate_with_nccl_tests(there, temporary, progress=_follow, **ways)
     except InputError:
         shutil.rmtree(temporary)
         raise
-    shutil.rmtree(temporary)  # after a failure it stays, as the error says
+    else:
+        shutil.rmtree(temporary)  # after a failure it stays for a day, as the error says where
+    finally:
+        os.close(held)
     return found
 
 
@@ -321,6 +326,13 @@ def _kind(fit: CollectiveFit) -> str:
     return " ".join(filter(None, [fit.kind, fit.placement]))
 
 
+def _rate(beta_s_per_byte: float) -> str:
+    """Bandwidth; times that do not grow with size show none."""
+    from autosbp.costmodel.calibration import BETA_FLOOR_S_PER_BYTE
+
+    return f"{1 / beta_s_per_byte / 1e9:.4g} GB/s" if beta_s_per_byte > BETA_FLOOR_S_PER_BYTE else "-"
+
+
 def _show(found: Calibration) -> None:
     out = console()
     rows = [
@@ -328,7 +340,7 @@ def _show(found: Calibration) -> None:
             fit.kind,
             _group(fit),
             seconds(fit.alpha_s),
-            f"{1 / fit.beta_s_per_byte / 1e9:.4g} GB/s" if fit.beta_s_per_byte > 0 else "-",
+            _rate(fit.beta_s_per_byte),
             f"{fit.r2:.4f}",
             percent(fit.median_relative_error, 1.0),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -102,8 +103,9 @@ def explain(
 
     With the graph, also every collective of a step; with --program, what one rank runs; with --why OP, what other layouts
     of an op would cost with all else chosen anew; with --what-if, what better hardware would buy. With --report, a page with
-    a calibration's points against its fits. With --server, of a strategy or calibration that the service has: its graph and
-    its calibration come from there, and it works out the answers to --why and --what-if.
+    a calibration's points against its fits; one that ended early has left FILE.partial, which is explained as far as it goes.
+    With --server, of a strategy or calibration that the service has: its graph and its calibration come from there, and it
+    works out the answers to --why and --what-if.
     """
     check_output(report)
     measured = _measured(plan, server)
@@ -153,7 +155,8 @@ def _refuse_unused(question: _Question) -> None:
 
 
 def _measured(source: str, server: str | None) -> CostsFrom | None:
-    """The calibration that a file is, or that a service has under an id; None for a plan."""
+    """The calibration that a file is, that a folder has the beginning of, or that a service has under an id; None for a
+    plan."""
     if server is not None:
         from autosbp.cli._server import connected, is_id
         from autosbp.costmodel.calibration import Calibration
@@ -163,6 +166,10 @@ def _measured(source: str, server: str | None) -> CostsFrom | None:
                 return None
             with connected(server) as client:
                 return Calibration.from_dict(client.get_calibration(source))
+    if Path(source).is_dir():
+        from calibration import read_partial
+
+        return read_partial(Path(source))
     return read_calibration(source) if is_calibration(source) else None
 
 

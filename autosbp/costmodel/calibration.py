@@ -15,11 +15,13 @@ from autosbp.cluster import Cluster
 from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import InputError
-from autosbp.jsonio import Fields, check_integer, digest
+from autosbp.jsonio import Fields, below, check_integer, digest
 
 SCHEMA = "autosbp.calibration/1"
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
 PLACEMENTS = ("contiguous", "strided")
+METHODS = ("relative", "ols")
+"""Ways to fit, see ``calibration._fit``; alpha below 0 and beta of 0 or less are of the second alone."""
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MAX_NAME = 100
 BETA_FLOOR_S_PER_BYTE = 1e-15
@@ -224,14 +226,15 @@ class Calibration:
             ),
         )
         fields.schema(SCHEMA)
-        cluster = Cluster.from_dict(fields.raw("cluster"))
+        cluster = below("cluster", Cluster.from_dict, fields.raw("cluster"))
         limits = tuple(level.count for level in cluster.levels)
+        method = fields.text("method", choices=METHODS)
         calibration = Calibration(
             cluster,
             fields.text("backend", choices=("gloo", "nccl")),
-            fields.text("method"),
+            method,
             tuple(
-                _fit(entry, f"collectives[{index}]", limits)
+                _fit(entry, f"collectives[{index}]", limits, signed=method == "ols")
                 for index, entry in enumerate(fields.sequence("collectives"))
             ),
             {str(key): _op_time(times, f"ops[{key}]") for key, times in fields.mapping("ops", {}).items()},
@@ -305,7 +308,8 @@ def _spread(mad_s: object, quantiles_s: object, path: str) -> Spread:
     return Spread(fields.number("mad_s", high=_MAX), values)
 
 
-def _fit(entry: object, path: str, limits: tuple[int, ...]) -> CollectiveFit:
+def _fit(entry: object, path: str, limits: tuple[int, ...], signed: bool) -> CollectiveFit:
+    """``signed`` fits may have alpha below 0 and beta of 0 or less."""
     fields = Fields(entry, path, tuple(CollectiveFit.__dataclass_fields__))
     counts = fields.sequence("group_shape")
     if len(counts) != len(limits):
@@ -321,8 +325,8 @@ def _fit(entry: object, path: str, limits: tuple[int, ...]) -> CollectiveFit:
     return CollectiveFit(
         fields.text("kind", choices=KINDS),
         shape,
-        fields.number("alpha_s", low=-_MAX, high=_MAX),
-        fields.number("beta_s_per_byte", low=-_MAX, high=_MAX),
+        fields.number("alpha_s", low=-_MAX if signed else 0.0, high=_MAX),
+        fields.number("beta_s_per_byte", low=-_MAX, high=_MAX) if signed else fields.positive("beta_s_per_byte"),
         fields.number("r2", low=-_MAX, high=1.0),
         fields.number("median_relative_error", high=_MAX),
         fields.number("max_relative_error", high=_MAX),

@@ -113,13 +113,23 @@ def test_unusable_runs_say_why(tmp_path: Path, text: str, part: str) -> None:
 def test_collective_is_named_by_argument_or_refused(tmp_path: Path) -> None:
     path = write(tmp_path, NEW.read_text(), "log.txt")
     assert read_nccl_log(path, "all_gather").kind == "all_gather"
-    with pytest.raises(InputError, match="give one of"):
+    with pytest.raises(InputError, match="'that of log.txt' .* a file named after it, is expected: one of all_reduce, "):
         read_nccl_log(path)
     assert read_nccl_log(path, "broadcast").kind == "broadcast"
     with pytest.raises(InputError, match="all_reduce, all_gather"):
         read_nccl_log(path, "scan")
     with pytest.raises(InputError, match="readable"):
         read_nccl_log(tmp_path / "none.txt")
+
+
+def test_a_log_without_end_does_not_fill_the_memory() -> None:
+    with pytest.raises(InputError, match="path: '/dev/zero' .* at most 16777216 bytes"):
+        read_nccl_log(Path("/dev/zero"))
+
+
+def test_an_empty_log_is_told_as_such_whatever_its_name(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="log.txt: truncated or empty"):
+        read_nccl_log(write(tmp_path, "\n", "log.txt"))
 
 
 @pytest.mark.parametrize("program", ["gather_perf", "scatter_perf", "hypercube_perf", "reduce_perf", "alltoallv_perf"])

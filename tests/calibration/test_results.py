@@ -17,7 +17,7 @@ from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical
 from autosbp.processes import start_ticks
-from calibration import Request, assemble, read_results
+from calibration import Request, assemble, read_partial, read_results
 from calibration._launch import continue_or_begin, mark_taken
 from calibration._request import SHARING, series, waitings
 from calibration._worker import Log
@@ -60,6 +60,32 @@ def test_a_run_that_ended_early_is_refused_by_name_or_taken_as_partial(tmp_path:
         assemble(REQUEST, results, "relative")
     partial = assemble(REQUEST, results, "relative", partial=True)
     assert not partial.complete and [fit.kind for fit in partial.collectives] == ["all_reduce"]
+    assert partial.notes == ("all_gather over 2, 4096 bytes: the run ended here, 23 measurements before its end",)
+
+
+def test_the_folder_of_a_run_that_ended_early_is_a_partial_calibration(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_bytes(b"".join(lines()[:11]))
+    with pytest.raises(InputError, match="^folder: .* with request.json and results.jsonl"):
+        read_partial(tmp_path)
+    (tmp_path / "request.json").write_bytes(b'{"backend":"gloo"}')
+    with pytest.raises(InputError, match="the request of a calibration by this release is expected"):
+        read_partial(tmp_path)
+    (tmp_path / "request.json").write_bytes(canonical(REQUEST.to_dict()))
+    partial = read_partial(tmp_path)
+    assert not partial.complete and [fit.kind for fit in partial.collectives] == ["all_reduce"]
+
+
+def test_fits_that_are_far_from_their_points_are_told(tmp_path: Path) -> None:
+    path, scattered = tmp_path / "results.jsonl", [3e-3, 1e-3, 3e-3, 1e-3, 3e-3, 1e-3]
+    points = [
+        {"point": {"kind": "p2p", "group_shape": [2], "values": [1024 * 2**at, seconds, 0.0, 30]}}
+        for at, seconds in enumerate(scattered)
+    ]
+    measured = [line for line in lines() if not (b'"point"' in line and b'"p2p"' in line)]
+    path.write_bytes(b"".join([*measured[:-1], *(canonical(point) + b"\n" for point in points), measured[-1]]))
+    note, *_ = assemble(REQUEST, read_results(path), "relative").notes
+    assert note.startswith("fits off by more than 25 % at half of their sizes") and "p2p over 2 (" in note
+    assert "all_reduce" not in note
 
 
 def test_no_file_is_a_run_that_did_not_start(tmp_path: Path) -> None:
@@ -87,13 +113,15 @@ def test_a_line_that_is_no_result_is_refused_by_number(tmp_path: Path, line: byt
 def test_flat_times_few_repeats_and_sizes_left_out_leave_notes(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     changed = [line.replace(b"0.001016384", b"0.0009").replace(b"0.0,30", b"0.0,7") for line in lines()]
-    changed[-1:-1] = [canonical({"begin": "p2p over 2, 65536 bytes"}), b"\n", canonical({"left_out": "too big"}), b"\n"]
+    for size in (65536, 262144):
+        left_out = [canonical({"begin": f"p2p over 2, {size} bytes"}), canonical({"left_out": "too big"})]
+        changed[-1:-1] = [line + b"\n" for line in left_out]
     path.write_bytes(b"".join(changed))
     notes = assemble(REQUEST, read_results(path), "relative").notes
     assert "all_reduce over 2: times do not grow with size" in notes[0]
     assert notes[-2:] == (
         "18 of 18 points have fewer than 30 repeats, the least 7",
-        "left out, too big: p2p over 2, 65536 bytes",
+        "left out, too big: p2p over 2, 65536, 262144 bytes",
     )
 
 

@@ -106,7 +106,7 @@ def cut(name: str) -> Callable[[Path], None]:
         (changed("result.json", plan_id="plan-1"), "trial[0].result.plan_id: 'plan-1'"),
         (changed("result.json", step_time_s={}), "trial[0].result.step_time_s.median: None"),
         (changed("result.json", step_time_s={"median": 0}), "trial[0].result.step_time_s.median: 0"),
-        (changed("request.json", plan={}), "schema: None"),
+        (changed("request.json", plan={}), "trial[0].request.plan.schema: None"),
     ],
 )
 def test_a_trial_that_cannot_teach_is_refused_by_name(

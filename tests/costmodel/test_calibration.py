@@ -51,6 +51,22 @@ def test_negative_alpha_of_plain_least_squares_round_trips() -> None:
     assert Calibration.from_dict(document).collectives[0].alpha_s == -1e-4
 
 
+@pytest.mark.parametrize(("name", "value"), [("alpha_s", -1e-4), ("beta_s_per_byte", 0.0), ("beta_s_per_byte", -1e-9)])
+def test_alpha_and_beta_that_only_plain_least_squares_gives_are_refused_of_others(name: str, value: float) -> None:
+    document = example().to_dict()
+    document["collectives"][1][name] = value
+    assert Calibration.from_dict(document | {"method": "ols"})
+    with pytest.raises(InputError, match=rf"^collectives\[1\].{name}: {value} is not accepted"):
+        Calibration.from_dict(document)
+
+
+def test_fields_of_the_cluster_are_named_below_it() -> None:
+    document = example().to_dict()
+    document["cluster"]["levels"][0]["bandwidth_bytes_per_s"] = -5
+    with pytest.raises(InputError, match=r"^cluster.levels\[0\].bandwidth_bytes_per_s: -5 is not accepted"):
+        Calibration.from_dict(document)
+
+
 def test_knots_intervals_and_outliers_round_trip_and_old_documents_keep_their_id() -> None:
     document = example().to_dict()
     assert "knots" not in document["collectives"][0]
@@ -91,7 +107,8 @@ BAD: list[tuple[list[Any], Any, str]] = [
     (["complete"], "false", "complete"),
     (["notes", 0], 3, "notes[0]"),
     (["extra"], 1, "extra"),
-    (["cluster", "levels", 0, "count"], 0, "levels[0].count"),
+    (["cluster", "levels", 0, "count"], 0, "cluster.levels[0].count"),
+    (["method"], "magic", "method"),
     (["collectives", 0, "kind"], "barrier", "collectives[0].kind"),
     (["collectives", 0, "placement"], "diagonal", "collectives[0].placement"),
     (["collectives", 0, "num_groups"], 0, "collectives[0].num_groups"),

@@ -134,6 +134,14 @@ def test_the_program_writes_a_description_for_the_planner(tmp_path: Path, capsys
     assert "emulated:4x1 at 100 Mbit/s" in capsys.readouterr().err
 
 
+def test_a_description_that_cannot_be_written_is_told_by_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "none" / "cluster.json"
+    assert main(["--spec", str(path)]) == 2
+    assert f"error: spec: '{path}' is not accepted; a file in an existing folder" in capsys.readouterr().err
+
+
 def test_the_program_refuses_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--nodes", "99", "--", "module"]) == 2
     assert "nodes: 99 is not accepted" in capsys.readouterr().err

@@ -93,3 +93,23 @@ def test_an_owner_that_is_asked_to_stop_leaves_nothing(
         process.send_signal(number)
         assert process.wait(30) in (code, 128 + number)
         assert remains(process.pid) == []
+
+
+def test_a_killed_program_leaves_no_ranks_and_the_next_one_takes_its_folders_away(
+    can_emulate: None, tmp_path: Path
+) -> None:
+    root = tmp_path / "temporary"
+    root.mkdir()
+    env = {**environment(), "TMPDIR": str(root)}
+    program = [sys.executable, "-m", "autosbp.testing.emulated", "--nodes", "2", "--ranks", "1", "--"]
+    with subprocess.Popen([*program, "tests.testing.ranks", "hang", str(tmp_path)], env=env) as killed:
+        wait_for(lambda: len(list(tmp_path.glob("here*"))) == 2)
+        ranks = [int(path.read_text()) for path in tmp_path.glob("here*")]
+        assert all(map(alive, ranks)) and {path.name.split("-")[1] for path in root.glob("autosbp-*")} == {"emulated", "ranks"}
+        killed.kill()
+    wait_for(lambda: not any(map(alive, ranks)))
+    for path in (*root.glob("*/*"), *root.iterdir()):
+        os.utime(path, (time.time() - 120,) * 2)
+    done = subprocess.run([*program, "json.tool", "--help"], env=env, capture_output=True, timeout=60)
+    assert done.returncode == 0
+    assert list(root.glob("autosbp-*")) == [] and remains(killed.pid) == []

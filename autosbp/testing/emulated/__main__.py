@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from autosbp.errors import AutosbpError
+from autosbp.errors import AutosbpError, InputError
 from autosbp.jsonio import canonical
+from autosbp.scratch import UNTOLD_S, temporary_folder
 from autosbp.testing.emulated import EmulatedCluster, sweep, why_not
+from autosbp.testing.emulated._cluster import FOLDERS
 from autosbp.testing.emulated._launch import node_log
 
 FAILED, INTERRUPTED = 4, 130
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
             return _sweep()
         cluster = EmulatedCluster(options.nodes, options.ranks, options.rate, options.delay)
         if options.spec is not None:
-            options.spec.write_bytes(canonical(cluster.spec.to_dict()) + b"\n")
+            _write(options.spec, canonical(cluster.spec.to_dict()) + b"\n")
             _say(f"wrote {options.spec}: {cluster.spec.name}")
         if options.module is None:
             return 0
@@ -61,6 +62,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        limit = f"a file in an existing folder that can be written is expected ({error.strerror})"
+        raise InputError("spec", str(path), limit) from None
+
+
 def _sweep() -> int:
     reason = why_not()
     if reason is not None:
@@ -73,8 +82,8 @@ def _sweep() -> int:
 
 def _run(cluster: EmulatedCluster, module: str, arguments: Sequence[str], timeout_s: float) -> int:
     """Run the ranks; node 0's output goes on to standard output, that of the others at the end."""
-    with tempfile.TemporaryDirectory(prefix="autosbp-emulated-") as folder, cluster:
-        log_path, shown = Path(folder) / "ranks.log", 0
+    with temporary_folder(FOLDERS, UNTOLD_S) as folder, cluster:
+        log_path, shown = folder / "ranks.log", 0
 
         def follow() -> bool:
             nonlocal shown

@@ -6,7 +6,6 @@ import itertools
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,12 +15,15 @@ from typing import Self
 
 from autosbp.cluster import Cluster
 from autosbp.errors import AutosbpError, InputError, UnsupportedError
+from autosbp.scratch import UNTOLD_S, temporary_folder
 from autosbp.testing.emulated import _network
 from autosbp.testing.emulated._launch import run_on_nodes
 from autosbp.testing.emulated._owners import Owner, this_process
 from autosbp.testing.emulated._spec import Shape
 from autosbp.torchrun import Outcome, environment
 
+FOLDERS = "autosbp-emulated-"
+"""How names of temporary folders for logs begin."""
 _SWITCH_MODULE = "autosbp.testing.emulated._switch"
 _FIRST_PORT, _NUM_PORTS = 29500, 1000
 _SWITCH_END_S = 5.0
@@ -126,8 +128,8 @@ class EmulatedCluster:
         self, module: str, arguments: Sequence[str] = (), *, timeout_s: float = 600.0, log_dir: Path | None = None
     ) -> Outcome:
         """Run a module as all ranks of the cluster; logs are kept in ``log_dir`` where it is given."""
-        with tempfile.TemporaryDirectory(prefix="autosbp-emulated-") as folder:
-            log_path = (log_dir or Path(folder)) / "ranks.log"
+        with temporary_folder(FOLDERS, UNTOLD_S) as folder:
+            log_path = (log_dir or folder) / "ranks.log"
             return self.launch(module, arguments, self.shape.num_ranks, log_path, timeout_s=timeout_s)
 
     def _join_by_switch(self, owner: Owner) -> None:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from autosbp.scratch import temporary_folder
+from autosbp.scratch import UNTOLD_S, temporary_folder
 from autosbp.testing.emulated._network import INTERFACE, address, end_processes, inside
 from autosbp.testing.emulated._rank_errors import RankError, first_error
 from autosbp.torchrun import OWNER, Outcome, environment, log_tail, start, torchrun_command
 
 _RANK_MODULE = "autosbp.testing.emulated._rank"
 _ERRORS_PREFIX = "autosbp-ranks-"
-_LEFT_S = 60.0  # nobody is told of the folder of a run that was killed, so it need not stay
 _POLL_S = 0.1
 _LAST_WORDS_S = 3.0  # for the other ranks to fail by themselves, and to write down why, after the first failure
 _STOP_S = 5.0
@@ -51,7 +50,7 @@ def run_on_nodes(
     logs = [node_log(log_path, node) for node in range(len(namespaces))]
     # C++ warns of every address without a name; nodes have none.
     env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **environment(INTERFACE), OWNER: str(os.getpid())}
-    with temporary_folder(_ERRORS_PREFIX, _LEFT_S) as errors:
+    with temporary_folder(_ERRORS_PREFIX, UNTOLD_S) as errors:
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for node, namespace in enumerate(namespaces):
