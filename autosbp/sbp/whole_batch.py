@@ -6,13 +6,14 @@ comes out as a partial sum, of which a microbatch has its part - but for numbers
 divided: those of a microbatch are its own.
 
 Where such a number is made of the batch alone, as the labels that count are, every rank has it of the whole batch before the
-first pass, and microbatches divide by it (``denominators``). A loss of which microbatches have another share than their
-equal part is multiplied (``scale``). What is so made ``exact`` trains as the whole batch does.
+first pass, and microbatches divide by it (``denominators``); also where more is done to it, as to keep it from 0. A loss of
+which microbatches have another share than their equal part is multiplied (``scale``). What is so made ``exact`` trains as the
+whole batch does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -34,13 +35,23 @@ _EQUAL = frozenset(f"aten.{name}.default" for name in ("expand", "zeros", "ones"
 
 
 @dataclass(frozen=True, slots=True)
+class Denominator:
+    """A number of the batch alone that sums are divided by: a sum itself, or made of the ``sums``, of which all microbatches
+    together have ``times`` what the whole batch has."""
+
+    ref: Ref
+    sums: frozenset[Ref]
+    times: float
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """What the mean of the losses of all microbatches is to the loss of the whole batch.
 
     ``same``: equal, as its gradients are; ``counted``: equal where each microbatch has as many labels as any other;
     ``scaled``: ``share`` of it; ``mixed``: something else, as ``op`` looks at samples together, or ``None`` is known of it.
-    ``denominators`` are divisions, by name, whose second arguments are numbers that are made of the batch alone; a
-    microbatch of ``count`` divides by those of the whole batch over ``count``. ``exact``: with these, the sum of the losses,
+    ``denominators`` are, by the names of divisions, their second arguments that are made of the batch alone; a microbatch of
+    ``count`` divides by those of the whole batch over ``count``. ``exact``: with these, the sum of the losses,
     each times ``scale``, is that of the whole batch, and so are the gradients.
     """
 
@@ -48,7 +59,7 @@ class Parts:
     share: float = 1.0
     op: str = ""
     count: int = 1
-    denominators: Mapping[str, Ref] = field(default_factory=dict)
+    denominators: Mapping[str, Denominator] = field(default_factory=dict)
     exact: bool = True
 
     @property
@@ -60,12 +71,14 @@ class Parts:
 @dataclass(frozen=True, slots=True)
 class _Value:
     """A tensor of a microbatch: how it lies in that of the whole batch, and times how much; whether only if labels are as
-    many in each, and whether these are known beforehand."""
+    many in each, and whether these are known beforehand. A number that is no sum itself was made of ``sums``, as in
+    ``Denominator``: it can only be divided by."""
 
     state: Sbp
     times: float = 1.0
     counted: bool = False
     known: bool = True
+    sums: frozenset[Ref] = frozenset()
 
 
 class _MixedError(Exception):
@@ -85,7 +98,10 @@ def in_parts(graph: LogicalGraph, batch: int, micro_batch: int) -> Parts:
         try:
             _follow(whole, node, other, values, count)
         except _MixedError:
-            return Parts(MIXED, op=node.op, count=count, exact=False)
+            sums = _made_of_sums(whole, node, values)
+            if not sums:
+                return Parts(MIXED, op=node.op, count=count, exact=False)
+            values[Ref(node.name)] = _Value(P, values[next(iter(sums))].times, sums=sums)
     loss = values[whole.loss]
     if loss.state not in (B, P):
         return Parts(MIXED, count=count, exact=False)
@@ -93,7 +109,7 @@ def in_parts(graph: LogicalGraph, batch: int, micro_batch: int) -> Parts:
     if abs(share - 1.0) <= ROUNDING:
         share = 1.0
     kind = SCALED if share != 1.0 else COUNTED if loss.counted else SAME
-    denominators = {node.name: ref for node in whole.nodes if (ref := _denominator(whole, node, values)) is not None}
+    denominators = {node.name: by for node in whole.nodes if (by := _denominator(whole, node, values)) is not None}
     return Parts(kind, share, count=count, denominators=denominators, exact=loss.known)
 
 
@@ -113,7 +129,7 @@ def difference(graph: LogicalGraph, batch: int, micro_batch: int) -> list[str]:
     ]
 
 
-def _denominator(whole: LogicalGraph, node: Node, values: dict[Ref, _Value]) -> Ref | None:
+def _denominator(whole: LogicalGraph, node: Node, values: dict[Ref, _Value]) -> Denominator | None:
     """The number that a sum is divided by, where it is a sum over the batch, known before the first pass: no parameter goes
     into it, nothing random, and no other such quotient."""
     refs = list(node.refs())
@@ -122,15 +138,30 @@ def _denominator(whole: LogicalGraph, node: Node, values: dict[Ref, _Value]) -> 
     by = refs[1]
     if by.name in whole.computed or values[by].counted or prod(whole.meta(by).sizes) != 1:
         return None
-    return None if any(sharding_of(whole, each).random for each in made_of(whole, (by,))) else by
+    if any(sharding_of(whole, each).random for each in made_of(whole, (by,))):
+        return None
+    return Denominator(by, values[by].sums or frozenset((by,)), values[by].times)
 
 
-def made_of(graph: LogicalGraph, refs: Iterable[Ref]) -> tuple[Node, ...]:
-    """The ops that these values are made by, in the program's order."""
-    names = {ref.name for ref in refs}
+def _made_of_sums(whole: LogicalGraph, node: Node, values: dict[Ref, _Value]) -> frozenset[Ref]:
+    """The sums over the batch that a node makes one number of, such as one that is at least 1, all of the same ``times``; none
+    where it makes more, or where a parameter or a tensor that lies otherwise in a microbatch goes into it."""
+    refs = list(node.refs())
+    if node.name in whole.computed or any(values[ref].counted or values[ref].state not in (B, P) for ref in refs):
+        return frozenset()
+    numbers = [*node.outputs, *(whole.meta(ref) for ref in refs if values[ref].state == P)]
+    if len(node.outputs) != 1 or any(prod(meta.sizes) != 1 for meta in numbers):
+        return frozenset()
+    sums = frozenset(each for ref in refs if values[ref].state == P for each in values[ref].sums or (ref,))
+    return sums if len({values[ref].times for ref in sums}) == 1 and not any(ref.index for ref in sums) else frozenset()
+
+
+def made_of(graph: LogicalGraph, refs: Iterable[Ref], given: Collection[Ref] = ()) -> tuple[Node, ...]:
+    """The ops that these values are made by, in the program's order; those that make what is ``given`` are left out."""
+    names, done = {ref.name for ref in refs}, {ref.name for ref in given}
     found = []
     for node in reversed(graph.nodes):
-        if node.name in names:
+        if node.name in names - done:
             found.append(node)
             names.update(ref.name for ref in node.refs())
     return tuple(reversed(found))
@@ -151,8 +182,12 @@ def _follow(whole: LogicalGraph, node: Node, other: Node, values: dict[Ref, _Val
     if node.op == "aten.div.Tensor" and [each.state for each in ins] == [P, P]:
         # A sum over a sum, as of losses over labels.
         known = known and _denominator(whole, node, values) is not None
+        if ins[0].sums:
+            raise _MixedError
         values[Ref(node.name)] = _Value(P, count * ins[0].times / ins[1].times, counted=True, known=known)
         return
+    if any(each.sums for each in ins):
+        raise _MixedError
     times = _times(whole, node, other, ins)
     for at, state in enumerate(_outs(whole, node, tuple(each.state for each in ins), lie)):
         values[Ref(node.name, at)] = _Value(state, times, counted, known)

@@ -50,10 +50,19 @@ class Model(nn.Module):
         return self.loss(self.layers(x), labels)
 
 
+def masked(h: Tensor, y: Tensor, least: float) -> Tensor:
+    """Of the samples that have a label, by their number but no less than this."""
+    mask = y >= 0
+    return (h.gather(1, y.clamp(min=0)[:, None]).squeeze(1) * mask).sum() / mask.sum().clamp(min=least)
+
+
 LOSSES: dict[str, Loss] = {
     "sum": lambda h, y: F.cross_entropy(h, y, reduction="sum"),
     "labels": lambda h, y: F.cross_entropy(h, y),
     "weighted labels": lambda h, y: F.cross_entropy(h, y, weight=torch.tensor([0.5, 1.0, 2.0, 4.0]).to(h.dtype)),
+    "masked, by at least 1": lambda h, y: masked(h, y, 1),
+    "masked, by at least 100": lambda h, y: masked(h, y, 100),
+    "masked means": lambda h, y: (h.mean(1) * (y >= 0)).mean() / ((y >= 0).to(h.dtype).mean() + 0.125),
     "labels and a mean": lambda h, y: F.cross_entropy(h, y, label_smoothing=0.1) + 0.3 * (h**2).mean(),
 }
 

@@ -42,6 +42,16 @@ def masked(h: Tensor, y: Tensor) -> Tensor:
     return (chosen(h, y) * mask).sum() / mask.sum()
 
 
+def at_least_one(h: Tensor, y: Tensor) -> Tensor:
+    mask = (y > 0).to(h.dtype)
+    return (chosen(h, y) * mask).sum() / mask.sum().clamp(min=1)
+
+
+def mean_and_a_little(h: Tensor, y: Tensor) -> Tensor:
+    mask = (y > 0).to(h.dtype)
+    return (chosen(h, y) * mask).mean() / (mask.mean() + 1e-8)
+
+
 LOSSES: dict[str, tuple[Loss, str]] = {
     "mean": (lambda h, y: (chosen(h, y) ** 2).mean(), SAME),
     "mean of two means": (lambda h, y: h.mean() + 3 * chosen(h, y).exp().mean(), SAME),
@@ -49,6 +59,8 @@ LOSSES: dict[str, tuple[Loss, str]] = {
     "labels": (lambda h, y: F.cross_entropy(h, y), COUNTED),
     "some labels": (lambda h, y: F.cross_entropy(h, y, ignore_index=0), COUNTED),
     "masked": (masked, COUNTED),
+    "masked, divided by at least 1": (at_least_one, COUNTED),
+    "masked, divided by a little more": (mean_and_a_little, COUNTED),
     "sum": (lambda h, y: chosen(h, y).sum(), SCALED),
     "sum of labels": (lambda h, y: F.cross_entropy(h, y, reduction="sum"), SCALED),
     "root": (lambda h, y: (chosen(h, y) ** 2).mean().sqrt(), MIXED),
@@ -102,12 +114,20 @@ def by_chance(h: Tensor, y: Tensor) -> Tensor:
     return chosen(h, y).sum() / F.dropout((y > 0).to(h.dtype)).sum()
 
 
+def by_a_parameter_kept_from_0(h: Tensor, y: Tensor) -> Tensor:
+    return chosen(h, y).sum() / h.exp().sum().clamp(min=1)
+
+
+def by_chance_kept_from_0(h: Tensor, y: Tensor) -> Tensor:
+    return chosen(h, y).sum() / F.dropout((y > 0).to(h.dtype)).sum().clamp(min=1)
+
+
 def by_a_quotient(h: Tensor, y: Tensor) -> Tensor:
     known = (y > 0).to(h.dtype)
     return chosen(h, y).sum() / (y.to(h.dtype).sum() / known.sum())
 
 
-@pytest.mark.parametrize("loss", [by_a_parameter, by_chance, by_a_quotient])
+@pytest.mark.parametrize("loss", [by_a_parameter, by_chance, by_a_quotient, by_a_parameter_kept_from_0, by_chance_kept_from_0])
 def test_numbers_that_are_not_known_before_the_first_pass_are_said_to_differ(loss: Loss) -> None:
     x, labels = given()
     graph = capture(Model(loss).double(), {"x": x, "y": labels}, name="model")
@@ -115,6 +135,15 @@ def test_numbers_that_are_not_known_before_the_first_pass_are_said_to_differ(los
     assert not found.exact
     assert len(difference(graph, BATCH, MICRO)) == 1
     assert difference(graph, BATCH, BATCH) == []
+
+
+def test_a_number_that_is_no_sum_can_only_be_divided_by() -> None:
+    def added(h: Tensor, y: Tensor) -> Tensor:
+        return at_least_one(h, y) + 1e-3 * h.sum() * (y > 0).sum().clamp(min=1)
+
+    x, labels = given()
+    found = in_parts(capture(Model(added).double(), {"x": x, "y": labels}, name="model"), BATCH, MICRO)
+    assert (found.kind, found.exact) == (MIXED, False)
 
 
 def test_two_means_over_different_labels_are_known_both() -> None:
