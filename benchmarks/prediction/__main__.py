@@ -1,7 +1,8 @@
 """Predicted against measured step times: ``python -m benchmarks.prediction [MODEL@CLUSTER ...] [--json]``.
 
 On emulated clusters, whose links are really slow (root only): each is calibrated, learns from trials of a few strategies,
-predicts others that span the cost range, and then all of these are trained in turns.
+predicts others that span the cost range, and then all of these are trained in turns, by two sets of ranks one after the
+other: the first is what predictions are held to, and how far the second is from it tells what no prediction could do better.
 """
 
 from __future__ import annotations
@@ -101,6 +102,20 @@ def summary(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
     }
 
 
+def repeatability(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """How far a second measurement of the same strategies is from the first: their order, the differences of their times,
+    and how far the one that was fastest the first time is from the fastest the second time."""
+    first, second = ([row[name] for row in rows] for name in ("measured_s", "again_s"))
+    differences = [abs(row["again_s"] / row["measured_s"] - 1) for row in rows]
+    best = min(rows, key=lambda row: float(row["measured_s"]))
+    return {
+        "kendall_tau": float(kendalltau(first, second).statistic),
+        "median_difference": statistics.median(differences),
+        "p90_difference": statistics.quantiles(differences, n=10, method="inclusive")[-1],
+        "regret": best["again_s"] / min(second) - 1,
+    }
+
+
 def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
     """Calibrate, predict, train."""
     case, cluster = CASES[model], load_cluster(cluster_name)
@@ -125,8 +140,10 @@ def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
         plain = [each.costs.simulated_step_time_s for each in chosen]
         chosen = [replace(each, costs=predict_costs(graph, each.strategy, cluster, taught)) for each in chosen]
         rows = measure(graph, chosen, cluster.num_devices, effort.rounds, nodes.launch)
-        for row, seconds in zip(rows, plain, strict=True):
-            row["untaught_s"] = seconds
+        again = measure(graph, chosen, cluster.num_devices, effort.rounds, nodes.launch)
+        for row, seconds, other in zip(rows, plain, again, strict=True):
+            row.update(untaught_s=seconds, again_s=other["measured_s"])
+            row["traffic_exact"] = row["traffic_exact"] and other["traffic_exact"]
     return {
         "model": model,
         "cluster": cluster_name,
@@ -134,6 +151,7 @@ def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
         "ops_timed": len(keys),
         **summary(rows, "predicted_s"),
         "untaught": summary(rows, "untaught_s"),
+        "repeated": repeatability(rows),
         "correction": asdict(taught.correction),
         "rows": rows,
         "lessons": [{name: row[name] for name in ("strategy", "predicted_s", "measured_s")} for row in trials],
@@ -142,19 +160,22 @@ def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    correction = result["correction"]
+    correction, again = result["correction"], result["repeated"]
     print(
         f"{result['model']}@{result['cluster']}: {result['strategies']} strategies, traffic "
         f"{'exact' if result['traffic_exact'] else 'NOT exact'}, calibrated in {result['calibration_s']:.0f} s\n"
         f"  {_figures(result)}\n  calibration alone: {_figures(result['untaught'])}\n"
         f"  learned from {correction['num_trials']} other strategies: ops x {correction['compute']:.2f}, collectives x "
-        f"{correction['network']:.2f}, waiting + {1e3 * correction['waiting_s']:.2f} ms",
+        f"{correction['network']:.2f}, waiting + {1e3 * correction['waiting_s']:.2f} ms\n"
+        f"  measured twice: Kendall tau {again['kendall_tau']:.3f}, difference median {again['median_difference']:.1%} p90 "
+        f"{again['p90_difference']:.1%}, the first time's best is {again['regret']:.1%} from the second's",
         flush=True,
     )
     for row in result["rows"]:
         print(
             f"    {row['strategy']:<14} predicted {1e3 * row['predicted_s']:7.1f} ms  measured {1e3 * row['measured_s']:7.1f} "
-            f"({1e3 * row['quartiles_s'][0]:.1f} to {1e3 * row['quartiles_s'][1]:.1f})  {row['error']:+.1%}",
+            f"({1e3 * row['quartiles_s'][0]:.1f} to {1e3 * row['quartiles_s'][1]:.1f}), again {1e3 * row['again_s']:.1f}  "
+            f"{row['error']:+.1%}",
             flush=True,
         )
 
