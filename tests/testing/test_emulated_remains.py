@@ -108,6 +108,7 @@ def test_a_killed_program_leaves_no_ranks_and_the_next_one_takes_its_folders_awa
         assert all(map(alive, ranks)) and {path.name.split("-")[1] for path in root.glob("autosbp-*")} == {"emulated", "ranks"}
         killed.kill()
     wait_for(lambda: not any(map(alive, ranks)))
+    wait_for(lambda: not any(map(_pids, remains(killed.pid))))  # torchruns write of the end of their ranks
     for path in (*root.glob("*/*"), *root.iterdir()):
         os.utime(path, (time.time() - 120,) * 2)
     done = subprocess.run([*program, "json.tool", "--help"], env=env, capture_output=True, timeout=60)
