@@ -28,19 +28,24 @@ def certificate(document: Mapping[str, Any]) -> str:
         return f"no bound: {why_no_bound(document)}"
     if gap == 0:
         return "optimal: no strategy of the search space is faster under the cost model"
-    return f"at most {100 * gap:.2g} % above the optimum (lower bound {seconds(bound)})"
+    early = "; search ended before all was looked at" if ended_early(document) else ""
+    return f"at most {100 * gap:.2g} % above the optimum (lower bound {seconds(bound)}){early}"
 
 
 def why_no_bound(document: Mapping[str, Any]) -> str:
     """Why nothing is known of the optimum."""
     if ended_early(document):
         return "search ended before all was looked at; a longer time limit may give one"
+    if document.get("searcher") in _PROVING:
+        return "what is charged of a strategy may be more than it takes"
     return f"searcher {document.get('searcher')} proves none; exact does"
 
 
 def ended_early(document: Mapping[str, Any]) -> bool:
-    """Whether a searcher that proves bounds was stopped, by its time limit or by whom it told how it went."""
-    return document.get("gap") is None and document.get("searcher") in _PROVING
+    """Whether a searcher that proves bounds was stopped, by its time limit or by whom it told how it went. Plans of releases
+    that did not say so have no gap then."""
+    known = document.get("ended_early", document.get("gap") is None)
+    return bool(known) and document.get("searcher") in _PROVING
 
 
 def findings(document: Mapping[str, Any]) -> list[str]:
@@ -117,7 +122,8 @@ def _next(document: Mapping[str, Any]) -> list[str]:
     advice = []
     if document["provenance"].get("calibration_id") is None and "groups" not in document["cluster"]:
         advice.append("Costs come from the cluster's data sheet: a calibration measures it.")
-    if document.get("gap") not in (0, None) or ended_early(document):
-        words = "give a better plan, and a bound" if ended_early(document) else "close the gap"
+    open_gap = document.get("gap") not in (0, None) and document.get("searcher") in _PROVING
+    if open_gap or ended_early(document):
+        words = "give a better plan, and a better bound" if ended_early(document) else "close the gap"
         advice.append(f"A longer time limit may {words}.")
     return advice

@@ -48,7 +48,7 @@ COSTED = (
 """What a plan says of its winner and of each baseline."""
 
 
-OWN = ("plan_id", "memory_breakdown", "by_stage")
+OWN = ("plan_id", "memory_breakdown", "by_stage", "ended_early")
 """What a plan says of its winner alone."""
 
 

@@ -1,11 +1,12 @@
 """How long a plan takes from cold, and what is proved of it: ``python -m benchmarks.search_scale [CASE ...] [--rounds N]
-[--replan] [--json]``.
+[--replan] [--within SECONDS] [--json]``.
 
 Every case is a process of its own that imports, loads the graph, searches the whole space (stages, schedules, cuts,
 microbatch, storage, layouts) and its baselines, without torch. Of several rounds, each of all cases, a case's median by its
 seconds is shown. With ``--replan`` a case is planned for twice the batch, too, and with outer links of half the bandwidth:
-each from cold, and after the plan of the case itself in the same process. The memory is that of the process and of the
-one that helps it, each at its fullest, pages that they share counted twice.
+each from cold, and after the plan of the case itself in the same process. With ``--within`` it is planned under that time
+limit, too: how long that takes, how much slower the plan is, and what is proved of it. The memory is that of the process and of
+the one that helps it, each at its fullest, pages that they share counted twice.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from autosbp.costmodel.faster import faster_link
 graph = capture(sys.argv[1])
 def planned(batch, bandwidth):
     cluster, _ = faster_link(load_cluster(sys.argv[2]), None, 0, float(bandwidth))
-    return make_plan(graph, cluster, None, PlanOptions(global_batch=int(batch)))
-for before in sys.argv[5:]:
+    return make_plan(graph, cluster, None, PlanOptions(global_batch=int(batch), time_limit_s=float(sys.argv[5])))
+for before in sys.argv[6:]:
     planned(*before.split(","))
 loaded = time.perf_counter()
 plan = planned(*sys.argv[3:5])
@@ -49,6 +50,8 @@ print(json.dumps({
 
 MOST_S = 120.0
 """A case that takes longer is ended."""
+USUAL_S = 20.0
+"""The time limit of a plan that none is asked for."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,13 @@ REPLANS: Mapping[str, tuple[int, float]] = {"batch": (2, 1.0), "links": (1, 0.5)
 """Changes of a case: times its batch, and times the bandwidth of its outer links."""
 
 
-def measure(case: Case, times: int = 1, bandwidth: float = 1.0, *, after: bool = False) -> dict[str, Any]:
+def measure(
+    case: Case, times: int = 1, bandwidth: float = 1.0, *, after: bool = False, within_s: float = USUAL_S
+) -> dict[str, Any]:
     """A row; of a case that does not end in ``MOST_S``, the limit alone, with ``ended`` false. With so many times the batch,
     and the bandwidth; and, if wished, ``after`` the case itself was planned, whose time counts to ``load_s``."""
     started = time.perf_counter()
-    asked = [str(times * case.batch), str(bandwidth), *([f"{case.batch},1.0"] if after else [])]
+    asked = [str(times * case.batch), str(bandwidth), str(within_s), *([f"{case.batch},1.0"] if after else [])]
     program = [sys.executable, "-c", PROGRAM, case.model, case.cluster, *asked]
     try:
         run = subprocess.run(program, capture_output=True, text=True, check=False, timeout=MOST_S)
@@ -106,6 +111,15 @@ def replanned(case: Case) -> dict[str, float | None]:
     }
 
 
+def hurried(case: Case, within_s: float | None) -> dict[str, float | None]:
+    """Of a plan under this time limit its seconds, in all, and what it is and proves; nothing where none is asked for."""
+    if within_s is None:
+        return {}
+    found = measure(case, within_s=within_s)
+    kept = {"within_seconds": found["seconds"], "within_step_time_s": found.get("step_time_s")}
+    return {"within_s": within_s, **kept, "within_gap": found.get("gap")}
+
+
 def median(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The row in the middle by seconds, the slower of two, with the seconds of all."""
     ranked = sorted(rows, key=lambda row: row["seconds"])
@@ -117,6 +131,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"by default {' '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=1, help="how often all cases are measured")
     parser.add_argument("--replan", action="store_true", help="also plan changed cases, from cold and after the case")
+    parser.add_argument("--within", type=float, metavar="SECONDS", help="also plan under this time limit")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     unknown = set(arguments.cases) - set(CASES)
@@ -124,12 +139,16 @@ def main() -> None:
         parser.error(f"{', '.join(sorted(unknown))}: one of {', '.join(CASES)} is expected")
     if arguments.rounds < 1:
         parser.error("--rounds: at least 1 is expected")
+    if arguments.within is not None and not 0 < arguments.within < MOST_S:
+        parser.error(f"--within {arguments.within:g}: more than 0 and less than {MOST_S:g} seconds is expected")
     names = arguments.cases or list(CASES)
     rounds: list[dict[str, dict[str, Any]]] = []
     for at in range(arguments.rounds):
         rounds.append({})
         for name in names:
-            rounds[-1][name] = measure(CASES[name]) | (replanned(CASES[name]) if arguments.replan else {})
+            case = CASES[name]
+            rounds[-1][name] = measure(case) | hurried(case, arguments.within)
+            rounds[-1][name] |= replanned(case) if arguments.replan else {}
             if at + 1 == arguments.rounds:
                 show(name, median([each[name] for each in rounds]))
     rows = {name: median([each[name] for each in rounds]) for name in names}
@@ -151,6 +170,13 @@ def show(name: str, row: Mapping[str, Any]) -> None:
         f"{row['peak_bytes'] / 2**30:.2f} GiB",
         flush=True,
     )
+    if row.get("within_gap") is not None:
+        slower = row["within_step_time_s"] / row["step_time_s"] - 1
+        print(
+            f"{'':<18} under a limit of {row['within_s']:g} s: {row['within_seconds']:.1f} s, "
+            f"step {slower:+.1%}, gap {row['within_gap']:.1%}",
+            flush=True,
+        )
     for change in REPLANS:
         cold, warm = row.get(f"{change}_cold_s"), row.get(f"{change}_warm_s")
         if cold and warm:

@@ -18,19 +18,33 @@ def planned(searcher: str, *, ended: bool = False) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("searcher", "ended", "why", "advice"),
+    ("searcher", "told", "why", "advised"),
     [
-        ("auto", True, "search ended before all was looked at", "a better plan, and a bound"),
-        ("random", False, "searcher random proves none", ""),
+        ("auto", {}, "search ended before all was looked at", True),  # of a release that did not say so
+        ("auto", {"ended_early": True}, "search ended before all was looked at", True),
+        ("auto", {"ended_early": False}, "what is charged of a strategy may be more than it takes", False),
+        ("random", {"ended_early": False}, "searcher random proves none", False),
     ],
 )
-def test_why_there_is_no_bound_is_said(searcher: str, ended: bool, why: str, advice: str) -> None:
-    document = planned(searcher, ended=ended)
-    assert document["gap"] is None and document["lower_bound_s"] is None
+def test_why_there_is_no_bound_is_said(searcher: str, told: dict[str, bool], why: str, advised: bool) -> None:
+    document = {**planned(searcher), "gap": None, "lower_bound_s": None, **told}
     assert why in certificate(document)
     assert optimality(document).value == "no bound" and why in optimality(document).note
-    assert ("A longer time limit" in " ".join(findings(document))) == bool(advice)
-    assert advice in " ".join(findings(document))
+    assert ("A longer time limit may give a better plan" in " ".join(findings(document))) == advised
+
+
+def test_of_a_search_that_ended_early_the_gap_is_told_and_that_there_is_more() -> None:
+    document = planned("auto", ended=True)
+    assert 0 < document["gap"] < 1 and document["ended_early"]
+    assert "above the optimum" in certificate(document) and "search ended before" in certificate(document)
+    assert "search ended early" in optimality(document).note
+    assert any("a better plan, and a better bound" in sentence for sentence in findings(document))
+
+
+def test_no_longer_time_limit_is_advised_to_a_searcher_that_proves_nothing() -> None:
+    document = planned("random")
+    assert 0 <= document["gap"] < 1
+    assert not any("longer time limit" in sentence for sentence in findings(document))
 
 
 def test_a_gap_is_told_with_its_bound() -> None:

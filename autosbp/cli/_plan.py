@@ -45,7 +45,11 @@ MemoryLimit = Annotated[
 ]
 
 GapTolerance = Annotated[
-    float, typer.Option("--gap-tolerance", help="Relative gap that a binding memory limit may leave open.")
+    float,
+    typer.Option(
+        "--gap-tolerance",
+        help="Relative gap that may be left open; above the usual, search ends when a plan is that near to the least work.",
+    ),
 ]
 Pin = Annotated[
     list[str] | None,

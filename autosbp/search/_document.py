@@ -25,9 +25,12 @@ def plan_document(
     bound_s: float | None,
     evaluations: int,
     start_aside: str = "",
+    *,
+    ended_early: bool = False,
 ) -> Mapping[str, Any]:
     """All members of a plan. ``bound_s`` is no more than the step of any strategy takes; None where nothing is proved.
-    ``start_aside`` is why the plan that search was to begin with is left aside."""
+    ``start_aside`` is why the plan that search was to begin with is left aside, ``ended_early`` whether search was to look at
+    more."""
     strategy, costs = winner
     proved_s = None if bound_s is None or bound_s == float("-inf") else min(bound_s, costs.step_time_s)
     document: dict[str, Any] = {
@@ -37,6 +40,7 @@ def plan_document(
         "memory_limit_bytes": memory_limit_bytes,
         "lower_bound_s": proved_s,
         "gap": None if proved_s is None else _gap(costs.step_time_s, proved_s),
+        **({"ended_early": ended_early} if ended_early or proved_s is None else {}),
         "searcher": options.searcher,
         "evaluations": evaluations,
         "warnings": [

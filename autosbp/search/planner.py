@@ -25,8 +25,9 @@ from autosbp.search._costed_baselines import Baselines
 from autosbp.search._document import plan_document
 from autosbp.search._garbage import seldom_collected
 from autosbp.search._watch import BASELINES, FEWER, SEARCH, Progress, Watch
+from autosbp.search.bounds.work import work_bound_s
 from autosbp.search.fewer import fewer_devices
-from autosbp.search.plan_options import PlanOptions, require_reproducible, require_room, require_state
+from autosbp.search.plan_options import GAP_TOLERANCE, PlanOptions, require_reproducible, require_room, require_state
 from autosbp.search.problem.baselines import Roles
 from autosbp.search.problem.weights import AS_USED, USE
 from autosbp.search.space.best import Best
@@ -34,7 +35,7 @@ from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.groups import GroupSearch
 from autosbp.search.space.leanest import Leanest
 from autosbp.search.space.message_sizes import sizes_of
-from autosbp.search.space.space_solver import Kind, Tally, nearer
+from autosbp.search.space.space_solver import INFINITE, Kind, Tally, nearer
 from autosbp.search.space.structures import Structures
 from autosbp.search.stages.layouts import LayoutProblems, Structure
 from autosbp.search.stages.reuse import REUSE
@@ -213,6 +214,9 @@ class Planner:
         baselines = offered.all(self.started)
         self.part = part
         self.search.extend(BASELINES_LEAVE, self.started)
+        whole, offload = self.problems.bound(self.global_batch), self.options.offload
+        work_s = work_bound_s(whole, self.cluster, self.calibration, offload=offload)
+        self.search.enough_s = self._enough_s(work_s)
         tally = Tally()
         self.restarted = self._restarted(start)
         best = min(
@@ -221,13 +225,20 @@ class Planner:
             default=None,
         )
         winner = self._offloaded(tally, best) if self.options.offload else self._searched(tally, best)
+        proved_s = min(tally.bounds, default=-INFINITE)
+        enough = winner.costs.step_time_s <= self.search.enough_s
         document = plan_document(
             self.graph, self.cluster, self.calibration, self.options, self._limit_of(winner.costs),
-            (winner.strategy, winner.costs), baselines, min(tally.bounds, default=None) if self._bounds else None,
-            tally.evaluations,
-            self.restarted.reason,
+            (winner.strategy, winner.costs), baselines,
+            max(work_s, proved_s if self._bounds else -INFINITE), tally.evaluations, self.restarted.reason,
+            ended_early=self.kind().relaxes and proved_s == -INFINITE and not enough,
         )  # fmt: skip
         return Plan(document, time.monotonic() - self.started), winner
+
+    def _enough_s(self, work_s: float) -> float:
+        """A step that is within the tolerance of the least work, where more of it is tolerated than usual."""
+        tolerance = self.options.gap_tolerance
+        return work_s / (1 - tolerance) if tolerance > GAP_TOLERANCE else -INFINITE
 
     @property
     def _bounds(self) -> bool:
@@ -248,8 +259,9 @@ class Planner:
         """The best strategy with the optimizer's state on devices, or on the hosts where that is quicker or alone fits."""
         with suppress(InfeasibleError):
             start = self._searched(tally, start)
-        self.problems = self._problems(offload=True)
+        self.problems, enough_s = self._problems(offload=True), self.search.enough_s
         self.search = self._best(self.problems, time.monotonic())
+        self.search.enough_s = enough_s
         self.search.extend(0.0, self.started)
         return self._searched(tally, start)
 
@@ -317,6 +329,7 @@ class Planner:
             deadline = max(self.search.deadline, time.monotonic() + 0.5 * self.options.time_limit_s)
             search = GroupSearch(self.cluster, self.problems, of, self.options, deadline, self.report)
             search.extend(0.0, self.started)
+            search.enough_s = self.search.enough_s
             try:
                 return search.over(piped, kind, tally, start)
             except InfeasibleError as error:

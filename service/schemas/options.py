@@ -61,7 +61,8 @@ class PlanOptions(Request):
     )
     gap_tolerance: float = Field(
         default=2e-3,
-        description="Relative gap that a binding memory limit may leave open.",
+        description="Relative gap that a binding memory limit may leave open; above the usual, search ends when a plan is that "
+        "near to the least work.",
         json_schema_extra={"minimum": 0, "exclusiveMaximum": 1},
     )
     pins: Annotated[dict[_Given, _Given], BeforeValidator(_few)] = Field(

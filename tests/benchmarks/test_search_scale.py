@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.search_scale import Case, main, measure
+from benchmarks.search_scale import Case, hurried, main, measure
 
 
 def test_a_case_is_planned_in_a_process_of_its_own() -> None:
@@ -21,6 +21,14 @@ def test_a_changed_case_is_the_same_plan_from_cold_and_after_another() -> None:
     cold, warm = (measure(case, 2, 0.5, after=after) for after in (False, True))
     assert cold["step_time_s"] == warm["step_time_s"]
     assert cold["step_time_s"] != measure(case)["step_time_s"]
+
+
+def test_a_case_is_planned_under_a_time_limit_too() -> None:
+    case = Case("zoo:mlp-small", "local:4", 64, 1.0)
+    assert hurried(case, None) == {}
+    row = hurried(case, 1e-3)
+    assert row["within_s"] == 1e-3 and row["within_step_time_s"] >= measure(case)["step_time_s"]
+    assert row["within_gap"] is not None and 0 <= row["within_gap"] < 1
 
 
 def test_an_unknown_case_is_refused_with_those_there_are(

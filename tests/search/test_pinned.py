@@ -10,6 +10,7 @@ from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, 
 from autosbp.costmodel.collectives import collectives
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.sbp.placement import format_nd_sbp
+from autosbp.search.bounds.work import work_bound_s
 
 
 @cache
@@ -79,8 +80,9 @@ def test_a_parameter_may_be_stored_otherwise_than_it_is_used() -> None:
     kinds = {call.kind for call in collectives(bound, plan.strategy) if call.phase != "sync"}
     assert {"all_gather", "reduce_scatter"} <= kinds
     assert "reduce_scatter" not in {call.kind for call in collectives(bound, parallel.strategy)}
-    # Gathers share messages that search does not know, so that nothing is claimed.
-    assert plan.document["lower_bound_s"] is None and parallel.document["gap"] == 0.0
+    # Gathers share messages that search does not know, so that no more than the least work is claimed.
+    assert plan.document["lower_bound_s"] == work_bound_s(bound, plan.cluster, None)
+    assert parallel.document["gap"] == 0.0 and "ended_early" not in plan.document
 
 
 def test_parameters_that_all_axes_store_alike_are_gathered_in_one_message_over_all() -> None:

@@ -172,7 +172,7 @@ def test_other_searchers_give_executable_plans_without_a_proof() -> None:
             graph, cluster, None, PlanOptions(global_batch=64, searcher=searcher, time_limit_s=2)
         ).document
         assert found["step_time_s"] >= optimum * (1 - 1e-9)
-        assert found["gap"] is None
+        assert 0 < found["lower_bound_s"] <= optimum and "ended_early" not in found
 
 
 @pytest.mark.clock

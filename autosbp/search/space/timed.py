@@ -25,12 +25,14 @@ class Timed:
         best: the best strategy so far. Without one, search goes on until there is one, however long that takes.
         gives_up: it ends without one, too: its caller has another.
         stopped: a caller ended it, as at the end.
+        enough_s: a step that is no longer is as good as was asked for, and ends it likewise.
     """
 
     options: PlanOptions
     best: Candidate | None
     gives_up = False
     stopped = False
+    enough_s = 0.0
 
     def set_deadline(self, deadline: float) -> None:
         self.deadline = deadline
@@ -45,8 +47,12 @@ class Timed:
 
     def require_time(self) -> None:
         """Raise ``OutOfTimeError`` at the end, where there is something to end with."""
-        if (self.best is not None or self.gives_up) and (self.stopped or time.monotonic() >= self.end):
+        over = self.stopped or self._is_enough() or time.monotonic() >= self.end
+        if over and (self.best is not None or self.gives_up):
             raise OutOfTimeError
+
+    def _is_enough(self) -> bool:
+        return self.best is not None and self.best.costs.step_time_s <= self.enough_s
 
     def _out_of_time(self) -> bool:
         return self.stopped or time.monotonic() >= self.deadline

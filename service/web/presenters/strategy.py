@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autosbp.findings import findings, why_no_bound
+from autosbp.findings import ended_early, findings, why_no_bound
 from autosbp.plan import BUCKET_BYTES, simulated_s
 from autosbp.units import count, num_bytes
 from service.models import StrategyRow
@@ -111,7 +111,8 @@ def optimality(plan: Mapping[str, Any]) -> Figure:
         return Figure("Optimality", "no bound", why_no_bound(plan))
     if gap == 0:
         return Figure("Optimality", "proved", "no strategy of the space is faster", tone="good")
-    return Figure("Optimality", f"≤ {share(gap)} off", f"no strategy takes less than {seconds(bound)}")
+    early = "; search ended early" if ended_early(plan) else ""
+    return Figure("Optimality", f"≤ {share(gap)} off", f"no strategy takes less than {seconds(bound)}{early}")
 
 
 def _figures(plan: Mapping[str, Any]) -> tuple[Figure, ...]:

@@ -1,0 +1,135 @@
+"""Work dealt out evenly bounds every strategy, costs next to nothing to know, and so every plan has a bound."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from autosbp.api import Cluster, PlanOptions, load_cluster, make_plan, predict_costs
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.findings import certificate, findings
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.sbp.rules import sharding_of
+from autosbp.search.bounds.work import _dealt_out, work_bound_s
+from autosbp.search.sampling import sample_strategies
+from tests.search.plans import graph_of, planned
+from tests.search.test_groups import mixed
+from tests.search.test_micro_batches import timed
+
+BATCH = 16
+
+
+def bound_of(model: str, cluster: Cluster, batch: int = BATCH) -> float:
+    return work_bound_s(graph_of(model).bind(batch=batch), cluster, None)
+
+
+def without_launches(name: str) -> Cluster:
+    cluster = load_cluster(name)
+    return replace(cluster, device=replace(cluster.device, op_overhead_s=0.0))
+
+
+@pytest.mark.parametrize(
+    "model", ["mlp-small", "gpt2-demo", "wide-deep-small", "moe-small", "resnet50-small", "llama-demo"]
+)
+def test_of_one_device_it_is_all_but_the_launches(model: str) -> None:
+    cluster = without_launches("local:1")
+    plan = make_plan(graph_of(model), cluster, None, PlanOptions(global_batch=BATCH, micro_batch=BATCH, baselines=()))
+    assert bound_of(model, cluster) == pytest.approx(plan.document["step_time_s"], rel=1e-9)
+    slower = bound_of(model, load_cluster("local:1"))
+    assert slower == pytest.approx(bound_of(model, cluster), rel=1e-9)
+
+
+@pytest.mark.parametrize("launches", [False, True])
+@pytest.mark.parametrize("model", ["mlp-small", "gpt2-demo", "wide-deep-small"])
+def test_no_strategy_takes_less(model: str, launches: bool) -> None:
+    cluster = load_cluster("local:2x2") if launches else without_launches("local:2x2")
+    free = (replace(each, bandwidth_bytes_per_s=1e15, latency_s=1e-12) for each in cluster.levels)
+    cluster = replace(cluster, levels=tuple(free))
+    bound, steps = bound_of(model, cluster), []
+    for micro_batch in (4, BATCH):
+        found = sample_strategies(graph_of(model), cluster, 40, global_batch=BATCH, micro_batch=micro_batch)
+        steps += [predict_costs(graph_of(model), each, cluster).step_time_s for each in found]
+    assert len(steps) > 60 and min(steps) >= bound
+    assert launches or min(steps) < 1.5 * bound
+
+
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE])
+def test_no_pipeline_takes_less(schedule: str) -> None:
+    for stages in (2, 4):
+        for recompute in (0, 1):
+            plan = planned("gpt2-demo", stages=stages, schedules=(schedule,), recompute=recompute)
+            assert plan.document["step_time_s"] > bound_of("gpt2-demo", load_cluster("local:2x2"))
+
+
+def test_of_unlike_devices_it_is_no_more_than_the_best_way_to_deal_ops_out() -> None:
+    """Ops that may be split at will: a linear program."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        taken, counts = rng.random((3, 6)) + 0.1, rng.integers(1, 5, 3).astype(float)
+        shares = np.kron(np.eye(6), np.ones(3))  # of each op, by kind
+        work = np.hstack([np.kron(taken.T.reshape(1, -1), np.ones((3, 1))) * np.tile(np.eye(3), 6), -counts[:, None]])
+        best = linprog(
+            [*[0.0] * 18, 1.0], A_ub=work, b_ub=[0.0] * 3, A_eq=np.hstack([shares, np.zeros((6, 1))]), b_eq=[1] * 6
+        )
+        assert 0 < _dealt_out(taken, counts) <= best.fun * (1 + 1e-9)
+        alike = taken[:1] * np.array([[1.0], [2.0], [5.0]])
+        assert _dealt_out(alike, counts) == pytest.approx(taken[0].sum() / (counts / [1, 2, 5]).sum())
+
+
+def test_of_groups_it_is_between_those_of_their_devices() -> None:
+    alike, quick = mixed(1.0), mixed(3.0)
+    assert bound_of("gpt2-demo", quick) < bound_of("gpt2-demo", alike)
+    plan = make_plan(graph_of("gpt2-demo"), quick, None, PlanOptions(global_batch=BATCH, baselines=()))
+    assert bound_of("gpt2-demo", quick) <= plan.document["lower_bound_s"] <= plan.document["step_time_s"]
+
+
+def test_nothing_is_said_where_ops_were_timed() -> None:
+    graph = graph_of("gpt2-demo").bind(batch=64)
+    assert work_bound_s(graph, load_cluster("local:4"), timed("local:4")) == float("-inf")
+
+
+def test_arithmetic_and_bytes_are_those_of_the_graph() -> None:
+    """On a device whose links to memory are as good as none, or as good as its arithmetic."""
+    graph, cluster = graph_of("mlp-small").bind(batch=BATCH), without_launches("local:1")
+    device = replace(cluster.device, memory_bandwidth_bytes_per_s=1e30, curves=None)
+    model, flops = ComputeModel(device), Counter[str]()
+    for node in graph.nodes:
+        if node.name in graph.computed:
+            flops[node.outputs[0].dtype] += int(sharding_of(graph, node).flops)
+    needed = sum(3 * count / model.flops_per_s(dtype) for dtype, count in flops.items())
+    assert work_bound_s(graph, replace(cluster, device=device), None) == pytest.approx(needed, rel=1e-6)
+
+
+@pytest.mark.parametrize("searcher", ["random", "metropolis_hastings", "coordinate_descent", "exhaustive", "anytime"])
+def test_plans_of_every_searcher_have_a_bound(searcher: str) -> None:
+    graph, cluster = graph_of("mlp-small"), load_cluster("local:2")
+    best = make_plan(graph, cluster, None, PlanOptions(global_batch=64)).document["step_time_s"]
+    options = PlanOptions(global_batch=64, searcher=searcher, time_limit_s=3, baselines=())
+    document = make_plan(graph, cluster, None, options).document
+    assert 0 < document["lower_bound_s"] <= best * (1 + 1e-12) and 0 <= document["gap"] < 1
+    assert "lower bound" in certificate(document) or document["gap"] == 0
+    assert "longer time limit" not in " ".join(findings(document)) or searcher in ("auto", "exact")
+
+
+def test_a_plan_that_is_ended_at_once_has_a_bound_and_says_that_there_is_more() -> None:
+    graph, cluster = graph_of("bert-large"), load_cluster("dgx-a100-40g:4")
+    document = make_plan(graph, cluster, None, PlanOptions(global_batch=1024), lambda *_: False).document
+    assert document["ended_early"] is True and 0 < document["gap"] < 0.05
+    assert "search ended before all was looked at" in certificate(document)
+    assert "A longer time limit may give a better plan, and a better bound." in findings(document)
+
+
+def test_a_larger_tolerance_ends_search_as_soon_as_the_least_work_is_near() -> None:
+    graph, cluster = graph_of("bert-large"), load_cluster("dgx-a100-40g:4")
+    options = PlanOptions(global_batch=1024, time_limit_s=120)
+    best, near = (
+        make_plan(graph, cluster, None, each).document for each in (options, replace(options, gap_tolerance=0.02))
+    )
+    assert near["evaluations"] < 0.2 * best["evaluations"]
+    assert best["gap"] == 0 < near["gap"] <= 0.02
+    assert near["step_time_s"] <= best["step_time_s"] / (1 - 0.02)
+    assert "ended_early" not in near
