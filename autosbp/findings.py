@@ -9,6 +9,8 @@ from autosbp.units import num_bytes, percent, seconds
 
 _TIGHT = 0.9
 _PROVING = ("auto", "exact")
+_MUCH = 1.1
+"""Times as fast: what is less is told in per cent."""
 SAME = 1e-6
 """Relative: steps that differ by less are equal."""
 _VERDICTS = {True: "may be faster than is said here", False: "does not run", None: "is not known"}
@@ -111,7 +113,8 @@ def _baselines(document: Mapping[str, Any]) -> list[str]:
         if ratio <= 1 + SAME:
             said.append(f"It is no faster than {best}, the best baseline.")
         else:
-            said.append(f"It is {ratio:.3g} x faster than {best}, the best baseline.")
+            faster = f"{ratio:.3g} x" if ratio >= _MUCH else percent(ratio - 1, 1.0)
+            said.append(f"It is {faster} faster than {best}, the best baseline.")
     for name, entry in document["baselines"].items():
         if entry["reason"]:
             said.append(f"{name} {_VERDICTS[entry['feasible']]}: {entry['reason']}.")

@@ -52,3 +52,11 @@ def test_a_gap_is_told_with_its_bound() -> None:
     assert 0 < document["gap"] < 1
     assert "above the optimum (lower bound" in certificate(document)
     assert any("may close the gap" in sentence for sentence in findings(document))
+
+
+@pytest.mark.parametrize(("times", "said"), [(1.0, "no faster than"), (1.0029, "0.3 % faster"), (1.5, "1.5 x faster")])
+def test_how_much_faster_than_the_best_baseline_is_told(times: float, said: str) -> None:
+    document = planned("auto")
+    name = next(name for name, each in document["baselines"].items() if each["feasible"])
+    baseline = {**document["baselines"][name], "step_time_s": times * document["step_time_s"]}
+    assert any(said in sentence for sentence in findings({**document, "baselines": {name: baseline}}))

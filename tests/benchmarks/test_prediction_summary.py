@@ -12,7 +12,9 @@ from benchmarks.prediction.__main__ import repeatability, summary
 
 def rows(predicted: list[float], measured: list[float], again: list[float]) -> list[dict[str, Any]]:
     names = ("predicted_s", "measured_s", "again_s")
-    return [dict(zip(names, row, strict=True), traffic_exact=True) for row in zip(predicted, measured, again, strict=True)]
+    return [
+        dict(zip(names, row, strict=True), traffic_exact=True) for row in zip(predicted, measured, again, strict=True)
+    ]
 
 
 def test_predictions_are_held_to_the_first_measurement_alone() -> None:

@@ -113,7 +113,9 @@ def test_unusable_runs_say_why(tmp_path: Path, text: str, part: str) -> None:
 def test_collective_is_named_by_argument_or_refused(tmp_path: Path) -> None:
     path = write(tmp_path, NEW.read_text(), "log.txt")
     assert read_nccl_log(path, "all_gather").kind == "all_gather"
-    with pytest.raises(InputError, match="'that of log.txt' .* a file named after it, is expected: one of all_reduce, "):
+    with pytest.raises(
+        InputError, match="'that of log.txt' .* a file named after it, is expected: one of all_reduce, "
+    ):
         read_nccl_log(path)
     assert read_nccl_log(path, "broadcast").kind == "broadcast"
     with pytest.raises(InputError, match="all_reduce, all_gather"):

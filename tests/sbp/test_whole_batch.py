@@ -127,7 +127,9 @@ def by_a_quotient(h: Tensor, y: Tensor) -> Tensor:
     return chosen(h, y).sum() / (y.to(h.dtype).sum() / known.sum())
 
 
-@pytest.mark.parametrize("loss", [by_a_parameter, by_chance, by_a_quotient, by_a_parameter_kept_from_0, by_chance_kept_from_0])
+@pytest.mark.parametrize(
+    "loss", [by_a_parameter, by_chance, by_a_quotient, by_a_parameter_kept_from_0, by_chance_kept_from_0]
+)
 def test_numbers_that_are_not_known_before_the_first_pass_are_said_to_differ(loss: Loss) -> None:
     x, labels = given()
     graph = capture(Model(loss).double(), {"x": x, "y": labels}, name="model")

@@ -105,7 +105,10 @@ def test_a_killed_program_leaves_no_ranks_and_the_next_one_takes_its_folders_awa
     with subprocess.Popen([*program, "tests.testing.ranks", "hang", str(tmp_path)], env=env) as killed:
         wait_for(lambda: len(list(tmp_path.glob("here*"))) == 2)
         ranks = [int(path.read_text()) for path in tmp_path.glob("here*")]
-        assert all(map(alive, ranks)) and {path.name.split("-")[1] for path in root.glob("autosbp-*")} == {"emulated", "ranks"}
+        assert all(map(alive, ranks)) and {path.name.split("-")[1] for path in root.glob("autosbp-*")} == {
+            "emulated",
+            "ranks",
+        }
         killed.kill()
     wait_for(lambda: not any(map(alive, ranks)))
     wait_for(lambda: not any(map(_pids, remains(killed.pid))))  # torchruns write of the end of their ranks
