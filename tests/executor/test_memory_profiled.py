@@ -87,6 +87,18 @@ class Distance(nn.Module):
         return self.loss(self.one(x), x)
 
 
+class Squares(nn.Module):
+    """The mean of what one layer makes of a sequence, squared: in a short dtype it is added up in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(SIZE, 2 * SIZE, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x).square().mean()
+        return found
+
+
 def _repeated(times: int, dtype: torch.dtype = torch.float32, *lead: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return Repeated(nn.Linear(SIZE, SIZE, dtype=dtype), times), {"x": torch.zeros(BATCH, *lead, SIZE, dtype=dtype)}
 
@@ -102,6 +114,7 @@ CASES: Mapping[str, Callable[[], tuple[nn.Module, dict[str, torch.Tensor]]]] = {
         loss.__name__: partial(lambda loss: (Distance(loss), {"x": torch.zeros(16 * BATCH, SIZE)}), loss)
         for loss in (nn.functional.l1_loss, nn.functional.mse_loss, nn.functional.smooth_l1_loss)
     },
+    "a mean in bfloat16": lambda: (Squares(), {"x": torch.zeros(8 * BATCH, 64, SIZE, dtype=torch.bfloat16)}),
     "tied words": lambda: (Tied(), {"x": torch.zeros(BATCH, 4, dtype=torch.int64)}),
 }
 

@@ -1,8 +1,8 @@
 """Recurrent layers without data: ATen's steps on a CPU (``aten/src/ATen/native/RNN.cpp``).
 
 The input's products of all steps are one; a step adds to them, and writes gates into what it has made. LSTMs in float32
-are run by oneDNN instead (``memory.onednn``). On CUDA cuDNN runs them: what it reserves is not public, and these steps
-stand for it.
+are run by oneDNN instead (``memory.onednn``), and those in bfloat16, as on every processor that has AVX-512. On CUDA cuDNN runs
+them: what it reserves is not public, and these steps stand for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autosbp.costmodel.memory.tensors import PARAMETERS, TEMPORARY, Meter, Shape
 from autosbp.costmodel.memory.views import joined, packed, transposed
 from autosbp.graph.ir import Node
 
-FLOAT32 = 4
+FUSED = ("float32", "bfloat16")
 States = Sequence[Tensor]
 Cell = Callable[[Machine, Tensor, States, "Weights"], States]
 """(machine, the input's products, states, weights) -> states of which the first is the output."""
@@ -40,7 +40,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The settings of a call."""
+    """The settings of a call; ``fused`` where oneDNN runs it on a CPU."""
 
     cell: Cell
     num_states: int
@@ -48,6 +48,7 @@ class Layers:
     drops: bool
     num_directions: int
     batch_first: bool
+    fused: bool
 
     @property
     def num_weights(self) -> int:
@@ -60,7 +61,8 @@ def layers_of(node: Node, num_tensors: int) -> Layers | None:
         return None
     cell, num_states = CELLS[node.op]
     biases, count, dropout, trains, twice, batch_first = node.args[3:9]
-    found = Layers(cell, num_states, biases, trains and dropout > 0, 1 + twice, batch_first)
+    fused = cell is _lstm and node.outputs[0].dtype in FUSED
+    found = Layers(cell, num_states, biases, trains and dropout > 0, 1 + twice, batch_first, fused)
     return found if num_tensors == 1 + num_states + count * (1 + twice) * found.num_weights else None
 
 
@@ -69,7 +71,7 @@ def recurrent(m: Machine, call: Layers, ins: Sequence[Tensor]) -> list[Tensor]:
     x = transposed(m, ins[0], 0, 1) if call.batch_first else ins[0]
     firsts = list(zip(*(unbound(m, state) for state in ins[1 : 1 + call.num_states]), strict=True))
     weights = _weights(call, ins[1 + call.num_states :])
-    fused = call.cell is _lstm and m.device == "cpu" and x.width == FLOAT32
+    fused = call.fused and m.device == "cpu"
     x = packed(m, x) if fused else x
     last: list[States] = []
     for at in range(0, len(weights), call.num_directions):

@@ -77,11 +77,15 @@ def stretched(m: Machine, x: Tensor, shape: Shape) -> Tensor:
 
 
 def summed(m: Machine, x: Tensor, shape: Shape, width: int, *, mean: bool = False) -> Tensor:
-    """A sum, whose gradient is stretched, or a mean, whose gradient is also divided."""
-    out, before = m.new(shape, width), x.shape
+    """A sum, whose gradient is stretched, or a mean, whose gradient is also divided. Of another dtype than what is added up,
+    which a CPU then copies, the gradient is one in the old dtype."""
+    out, before, old_width = m.new(shape, width), x.shape, x.width
+    if old_width != width and m.device == "cpu":
+        m.new(before, width)
 
     def run(grads: list[Any], _: Sequence[Any]) -> list[Tensor]:
-        return [m.new(before, grads[0].width) if mean else grads[0].view(before, (0,) * len(before))]
+        found = m.new(before, grads[0].width) if mean else grads[0].view(before, (0,) * len(before))
+        return [found if old_width == width else m.new(before, old_width)]
 
     m.record([out], [x], [], run)
     return out
