@@ -99,6 +99,18 @@ class Squares(nn.Module):
         return found
 
 
+class Added(nn.Module):
+    """The sum of what two layers make: the gradient is one number stretched, which products copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Linear(SIZE, 2 * SIZE))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(x).sum()
+        return found
+
+
 def _repeated(times: int, dtype: torch.dtype = torch.float32, *lead: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return Repeated(nn.Linear(SIZE, SIZE, dtype=dtype), times), {"x": torch.zeros(BATCH, *lead, SIZE, dtype=dtype)}
 
@@ -114,6 +126,7 @@ CASES: Mapping[str, Callable[[], tuple[nn.Module, dict[str, torch.Tensor]]]] = {
         loss.__name__: partial(lambda loss: (Distance(loss), {"x": torch.zeros(16 * BATCH, SIZE)}), loss)
         for loss in (nn.functional.l1_loss, nn.functional.mse_loss, nn.functional.smooth_l1_loss)
     },
+    "a sum of products": lambda: (Added(), {"x": torch.zeros(8 * BATCH, 16, SIZE)}),
     "a mean in bfloat16": lambda: (Squares(), {"x": torch.zeros(8 * BATCH, 64, SIZE, dtype=torch.bfloat16)}),
     "tied words": lambda: (Tied(), {"x": torch.zeros(BATCH, 4, dtype=torch.int64)}),
 }

@@ -13,7 +13,8 @@ from autosbp.costmodel.memory.views import matrix, permuted, reshaped, stretched
 
 
 def product(m: Machine, out_shape: Shape, one: Tensor, two: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``mm``, ``bmm``, ``addmm``: each operand's gradient needs the other; all are there together."""
+    """``mm``, ``bmm``, ``addmm``: each operand's gradient needs the other; all are there together. A gradient that is one
+    number or row stretched, as that of a sum, is copied for each product of matrices."""
     out = m.new(out_shape, one.width)
     flows = [each is not None and each.node is not None for each in (one, two, bias)]
     wanted = [
@@ -23,10 +24,11 @@ def product(m: Machine, out_shape: Shape, one: Tensor, two: Tensor, bias: Tensor
     kept = ([one] if flows[1] else []) + ([two] if flows[0] else [])
 
     def run(grads: list[Any], _: Sequence[Any]) -> list[Tensor | None]:
-        found: list[Tensor | None] = [
-            _turned(m.new(shape, grads[0].width, strides)) if flow else None
-            for (shape, strides), flow in zip(wanted, flows, strict=False)
-        ]
+        found: list[Tensor | None] = []
+        for (shape, strides), flow in zip(wanted, flows, strict=False):
+            found.append(_turned(m.new(shape, grads[0].width, strides)) if flow else None)
+            if flow and len(out_shape) == 2 and _is_stretched(grads[0]):
+                m.like(grads[0])
         if flows[2]:
             found.append(m.new(bias_shape, grads[0].width) if bias_shape != grads[0].shape else grads[0])
         else:
@@ -35,6 +37,10 @@ def product(m: Machine, out_shape: Shape, one: Tensor, two: Tensor, bias: Tensor
 
     m.record([out], [one, two, bias], kept, run)
     return out
+
+
+def _is_stretched(x: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(x.strides, x.shape, strict=True))
 
 
 def _turned(gradient: Tensor) -> Tensor:
