@@ -231,7 +231,7 @@ class Planner:
             self.graph, self.cluster, self.calibration, self.options, self._limit_of(winner.costs),
             (winner.strategy, winner.costs), baselines,
             max(work_s, proved_s if self._bounds else -INFINITE), tally.evaluations, self.restarted.reason,
-            ended_early=self.kind().relaxes and proved_s == -INFINITE and not enough,
+            ended_early=self.kind().relaxes and tally.cut and not enough,
         )  # fmt: skip
         return Plan(document, time.monotonic() - self.started), winner
 

@@ -13,6 +13,7 @@ import pytest
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
 from autosbp.findings import findings
 from autosbp.search import planner
+from autosbp.search.bounds.work import work_bound_s
 from autosbp.search.planner import Planner
 from autosbp.search.space import space_solver, timed
 from autosbp.search.space.candidate import Candidate
@@ -153,3 +154,21 @@ def test_the_other_process_ends_with_a_search_that_is_ended(monkeypatch: pytest.
     assert time.monotonic() < told + 10.0
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_what_was_proved_of_every_structure_by_then_is_the_bound_of_a_plan_that_is_cut_short() -> None:
+    model, cluster = capture("zoo:gpt2"), load_cluster("dgx-a100-40g:1")
+    options = PlanOptions(global_batch=64, time_limit_s=100.0, baselines=(), memory_limit_bytes=3 * 2**30)
+
+    def planned(late_at: int) -> tuple[int, dict[str, object]]:
+        with pytest.MonkeyPatch.context() as patch:
+            work = Work(patch, late_at)
+            plan = make_plan(model, cluster, None, options)
+            return len(work.done), dict(plan.document)
+
+    count, whole = planned(10**9)
+    least_s = work_bound_s(model.bind(batch=64), cluster, None)
+    early, late = (planned(round(share * count))[1] for share in (0.4, 0.9))
+    assert early["ended_early"] and late["ended_early"] and "ended_early" not in whole
+    assert early["lower_bound_s"] == least_s
+    assert 1.01 * least_s < late["lower_bound_s"] <= whole["step_time_s"]  # type: ignore[operator]

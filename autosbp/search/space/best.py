@@ -13,7 +13,7 @@ their optimum times m / (m + p - 1) is a bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -96,17 +96,20 @@ handed_over(InfeasibleError, "constraint", "limit", "needed", "detail", "conflic
 class Best(Recomputing):
     """See the module's docstring."""
 
+    _floors: dict[Hashable, float]
+
     def over(
         self, structures: Iterable[Structure], kind: Kind, tally: Tally, best: Candidate | None = None
     ) -> Candidate:
         """The best strategy over these structures, at least as good as ``best``; when time is over, of those looked at. Raises
         ``InfeasibleError``, and ``OutOfTimeError`` where it gives up without one."""
-        self.best, self.problem, self.failures, self.cut = best, None, [], False
+        self.best, self.problem, self.failures, self.cut, self._floors = best, None, [], False, {}
         try:
             return self._over(structures, kind, tally)
         except OutOfTimeError:
-            self.cut = True
-            tally.bounds.append(-INFINITE)  # nothing is said of what was not looked at
+            self.cut = tally.cut = True
+            floor = min(self._floors.values(), default=-INFINITE)
+            tally.bounds.append(floor if floor < INFINITE else -INFINITE)
             if self.best is None:
                 raise
             return self.best
@@ -119,6 +122,7 @@ class Best(Recomputing):
         if kind.relaxes and kind.proves:
             self.recompute_unevenly()
         every = list(structures)
+        self._floors = dict.fromkeys((structure.key for structure in every), -INFINITE)
         single = [structure for structure in every if structure.stages == 1 or not kind.relaxes]
         piped = [structure for structure in every if structure.stages > 1 and kind.relaxes]
         begun, enough = tally.evaluations, ENOUGH_EVALUATIONS * max(1.0, self.options.time_limit_s / USUAL_S)
@@ -182,6 +186,7 @@ class Best(Recomputing):
         try:
             if self.best is not None and kind.relaxes and self.problems.folding is not None:
                 bound = self._largest(structure, kind, tally)
+                self._raise_floor(structure, bound)
                 if bound >= self._cutoff:
                     tally.bounds.append(bound)
                     return None
@@ -190,9 +195,17 @@ class Best(Recomputing):
         except InfeasibleError as error:
             self.problem = nearer(self.problem, error)
             if error.constraint != "memory_limit_bytes" or len(self.recomputes) == 1 or not kind.relaxes:
+                self._raise_floor(structure, INFINITE)
                 return None
-            return self._largest(structure, kind, tally), None, structure
+            bound = self._largest(structure, kind, tally)
+            self._raise_floor(structure, bound)
+            return bound, None, structure
+        self._raise_floor(structure, tally.bounds[-1] if left is None else left)
         return None if left is None else (left, first, structure)
+
+    def _raise_floor(self, structure: Structure, bound: float) -> None:
+        """What no strategy of a structure takes less than, should time be over before more is said of it."""
+        self._floors[structure.key] = max(self._floors[structure.key], bound)
 
     def _walks(self, piped: Sequence[Structure], kind: Kind, tally: Tally) -> list[Walk]:
         """Of the structures where there is one. None needs another, so that two cores share them; each process keeps the
@@ -215,6 +228,7 @@ class Best(Recomputing):
             tally.bounds += found.tally.bounds
             for error in found.failures:
                 self.problem = nearer(self.problem, error)
+            self._raise_floor(piped[at], INFINITE if found.walk is None else found.walk.bound)
             if found.walk is not None:
                 walks.append(mine[at] if at in mine else Walk(piped[at], **vars(found.walk)))
         return walks

@@ -57,11 +57,13 @@ _SEARCHERS = {**SEARCHERS, "tied": tied}
 
 @dataclass
 class Tally:
-    """What the searches of one plan add up to. ``share`` is the part of a whole search that one of them may take."""
+    """What the searches of one plan add up to. ``share`` is the part of a whole search that one of them may take, ``cut``
+    whether one of them was ended before it had looked at all."""
 
     share: float = 1.0
     evaluations: int = 0
     bounds: list[float] = field(default_factory=list)
+    cut: bool = False
 
 
 @dataclass(frozen=True)
