@@ -368,4 +368,5 @@ def _interval(fields: Fields, key: str) -> tuple[float, float] | None:
     if len(row) != 2:
         raise InputError(fields.at(key), row, "[low, high] is expected")
     entry = Fields({"low": row[0], "high": row[1]}, fields.at(key), ("low", "high"))
-    return entry.number("low", low=-_MAX, high=_MAX), entry.number("high", low=-_MAX, high=_MAX)
+    low = entry.number("low", low=-_MAX, high=_MAX)
+    return low, entry.number("high", low=low, high=_MAX)
