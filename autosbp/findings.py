@@ -125,8 +125,16 @@ def _next(document: Mapping[str, Any]) -> list[str]:
     advice = []
     if document["provenance"].get("calibration_id") is None and "groups" not in document["cluster"]:
         advice.append("Costs come from the cluster's data sheet: a calibration measures it.")
-    open_gap = document.get("gap") not in (0, None) and document.get("searcher") in _PROVING
-    if open_gap or ended_early(document):
-        words = "give a better plan, and a better bound" if ended_early(document) else "close the gap"
-        advice.append(f"A longer time limit may {words}.")
+    if ended_early(document):
+        advice.append("A longer time limit may give a better plan, and a better bound.")
+    elif _may_close(document):
+        advice.append("A longer time limit may close the gap.")
     return advice
+
+
+def _may_close(document: Mapping[str, Any]) -> bool:
+    """Whether more time could prove more: not where the gap is as small as was asked for, nor to a searcher that proves
+    nothing, nor of what is charged more than it takes."""
+    options = document.get("options", {})
+    known = document.get("searcher") in _PROVING and options.get("storage") != "use" and not options.get("pins")
+    return known and (document.get("gap") or 0.0) > options.get("gap_tolerance", 0.0)

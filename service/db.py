@@ -11,10 +11,11 @@ and back.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -35,6 +36,7 @@ from autosbp.jsonio import canonical
 from service import tenancy
 from service.awaited import Awaited, Result, is_here
 
+_log = logging.getLogger(__name__)
 _STATEMENT_TIMEOUT_MS = 30_000
 _POOL_SIZE = 48  # a connection for each thread that requests run in, and some for the runner
 _COUNTED = {"preserve_rowcount": True}
@@ -192,12 +194,14 @@ class Database:
             yield True
             return
         with self._direct.connect() as connection:
-            mine = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": number}))
+            mine = _lock(connection, number)
             try:
                 yield mine
-            finally:
-                if mine:
-                    _unlock(connection, number)
+            except BaseException:
+                with suppress(SQLAlchemyError):  # what the block raised says more
+                    _unlock(connection, number, mine)
+                raise
+            _unlock(connection, number, mine)
 
     def upgrade(self, revision: str = "head") -> None:
         """Run the migrations up to the newest revision; processes that start together do so one after the other."""
@@ -259,10 +263,21 @@ class Database:
         self._direct.dispose()
 
 
-def _unlock(connection: Connection, number: int) -> None:
+def _lock(connection: Connection, number: int) -> bool:
+    """Whether the session has a lock now that no other has."""
+    try:
+        return bool(connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": number}))
+    except BaseException:
+        connection.invalidate()  # it may have it, and must not go back to the pool
+        raise
+
+
+def _unlock(connection: Connection, number: int, mine: bool) -> None:
     """Give a session's lock back, or end the session: it must not go back to the pool with the lock."""
     try:
-        connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": number})
+        if mine and not connection.scalar(text("SELECT pg_advisory_unlock(:key)"), {"key": number}):
+            _log.warning("lock %d is another session's: a pooler has to keep one for each connection", number)
+            connection.invalidate()
     except BaseException:
         connection.invalidate()
         raise

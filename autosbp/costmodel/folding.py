@@ -2,7 +2,7 @@
 
 Blocks that are equal cost the same, so what search computes for four of them (the first, two in the middle, the last) it
 knows for all: nothing is built, or looked at, once per layer. Layouts are *not* tied: the folded problem is unfolded into
-one with a variable for each op of each layer (``search._unfold``).
+one with a variable for each op of each layer (``search.problem.unfold``).
 """
 
 from __future__ import annotations

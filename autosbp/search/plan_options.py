@@ -46,13 +46,13 @@ class PlanOptions:
     """What a plan is asked for. Batches are samples over all devices; None lets the planner choose.
 
     Args:
-        pins: layouts that are given, not searched: ``search.pinned`` says what they look like. They are those of the
+        pins: layouts that are given, not searched: ``search.problem.pinned`` says what they look like. They are those of the
             devices of one stage; where no stages are asked for, there is one.
         stages: of a pipeline; 1 forbids pipelines.
-        data_parallel, tensor_parallel: degrees inside a stage, see ``search._degrees``; 1 forbids splitting the batch, or
-            parameters.
+        data_parallel, tensor_parallel: degrees inside a stage, see ``search.problem.degrees``; 1 forbids splitting the batch,
+            or parameters.
         schedules: those that a pipeline may run; by default those that a runtime here runs.
-        baselines: names of what the plan is compared with: ``search._baselines`` says what each is.
+        baselines: names of what the plan is compared with: ``search.problem.baselines`` says what each is.
         stage_of: stages, from 0, that ops are given: by their names, by parameters that they read, or by patterns of either.
         storage: how parameters are stored. ``as_used``; ``step`` (ZeRO-2): split over the ranks that would hold them
             alike, gathered once a step; ``use`` (ZeRO-3): gathered for each use.

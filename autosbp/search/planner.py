@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import Calibration
@@ -25,7 +26,7 @@ from autosbp.search._costed_baselines import Baselines
 from autosbp.search._document import plan_document
 from autosbp.search._garbage import seldom_collected
 from autosbp.search._watch import BASELINES, FEWER, SEARCH, Progress, Watch
-from autosbp.search.bounds.work import work_bound_s
+from autosbp.search.bounds.work import is_in_proportion, work_bound_s
 from autosbp.search.fewer import fewer_devices
 from autosbp.search.plan_options import GAP_TOLERANCE, PlanOptions, require_reproducible, require_room, require_state
 from autosbp.search.problem.baselines import Roles
@@ -214,8 +215,10 @@ class Planner:
         baselines = offered.all(self.started)
         self.part = part
         self.search.extend(BASELINES_LEAVE, self.started)
-        whole, offload = self.problems.bound(self.global_batch), self.options.offload
-        work_s = work_bound_s(whole, self.cluster, self.calibration, offload=offload)
+        work_s = work_bound_s(
+            self.problems.bound, self._sizes[:1] if self._in_proportion else self._sizes, self.global_batch,
+            self.cluster, self.calibration, offload=self.options.offload,
+        )  # fmt: skip
         self.search.enough_s = self._enough_s(work_s)
         tally = Tally()
         self.restarted = self._restarted(start)
@@ -288,12 +291,13 @@ class Planner:
         return self._over(structures, kind, tally, min(fitting, key=lambda each: each.costs.step_time_s))
 
     def _over(self, structures: Sequence[Structure], kind: Kind, tally: Tally, start: Candidate | None) -> Candidate:
-        """The best strategy of these structures. Where ops were timed, a smaller microbatch may take less of a sample than a
-        larger one, which so bounds none but itself: each is searched by itself."""
+        """The best strategy of these structures. Where ops were timed, or do not work in proportion to samples, a smaller
+        microbatch may take less of a sample than a larger one, which so bounds none but itself: each is searched by itself."""
         search, options = self.search, self.search.options
         own = {each.stages: search.micro_batches(each.stages) for each in structures}
         sizes = sorted({size for each in own.values() for size in each}, reverse=True)
-        if not self.problems.compute.measured or not kind.relaxes or len(sizes) < 2:
+        apart = self.problems.compute.measured or not self._in_proportion
+        if not apart or not kind.relaxes or len(sizes) < 2:
             return search.over(structures, kind, tally, start)
         problem: InfeasibleError | None = None
         for size in sizes:
@@ -383,6 +387,17 @@ class Planner:
     def structures(self) -> list[Structure]:
         """Those that are searched."""
         return self.asked.all(self._fills)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Microbatches that may be run, of any number of stages, largest first."""
+        found = {size for each in self.structures() for size in self.search.micro_batches(each.stages)}
+        return sorted(found, reverse=True) or [self.global_batch]
+
+    @cached_property
+    def _in_proportion(self) -> bool:
+        """Whether ops work in proportion to the samples of a microbatch, so that the largest one bounds the others."""
+        return is_in_proportion(self.problems.bound, self._sizes)
 
     def _fills(self, stages: int) -> bool:
         """Whether the model's blocks, and the batch, fill so many stages."""

@@ -192,7 +192,7 @@ class _Work:
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         with self._changed:
-            self._changed.wait_for(lambda: not self._running, _DRAIN_S)
+            self._changed.wait_for(lambda: not self._running, max(0.0, deadline_s - time.monotonic()))
         self.children.close()
         if stuck := [each.name for each in self._threads if each.is_alive()]:
             _log.warning("%s wait for the database, and end with the process", " and ".join(stuck))

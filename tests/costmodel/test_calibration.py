@@ -63,7 +63,9 @@ def test_alpha_and_beta_that_only_plain_least_squares_gives_are_refused_of_other
 def test_an_interval_that_ends_before_it_begins_is_refused() -> None:
     document = example().to_dict()
     document["collectives"][0]["alpha_interval_s"] = [2e-4, 1e-4]
-    with pytest.raises(InputError, match=r"^collectives\[0\].alpha_interval_s.high: 0.0001 is not accepted; .* \[0.0002, "):
+    with pytest.raises(
+        InputError, match=r"^collectives\[0\].alpha_interval_s.high: 0.0001 is not accepted; .* \[0.0002, "
+    ):
         Calibration.from_dict(document)
 
 

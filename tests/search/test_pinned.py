@@ -81,7 +81,7 @@ def test_a_parameter_may_be_stored_otherwise_than_it_is_used() -> None:
     assert {"all_gather", "reduce_scatter"} <= kinds
     assert "reduce_scatter" not in {call.kind for call in collectives(bound, parallel.strategy)}
     # Gathers share messages that search does not know, so that no more than the least work is claimed.
-    assert plan.document["lower_bound_s"] == work_bound_s(bound, plan.cluster, None)
+    assert plan.document["lower_bound_s"] == work_bound_s(lambda _: bound, [64], 64, plan.cluster, None)
     assert parallel.document["gap"] == 0.0 and "ended_early" not in plan.document
 
 

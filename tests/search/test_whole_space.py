@@ -81,7 +81,7 @@ def test_parameters_gathered_for_each_use_are_charged_no_less_than_they_cost() -
     graph, there = graph_of("zoo:gpt2-demo"), load_cluster("local:2x2")
     plan = make_plan(graph, there, None, PlanOptions(global_batch=16, stages=1, storage=USE))
     assert plan.strategy.gather == "use"
-    least_s = work_bound_s(graph.bind(batch=16), there, None)
+    least_s = work_bound_s(lambda size: graph.bind(batch=size), [16], 16, there, None)
     assert plan.document["lower_bound_s"] == least_s, "what is charged more than it costs bounds nothing"
     free = make_plan(graph, there, None, PlanOptions(global_batch=16, stages=1))
     assert free.document["lower_bound_s"] <= plan.document["step_time_s"]

@@ -7,14 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import linprog
+from torch import nn
 
-from autosbp.api import Cluster, PlanOptions, load_cluster, make_plan, predict_costs
+from autosbp.api import Cluster, PlanOptions, capture_module, load_cluster, make_plan, predict_costs
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.findings import certificate, findings
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.sbp.rules import sharding_of
-from autosbp.search.bounds.work import _dealt_out, work_bound_s
+from autosbp.search.bounds.work import _dealt_out, is_in_proportion, work_bound_s
 from autosbp.search.sampling import sample_strategies
 from tests.search.plans import graph_of, planned
 from tests.search.test_groups import mixed
@@ -24,7 +26,7 @@ BATCH = 16
 
 
 def bound_of(model: str, cluster: Cluster, batch: int = BATCH) -> float:
-    return work_bound_s(graph_of(model).bind(batch=batch), cluster, None)
+    return work_bound_s(lambda size: graph_of(model).bind(batch=size), [batch], batch, cluster, None)
 
 
 def without_launches(name: str) -> Cluster:
@@ -89,7 +91,7 @@ def test_of_groups_it_is_between_those_of_their_devices() -> None:
 
 def test_nothing_is_said_where_ops_were_timed() -> None:
     graph = graph_of("gpt2-demo").bind(batch=64)
-    assert work_bound_s(graph, load_cluster("local:4"), timed("local:4")) == float("-inf")
+    assert work_bound_s(lambda _: graph, [64], 64, load_cluster("local:4"), timed("local:4")) == float("-inf")
 
 
 def test_arithmetic_and_bytes_are_those_of_the_graph() -> None:
@@ -101,7 +103,33 @@ def test_arithmetic_and_bytes_are_those_of_the_graph() -> None:
         if node.name in graph.computed:
             flops[node.outputs[0].dtype] += int(sharding_of(graph, node).flops)
     needed = sum(3 * count / model.flops_per_s(dtype) for dtype, count in flops.items())
-    assert work_bound_s(graph, replace(cluster, device=device), None) == pytest.approx(needed, rel=1e-6)
+    found = work_bound_s(lambda _: graph, [BATCH], BATCH, replace(cluster, device=device), None)
+    assert found == pytest.approx(needed, rel=1e-6)
+
+
+class Compared(nn.Module):
+    """Every sample with every other: an eighth of the batch has a 64th of that to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.linear(x)
+        return torch.exp(-(hidden[:, None] - hidden[None]).pow(2).sum(-1)).mean()
+
+
+def test_of_work_that_grows_faster_than_the_batch_every_microbatch_is_searched_and_bounded() -> None:
+    graph, cluster = capture_module(Compared(), {"x": torch.randn(6, 64)}, name="compared"), load_cluster("local:2x2")
+    assert not is_in_proportion(lambda size: graph.bind(batch=size), [256, 1])
+    assert is_in_proportion(lambda size: graph_of("moe-small").bind(batch=size), [256, 1])
+    options = PlanOptions(global_batch=256, baselines=(), time_limit_s=100)
+    free = make_plan(graph, cluster, None, options).document
+    assert free["strategy"]["micro_batch"] < 256
+    for size in (256, 64, 16, 4):
+        found = make_plan(graph, cluster, None, replace(options, micro_batch=size)).document
+        assert free["lower_bound_s"] <= free["step_time_s"] <= found["step_time_s"] * (1 + 1e-9)
+        assert found["lower_bound_s"] <= found["step_time_s"]
 
 
 @pytest.mark.parametrize("searcher", ["random", "metropolis_hastings", "coordinate_descent", "exhaustive", "anytime"])

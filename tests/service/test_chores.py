@@ -65,6 +65,9 @@ def test_a_lock_that_cannot_be_given_back_ends_with_its_connection(postgres: Pos
     others = text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 1")
     with pytest.raises(OperationalError), database.alone(1), beside.connect() as connection:
         connection.execute(others)
+    with pytest.raises(ValueError, match="own"), database.alone(1), beside.connect() as connection:
+        connection.execute(others)
+        raise ValueError("the block's own")
     with database.alone(1) as mine:
         assert mine
     beside.dispose()

@@ -103,9 +103,12 @@ class Best(Recomputing):
     ) -> Candidate:
         """The best strategy over these structures, at least as good as ``best``; when time is over, of those looked at. Raises
         ``InfeasibleError``, and ``OutOfTimeError`` where it gives up without one."""
-        self.best, self.problem, self.failures, self.cut, self._floors = best, None, [], False, {}
+        self.best, self.problem, self.failures, self._floors = best, None, [], {}
+        self.cut = self.late = False
         try:
-            return self._over(structures, kind, tally)
+            found = self._over(structures, kind, tally)
+            tally.cut |= self.late
+            return found
         except OutOfTimeError:
             self.cut = tally.cut = True
             floor = min(self._floors.values(), default=-INFINITE)
@@ -128,7 +131,10 @@ class Best(Recomputing):
         begun, enough = tally.evaluations, ENOUGH_EVALUATIONS * max(1.0, self.options.time_limit_s / USUAL_S)
 
         def spent() -> bool:
-            return self.best is not None and (tally.evaluations - begun >= enough or self._out_of_time())
+            if self.best is not None and tally.evaluations - begun >= enough:
+                self.late = True
+                return True
+            return self.best is not None and self._out_of_time()
 
         # What is quick first: without stages, layouts that tell few axes apart. Where that fits in memory, it cuts all else
         # short. Pipelines then: where memory binds, they are the quickest to fit.

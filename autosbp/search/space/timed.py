@@ -26,6 +26,7 @@ class Timed:
         gives_up: it ends without one, too: its caller has another.
         stopped: a caller ended it, as at the end.
         enough_s: a step that is no longer is as good as was asked for, and ends it likewise.
+        late: something was left because time was over.
     """
 
     options: PlanOptions
@@ -33,6 +34,7 @@ class Timed:
     gives_up = False
     stopped = False
     enough_s = 0.0
+    late = False
 
     def set_deadline(self, deadline: float) -> None:
         self.deadline = deadline
@@ -55,7 +57,10 @@ class Timed:
         return self.best is not None and self.best.costs.step_time_s <= self.enough_s
 
     def _out_of_time(self) -> bool:
-        return self.stopped or time.monotonic() >= self.deadline
+        """Whether nothing is begun any more, asked where something would be."""
+        over = self.stopped or time.monotonic() >= self.deadline
+        self.late |= over
+        return over
 
     def _remaining_s(self) -> float:
         return max(self.deadline - time.monotonic(), LEAST * self.options.time_limit_s)
