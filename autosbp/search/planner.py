@@ -25,10 +25,10 @@ from autosbp.search._conflict import with_conflict
 from autosbp.search._costed_baselines import Baselines
 from autosbp.search._document import plan_document
 from autosbp.search._garbage import seldom_collected
+from autosbp.search._least_work import LeastWork
 from autosbp.search._watch import BASELINES, FEWER, SEARCH, Progress, Watch
-from autosbp.search.bounds.work import is_in_proportion, work_bound_s
 from autosbp.search.fewer import fewer_devices
-from autosbp.search.plan_options import GAP_TOLERANCE, PlanOptions, require_reproducible, require_room, require_state
+from autosbp.search.plan_options import PlanOptions, require_reproducible, require_room, require_state
 from autosbp.search.problem.baselines import Roles
 from autosbp.search.problem.weights import AS_USED, USE
 from autosbp.search.space.best import Best
@@ -215,11 +215,7 @@ class Planner:
         baselines = offered.all(self.started)
         self.part = part
         self.search.extend(BASELINES_LEAVE, self.started)
-        work_s = work_bound_s(
-            self.problems.bound, self._sizes[:1] if self._in_proportion else self._sizes, self.global_batch,
-            self.cluster, self.calibration, offload=self.options.offload,
-        )  # fmt: skip
-        self.search.enough_s = self._enough_s(work_s)
+        self.search.enough_s = self._least_work.enough_s
         tally = Tally()
         self.restarted = self._restarted(start)
         best = min(
@@ -233,15 +229,10 @@ class Planner:
         document = plan_document(
             self.graph, self.cluster, self.calibration, self.options, self._limit_of(winner.costs),
             (winner.strategy, winner.costs), baselines,
-            max(work_s, proved_s if self._bounds else -INFINITE), tally.evaluations, self.restarted.reason,
+            max(self._least_work.seconds, proved_s if self._bounds else -INFINITE), tally.evaluations, self.restarted.reason,
             ended_early=self.kind().relaxes and tally.cut and not enough,
         )  # fmt: skip
         return Plan(document, time.monotonic() - self.started), winner
-
-    def _enough_s(self, work_s: float) -> float:
-        """A step that is within the tolerance of the least work, where more of it is tolerated than usual."""
-        tolerance = self.options.gap_tolerance
-        return work_s / (1 - tolerance) if tolerance > GAP_TOLERANCE else -INFINITE
 
     @property
     def _bounds(self) -> bool:
@@ -296,7 +287,7 @@ class Planner:
         search, options = self.search, self.search.options
         own = {each.stages: search.micro_batches(each.stages) for each in structures}
         sizes = sorted({size for each in own.values() for size in each}, reverse=True)
-        apart = self.problems.compute.measured or not self._in_proportion
+        apart = self.problems.compute.measured or not self._least_work.in_proportion
         if not apart or not kind.relaxes or len(sizes) < 2:
             return search.over(structures, kind, tally, start)
         problem: InfeasibleError | None = None
@@ -389,15 +380,13 @@ class Planner:
         return self.asked.all(self._fills)
 
     @cached_property
-    def _sizes(self) -> list[int]:
-        """Microbatches that may be run, of any number of stages, largest first."""
-        found = {size for each in self.structures() for size in self.search.micro_batches(each.stages)}
-        return sorted(found, reverse=True) or [self.global_batch]
-
-    @cached_property
-    def _in_proportion(self) -> bool:
-        """Whether ops work in proportion to the samples of a microbatch, so that the largest one bounds the others."""
-        return is_in_proportion(self.problems.bound, self._sizes)
+    def _least_work(self) -> LeastWork:
+        """Of all microbatches that may be run, of any number of stages."""
+        sizes = {size for each in self.structures() for size in self.search.micro_batches(each.stages)}
+        return LeastWork(
+            self.problems.bound, sorted(sizes, reverse=True) or [self.global_batch],
+            self.global_batch, self.cluster, self.calibration, self.options,
+        )  # fmt: skip
 
     def _fills(self, stages: int) -> bool:
         """Whether the model's blocks, and the batch, fill so many stages."""

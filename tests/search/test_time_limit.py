@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -160,7 +161,7 @@ def test_what_was_proved_of_every_structure_by_then_is_the_bound_of_a_plan_that_
     model, cluster = capture("zoo:gpt2"), load_cluster("dgx-a100-40g:1")
     options = PlanOptions(global_batch=64, time_limit_s=100.0, baselines=(), memory_limit_bytes=3 * 2**30)
 
-    def planned(late_at: int) -> tuple[int, dict[str, object]]:
+    def planned(late_at: int) -> tuple[int, dict[str, Any]]:
         with pytest.MonkeyPatch.context() as patch:
             work = Work(patch, late_at)
             plan = make_plan(model, cluster, None, options)
@@ -173,4 +174,4 @@ def test_what_was_proved_of_every_structure_by_then_is_the_bound_of_a_plan_that_
     assert early["ended_early"] and later["ended_early"] and late["ended_early"]
     assert early["lower_bound_s"] == least_s
     for each in (later, late):
-        assert 1.01 * least_s < each["lower_bound_s"] <= whole["step_time_s"]  # type: ignore[operator]
+        assert 1.01 * least_s < each["lower_bound_s"] <= whole["step_time_s"]
