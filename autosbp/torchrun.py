@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +21,8 @@ from autosbp.errors import InputError
 
 _POLL_S = 0.1
 _GRACE_S = 15.0
+_SIOCGIFADDR = 0x8915  # of linux/sockios.h: the IPv4 address of an interface
+_ASKED_S = 120.0
 _LOG_TAIL_BYTES = 8000
 OWNER = "AUTOSBP_OWNER"
 """Names the process without which ``autosbp.forked`` ends its ranks."""
@@ -130,10 +135,43 @@ def environment(interface: str = "lo") -> dict[str, str]:
 
 
 def check_interface(name: str) -> None:
-    """Raise ``InputError`` where this machine has no network interface ``name``."""
+    """Raise ``InputError`` where this machine has no network interface ``name``, or one that has no address."""
     known = [found for _, found in socket.if_nameindex()]
     if name not in known:
         raise InputError("interface", name, f"a network interface of this machine is expected: {', '.join(known)}")
+    with_address = [each for each in known if _has_address(each)]
+    if name not in with_address:
+        limit = f"a network interface with an address is expected: {', '.join(with_address) or 'there is none'}"
+        raise InputError("interface", name, limit)
+
+
+def _has_address(interface: str) -> bool:
+    """Of IPv4 or IPv6; as far as this is known to Linux."""
+    if sys.platform != "linux":
+        return True
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, suppress(OSError):
+        fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        return True
+    with suppress(OSError):
+        return any(line.split()[-1] == interface for line in Path("/proc/net/if_inet6").read_text().splitlines())
+    return False
+
+
+def check_devices(field: str, value: str, start: Launch, num_ranks: int) -> None:
+    """Raise ``InputError`` that names the field where ranks that ``start`` starts on this machine, each with a CUDA device of
+    its own, would find too few."""
+    here = (start.func if isinstance(start, partial) else start) is run_ranks
+    if here and (found := _num_cuda_devices()) < num_ranks:
+        limit = f"a CUDA device for each of {num_ranks} ranks is expected, and torch finds {found} here"
+        raise InputError(field, value, limit)
+
+
+def _num_cuda_devices() -> int:
+    """Asked in another process, so that this one opens none."""
+    code = "import torch; print(torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0)"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    asked = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=_ASKED_S)
+    return int(asked.stdout) if asked.returncode == 0 else 0
 
 
 def _end(process: subprocess.Popen[bytes], module: str) -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import METHODS, Calibration
 from autosbp.errors import InputError
-from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, run_ranks
+from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, check_devices, run_ranks
 from calibration._fit import fit_collective
-from calibration._launch import Progress, mark_taken, way_of
+from calibration._launch import Progress, mark_taken, way_of, written
 from calibration._launch import launch as measure
 from calibration._nccl_log import NcclLog
 from calibration._nccl_run import calibrate_with_nccl_tests
@@ -69,6 +69,7 @@ def calibrate(
     max_ranks: int = MAX_LOCAL_RANKS,
     queued: bool = False,
     resume: bool = False,
+    take: bool = True,
     cancelled: Callable[[], bool] | None = None,
 ) -> Calibration:
     """Measure every collective over every group shape of ``cluster`` with one rank per device.
@@ -93,6 +94,8 @@ def calibrate(
         queued: ranks may wait for a cluster before they start, and the time box begins with them.
         resume: ``workdir`` may be that of the very same run, begun before, whose ranks ``launch`` finds again: what they
             have measured is not measured again.
+        take: another run of the same request in ``workdir`` measures anew. False leaves it the results of this one, for
+            a caller that may fail to store the calibration; what then removes the folder takes them.
         cancelled: asked ten times a second; True ends the run.
         progress: called from this thread as each measurement starts.
         workdir: where request, results and log are kept. By default a temporary folder, removed after success. A run
@@ -123,12 +126,18 @@ def calibrate(
         variants,
         way_of(launch),
     )
+    if op_keys and (backend == "nccl") != (cluster.device.kind == "cuda"):
+        limit = f"its ranks compute on other devices than {cluster.device.name}: leave the model's ops out, or it"
+        raise InputError("backend", backend, limit)
+    if backend == "nccl" and cluster.num_devices <= max_ranks:  # more are refused anyway
+        check_devices("backend", backend, launch, cluster.num_devices)
     with scratch(request) if workdir is None else nullcontext(workdir) as folder:
-        folder.mkdir(parents=True, exist_ok=True)
+        with written(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         results = measure(
             request, folder, launch, progress, max_ranks=max_ranks, queued=queued, resume=resume, cancelled=cancelled
         )
         calibration = assemble(request, results, method)
-        if workdir is not None:
+        if workdir is not None and take:
             mark_taken(folder)
     return calibration

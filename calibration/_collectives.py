@@ -14,14 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from calibration._request import ELEMENT_BYTES
+
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_ELEMENT_BYTES = 4  # float32
 
 
 def message_bytes(num_bytes: int, num_ranks: int) -> int:
     """The least size of at least ``num_bytes`` that every rank of the group holds an equal whole part of."""
-    unit = _ELEMENT_BYTES * num_ranks
+    unit = ELEMENT_BYTES * num_ranks
     return -(-num_bytes // unit) * unit
 
 
@@ -33,7 +34,7 @@ def prepare(
     ``p2p`` is what boxing sends: the transposition of a group of ``rows`` x columns, which leaves some ranks idle; a shift
     around the ring where the group is one row. ``broadcast`` starts at the group's first rank.
     """
-    full = torch.zeros(num_bytes // _ELEMENT_BYTES, device=device)
+    full = torch.zeros(num_bytes // ELEMENT_BYTES, device=device)
     part = torch.zeros(full.numel() // len(ranks), device=device)
     other = torch.empty_like(full)
     position = ranks.index(dist.get_rank())

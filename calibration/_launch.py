@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from calibration._request import Request, measurement_names
 from calibration._results import Results, read_results
 
 _WORKER = "calibration._worker"
+_ROOM_BYTES = 2**16  # more than the results that a disk can be too full for
 _STATES = {"T": "stopped", "t": "being traced", "Z": "dead", "D": "waiting for the kernel"}
 
 
@@ -57,13 +57,10 @@ def launch(
         where = "on one machine" if max_ranks == MAX_LOCAL_RANKS else "there"
         raise InputError("cluster", request.cluster.name, f"at most {max_ranks} ranks can start {where}")
     results_path, request_path = workdir / "results.jsonl", workdir / "request.json"
-    try:
+    with written(workdir):
         if not (resume and was_asked(request, request_path)):
             continue_or_begin(request, results_path, counts_start=not queued)
-            request_path.write_bytes(canonical(request.to_dict()))
-    except OSError as error:
-        limit = f"a folder that can be written is expected ({error.strerror})"
-        raise InputError("workdir", str(workdir), limit) from None
+            _put(request_path, canonical(request.to_dict()))
     if (found := read_results(results_path)).done:
         return found
     watch = Watch(request, results_path, progress)
@@ -78,8 +75,8 @@ def launch(
     results = read_results(results_path)
     reason = watch.stalled or outcome.reason
     if reason:
-        if not shutil.disk_usage(workdir).free:  # the log then says nothing, for the same reason
-            reason += f": no space is left on the disk of {workdir}"
+        if unwritable := why_unwritable(workdir):  # the log then says nothing, for the same reason
+            reason += f": {workdir} cannot be written: {unwritable}"
         raise CalibrationError(
             f"{results.current}: {reason}; {len(results.made)} results so far are in {results_path}\n"
             f"end of the ranks' log:\n{outcome.log_tail}"
@@ -119,14 +116,44 @@ def continue_or_begin(request: Request, path: Path, counts_start: bool = True) -
         known = read_results(path)
     _end_remains(known, path)
     same = known.request_id == request.request_id and not known.taken
-    if text and not same and not known.done:
+    if text and not same and not known.taken:
         path.rename(path.with_name(f"results-{known.request_id or 'unknown'}.jsonl"))
     header: dict[str, Any] = {"request": request.request_id, "owner": [os.getpid(), start_ticks(os.getpid())]}
     if counts_start:
         header["at_s"] = time.time()
+    # Another file: what a rank that was left writes to the old one is lost.
+    _put(path, (text if same else b"") + canonical(header) + b"\n")
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Write a file whole, or leave what was there."""
     part = path.with_name(f"{path.name}.part")
-    part.write_bytes((text if same else b"") + canonical(header) + b"\n")
-    part.rename(path)  # another file: what a rank that was left writes to the old one is lost
+    try:
+        part.write_bytes(data)
+        part.rename(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def written(workdir: Path) -> Iterator[None]:
+    """An ``InputError`` that names the folder where something in it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        limit = f"a folder that can be written is expected ({error.strerror})"
+        raise InputError("workdir", str(workdir), limit) from None
+
+
+def why_unwritable(workdir: Path) -> str:
+    """Why no more can be written to a folder, in the system's words; "" where it can."""
+    try:
+        _put(workdir / "room", bytes(_ROOM_BYTES))
+        (workdir / "room").unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _end_remains(known: Results, path: Path) -> None:
@@ -143,7 +170,7 @@ def _end_remains(known: Results, path: Path) -> None:
 
 def mark_taken(workdir: Path) -> None:
     """A calibration was made of the results: another run of the same request measures anew."""
-    with (workdir / "results.jsonl").open("ab") as file:
+    with written(workdir), (workdir / "results.jsonl").open("ab") as file:
         file.write(canonical({"taken": True}) + b"\n")
 
 

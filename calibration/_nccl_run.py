@@ -20,7 +20,7 @@ from pathlib import Path
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import CalibrationError, InputError
-from calibration._launch import Progress
+from calibration._launch import Progress, why_unwritable, written
 from calibration._nccl_log import TOOLS
 from calibration._nccl_tests import import_nccl_log
 from calibration._pooling import share_fits
@@ -133,7 +133,8 @@ def calibrate_with_nccl_tests(
     programs = {kind: find_program(tool, environment) for tool, kind in TOOLS.items()}
     runs = [(kind, group) for group in groups_of(cluster, launcher) for kind in programs]
     arguments = ["-b", str(sizes[0]), "-e", str(sizes[1]), "-f", str(FACTOR), "-n", str(iterations)]
-    workdir.mkdir(parents=True, exist_ok=True)
+    with written(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
     fits = []
     for at, (kind, group) in enumerate(runs):
         name = f"{kind} over {group.name}"
@@ -144,7 +145,8 @@ def calibrate_with_nccl_tests(
         report.unlink(missing_ok=True)
         own = ["-J", str(report)] if _writes_json(programs[kind], environment) else []
         command, extra = command_of(programs[kind], group, cluster, launcher, [*arguments, *own])
-        _run(command, {**environment, **extra}, stem.with_suffix(".txt"), name, timeout_s)
+        with written(workdir):
+            _run(command, {**environment, **extra}, stem.with_suffix(".txt"), name, timeout_s)
         # With MPI the report is where rank 0 ran, which may be another machine.
         log = report if report.exists() else stem.with_suffix(".txt")
         try:
@@ -154,7 +156,9 @@ def calibrate_with_nccl_tests(
             )
             fits.append(fit)
         except CalibrationError as error:
-            raise CalibrationError(f"{name}: {error}; the output is in {workdir}") from None
+            full = why_unwritable(workdir)  # a program that cannot write what it measures may end well
+            why = f"{error}: {workdir} cannot be written: {full}" if full else error
+            raise CalibrationError(f"{name}: {why}; the output is in {workdir}") from None
     notes = (f"measured by nccl-tests, started by {launcher}, {'in' if in_place else 'out of'} place",)
     return Calibration(cluster, "nccl", method, tuple(share_fits(fits) if method == "relative" else fits), notes=notes)
 
@@ -188,5 +192,7 @@ def _run(command: Sequence[str], environment: dict[str, str], log: Path, name: s
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if reason:
+        if full := why_unwritable(log.parent):
+            reason += f": {log.parent} cannot be written: {full}"
         tail = log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
         raise CalibrationError(f"{name}: {reason}; the output is in {log}\nits end:\n{tail}")

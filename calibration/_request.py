@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from math import prod
 from typing import Any
 
 from autosbp.cluster import Cluster
@@ -16,6 +17,7 @@ from calibration._placements import Placement, placements
 
 BACKENDS = ("gloo", "nccl")
 MIN_SIZES = 3
+ELEMENT_BYTES = 4  # messages are of float32
 MAX_SIZE_BYTES = 2**32
 BUDGET_S = 165.0
 """With the start of the command and the fits, a calibration so takes less than three minutes."""
@@ -62,6 +64,11 @@ class Request:
             check_integer(f"sizes[{index}]", size, 1, MAX_SIZE_BYTES)
         if len(set(self.sizes)) < MIN_SIZES:
             raise InputError("sizes", list(self.sizes), f"at least {MIN_SIZES} different sizes are expected")
+        for placement in placements(self.cluster.mesh(), variants=False):
+            unit = ELEMENT_BYTES * prod(placement.group_shape)
+            if len({-(-size // unit) for size in self.sizes}) < MIN_SIZES:
+                limit = f"at least {MIN_SIZES} different multiples of {unit} bytes, to which they are rounded up for "
+                raise InputError("sizes", list(self.sizes), f"{limit}{placement.name}, are expected")
         check_integer("repeats", self.repeats, 1, 10_000)
         for name in ("point_s", "op_s", "timeout_s", "budget_s", "stall_s"):
             value = getattr(self, name)

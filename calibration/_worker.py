@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from autosbp.costmodel.op_bench import call_seconds, run_op
-from autosbp.errors import CalibrationError
+from autosbp.errors import AutosbpError, CalibrationError
 from autosbp.gathering import bytes_from_rank_0
 from autosbp.jsonio import canonical, loads
 from autosbp.processes import end_rank, keep_to_cores
@@ -37,7 +37,7 @@ from calibration._collectives import (
 )
 from calibration._overlap import measure_overlap
 from calibration._placements import Placement
-from calibration._request import Measurement, Request, op_name, series
+from calibration._request import MIN_SIZES, Measurement, Request, op_name, series
 from calibration._results import Results, Series, parse_results
 from calibration._sharing import measure_sharing
 from calibration._timing import sample, slowest_rank_times, summary
@@ -87,7 +87,7 @@ class Log:
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in __exit__
-        self._device = path == os.devnull
+        self._path, self._device = path, path == os.devnull
 
     def __enter__(self) -> Log:
         return self
@@ -97,8 +97,11 @@ class Log:
 
     def write(self, record: dict[str, Any]) -> None:
         left = memoryview(canonical(record) + b"\n")
-        while left:  # a disk that is nearly full takes a part, and says so at the next one
-            left = left[self._file.write(left) :]
+        try:
+            while left:  # a disk that is nearly full takes a part, and says so at the next one
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise CalibrationError(f"{self._path} cannot be written: {error.strerror}") from None
 
     def beat(self) -> None:
         if not self._device:
@@ -141,11 +144,13 @@ class Collectives:
         self._make_groups(sizes[0].placement)
         for point in self.known.get(Series.of(sizes[0]), ()):
             budget.took(point.num_bytes, point.median_s, 0.0)
-        for measurement in sizes:
+        for at, measurement in enumerate(sizes):
             if measurement.name in self.made:
                 continue
             self.log.write({"begin": measurement.name})
             reason = self._too_much(measurement, budget)
+            if reason and at < MIN_SIZES:
+                raise CalibrationError(f"{measurement.name}: {reason}; at least {MIN_SIZES} sizes are measured")
             self.log.write({"left_out": reason} if reason else {"point": self._point(measurement, budget)})
 
     def _now_s(self) -> float:
@@ -245,4 +250,7 @@ def _together(device: torch.device, log: Log) -> Callable[[float], float]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except AutosbpError as error:  # said without where in this file it was found
+        sys.exit(f"error: rank {os.environ['RANK']}: {error}")

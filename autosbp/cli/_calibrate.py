@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,6 +73,24 @@ _UNUSED = {
     "ranks": ("in_place",),
 }
 """Options that each way to a calibration does not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where results are until the calibration is stored: in a folder beside the output, and in one that the ranks of a
+    cluster share, if that is another."""
+
+    beside: Path | None = None
+    shared: Path | None = None
+
+    def bring_back(self) -> None:
+        """What the ranks have found so far, beside the output; where that cannot be written, a note says where it is."""
+        try:
+            _copy_results(self.shared, self.beside)
+        except InputError as error:
+            note(f"{error}; the results are in {self.shared}")
+
+
 InPlace = Annotated[bool, typer.Option("--in-place", help="Of nccl-tests, take the in-place times.")]
 
 
@@ -121,6 +140,7 @@ def calibrate(
         interface=interface, timeout=timeout,
     )  # fmt: skip
     options = PlanOptions(global_batch, micro_batch)
+    kept = Kept()
     if server is not None:
         found = _measure_there(
             server,
@@ -137,14 +157,27 @@ def calibrate(
     else:
         effort = {"repeats": repeats, "method": method, "point_s": point_s, "op_s": op_s, "timeout_s": timeout}
         effort.update(backend=backend, sizes=_sizes(sizes), budget_s=budget, variants=variants)
-        found = _measure_here(
+        found, kept = _measure_here(
             cluster, (model, ModelSizes(seq_len, image_size), options), (launcher, interface), output, effort
         )
     document = {**found.to_dict(), "calibration_id": found.calibration_id}
     if output is not None:
-        write_json(output, document)
-        note(f"wrote {output}")
+        _store(output, document, kept)
     show_calibration(found, report, as_json)
+
+
+def _store(output: Path, document: dict[str, Any], kept: Kept) -> None:
+    """Write the calibration, then remove what it was made of: that is there until the calibration is."""
+    try:
+        write_json(output, document)
+    except InputError:
+        if kept.beside is not None:
+            kept.bring_back()
+            note(f"the same command stores what was measured, which is kept in {kept.beside}, without measuring again")
+        raise
+    note(f"wrote {output}")
+    if kept.beside is not None:
+        shutil.rmtree(kept.beside, ignore_errors=kept.shared is not None)
 
 
 def _refuse_unused(way: str, **given: object) -> None:
@@ -183,7 +216,7 @@ def _measure_here(
     started_by: tuple[str, str],
     output: Path | None,
     effort: dict[str, Any],
-) -> Calibration:
+) -> tuple[Calibration, Kept]:
     """Measure with ranks of the given launcher and interface; ``ops_of`` is a model, its sequence length, options. Ranks of a
     cluster write to the folder that it shares; what a run that ended early has found comes from and goes beside the output.
     """
@@ -194,37 +227,44 @@ def _measure_here(
     there = api.load_cluster(cluster)
     model, sizes, options = ops_of
     keys = [] if model is None else api.op_keys(read_model(model, sizes), there, options)
+    if started_by[0] == "emulated" and effort["backend"] == "nccl":
+        raise InputError("backend", "nccl", "gloo is expected on emulated nodes, which have one machine's devices")
     workdir = None if output is None else output.with_name(output.name + ".partial")
     with ranks_of(started_by[0], there, started_by[1]) as ways:
         shared = ways.get("workdir")
+        kept = Kept(workdir, shared)
         ways = {name: value for name, value in ways.items() if name in ("launch", "max_ranks")}
         _copy_results(workdir, shared)
         try:
             found = measure(
-                there, op_keys=keys, progress=_follow, workdir=shared or workdir, queued=bool(shared), **ways, **effort
-            )
+                there, op_keys=keys, progress=_follow, workdir=shared or workdir, queued=bool(shared), take=False,
+                **ways, **effort,
+            )  # fmt: skip
         except InputError:
             if workdir is not None:
                 with suppress(OSError):  # it is kept where it holds what an earlier run has found
                     workdir.rmdir()
             raise
         except BaseException as error:
-            _copy_results(shared, workdir)
+            kept.bring_back()
             if workdir is not None and isinstance(error, (CalibrationError, KeyboardInterrupt)):
                 note(f"the same command continues this run; autosbp explain {workdir} shows what it has measured")
             raise
-    if workdir is not None:
-        shutil.rmtree(workdir, ignore_errors=shared is not None)
-    return found
+    return found, kept
 
 
 def _copy_results(source: Path | None, target: Path | None) -> None:
     """What a run has found so far, from one folder to another; nothing where there is not one of each."""
     if source is None or target is None or not (source / RESULTS).exists():
         return
-    target.mkdir(parents=True, exist_ok=True)
-    for name in (RESULTS, REQUEST):
-        shutil.copyfile(source / name, target / name)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (RESULTS, REQUEST):
+            shutil.copyfile(source / name, target / f"{name}.part")
+            (target / f"{name}.part").replace(target / name)
+    except OSError as error:
+        limit = f"a folder that can be written is expected ({error.strerror})"
+        raise InputError("workdir", str(target), limit) from None
 
 
 def _follow(step: Progress) -> None:

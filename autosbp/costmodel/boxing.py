@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -245,9 +245,10 @@ class BoxingTable:
         """All pairs of layouts (Floyd 1962): first through the stops that are none, which then are needed no more."""
         costs = self._direct()
         np.fill_diagonal(costs, 0.0)
-        _go_through(costs, range(self.num_layouts, len(costs)))
+        for stop in range(len(costs) - 1, self.num_layouts - 1, -1):
+            _leave_out(costs, stop)
         among = np.ascontiguousarray(costs[: self.num_layouts, : self.num_layouts])
-        _go_through(among, range(self.num_layouts))
+        _go_through(among)
         return among
 
     def _direct(self) -> NDArray[np.float64]:
@@ -320,9 +321,16 @@ class BoxingTable:
         return self.index[layout]
 
 
-def _go_through(costs: NDArray[np.float64], stops: Iterable[int]) -> None:
-    """Make all pairs as cheap as they are through any of these stops; in place."""
+def _leave_out(costs: NDArray[np.float64], stop: int) -> None:
+    """Make all pairs of the stops before one as cheap as they are through it; in place. Few steps lead there."""
+    into, out = np.flatnonzero(costs[:stop, stop] < np.inf), np.flatnonzero(costs[stop, :stop] < np.inf)
+    pairs = into[:, None], out
+    costs[pairs] = np.minimum(costs[pairs], costs[into, stop, None] + costs[stop, out])
+
+
+def _go_through(costs: NDArray[np.float64]) -> None:
+    """Make all pairs as cheap as they are through any others; in place."""
     through = np.empty_like(costs)
-    for at in stops:
+    for at in range(len(costs)):
         np.add(costs[:, at, None], costs[at], out=through)
         np.minimum(costs, through, out=costs)

@@ -35,7 +35,7 @@ from autosbp.costmodel.sharing import Paces
 from autosbp.costmodel.simulate import alone_parts, alone_s
 from autosbp.costmodel.stage_models import StageModels, stage_limits
 from autosbp.costmodel.stages import Chunk, StageCall, Stages
-from autosbp.costmodel.timeline import Event, Timeline
+from autosbp.costmodel.timeline import LOSS, Event, Timeline
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.handed import handed_over
@@ -239,9 +239,11 @@ class _Pipelined:
         backward, last = list(timeline.backward_pass(False)), list(timeline.backward_pass(True))
         later_s = self._weights_s(chunk, backward)
         sums = [self._seconds(events) for events in (forward, backward, first, last)]
-        once = [sums[2][at] + sums[3][at] - sums[0][at] - sums[1][at] for at in (0, 1)]
-        together = [alone_s(events, compute.overlap) for events in (forward, backward, first, last)]
         sent = [self._bytes(events) for events in (forward, backward, first, last)]
+        once = [sums[2][at] + sums[3][at] - sums[0][at] - sums[1][at] for at in (0, 1)]
+        # The loss's sum is waited for when all passes are over, long after its own.
+        first, forward = ([event for event in events if event.key != LOSS] for events in (first, forward))
+        together = [alone_s(events, compute.overlap) for events in (forward, backward, first, last)]
         return _ChunkCost(
             sums[0],
             (sums[1][0] - later_s, sums[1][1]),

@@ -29,6 +29,10 @@ IN_FLIGHT = 2
 """Messages of gathered parameters' gradients under way at once (``executor.gathering``)."""
 
 
+LOSS = "loss"
+"""The key of its sum, which is under way while backward runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One thing that the rank does.
@@ -252,7 +256,8 @@ class Timeline:
         kind = step.forward if phase == "forward" else step.backward
         layouts = f"{format_nd_sbp(step.src)} -> {format_nd_sbp(step.dst)}"
         if own and kind in COLLECTIVES:
-            yield self._collective(box.ref.name, phase, kind, message, step.axes, layouts)
+            event = self._collective(box.ref.name, phase, kind, message, step.axes, layouts)
+            yield replace(event, key=LOSS) if box.is_late(step) else event
         if local_s > 0.0:
             details = {"num_bytes": message, "layouts": layouts}
             yield Event(f"copies of {kind} {box.ref.name}", "compute", phase, local_s, details)
@@ -281,9 +286,9 @@ class Timeline:
         return self._collective(call.cause, call.phase, call.kind, call.num_bytes, call.axes)
 
     def _update(self) -> Iterator[Event]:
-        """The optimizer, when all gradients are there."""
+        """The optimizer, when the loss and all gradients are there."""
         keys = tuple(("sync", *bucket.names) for bucket in self.flow.buckets)
-        yield Event("gradients", "wait", "sync", 0.0, after=(*keys, *self._returning))
+        yield Event("gradients", "wait", "sync", 0.0, after=(LOSS, *keys, *self._returning))
         for leaf in self.graph.trained:
             local = leaf.meta.num_bytes / split_factor(self.strategy.parameters[leaf.name], self.strategy.mesh)
             seconds = float(

@@ -158,8 +158,7 @@ class _Lowering:
         if box.data:
             return self._cut(value, box)
         for step in box.steps:
-            late = self.gathers and box.group == OUTPUT and step == box.steps[-1]
-            if late and (step.forward, step.backward) == ("all_reduce", "none"):
+            if self.gathers and box.is_late(step):
                 value = self.fx.call_function(uncompiled(ops.all_reduce_loss), (value, step.axes))
             else:
                 target, args, kwargs = _call(step, value)

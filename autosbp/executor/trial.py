@@ -14,7 +14,7 @@ from autosbp.jsonio import canonical, check_integer, loads
 from autosbp.pipeline import require_runtime
 from autosbp.plan import Plan
 from autosbp.sbp.program import program_items
-from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, run_ranks
+from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, check_devices, run_ranks
 
 LIBRARIES: Mapping[str, str] = {"torchvision": "torchvision", "transformers": "transformers.integrations.moe"}
 """Modules that define the ops of well-known namespaces."""
@@ -56,7 +56,7 @@ def run_trial(
         that rank 0 issued, and whether every rank issued exactly those that the plan charged.
 
     Raises:
-        InputError: the plan is of another graph, or needs more ranks than can start.
+        InputError: the plan is of another graph, or needs more ranks or devices than there are.
         UnsupportedError: no runtime runs the plan's schedule.
         TrialError: a rank failed, the time ran out, or the run was cancelled; with the end of the log.
     """
@@ -72,6 +72,8 @@ def run_trial(
     strategy = plan.strategy
     if strategy.num_devices > max_ranks:
         raise InputError("cluster", strategy.num_devices, f"at most {max_ranks} ranks can start here")
+    if plan.cluster.device.kind == "cuda":
+        check_devices("cluster", plan.cluster.name, launch, strategy.num_devices)
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
     if strategy.pipeline is None:
         list(program_items(bound, strategy))

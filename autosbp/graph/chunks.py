@@ -7,9 +7,10 @@ to chunk, through those between that do not read it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Node, Ref, TensorMeta
@@ -21,6 +22,10 @@ class ChunkGraph(LogicalGraph):
     ``results`` are what the one behind receives, and the last chunk has none, but the loss."""
 
     whole: LogicalGraph = field(kw_only=True)
+
+    @property
+    def derived(self) -> dict[Hashable, Any]:
+        return self.whole.derived
 
     @cached_property
     def metas(self) -> Mapping[str, tuple[TensorMeta, ...]]:

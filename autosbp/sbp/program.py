@@ -41,6 +41,11 @@ class Box:
         """Whether a step sends anything, forward or backward."""
         return any(step.forward in COLLECTIVES or step.backward in COLLECTIVES for step in self.steps)
 
+    def is_late(self, step: Step) -> bool:
+        """Whether nothing in the program waits for the collective of a step: for the sum of the loss, which ends it."""
+        ends = self.group == OUTPUT and step == self.steps[-1]
+        return ends and (step.forward, step.backward) == ("all_reduce", "none")
+
 
 @dataclass(frozen=True, slots=True)
 class Op:

@@ -33,10 +33,11 @@ from autosbp.search.problem.baselines import Roles
 from autosbp.search.problem.weights import AS_USED, USE
 from autosbp.search.space.best import Best
 from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.groups import GroupSearch
 from autosbp.search.space.leanest import Leanest
 from autosbp.search.space.message_sizes import sizes_of
-from autosbp.search.space.space_solver import INFINITE, Kind, Tally, nearer
+from autosbp.search.space.space_solver import Kind, Tally, nearer
 from autosbp.search.space.structures import Structures
 from autosbp.search.stages.layouts import LayoutProblems, Structure
 from autosbp.search.stages.reuse import REUSE
@@ -46,6 +47,9 @@ BASELINES_LEAVE = 0.25
 """Of the time limit: what the search has left at the least, however long baselines took."""
 MAX_BYTES = 2**62
 """More than any device has."""
+LEAN_SHARE = 0.5
+"""The part of it in which lean strategies are looked for, where search, which adds memory up by op, has found none that
+fits."""
 NEED_SHARE = 0.25
 """The part of the time limit in which the memory that would do is looked for."""
 
@@ -272,7 +276,7 @@ class Planner:
                 raise InfeasibleError("stage_of", text, None, "no cuts hold these ops to their stages") from None
             if error.constraint != "memory_limit_bytes" or not kind.relaxes:
                 raise
-            lean = self._lean(self.problems)
+            lean = self._lean(self.problems, share=LEAN_SHARE)
             self._leanest = sorted([*self._leanest, *lean], key=_by_memory)
             if not self._leanest and self._host_needs is None:
                 raise

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import KINDS, Calibration
@@ -21,6 +22,7 @@ from autosbp.jsonio import canonical, loads
 from autosbp.torchrun import run_ranks
 from calibration import Progress, calibrate, read_results
 from calibration._budget import LEAST_OPS
+from calibration._collectives import free_bytes
 from tests.cli.processes import COMMAND, autosbp, environment
 
 CLUSTER = load_cluster("local:2x2")
@@ -83,6 +85,19 @@ def test_a_bad_op_key_fails_by_name_and_keeps_what_was_measured(tmp_path: Path) 
     assert "an op that this torch has is expected" in message
     results = read_results(tmp_path / "results.jsonl")
     assert len(results.points) == 6 and not results.done and gone(results.pids)
+
+
+@pytest.mark.skipif(
+    free_bytes(torch.device("cpu")) > 2**35, reason="this machine holds the largest messages that there are"
+)
+def test_sizes_that_memory_does_not_hold_are_named_and_nothing_is_complete(tmp_path: Path) -> None:
+    sizes = (2**32 - 16, 2**32 - 8, 2**32)
+    with pytest.raises(CalibrationError) as caught:
+        calibrate(load_cluster("local:2"), sizes=sizes, workdir=tmp_path)
+    name = f"all_reduce over 2, {sizes[0]} bytes"
+    assert str(caught.value).startswith(f"{name}: a rank failed; 0 results")
+    assert f"error: rank 0: {name}: memory does not hold it; at least 3 sizes are measured" in str(caught.value)
+    assert "Traceback" not in str(caught.value) and not read_results(tmp_path / "results.jsonl").done
 
 
 def test_a_rank_that_dies_fails_by_name_and_ends_the_others(tmp_path: Path) -> None:

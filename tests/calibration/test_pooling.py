@@ -62,6 +62,20 @@ def test_a_shared_fit_has_narrower_intervals() -> None:
         assert not one.shared_with or high - low < most - least
 
 
+def test_intervals_of_shared_fits_hold_the_truth_about_as_often_as_those_of_own_ones() -> None:
+    """Fits that are joined for being near each other are not all near to the truth."""
+    kinds = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+    held, num_fits, num_all = [0, 0], 0, 0
+    for seed in range(80):
+        found = share_fits([fit(kind, 1000 * seed + at) for at, kind in enumerate(kinds)])
+        num_fits, num_all = num_fits + len(found), num_all + (len(found[0].shared_with) == len(kinds) - 1)
+        for one in found:
+            (low, high), (least, most) = one.alpha_interval_s or (0, 0), one.beta_interval_s_per_byte or (0, 0)
+            held[0] += low <= ALPHA_S <= high
+            held[1] += least <= BETA_S_PER_BYTE <= most
+    assert num_all >= 60 and min(held) >= 0.9 * num_fits, (num_all, held, num_fits)
+
+
 def test_one_that_is_faster_by_half_keeps_its_own_fit() -> None:
     for seed in range(20):
         fits = [fit("all_gather", seed), fit("reduce_scatter", seed + 100), fit("all_reduce", seed + 200, faster=1.5)]

@@ -35,11 +35,11 @@ def test_measurements_come_placement_by_placement_with_sizes_ascending() -> None
 
 
 def test_requests_that_find_the_same_have_one_id() -> None:
-    request = Request(LOCAL, "gloo", (1, 2, 3))
+    request = Request(LOCAL, "gloo", (16, 32, 48))
     assert request.request_id == replace(request, timeout_s=1.0, stall_s=1.0).request_id
     others = [
         replace(request, repeats=31),
-        replace(request, sizes=(1, 2, 4)),
+        replace(request, sizes=(16, 32, 64)),
         replace(request, budget_s=1.0),
         replace(request, op_keys=("k",)),
         replace(request, cluster=load_cluster("local:4")),
@@ -52,7 +52,7 @@ def test_requests_that_find_the_same_have_one_id() -> None:
 
 
 def test_request_round_trips_through_json() -> None:
-    request = Request(LOCAL, "gloo", (1, 2, 3), op_keys=("a", "b"))
+    request = Request(LOCAL, "gloo", (16, 32, 48), op_keys=("a", "b"))
     assert Request.from_dict(loads(canonical(request.to_dict()))) == request
 
 
@@ -70,6 +70,7 @@ def test_message_is_rounded_up_to_equal_parts() -> None:
         ({"sizes": (1024, 1024, 1024)}, "sizes"),
         ({"sizes": (0, 1, 2)}, "sizes[0]"),
         ({"sizes": (1, 2, 2**63)}, "sizes[2]"),
+        ({"sizes": (4, 8, 16, 32)}, "sizes"),  # two of 2x2: 16 and 32
         ({"repeats": 0}, "repeats"),
         ({"point_s": 0.0}, "point_s"),
         ({"op_s": float("nan")}, "op_s"),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +10,7 @@ from autosbp.cluster import load_cluster
 from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical
 from autosbp.torchrun import Outcome
+from calibration import _launch
 from calibration._launch import Progress, Watch, launch
 from calibration._request import Request, measurement_names
 
@@ -40,8 +39,8 @@ def test_a_rank_that_failed_without_a_word_on_a_full_disk_is_explained(
     request = Request(load_cluster("local:2"), "gloo")
     with pytest.raises(CalibrationError, match=r"ranks: a rank failed; 0 results"):
         launch(request, tmp_path, failing)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
-    with pytest.raises(CalibrationError, match="a rank failed: no space is left on the disk of .*; 0 results"):
+    monkeypatch.setattr(_launch, "why_unwritable", lambda _: "No space left on device")
+    with pytest.raises(CalibrationError, match="a rank failed: .* cannot be written: No space left .*; 0 results"):
         launch(request, tmp_path, failing)
 
 

@@ -16,9 +16,10 @@ from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.network import NetworkModel, beta_factor
 from autosbp.costmodel.pipeline import Span
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, stage_passes
-from autosbp.costmodel.pipelined import pipeline_spans
+from autosbp.costmodel.pipelined import _Pipelined, pipeline_spans
 from autosbp.costmodel.sharing import Sharing
 from autosbp.costmodel.stages import StageCall, Stages
+from autosbp.costmodel.timeline import LOSS, Timeline
 from autosbp.errors import InputError
 from autosbp.pipeline import ZERO_BUBBLE, Pipeline
 from autosbp.plan import Costs, Strategy
@@ -138,6 +139,20 @@ def test_zero_bubble_passes_each_microbatch_thrice_in_order_and_keeps_no_more_th
             most = max(most, open_now)
         if virtual == 1:
             assert most <= stages
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_no_pass_of_a_simulated_step_waits_for_the_sum_of_the_loss(schedule: str) -> None:
+    strategy, compute = staged("data parallel", schedule), ComputeModel(CLUSTER.device)
+    compute.sharing = Sharing(1.5, (0, 1, 0, 1))
+    graph = graph_of("gpt2").bind(batch=2)
+    found = _Pipelined(graph, strategy, BoxingModel(NetworkModel(CLUSTER), strategy.mesh), compute)
+    last = found.stages.chunks[-1]
+    events = list(Timeline(last.graph, strategy, *found.models[1], last.flow).forward_pass(False))
+    assert [event.key for event in events if event.category == "comm"] == [LOSS]
+    computed_s = sum(event.duration_s for event in events if event.category == "compute")
+    assert found.together()[-1].forward_s == pytest.approx(computed_s)
+    assert found.chunks[-1].parts[FORWARD] == ((pytest.approx(computed_s), True),)
 
 
 def test_messages_between_stages_learn_what_collectives_do() -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.boxing import BoxingModel
-from autosbp.costmodel.collectives import StepCollectives
+from autosbp.costmodel.collectives import StepCollectives, collectives
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.evaluate import simulated_s
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.simulate import Simulation, alone_parts, alone_s
-from autosbp.costmodel.timeline import Event, Timeline
+from autosbp.costmodel.timeline import LOSS, Event, Timeline
 from autosbp.search.sampling import sample_strategies
 from autosbp.zoo import zoo_graph
 
@@ -42,6 +42,24 @@ def step_s(*events: Event, overlap: Overlap = APART) -> float:
 
 def test_a_collective_beside_ops_hides_behind_them() -> None:
     assert step_s(collective(2.0, "a"), op(3.0), wait("a")) == pytest.approx(3.0)
+
+
+def test_the_sum_of_the_loss_is_under_way_while_backward_runs() -> None:
+    graph, cluster = zoo_graph("mlp-small").bind(batch=8), load_cluster("local:4")
+    strategy = next(
+        each
+        for each in sample_strategies(zoo_graph("mlp-small"), cluster, 20, global_batch=8, micro_batch=8, seed=0)
+        if any(call.num_bytes == 4 for call in collectives(graph, each))
+    )
+    compute = ComputeModel(cluster.device)
+    timeline = Timeline(graph, strategy, BoxingModel(NetworkModel(cluster), strategy.mesh), compute)
+    loss = [event for event in timeline.events() if event.key == LOSS]
+    assert [event.details["num_bytes"] for event in loss] == [4]
+    assert [LOSS in event.after for event in timeline.events() if event.category == "wait"][-1]
+    events = list(timeline.forward_pass(True))
+    simulation = Simulation(APART)
+    begun_s = simulation.run(events[: events.index(loss[0]) + 1])
+    assert simulation.drain() == pytest.approx(begun_s + loss[0].duration_s)
 
 
 def test_what_outlasts_the_ops_is_waited_for() -> None:

@@ -15,6 +15,7 @@ from autosbp.plan import plan_id_of
 from autosbp.sources import factory_module
 
 MODEL = "tests.discovery.models:mixing_shop"
+OPTIONS = ("--cluster", "local:2", "--global-batch", 8)
 WARNING = "shop.sort_mix.default (1 node) has no layout in which it can run in parts: every device runs it whole."
 
 
@@ -29,26 +30,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(path / "cache"))
         assert run("capture", MODEL, "-o", path / "graph.json").exit_code == 0
+        assert run("plan", path / "graph.json", *OPTIONS, "-o", path / "plan.json").exit_code == 0
     return path
 
 
-def test_a_plan_warns_on_standard_error_and_in_its_document(folder: Path) -> None:
-    where = folder / "plan.json"
-    options = ("--cluster", "local:2", "--global-batch", 8)
-    done = run("plan", folder / "graph.json", *options, "-o", where)
+def test_a_plan_warns_on_standard_error_and_in_its_document(folder: Path, tmp_path: Path) -> None:
+    where = tmp_path / "plan.json"
+    done = run("plan", folder / "graph.json", *OPTIONS, "-o", where)
     assert done.exit_code == 0, done.stderr
     assert f"warning: {WARNING}" in done.stderr
     assert json.loads(where.read_text())["warnings"] == [WARNING]
-    told = run("plan", folder / "graph.json", *options, "--json")
+    told = run("plan", folder / "graph.json", *OPTIONS, "--json")
     assert json.loads(told.stdout)["warnings"] == [WARNING]
     assert f"warning: {WARNING}" in told.stderr
     assert json.loads(run("explain", where, "--json").stdout)["warnings"] == [WARNING]
 
 
-def test_a_plan_with_warnings_that_are_no_sentences_is_refused(folder: Path) -> None:
+def test_a_plan_with_warnings_that_are_no_sentences_is_refused(folder: Path, tmp_path: Path) -> None:
     plan = {**json.loads((folder / "plan.json").read_text()), "warnings": [3]}
-    (folder / "wrong.json").write_text(json.dumps({**plan, "plan_id": plan_id_of(plan)}))
-    done = run("explain", folder / "wrong.json")
+    (tmp_path / "wrong.json").write_text(json.dumps({**plan, "plan_id": plan_id_of(plan)}))
+    done = run("explain", tmp_path / "wrong.json")
     assert done.exit_code == 2
     assert "warnings[0]: 3 is not accepted" in done.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -81,6 +82,18 @@ def test_the_memory_that_is_named_is_enough() -> None:
     options = PlanOptions(64, baselines=(), stages=1, memory_limit_bytes=int(error.needed))
     found = make_plan(graph_of("mlp-small"), load_cluster("local:2x2"), None, options)
     assert found.document["memory_bytes_per_device"] <= error.needed
+
+
+@pytest.mark.clock
+@pytest.mark.parametrize(("options", "limit_s"), [({"recompute": 2}, 20.0), ({"memory_limit_bytes": 100_000}, 2.0)])
+def test_a_model_without_blocks_is_refused_soon(options: dict[str, Any], limit_s: float) -> None:
+    """Of experts that all add to the loss; eliminations over three axes took most of a minute, each."""
+    began = time.monotonic()
+    given = PlanOptions(global_batch=32, baselines=(), time_limit_s=limit_s, **options)
+    with pytest.raises(InfeasibleError) as caught:
+        make_plan(graph_of("moe-small"), load_cluster("local:2x4"), None, given)
+    assert caught.value.conflict == tuple(f"{name}={value}" for name, value in options.items())
+    assert time.monotonic() - began < 15.0
 
 
 def test_no_time_is_infeasible_and_less_is_refused() -> None:

@@ -13,6 +13,7 @@ from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
 from autosbp.search.plan_options import GAP_TOLERANCE
 from autosbp.search.space import space_solver
 from autosbp.search.space.space_solver import REFINED, REFINED_WORK, ROUGH_WORK, TIGHTENINGS
+from benchmarks.plans import cluster_of, make_case
 from tests.search.plans import graph_of
 
 
@@ -37,6 +38,16 @@ def test_no_constraint_makes_a_plan_quicker() -> None:
     asked = make_plan(graph, cluster, None, replace(options, stages=16)).document
     assert free["step_time_s"] <= asked["step_time_s"] * (1 + 1e-9)
     assert free["memory_bytes_per_device"] <= 556_812_800
+
+
+def test_a_schedule_that_keeps_less_recomputes_fewer_blocks() -> None:
+    """Of GPT-2 on four devices: interleaved chunks came first, of which 27 blocks had to be recomputed; 1F1B has 3."""
+    case = make_case(1912)
+    graph, cluster = graph_of(case.model), cluster_of(case)
+    options = PlanOptions(case.batch, optimizer=case.optimizer, memory_limit_bytes=11_331_638_393, baselines=())
+    free = make_plan(graph, cluster, None, options).document
+    asked = make_plan(graph, cluster, None, replace(options, schedules=("1f1b",))).document
+    assert free["step_time_s"] <= asked["step_time_s"] * (1 + 1e-9)
 
 
 def test_every_space_is_looked_at_before_the_gap_of_one_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

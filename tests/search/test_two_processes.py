@@ -17,7 +17,7 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import canonical
 from autosbp.pipeline import RUNNABLE
 from autosbp.plan import Costs, Strategy
-from autosbp.search.space import space_solver
+from autosbp.search.space import costing
 from autosbp.search.stages import layouts
 from tests.search.plans import graph_of
 
@@ -83,7 +83,7 @@ def test_progress_is_told_by_one_process(shared: list[int], monkeypatch: pytest.
 
 
 def test_what_is_known_of_chunks_changes_no_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, costed = space_solver.evaluate, []
+    alone, costed = costing.evaluate, []
 
     def evaluate(
         graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel, known: KnownChunks
@@ -93,7 +93,7 @@ def test_what_is_known_of_chunks_changes_no_costs(monkeypatch: pytest.MonkeyPatc
         costed.append(strategy.pipeline is not None)
         return found
 
-    monkeypatch.setattr(space_solver, "evaluate", evaluate)
+    monkeypatch.setattr(costing, "evaluate", evaluate)
     options = PlanOptions(
         global_batch=16, stages=2, memory_limit_bytes=60_000_000, schedules=(*RUNNABLE, "message_driven")
     )

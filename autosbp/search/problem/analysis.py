@@ -46,7 +46,8 @@ class Analysis:
     """``values[ref][label]`` are the external reads of a made value by boxing group; ``parameters[name]`` those of a
     parameter; ``class_of[i]`` is the index in ``classes`` of cluster i. No two clusters are alike of which one has a name
     among ``pinned``, ops or parameters; no cluster owns a parameter among ``stored``. ``again`` are ops that are recomputed,
-    with the number of their run, and ``handed`` the values that runs read from elsewhere."""
+    with the number of their run, and ``handed`` the values that runs read from elsewhere. ``like`` is of the same graph, with
+    other runs: its clusters are these."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Analysis:
         pinned: frozenset[str] = frozenset(),
         stored: frozenset[str] = frozenset(),
         again: Mapping[str, int] | None = None,
+        like: Analysis | None = None,
     ) -> None:
         self.graph, self.pinned, self.stored, self.again = graph, pinned, stored, again or {}
         made = graph.computed - graph.parameter_names
@@ -64,11 +66,12 @@ class Analysis:
             for ref in node.refs()
             if ref.name in made and self.again.get(ref.name) != self.again[node.name]
         )
-        self.clusters = form_clusters(graph)
+        self.clusters: list[OpCluster] = form_clusters(graph) if like is None else like.clusters
         self.home = {node.name: at for at, cluster in enumerate(self.clusters) for node in cluster.nodes}
-        self.values: dict[Ref, dict[str, list[Read]]] = {}
-        self.parameters: dict[str, list[Read]] = {}
-        self._find_reads()
+        self.values: dict[Ref, dict[str, list[Read]]] = {} if like is None else like.values
+        self.parameters: dict[str, list[Read]] = {} if like is None else like.parameters
+        if like is None:
+            self._find_reads()
         self.class_of, self.classes = self._find_classes()
         self.joints = self._find_joints()
 

@@ -6,6 +6,7 @@ parameter that several clusters read. Tables are made once per distinct class an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ from autosbp.search.problem.tied_parameters import TiedParameters
 from autosbp.search.problem.weights import AS_USED, Weights
 
 ClassCost = tuple[Domain, ValueCosts]
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,21 @@ class ProblemBuilder:
         ``InfeasibleError`` without even splits."""
         return _Assembly(self, None, allowed).least_memory(copies)
 
+    def least_s(self, allowed: Allowed | None = None, copies: Sequence[int] | None = None) -> float:
+        """Seconds that no assignment goes below: as ``least_memory``, each op the quickest, nothing boxed."""
+        return _Assembly(self, None, allowed).least_s(copies)
+
     def build(
-        self, memory_limit_bytes: int | None, allowed: Allowed | None = None, *, dominated: bool = False
+        self,
+        memory_limit_bytes: int | None,
+        allowed: Allowed | None = None,
+        *,
+        dominated: bool = False,
+        slack_s: float = math.inf,
     ) -> BuiltProblem:
-        """The problem over all layouts, or those that ``allowed`` admits; if ``dominated``, with those no optimum needs."""
-        return _Assembly(self, memory_limit_bytes, allowed).run(dominated)
+        """The problem over all layouts, or those that ``allowed`` admits, with which no op takes more than ``slack_s`` over its
+        least; if ``dominated``, with those no optimum needs."""
+        return _Assembly(self, memory_limit_bytes, allowed, slack_s).run(dominated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +142,11 @@ class _Joined:
 
 
 class _Assembly(TiedParameters):
-    def __init__(self, builder: ProblemBuilder, limit: int | None, allowed: Allowed | None) -> None:
+    def __init__(
+        self, builder: ProblemBuilder, limit: int | None, allowed: Allowed | None, slack_s: float = math.inf
+    ) -> None:
         super().__init__(builder, limit, allowed)
+        self.slack_s = slack_s
         self._joined: dict[int, _Joined] = {}
 
     def run(self, dominated: bool) -> BuiltProblem:
@@ -170,9 +185,25 @@ class _Assembly(TiedParameters):
         return sieve.smaller(problem, [*masks, *[None] * (problem.num_variables - len(domains))]), kept
 
     def least_memory(self, copies: Sequence[int] | None) -> int:
-        least = [int(costs.memory.min()) for _, costs in self._class_costs()]
+        return int(self._sum([int(costs.memory.min()) for _, costs in self._class_costs()], copies))
+
+    def least_s(self, copies: Sequence[int] | None) -> float:
+        # Edges cost nothing at the least: what readers of one copy get back was paid to make it.
+        return self._sum([float(costs.seconds.min()) for _, costs in self._class_costs()], copies)
+
+    def _sum(self, least: Sequence[float], copies: Sequence[int] | None) -> float:
+        """Over all clusters, of what each class has."""
         classes = self.analysis.class_of
         return sum(least[kind] * times for kind, times in zip(classes, copies or [1] * len(classes), strict=True))
+
+    def _within_slack(self) -> list[ClassCost]:
+        """Domain and costs of each class, less what is too slow by itself."""
+        found = []
+        for domain, costs in self._class_costs():
+            fast = costs.seconds <= (costs.seconds.min() + self.slack_s) * (1 + ROUNDING)
+            kept = Domain(domain.cluster, domain.mesh, domain.rows[fast]), costs.of(fast)
+            found.append((domain, costs) if fast.all() else kept)
+        return found
 
     def _class_costs(self) -> list[ClassCost]:
         """Domain, seconds and bytes of each class of clusters."""
@@ -187,7 +218,7 @@ class _Assembly(TiedParameters):
 
     def _variables(self) -> list[Domain]:
         """A variable per cluster; refuses early what cannot fit, by a bound that needs no edges."""
-        costs = self._class_costs()
+        costs = self._within_slack() if self.slack_s < math.inf else self._class_costs()
         domains = []
         for cluster, kind in zip(self.analysis.clusters, self.analysis.class_of, strict=True):
             domain, own = costs[kind]

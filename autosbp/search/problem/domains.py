@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -78,6 +78,11 @@ class ValueCosts:
     forward_s: float = 0.0
     backward_s: float = 0.0
     put_off_s: float = 0.0
+
+    def of(self, mask: NDArray[np.bool_]) -> ValueCosts:
+        """Some of the values."""
+        stored = tuple(each.of(mask) for each in self.stored)
+        return replace(self, seconds=self.seconds[mask], memory=self.memory[mask], kept=self.kept[mask], stored=stored)
 
 
 class UnaryCosts:

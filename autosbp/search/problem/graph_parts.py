@@ -71,7 +71,8 @@ class GraphParts:
         key = (micro_batch, again)
         if key not in self._analyses:
             runs = {name: at for at, block in enumerate(self.blocks) for name in block} if again else None
-            self._analyses[key] = Analysis(bound, self._pinned, self._stored, runs)
+            like = self._analyses.get((micro_batch, not again))
+            self._analyses[key] = Analysis(bound, self._pinned, self._stored, runs, like)
         return bound, self._analyses[key]
 
     def _forget(self, micro_batch: int) -> None:

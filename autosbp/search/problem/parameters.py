@@ -42,6 +42,10 @@ class Stored:
             self.often + other.often,
         )  # fmt: skip
 
+    def of(self, mask: NDArray[np.bool_]) -> Stored:
+        """Some of the values."""
+        return Stored(self.seconds[mask], self.memory[mask], self.gradients[mask], self.often[mask])
+
 
 def none_stored(count: int) -> Stored:
     """Of so many values, of nothing."""

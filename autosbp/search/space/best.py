@@ -13,7 +13,7 @@ their optimum times m / (m + p - 1) is a bound.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,8 +21,9 @@ from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
 from autosbp.search import SearchResult
 from autosbp.search.space.candidate import Candidate
-from autosbp.search.space.recomputing import Recomputing
-from autosbp.search.space.space_solver import CERTAIN, INFINITE, Kind, Tally, nearer
+from autosbp.search.space.costing import CERTAIN, INFINITE, ROUNDING
+from autosbp.search.space.opening import Opened, Opening
+from autosbp.search.space.space_solver import Kind, Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Layouts, Space, Structure
 from autosbp.search.stages.pipelines import waiting
@@ -40,12 +41,13 @@ HOPE = 0.85
 @handed_over
 @dataclass(frozen=True)
 class Solved:
-    """A space without the memory limit; ``layouts`` are None where another process made them."""
+    """A space without the memory limit; ``layouts`` are None where another process made them, with this cutoff."""
 
     layouts: Layouts | None
     result: SearchResult
     bound_s: float
     estimate_s: float
+    cutoff_s: float
 
 
 @dataclass
@@ -88,15 +90,11 @@ class Walked:
     tally: Tally
 
 
-for _kind in (Tally, SearchResult):
-    handed_over(_kind)
-handed_over(InfeasibleError, "constraint", "limit", "needed", "detail", "conflict")
+handed_over(SearchResult)
 
 
-class Best(Recomputing):
+class Best(Opening):
     """See the module's docstring."""
-
-    _floors: dict[Hashable, float]
 
     def over(
         self, structures: Iterable[Structure], kind: Kind, tally: Tally, best: Candidate | None = None
@@ -140,28 +138,28 @@ class Best(Recomputing):
         # short. Pipelines then: where memory binds, they are the quickest to fit.
         least = min((structure.view.ndim for structure in single), default=0)
         early = [structure for structure in single if structure.view.ndim == least or not kind.proves]
-        opened = [self._opened(structure, kind, tally) for structure in early]
+        opened = self._opened(early, kind, tally)
         walks = self._walks(piped, kind, tally)
         tight = [walk for walk in walks if self._promise(walk)[0]]
         for walk in sorted((walk for walk in walks if walk not in tight), key=self._promise):
             self._keep_walk_open(walk, kind, tally, spent())
-        opened += [self._opened(structure, kind, tally) for structure in single if structure not in early]
-        left = [entry for entry in opened if entry is not None and self._has_room(entry[2], kind, tally)]
+        opened += self._opened([structure for structure in single if structure not in early], kind, tally)
+        left = [each for each in opened if self._is_open(each, kind, tally)]
         tight = [walk for walk in tight if self._has_room(walk.structure, kind, tally)]
         self._pending = []
         if len(self.recomputes) > 1 and kind.relaxes and kind.proves:
             # Quick to look at where a search under the memory limit is not, and cuts that short.
-            open_structures = [(bound, structure) for bound, _, structure in left]
+            open_structures = [(each.bound, each.structure) for each in left]
             binds = [walk for walk in walks if walk in tight or self._exceeds(walk.structure, walk.sizes)]
             self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in binds)], kind, tally, spent)
         for walk in sorted(tight, key=self._promise):
             self._keep_walk_open(walk, kind, tally, spent())
-        for bound, first, structure in sorted(left, key=lambda entry: entry[0]):
-            self.keep_open(structure, bound)
-            if first is not None and bound < self._cutoff and not spent():
-                self._limited_sizes(structure, first, bound, kind, tally)
+        for each in sorted(left, key=lambda opened: opened.bound):
+            self.keep_open(each.structure, each.bound)
+            if each.first is not None and each.bound < self._cutoff and not spent():
+                self._limited_sizes(each.structure, each.first, each.bound, kind, tally)
         if len(self.recomputes) > 1 and kind.relaxes and self.best is None:
-            open_structures = [(bound, structure) for bound, _, structure in left]
+            open_structures = [(each.bound, each.structure) for each in left]
             self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in tight)], kind, tally, spent)
         self.recompute_tightly(kind, tally, spent)
         self.refine(kind, tally, spent)
@@ -178,40 +176,19 @@ class Best(Recomputing):
         bounds = walk.bound if spent else self._pipelined_sizes(walk, kind, tally)
         self.keep_open(walk.structure, bounds, tight=self._promise(walk)[0])
 
+    def _is_open(self, opened: Opened, kind: Kind, tally: Tally) -> bool:
+        """Whether a structure still may hold something better than the best known."""
+        if opened.bound >= self._cutoff * (1 - ROUNDING):
+            tally.bounds.append(opened.bound)
+            return False
+        return self._has_room(opened.structure, kind, tally)
+
     def _has_room(self, structure: Structure, kind: Kind, tally: Tally) -> bool:
         """Whether stages may have room for something better than the best known."""
         if not all(self.shut(structure, kind)):
             return True
         tally.bounds.append(self._cutoff)
         return False
-
-    def _opened(self, structure: Structure, kind: Kind, tally: Tally) -> tuple[float, int | None, Structure] | None:
-        """Begin with one set of devices. A bound, and the largest microbatch that can fit, where it is left open; None for
-        that where none can without recomputation."""
-        self.require_time()
-        try:
-            if self.best is not None and kind.relaxes and self.problems.folding is not None:
-                bound = self._largest(structure, kind, tally)
-                self._raise_floor(structure, bound)
-                if bound >= self._cutoff:
-                    tally.bounds.append(bound)
-                    return None
-            first = self._first(structure, kind)
-            left = self._begin(structure, first, kind, tally)
-        except InfeasibleError as error:
-            self.problem = nearer(self.problem, error)
-            if error.constraint != "memory_limit_bytes" or len(self.recomputes) == 1 or not kind.relaxes:
-                self._raise_floor(structure, INFINITE)
-                return None
-            bound = self._largest(structure, kind, tally)
-            self._raise_floor(structure, bound)
-            return bound, None, structure
-        self._raise_floor(structure, tally.bounds[-1] if left is None else left)
-        return None if left is None else (left, first, structure)
-
-    def _raise_floor(self, structure: Structure, bound: float) -> None:
-        """What no strategy of a structure takes less than, should time be over before more is said of it."""
-        self._floors[structure.key] = max(self._floors[structure.key], bound)
 
     def _walks(self, piped: Sequence[Structure], kind: Kind, tally: Tally) -> list[Walk]:
         """Of the structures where there is one. None needs another, so that two cores share them; each process keeps the
@@ -256,35 +233,6 @@ class Best(Recomputing):
         found = walk.solved[walk.start]
         return found.result.memory_bytes > self.limit, found.estimate_s
 
-    def _largest(self, structure: Structure, kind: Kind, tally: Tally) -> float:
-        """A bound on a structure: its largest microbatch that splits evenly, without the memory limit; of repeated blocks
-        alone, where there are any."""
-        sizes = self.micro_batches(structure.stages)
-        for size in sizes[:-1] or sizes:
-            try:
-                layouts = self.problems.build(self._space(structure, size, kind.storages[0]), None)
-            except InfeasibleError:
-                continue
-            bound = self._blocks_s(layouts, kind, tally)
-            if bound == -INFINITE:
-                bound = self._solve(layouts, kind, tally, INFINITE).lower_bound_s
-            return bound * self._working(layouts.space)
-        return -INFINITE
-
-    def _begin(self, structure: Structure, first: int, kind: Kind, tally: Tally) -> float | None:
-        """A bound on what is open of a structure; None where nothing is."""
-        space = self._space(structure, self.micro_batches(structure.stages)[first], kind.storages[0])
-        if not kind.relaxes:
-            self._keep(self._within_limit(space, kind, tally))
-            tally.bounds.append(-INFINITE)
-            return None
-        bound, candidate = self._relaxed(space, kind, tally)
-        if candidate is not None:
-            tally.bounds.append(bound)
-            self._keep(candidate)
-            return None
-        return bound
-
     def _limited_sizes(self, structure: Structure, first: int, bound: float, kind: Kind, tally: Tally) -> None:
         """One set of devices, under the memory limit: from a microbatch that leaves room to choose to smaller ones, then to
         larger ones, as long as they get better."""
@@ -305,12 +253,16 @@ class Best(Recomputing):
                 if self.best is not None and self._cutoff == before:
                     break
 
-    def _walk(self, structure: Structure, kind: Kind, tally: Tally) -> Walk:
+    def _walk(self, structure: Structure, kind: Kind, tally: Tally) -> Walk | None:
         """Microbatches of a pipeline, solved at one with little waiting, or the next larger one that splits evenly; and,
-        where bounds are wanted, its blocks at the largest, which bound all. Raises ``InfeasibleError`` where there is none."""
+        where bounds are wanted, its blocks at the largest, which bound all; None where these shut it. Raises
+        ``InfeasibleError`` where there is none."""
         sizes, whole, waits = self.micro_batches(structure.stages), self.problems.global_batch, structure.stages - 1
         walk = Walk(structure, sizes)
         walk.bound = max(0.0, self._largest(structure, kind, tally)) if kind.proves else 0.0
+        if walk.bound >= self._cutoff and self._is_charged(kind):
+            tally.bounds.append(walk.bound)
+            return None
         start = next((at for at in range(len(sizes)) if waits * sizes[at] <= WAITING * whole), len(sizes) - 1)
         for at in range(start, -1, -1):
             try:
@@ -346,10 +298,13 @@ class Best(Recomputing):
     def _solved(self, walk: Walk, at: int, kind: Kind, tally: Tally) -> Solved:
         """A space without the memory limit; raises ``InfeasibleError``."""
         if at not in walk.solved:
-            layouts = self.problems.build(self._space(walk.structure, walk.sizes[at], kind.storages[0]), None)
+            space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
+            cutoff_s = self._cutoff_of(space, kind) if kind.proves else INFINITE
+            layouts = self.problems.build(space, None, cutoff_s=cutoff_s)
             result = self._solve(layouts, kind, tally, INFINITE)
             bound, blocks_s = self._bound(layouts, result, kind, tally)
-            walk.solved[at] = Solved(layouts, result, bound, max(result.cost_s, blocks_s))
+            bound = min(bound, self._cutoff)  # of what was left out
+            walk.solved[at] = Solved(layouts, result, bound, max(result.cost_s, blocks_s), cutoff_s)
         return walk.solved[at]
 
     def _bound(self, layouts: Layouts, result: SearchResult, kind: Kind, tally: Tally) -> tuple[float, float]:
@@ -403,7 +358,7 @@ class Best(Recomputing):
         least_s = result.cost_s * (count + waited) / (count + waits)
         if bound >= self._cutoff or least_s >= CERTAIN * self._cutoff:
             return bound, estimate
-        layouts = solved.layouts or self.problems.build(space, None)
+        layouts = solved.layouts or self.problems.build(space, None, cutoff_s=solved.cutoff_s)
         limit = self.limit
         if result.memory_bytes <= self.limit:
             candidates = list(self._candidates(layouts, result))

@@ -25,8 +25,9 @@ from autosbp.search import SearchProblem, SearchResult
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.space.best import Best, Walk
 from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.costing import CERTAIN, INFINITE, ROUNDING
 from autosbp.search.space.recompute import Recomputation
-from autosbp.search.space.space_solver import CERTAIN, INFINITE, ROUNDING, Kind, Tally
+from autosbp.search.space.space_solver import Kind, Tally
 from autosbp.search.stages.cuts import Pace, Places, sums_before
 from autosbp.search.stages.layouts import LayoutProblems, Layouts, Space, fullest_of
 from autosbp.search.stages.pipelines import pipelines, shortlist

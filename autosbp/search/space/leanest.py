@@ -9,15 +9,18 @@ is, not proved.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 from autosbp.errors import InfeasibleError
-from autosbp.search._base import SearchResult, memory_of
+from autosbp.search._base import Costs, SearchOptions, memory_of
 from autosbp.search.problem.weights import CHEAPEST, FASTEST
-from autosbp.search.searchers.elimination import minimise, plan_problem
-from autosbp.search.searchers.pruning import canonical
+from autosbp.search.searchers.auto import auto
 from autosbp.search.space.candidate import Candidate
-from autosbp.search.space.space_solver import INFINITE, Kind, SpaceSolver
+from autosbp.search.space.costing import INFINITE
+from autosbp.search.space.space_solver import Kind, SpaceSolver
+from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Layouts, Space, Structure
 
 BYTE_S = 1e-3
@@ -33,31 +36,53 @@ class Leanest(SpaceSolver):
     """See the module's docstring. Its limit is 0, so that every schedule is costed."""
 
     def over(self, structures: Iterable[Structure], kind: Kind, enough: int = 0) -> list[Candidate]:
-        """Strategies found until the deadline, or until one takes no more than ``enough`` bytes, the leanest first; empty
-        where no microbatch splits evenly."""
+        """Strategies found until the deadline, the leanest first; empty where no microbatch splits evenly. With ``enough``,
+        until one takes no more bytes than that, wherever it is found soonest."""
         storages = [each for each in kind.storages if each != FASTEST] or list(kind.storages)
-        bounds = list(self._bounds(structures, CHEAPEST if len(storages) > 1 else storages[0]))
         found: list[Candidate] = []
         least = INFINITE
-        for bound, space in sorted(bounds, key=lambda entry: entry[0]):
-            if bound >= least or least <= enough or (found and self._out_of_time()):
-                break
-            for storage in storages:
-                for each in self._of(replace(space, storage=storage)):
-                    found.append(each)
-                    least = min(least, each.costs.memory_bytes_per_device)
-                    if least <= enough:
-                        break
+        with suppress(OutOfTimeError):
+            for bound, space in self._spaces(structures, CHEAPEST if len(storages) > 1 else storages[0], enough):
+                if least <= enough or (found and self._out_of_time()):
+                    break
+                for storage in storages if bound < least and not 0 < enough < bound else ():
+                    for each in self._of(replace(space, storage=storage)):
+                        found.append(each)
+                        self.gives_up = True  # there is an answer
+                        least = min(least, each.costs.memory_bytes_per_device)
+                        if least <= enough:
+                            break
         return sorted(found, key=lambda each: (each.costs.memory_bytes_per_device, each.costs.step_time_s))
 
-    def _bounds(self, structures: Iterable[Structure], storage: str) -> Iterator[tuple[int, Space]]:
-        for structure in structures:
-            for size in self.micro_batches(structure.stages):
-                space = Space(structure, size, storage, self.recomputes[-1])
-                try:
-                    yield self.problems.least_memory(space), space
-                except InfeasibleError:
-                    continue
+    def _spaces(self, structures: Iterable[Structure], storage: str, enough: int) -> Iterator[tuple[int, Space]]:
+        """With the memory that no layout goes below, least first. Of a structure, smaller microbatches take less: a larger one
+        is looked at once it is asked for. Few axes come first, of which there are few layouts: once, for an answer in any case;
+        and with ``enough`` wherever twice as much has room."""
+        waiting: list[tuple[tuple[bool, int, int], int, int, Iterator[tuple[int, Space]], Space]] = []
+
+        def push(at: int, sizes: Iterator[tuple[int, Space]]) -> None:
+            for bound, space in sizes:
+                order = (2 * bound > enough, space.view.ndim, bound) if enough else (True, 0, bound)
+                heappush(waiting, (order, at, bound, sizes, space))
+                return
+
+        for at, structure in enumerate(structures):
+            push(at, self._bounds(structure, storage))
+        if waiting and not enough:
+            first = min(waiting, key=lambda entry: (entry[4].stages, entry[4].view.ndim))
+            waiting.remove(first)
+            heapify(waiting)
+            heappush(waiting, ((False, 0, 0), *first[1:]))
+        while waiting:
+            _, at, bound, sizes, space = heappop(waiting)
+            yield bound, space
+            push(at, sizes)
+
+    def _bounds(self, structure: Structure, storage: str) -> Iterator[tuple[int, Space]]:
+        for size in reversed(self.micro_batches(structure.stages)):
+            space = Space(structure, size, storage, self.recomputes[-1])
+            with suppress(InfeasibleError):
+                yield self.problems.least_memory(space), space
 
     def _of(self, space: Space) -> Iterator[Candidate]:
         try:
@@ -74,10 +99,16 @@ class Leanest(SpaceSolver):
             yield from self._priced(layouts, part * usual)
 
     def _priced(self, layouts: Layouts, price: float) -> Iterable[Candidate]:
-        problem = canonical(layouts.problem).problem
-        solution = minimise(problem, plan_problem(problem), lambda: None, [price] * problem.num_variables)
-        if solution.bound_s == INFINITE:
+        problem = layouts.problem
+        known: dict[tuple[int, int], Costs] = {}
+        unary = [
+            known.setdefault((id(costs), id(use)), costs + price * use)
+            for costs, use in zip(problem.unary_s, problem.memory_bytes, strict=True)
+        ]
+        options = SearchOptions(seed=self.options.seed, time_limit_s=self._remaining_s())
+        try:
+            free = auto(replace(problem, unary_s=tuple(unary), memory_limit_bytes=None), options)
+        except InfeasibleError:
             return ()
-        memory = memory_of(problem, solution.assignment)
-        result = SearchResult(solution.assignment, 0.0, memory, -INFINITE, 0.0, 0, (), 0.0, "exact")
-        return self._candidates(layouts, result)
+        memory = memory_of(problem, free.assignment)
+        return self._candidates(layouts, replace(free, cost_s=0.0, memory_bytes=memory, certificate=None))

@@ -12,7 +12,8 @@ from autosbp.errors import InfeasibleError
 from autosbp.plan import Strategy
 from autosbp.search._base import SearchResult
 from autosbp.search.space.candidate import Candidate
-from autosbp.search.space.space_solver import CERTAIN, INFINITE, Kind, Tally, nearer
+from autosbp.search.space.costing import CERTAIN, INFINITE
+from autosbp.search.space.space_solver import Kind, Tally, nearer
 from autosbp.search.space.stage_limited import StageLimited
 from autosbp.search.space.uneven import Uneven
 from autosbp.search.stages.layouts import Layouts, Space, Structure
@@ -65,7 +66,7 @@ class Recomputing(StageLimited):
             if self.best is not None and self._late(spent):
                 break
             if each.estimate_s < reach * self._cutoff:
-                self._keep(self._fitting(each.layouts, each.result))
+                self._keep(self._fitting(each.layouts.space, self._candidates(each.layouts, each.result)))
 
     def recompute_tightly(self, kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
         """Where even all blocks were not enough, or what was found is far above the bounds: under the memory limit."""

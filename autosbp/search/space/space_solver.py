@@ -1,38 +1,22 @@
-"""One space after another: its problem solved with and without the memory limit, and made into strategies that fit."""
+"""One space after another: its problem built and solved, with and without the memory limit."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from math import ceil, prod
 
 import numpy as np
 
-from autosbp.beside import is_child
-from autosbp.costmodel.boxing import BoxingModel
-from autosbp.costmodel.deliveries import LinkModel
-from autosbp.costmodel.evaluate import evaluate
-from autosbp.costmodel.memory import state_bytes_per_element
-from autosbp.costmodel.offload import host_bytes, host_of
 from autosbp.errors import InfeasibleError
-from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Costs, Strategy
-from autosbp.sbp.boxing import split_factor
+from autosbp.plan import Strategy
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
-from autosbp.search.plan_options import PlanOptions
 from autosbp.search.problem.weights import CHEAPEST, FASTEST, STEP, USE
 from autosbp.search.searchers.tied import tied
 from autosbp.search.space.candidate import Candidate
-from autosbp.search.space.message_sizes import with_smaller_messages
+from autosbp.search.space.costing import CERTAIN, INFINITE, Costing
 from autosbp.search.space.micro_batches import micro_batches
-from autosbp.search.space.recompute import Recomputation
-from autosbp.search.space.timed import Timed
-from autosbp.search.stages.layouts import LayoutProblems, Layouts, Space, Structure
-from autosbp.search.stages.pipelines import pipelines, shortlist
-from autosbp.search.stages.stage_pins import read_stages
+from autosbp.search.stages.layouts import Layouts, Space, Structure
 
 MAX_EVALUATIONS = 100_000_000
 """Costed values at which one exact search stops. Counts, unlike clocks, are the same on every machine, so plans are too."""
@@ -45,13 +29,6 @@ ROUGH_GAP, ROUGH_WORK = 0.05, 0.05
 searched to the one asked for."""
 REFINED, REFINED_WORK = 2, 0.1
 """Then so many are, with more of that work."""
-CERTAIN = 1.01
-"""A pipeline whose estimate is so many times what the best takes is not looked into."""
-ROUNDING = 1e-12
-"""Of two strategies that differ by so little the first found stays."""
-INFINITE = float("inf")
-RECOMPUTED = 4 / 3
-"""The most that recomputation makes of a step: backward takes twice what forward does."""
 _SEARCHERS = {**SEARCHERS, "tied": tied}
 
 
@@ -83,45 +60,23 @@ class Kind:
         return self.searcher in ("auto", "exact", "tied")
 
 
-class SpaceSolver(Timed):
-    """Solves spaces, and keeps the best strategy.
+@dataclass(frozen=True)
+class Optimum:
+    """The quickest layouts of a space without the memory limit, as a strategy, and what they cost."""
 
-    Args:
-        limit: bytes per device.
-        deadline: see ``Timed``.
-        report: told the best step time of a strategy so far, inf before there is one; when it returns False, the search
-            ends as at the deadline.
-    """
+    cost_s: float
+    strategy: Strategy
 
-    def __init__(
-        self,
-        problems: LayoutProblems,
-        options: PlanOptions,
-        limit: int,
-        deadline: float,
-        report: Callable[[float], bool] | None,
-    ) -> None:
-        self.problems, self.options, self.limit = problems, options, limit
-        self.set_deadline(deadline)
-        self.report = report
-        self.links = LinkModel(problems.network, problems.compute.copy_bytes_per_s)
-        self.recomputes = _recomputes(problems, options)
-        self.best: Candidate | None = None
-        self.problem: InfeasibleError | None = None
-        self.failures: list[InfeasibleError] = []
-        self._costed: deque[Candidate] = deque(maxlen=8)
-        self._exceeding: set[tuple[Hashable, int]] = set()
-        self._rough: dict[Hashable, tuple[float, Space]] | None = None
+
+class SpaceSolver(Costing):
+    """Solves spaces, and makes strategies of what it finds."""
+
+    _rough: dict[Hashable, tuple[float, Space]] | None = None
 
     def micro_batches(self, stages: int) -> list[int]:
         """Microbatch sizes to try, largest first."""
         options, devices = self.options, self.problems.network.cluster.num_devices
         return list(micro_batches(self.problems.global_batch, stages, devices, options.schedules, options.micro_batch))
-
-    @cached_property
-    def _held(self) -> Mapping[str, int]:
-        """Stages of ops that are given."""
-        return read_stages(self.problems.graph, self.options.stage_of)
 
     def _space(self, structure: Structure, micro_batch: int, storage: str) -> Space:
         """With what is recomputed anyway."""
@@ -159,7 +114,7 @@ class SpaceSolver(Timed):
         seen: list[SearchProblem] = []
         for storage in kind.storages:
             try:
-                layouts = self.problems.build(self._space(structure, size, storage), limit or self.limit)
+                layouts = self._built(self._space(structure, size, storage), kind, limit or self.limit)
                 if not any(_same_costs(layouts.problem, other) for other in seen):
                     seen.append(layouts.problem)
                     self._keep(self._limited(layouts.space, kind, tally, self._cutoff, limit))
@@ -193,13 +148,29 @@ class SpaceSolver(Timed):
         except InfeasibleError:
             return False
 
-    def _relaxed(self, space: Space, kind: Kind, tally: Tally) -> tuple[float, Candidate | None]:
-        """A bound on the space of one set of devices, and its optimum where that fits in memory."""
-        layouts = self.problems.build(space, None)
+    def _relaxed(self, space: Space, kind: Kind, tally: Tally) -> tuple[float, Optimum | None]:
+        """A bound on the space of one set of devices, and its optimum, where that may fit and be better than the best known."""
+        layouts = self._built(space, kind)
         result = self._solve(layouts, kind, tally, INFINITE)
+        bound_s = min(result.lower_bound_s, self._cutoff)  # of what was left out
         if result.memory_bytes > self.limit or (result.cost_s >= self._cutoff and not kind.pinned):
-            return result.lower_bound_s, None
-        return result.lower_bound_s, self._fitting(layouts, result)
+            return bound_s, None
+        return bound_s, Optimum(result.cost_s, self.problems.strategy(layouts, result.assignment))
+
+    def _built(self, space: Space, kind: Kind, limit: int | None = None) -> Layouts:
+        """The problem of a space, less layouts that no strategy has that is better than the best known."""
+        return self.problems.build(space, limit, cutoff_s=self._cutoff_of(space, kind))
+
+    def _cutoff_of(self, space: Space, kind: Kind) -> float:
+        """The cost in its problem that strategies better than the best known do not exceed."""
+        if space.storage == USE or not self._is_charged(kind):
+            return INFINITE
+        return self._cutoff * self._spare(space) / self._working(space)
+
+    def _is_charged(self, kind: Kind) -> bool:
+        """Whether problems charge no more than strategies cost. They may for parameters that are gathered for each use, or
+        pinned apart from it, which share messages."""
+        return kind.relaxes and not kind.pinned and kind.storages[0] != USE
 
     def _limited(self, space: Space, kind: Kind, tally: Tally, cutoff_s: float, first: int | None = None) -> Candidate:
         """The best strategy found under the memory limit; raises ``InfeasibleError``.
@@ -210,7 +181,7 @@ class SpaceSolver(Timed):
         cutoff_s *= self._spare(space)
         for _ in range(TIGHTENINGS):
             try:
-                layouts = self.problems.build(space, limit)
+                layouts = self._built(space, kind, limit)
                 result = self._solve(layouts, kind, tally, cutoff_s)
             except InfeasibleError:
                 if limit == self.limit:
@@ -253,102 +224,6 @@ class SpaceSolver(Timed):
         needed = min(candidate.costs.memory_bytes_per_device for candidate in candidates)
         return min(limit, result.memory_bytes) - 2 * (needed - self.limit)
 
-    def _fits(self, candidates: Iterable[Candidate]) -> Candidate | None:
-        """The quickest of those that fit."""
-        fitting = [each for each in candidates if self.has_room(each)]
-        return min(fitting, key=lambda each: each.costs.step_time_s, default=None)
-
-    def has_room(self, candidate: Candidate) -> bool:
-        """On the device, and on the host for what is offloaded."""
-        return candidate.costs.memory_bytes_per_device <= self.limit and self.host_has_room(candidate.strategy)
-
-    def host_has_room(self, strategy: Strategy) -> bool:
-        """For what is offloaded to it."""
-        return not strategy.offload or self.host_needs(strategy) <= host_of(self.problems.network.cluster).memory_bytes
-
-    def host_needs(self, strategy: Strategy) -> int:
-        """Bytes of what is offloaded, of one device; a pipeline's stages hold about equal parts."""
-        return ceil(host_bytes(self.problems.graph.trained, strategy) / strategy.num_stages)
-
-    def _fitting(self, layouts: Layouts, result: SearchResult) -> Candidate | None:
-        candidates = list(self._candidates(layouts, result))
-        fitting = self._fits(candidates)
-        if fitting is None:
-            self._exceed(layouts.space, candidates)
-        return fitting
-
-    def _exceed(self, space: Space, candidates: Sequence[Candidate]) -> None:
-        """Remember that these take more at their fullest moment than there is, though search thought that they fit."""
-        if candidates and not space.again:
-            self._exceeding.add((space.structure.key, space.micro_batch))
-
-    def _exceeds(self, structure: Structure, micro_batches: Iterable[int]) -> bool:
-        """Whether strategies of it did at some of these."""
-        return any((structure.key, size) in self._exceeding for size in micro_batches)
-
-    def _spare(self, space: Space) -> float:
-        """How many times slower than the best a strategy may be that recomputes all, when fewer blocks might do."""
-        return RECOMPUTED if space.again and not self.options.recompute else 1.0
-
-    def _once(self, space: Space) -> float:
-        """What part of a problem's cost is left, at the least, where not all is recomputed that the problem recomputes."""
-        return 0.5 if space.again and not self.options.recompute else 1.0
-
-    def _candidates(self, layouts: Layouts, result: SearchResult) -> Iterable[Candidate]:
-        """The strategy of an assignment; of stages, with each schedule, the quickest by estimate first."""
-        space, problems = layouts.space, self.problems
-        graph, boxing = problems.bound(space.micro_batch), problems.boxing(space.view)
-        strategy = problems.strategy(layouts, result.assignment)
-        found: list[tuple[float, Strategy]] = [(0.0, strategy)]
-        if space.stages > 1:
-            scale = 1 / problems.weights(space).micro
-            seconds = {name: scale * spent for name, spent in problems.op_seconds(layouts, result.assignment).items()}
-            variants = [strategy]
-            if space.storage == FASTEST and result.memory_bytes <= self.limit:
-                # Weight gradients of parameters that are stored as they are used can fill waits.
-                whole = problems.strategy(layouts, result.assignment, as_used=True)
-                fits = self._state_bytes(graph, whole) <= self.limit * space.stages
-                variants += [whole] if whole.parameters != strategy.parameters and fits else []
-            kinds = self.options.schedules
-            found = [
-                each
-                for variant in variants
-                for each in pipelines(
-                    graph, variant, seconds, space.stages, self.links, kinds, problems.starts, self._held
-                )
-            ]
-            found = shortlist(found)
-        for estimate, each in found:
-            if estimate >= CERTAIN * self._cutoff * self._spare(space):
-                return
-            if space.again:
-                each = Recomputation(problems, self.options.recompute, self.limit).of(each)
-            candidate = with_smaller_messages(
-                Candidate(each, self._costs(graph, each, boxing)), problems.sizes,
-                lambda strategy: self._costs(graph, strategy, boxing), self.has_room, self.limit,
-            )  # fmt: skip
-            yield candidate
-            if candidate.costs.memory_bytes_per_device <= self.limit:
-                return
-
-    def _costs(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel) -> Costs:
-        """Of a strategy; baselines and search often come to the same one."""
-        for known in self._costed:
-            if known.strategy == strategy:
-                return known.costs
-        self.require_time()
-        costs = evaluate(graph, strategy, boxing, self.problems.compute, self.problems.known_chunks)
-        self._costed.append(Candidate(strategy, costs))
-        return self._costed[-1].costs
-
-    def _state_bytes(self, graph: LogicalGraph, strategy: Strategy) -> float:
-        """Parameters, gradients and optimizer state of all stages, per device of one."""
-        return sum(
-            prod(leaf.meta.sizes) / split_factor(strategy.parameters[leaf.name], strategy.mesh)
-            * state_bytes_per_element(leaf.meta, strategy.optimizer, offload=strategy.offload)
-            for leaf in graph.trained
-        )  # fmt: skip
-
     def _solve(self, layouts: Layouts, kind: Kind, tally: Tally, cutoff_s: float) -> SearchResult:
         return self._search(layouts.problem, kind, tally, cutoff_s)
 
@@ -369,32 +244,6 @@ class SpaceSolver(Timed):
         tally.evaluations += result.evaluations
         self._tell()
         return result
-
-    def _tell(self) -> bool:
-        """Tell of the best strategy so far: a problem's cost is none, as it may exceed the memory. Whether to go on."""
-        if self.report is not None and not self.stopped and not is_child():
-            self.stopped = not self.report(self._cutoff)
-        return not self.stopped
-
-    @property
-    def _cutoff(self) -> float:
-        return INFINITE if self.best is None else self.best.costs.step_time_s
-
-    def _keep(self, candidate: Candidate | None) -> None:
-        if candidate is not None and candidate.costs.step_time_s < self._cutoff * (1 - ROUNDING):
-            self.best = candidate
-            self._tell()
-
-
-def _recomputes(problems: LayoutProblems, options: PlanOptions) -> tuple[bool, ...]:
-    """Whether blocks are recomputed: what is tried, one after the other; raises ``InfeasibleError``."""
-    if options.recompute == 0:
-        return (False,)
-    if options.recompute:
-        if not problems.blocks:
-            raise InfeasibleError("recompute", options.recompute, None, "the model has no repeated blocks")
-        return (True,)
-    return (False, True) if problems.blocks else (False,)
 
 
 def _same_costs(one: SearchProblem, other: SearchProblem) -> bool:

@@ -12,8 +12,9 @@ from autosbp.beside import in_turn, spread
 from autosbp.errors import InfeasibleError
 from autosbp.search.bounds.stage_bound import Hints, Recomputed, StageBounds, Wanted
 from autosbp.search.bounds.wait_bound import WaitBounds
+from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.recompute import INTERVALS
-from autosbp.search.space.space_solver import INFINITE, Kind, SpaceSolver, Tally
+from autosbp.search.space.space_solver import Kind, SpaceSolver, Tally
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Structure
 
@@ -121,11 +122,12 @@ class StageLimited(SpaceSolver):
         """A bound of work that is dealt out evenly."""
         space = self._space(structure, size, kind.storages[0])
         try:
-            layouts = self.problems.build(space, None)
+            layouts = self._built(space, kind)
         except InfeasibleError:
             return INFINITE
         try:
-            return self._solve(layouts, kind, Tally(), INFINITE).lower_bound_s * self._working(space)
+            bound_s = self._solve(layouts, kind, Tally(), INFINITE).lower_bound_s * self._working(space)
+            return min(bound_s, self._cutoff)  # of what was left out
         except OutOfTimeError:
             return -INFINITE
 

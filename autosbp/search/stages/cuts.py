@@ -162,35 +162,35 @@ class _Balance:
         self.places, self.chosen, self.stages, self.room = places, chosen, stages, room
         self.sends = seconds_per_byte * places.crossing[chosen]
         self._known: dict[tuple[int, float, int], Floats] = {}
-        self._slowest = [self._chunks(0)[0]]  # of so many chunks up to each place
-        self._choices: list[NDArray[np.int64]] = []
+        self._slowest = [self._chunks(0)[:, 0]]  # of so many chunks up to each place
 
     def run(self, num_chunks: int) -> tuple[float, list[int]]:
         """Seconds, and the places of the cuts."""
         for at in range(len(self._slowest), num_chunks):
-            before = np.concatenate([[np.inf], self._slowest[-1][:-1]])
-            through = np.maximum(before[:, None], self._chunks(at % self.stages))
-            choice = through.argmin(axis=0)
-            self._choices.append(choice)
-            self._slowest.append(np.take_along_axis(through, choice[None], axis=0)[0])
-        at, picked = len(self.chosen), []
-        for choice in reversed(self._choices[: num_chunks - 1]):
-            at = int(choice[at])
-            picked.append(int(self.chosen[at - 1]))
-            at -= 1
+            self._slowest.append(np.maximum(self._chunks(at % self.stages), self._before(at)).min(axis=1))
+        place, picked = len(self.chosen), []
+        for at in range(num_chunks - 1, 0, -1):
+            # Which place it came from is asked on the way back alone.
+            place = int(np.maximum(self._chunks(at % self.stages)[place], self._before(at)).argmin())
+            picked.append(int(self.chosen[place - 1]))
+            place -= 1
         return float(self._slowest[num_chunks - 1][-1]), picked[::-1]
 
+    def _before(self, at: int) -> Floats:
+        """The slowest chunk before each place that chunk ``at`` may begin with."""
+        return np.concatenate([[np.inf], self._slowest[at - 1][:-1]])
+
     def _chunks(self, stage: int) -> Floats:
-        """``[i, j]``: from place i to place j; place 0 is the model's begin, the last end its end."""
+        """``[j, i]``: up to place j from place i; place 0 is the model's begin, the last end its end."""
         places, chosen = self.places, self.chosen
         before_s, total_s, limit = pace_of(places, stage)
         key = (id(before_s), limit, -1 if places.pace is None or places.pace.keeping is None else stage)
         if key not in self._known:
             starts = np.concatenate([[0.0], before_s[chosen]])
             ends = np.concatenate([before_s[chosen], [total_s]])
-            sent = np.concatenate([[0.0], self.sends])[:, None]
-            chunk = (ends + np.append(self.sends, 0.0))[None, :] - starts[:, None] + sent
-            chunk[np.tri(len(starts), k=-1, dtype=bool)] = np.inf
+            sent = np.concatenate([[0.0], self.sends])
+            chunk = (ends + np.append(self.sends, 0.0))[:, None] - starts + sent
+            chunk[~np.tri(len(starts), dtype=bool)] = np.inf
             self._known[key] = _fitting(places, chosen, chunk, limit * self.room, stage)
         return _held_chunks(places, chosen, self._known[key], stage)
 
@@ -233,9 +233,9 @@ def _fitting(places: Places, chosen: NDArray[np.int64], chunk: Floats, limit: fl
 
 
 def _between(before: Floats, total: float, chosen: NDArray[np.int64]) -> Floats:
-    """``[i, j]``: from place i to place j of what is before each of them, and of all."""
+    """``[j, i]``: up to place j from place i of what is before each of them, and of all."""
     own = before[chosen]
-    found: Floats = np.append(own, total)[None, :] - np.concatenate([[0.0], own])[:, None]
+    found: Floats = np.append(own, total)[:, None] - np.concatenate([[0.0], own])
     return found
 
 
@@ -248,5 +248,5 @@ def _held_chunks(places: Places, chosen: NDArray[np.int64], chunk: Floats, stage
     starts, ends = np.concatenate([[0], cuts]), np.append(cuts, np.iinfo(np.int64).max)
     contains = np.zeros(chunk.shape, dtype=bool)
     for at in others:
-        contains |= (starts <= at)[:, None] & (at < ends)[None, :]
+        contains |= (at < ends)[:, None] & (starts <= at)
     return np.where(contains, np.inf, chunk)

@@ -200,16 +200,33 @@ class LayoutProblems:
         times = {OUTSIDE: 1, 0: 1, 1: self.folding.count - 2, 2: 0, KEPT - 1: 1}
         return [times[self.folding.block_of.get(cluster.name, OUTSIDE)] for cluster in clusters]
 
-    def build(self, space: Space, memory_limit_bytes: int | None, *, dominated: bool = False) -> Layouts:
-        """The problem of a space, if ``dominated`` with layouts that no optimum needs; raises ``InfeasibleError`` where no
-        microbatch splits evenly, or the least memory of every op exceeds the limit."""
-        built = self._builder(space).build(memory_limit_bytes, space.structure.allowed, dominated=dominated)
+    def least_s(self, space: Space) -> float:
+        """The cost that no assignment of its problem goes below, known without any edge; raises ``InfeasibleError`` without
+        even splits."""
+        _, analysis = self._parts.smaller(space.micro_batch, space.again)
+        return self._builder(space).least_s(space.structure.allowed, self.copies(analysis.clusters))
+
+    def build(
+        self,
+        space: Space,
+        memory_limit_bytes: int | None,
+        *,
+        dominated: bool = False,
+        cutoff_s: float = math.inf,
+    ) -> Layouts:
+        """The problem of a space, if ``dominated`` with layouts that no optimum needs, and less some of which each assignment
+        costs more than ``cutoff_s``; raises ``InfeasibleError`` where no microbatch splits evenly, or the least memory of
+        every op exceeds the limit."""
+        slack_s = math.inf if cutoff_s == math.inf else max(0.0, cutoff_s - self.least_s(space))
+        built = self._builder(space).build(
+            memory_limit_bytes, space.structure.allowed, dominated=dominated, slack_s=slack_s
+        )
         found: BuiltProblem | UnfoldedProblem | None = built
         if self.folding is not None:
             found = unfold(built, self.folding, self._parts.shapes)
             if found is None:  # blocks that are not alike after all
                 self._parts, self._builders = self._parts_of(folds=False), {}
-                return self.build(space, memory_limit_bytes, dominated=dominated)
+                return self.build(space, memory_limit_bytes, dominated=dominated, cutoff_s=cutoff_s)
         assert found is not None
         least = found.problem.fixed_memory_bytes + _least(found.problem)
         if memory_limit_bytes is not None and least > memory_limit_bytes:

@@ -1,0 +1,204 @@
+"""Strategies of one space after another: costed, with as much recomputed as memory asks for, and the best that fits kept."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from math import ceil, prod
+
+from autosbp.beside import is_child
+from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.deliveries import LinkModel
+from autosbp.costmodel.evaluate import evaluate
+from autosbp.costmodel.memory import state_bytes_per_element
+from autosbp.costmodel.offload import host_bytes, host_of
+from autosbp.errors import InfeasibleError
+from autosbp.graph.ir import LogicalGraph
+from autosbp.plan import Costs, Strategy
+from autosbp.sbp.boxing import split_factor
+from autosbp.search import SearchResult
+from autosbp.search.plan_options import PlanOptions
+from autosbp.search.problem.weights import FASTEST
+from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.message_sizes import with_smaller_messages
+from autosbp.search.space.recompute import Recomputation
+from autosbp.search.space.timed import Timed
+from autosbp.search.stages.layouts import LayoutProblems, Layouts, Space, Structure
+from autosbp.search.stages.pipelines import pipelines, shortlist
+from autosbp.search.stages.stage_pins import read_stages
+
+CERTAIN = 1.01
+"""A pipeline whose estimate is so many times what the best takes is not looked into."""
+ROUNDING = 1e-12
+"""Of two strategies that differ by so little the first found stays."""
+INFINITE = float("inf")
+RECOMPUTED = 4 / 3
+"""The most that recomputation makes of a step: backward takes twice what forward does."""
+
+
+class Costing(Timed):
+    """Costs strategies, and keeps the best.
+
+    Args:
+        limit: bytes per device.
+        deadline: see ``Timed``.
+        report: told the best step time of a strategy so far, inf before there is one; when it returns False, the search
+            ends as at the deadline.
+    """
+
+    def __init__(
+        self,
+        problems: LayoutProblems,
+        options: PlanOptions,
+        limit: int,
+        deadline: float,
+        report: Callable[[float], bool] | None,
+    ) -> None:
+        self.problems, self.options, self.limit = problems, options, limit
+        self.set_deadline(deadline)
+        self.report = report
+        self.links = LinkModel(problems.network, problems.compute.copy_bytes_per_s)
+        self.recomputes = _recomputes(problems, options)
+        self.best: Candidate | None = None
+        self.problem: InfeasibleError | None = None
+        self.failures: list[InfeasibleError] = []
+        self._known_costs: deque[Candidate] = deque(maxlen=8)
+        self._exceeding: set[tuple[Hashable, int]] = set()
+
+    @cached_property
+    def _held(self) -> Mapping[str, int]:
+        """Stages of ops that are given."""
+        return read_stages(self.problems.graph, self.options.stage_of)
+
+    def _fits(self, candidates: Iterable[Candidate]) -> Candidate | None:
+        """The quickest of those that fit."""
+        fitting = [each for each in candidates if self.has_room(each)]
+        return min(fitting, key=lambda each: each.costs.step_time_s, default=None)
+
+    def has_room(self, candidate: Candidate) -> bool:
+        """On the device, and on the host for what is offloaded."""
+        return candidate.costs.memory_bytes_per_device <= self.limit and self.host_has_room(candidate.strategy)
+
+    def host_has_room(self, strategy: Strategy) -> bool:
+        """For what is offloaded to it."""
+        return not strategy.offload or self.host_needs(strategy) <= host_of(self.problems.network.cluster).memory_bytes
+
+    def host_needs(self, strategy: Strategy) -> int:
+        """Bytes of what is offloaded, of one device; a pipeline's stages hold about equal parts."""
+        return ceil(host_bytes(self.problems.graph.trained, strategy) / strategy.num_stages)
+
+    def _fitting(self, space: Space, candidates: Iterable[Candidate]) -> Candidate | None:
+        """The quickest of those that fit. That none does is remembered."""
+        costed = list(candidates)
+        fitting = self._fits(costed)
+        if fitting is None:
+            self._exceed(space, costed)
+        return fitting
+
+    def _exceed(self, space: Space, candidates: Sequence[Candidate]) -> None:
+        """Remember that these take more at their fullest moment than there is, though search thought that they fit."""
+        if candidates and not space.again:
+            self._exceeding.add((space.structure.key, space.micro_batch))
+
+    def _exceeds(self, structure: Structure, micro_batches: Iterable[int]) -> bool:
+        """Whether strategies of it did at some of these."""
+        return any((structure.key, size) in self._exceeding for size in micro_batches)
+
+    def _spare(self, space: Space) -> float:
+        """How many times slower than the best a strategy may be that recomputes all, when fewer blocks might do."""
+        return RECOMPUTED if space.again and not self.options.recompute else 1.0
+
+    def _once(self, space: Space) -> float:
+        """What part of a problem's cost is left, at the least, where not all is recomputed that the problem recomputes."""
+        return 0.5 if space.again and not self.options.recompute else 1.0
+
+    def _candidates(self, layouts: Layouts, result: SearchResult) -> Iterable[Candidate]:
+        """The strategy of an assignment; of stages, with each schedule, the quickest by estimate first."""
+        space, problems = layouts.space, self.problems
+        graph = problems.bound(space.micro_batch)
+        strategy = problems.strategy(layouts, result.assignment)
+        found: list[tuple[float, Strategy]] = [(0.0, strategy)]
+        if space.stages > 1:
+            scale = 1 / problems.weights(space).micro
+            seconds = {name: scale * spent for name, spent in problems.op_seconds(layouts, result.assignment).items()}
+            variants = [strategy]
+            if space.storage == FASTEST and result.memory_bytes <= self.limit:
+                # Weight gradients of parameters that are stored as they are used can fill waits.
+                whole = problems.strategy(layouts, result.assignment, as_used=True)
+                fits = self._state_bytes(graph, whole) <= self.limit * space.stages
+                variants += [whole] if whole.parameters != strategy.parameters and fits else []
+            kinds = self.options.schedules
+            found = [
+                each
+                for variant in variants
+                for each in pipelines(
+                    graph, variant, seconds, space.stages, self.links, kinds, problems.starts, self._held
+                )
+            ]
+            found = shortlist(found)
+        return self._costed(space, found)
+
+    def _costed(self, space: Space, found: Iterable[tuple[float, Strategy]]) -> Iterator[Candidate]:
+        """Strategies of a space, with what each takes by estimate, until one fits or none is better than the best known. Where
+        blocks are recomputed, estimates are of all of them: another schedule may keep less, and recompute fewer."""
+        graph, boxing = self.problems.bound(space.micro_batch), self.problems.boxing(space.view)
+        least = self._cutoff
+        for estimate, each in found:
+            if estimate >= CERTAIN * least * self._spare(space):
+                return
+            if space.again:
+                each = Recomputation(self.problems, self.options.recompute, self.limit).of(each)
+            candidate = with_smaller_messages(
+                Candidate(each, self._costs(graph, each, boxing)), self.problems.sizes,
+                lambda strategy: self._costs(graph, strategy, boxing), self.has_room, self.limit,
+            )  # fmt: skip
+            yield candidate
+            if candidate.costs.memory_bytes_per_device <= self.limit:
+                least = min(least, candidate.costs.step_time_s)
+                if self._spare(space) == 1.0 or not candidate.strategy.recompute:
+                    return
+
+    def _costs(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel) -> Costs:
+        """Of a strategy; baselines and search often come to the same one."""
+        for known in self._known_costs:
+            if known.strategy == strategy:
+                return known.costs
+        self.require_time()
+        costs = evaluate(graph, strategy, boxing, self.problems.compute, self.problems.known_chunks)
+        self._known_costs.append(Candidate(strategy, costs))
+        return self._known_costs[-1].costs
+
+    def _state_bytes(self, graph: LogicalGraph, strategy: Strategy) -> float:
+        """Parameters, gradients and optimizer state of all stages, per device of one."""
+        return sum(
+            prod(leaf.meta.sizes) / split_factor(strategy.parameters[leaf.name], strategy.mesh)
+            * state_bytes_per_element(leaf.meta, strategy.optimizer, offload=strategy.offload)
+            for leaf in graph.trained
+        )  # fmt: skip
+
+    def _tell(self) -> bool:
+        """Tell of the best strategy so far: a problem's cost is none, as it may exceed the memory. Whether to go on."""
+        if self.report is not None and not self.stopped and not is_child():
+            self.stopped = not self.report(self._cutoff)
+        return not self.stopped
+
+    @property
+    def _cutoff(self) -> float:
+        return INFINITE if self.best is None else self.best.costs.step_time_s
+
+    def _keep(self, candidate: Candidate | None) -> None:
+        if candidate is not None and candidate.costs.step_time_s < self._cutoff * (1 - ROUNDING):
+            self.best = candidate
+            self._tell()
+
+
+def _recomputes(problems: LayoutProblems, options: PlanOptions) -> tuple[bool, ...]:
+    """Whether blocks are recomputed: what is tried, one after the other; raises ``InfeasibleError``."""
+    if options.recompute == 0:
+        return (False,)
+    if options.recompute:
+        if not problems.blocks:
+            raise InfeasibleError("recompute", options.recompute, None, "the model has no repeated blocks")
+        return (True,)
+    return (False, True) if problems.blocks else (False,)

@@ -1,0 +1,152 @@
+"""Structures without a pipeline, looked at for the first time: a bound of each, and its optimum without the memory limit.
+
+None needs another before an optimum is costed, so that two cores share them. The quickest is costed first: mostly it cuts
+the others short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from autosbp.errors import InfeasibleError
+from autosbp.handed import handed_over
+from autosbp.plan import Signature, Strategy
+from autosbp.sbp.mesh import Axis, Mesh
+from autosbp.sbp.placement import Sbp
+from autosbp.search.space.costing import INFINITE
+from autosbp.search.space.recomputing import Recomputing
+from autosbp.search.space.space_solver import Kind, Optimum, Tally, nearer
+from autosbp.search.space.timed import OutOfTimeError
+from autosbp.search.stages.layouts import Structure
+
+for _kind in (Axis, Mesh, Signature, Strategy, Optimum, Tally):
+    handed_over(_kind)
+handed_over(Sbp, "kind", "dim", "reduction", "place")
+handed_over(InfeasibleError, "constraint", "limit", "needed", "detail", "conflict")
+
+
+@handed_over
+@dataclass(frozen=True)
+class Look:
+    """A ``bound`` on a structure, infinite where nothing is in it, minus infinite where time was over; the largest microbatch
+    that can fit, by its index, None where none can without recomputation; the optimum there, if it may be better than the best
+    known; why nothing fits; and what searches add up to."""
+
+    bound: float
+    first: int | None
+    optimum: Optimum | None
+    failure: InfeasibleError | None
+    tally: Tally
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A structure that may hold something better than the best known: its bound, and ``first`` as ``Look`` has it."""
+
+    bound: float
+    first: int | None
+    structure: Structure
+
+
+class Opening(Recomputing):
+    """See the module's docstring."""
+
+    _floors: dict[Hashable, float]
+
+    def _opened(self, structures: Sequence[Structure], kind: Kind, tally: Tally) -> list[Opened]:
+        """Those that are left open, once all were looked at; optima that fit are kept."""
+        if not kind.relaxes:
+            self._search_first(structures, kind, tally)
+            return []
+        looks = self._spread([partial(self._look, structure, kind, tally.share) for structure in structures])
+        left = []
+        for structure, look in sorted(zip(structures, looks, strict=True), key=_quickest_first):
+            tally.evaluations += look.tally.evaluations
+            tally.bounds += look.tally.bounds
+            if look.failure is not None:
+                self.problem = nearer(self.problem, look.failure)
+            self._raise_floor(structure, look.bound)
+            fits = self._optimum_fits(structure, look, kind)
+            if fits or INFINITE > look.bound >= self._cutoff:
+                tally.bounds.append(look.bound)
+            elif look.bound < INFINITE:
+                left.append(Opened(look.bound, look.first, structure))
+        if any(each.bound == -INFINITE for each in left):
+            self.require_time()
+        return left
+
+    def _search_first(self, structures: Sequence[Structure], kind: Kind, tally: Tally) -> None:
+        """By a searcher that proves nothing: under the memory limit, at the largest microbatch that can fit."""
+        for structure in structures:
+            self.require_time()
+            try:
+                size = self.micro_batches(structure.stages)[self._first(structure, kind)]
+                self._keep(self._within_limit(self._space(structure, size, kind.storages[0]), kind, tally))
+                tally.bounds.append(-INFINITE)
+            except InfeasibleError as error:
+                self.problem = nearer(self.problem, error)
+
+    def _look(self, structure: Structure, kind: Kind, share: float) -> Look:
+        tally = Tally(share)
+        try:
+            self.require_time()
+            return self._looked(structure, kind, tally)
+        except OutOfTimeError:
+            return Look(-INFINITE, None, None, None, tally)
+        except InfeasibleError as error:
+            return Look(INFINITE, None, None, error, tally)
+
+    def _looked(self, structure: Structure, kind: Kind, tally: Tally) -> Look:
+        if self.best is not None and self.problems.folding is not None:
+            bound = self._largest(structure, kind, tally)
+            if bound >= self._cutoff:
+                return Look(bound, None, None, None, tally)
+        try:
+            first = self._first(structure, kind)
+            space = self._space(structure, self.micro_batches(structure.stages)[first], kind.storages[0])
+            bound, optimum = self._relaxed(space, kind, tally)
+            return Look(bound, first, optimum, None, tally)
+        except InfeasibleError as error:
+            if error.constraint != "memory_limit_bytes" or len(self.recomputes) == 1:
+                raise
+            return Look(self._largest(structure, kind, tally), None, None, error, tally)
+
+    def _optimum_fits(self, structure: Structure, look: Look, kind: Kind) -> bool:
+        """Whether it is better than the best known, and fits in memory; it is kept then."""
+        optimum = look.optimum
+        if optimum is None or look.first is None or (optimum.cost_s >= self._cutoff and not kind.pinned):
+            return False
+        space = self._space(structure, self.micro_batches(structure.stages)[look.first], kind.storages[0])
+        candidate = self._fitting(space, self._costed(space, [(0.0, optimum.strategy)]))
+        self._keep(candidate)
+        return candidate is not None
+
+    def _largest(self, structure: Structure, kind: Kind, tally: Tally) -> float:
+        """A bound on a structure: its largest microbatch that splits evenly, without the memory limit; of repeated blocks
+        alone, where there are any."""
+        sizes = self.micro_batches(structure.stages)
+        for size in sizes[:-1] or sizes:
+            space = self._space(structure, size, kind.storages[0])
+            try:
+                floor = self.problems.least_s(space) * self._working(space)
+                if floor >= self._cutoff and self._is_charged(kind):
+                    return floor
+                layouts = self._built(space, kind)
+            except InfeasibleError:
+                continue
+            bound = self._blocks_s(layouts, kind, tally)
+            if bound == -INFINITE:
+                bound = self._solve(layouts, kind, tally, INFINITE).lower_bound_s
+            return min(bound * self._working(space), self._cutoff)
+        return -INFINITE
+
+    def _raise_floor(self, structure: Structure, bound: float) -> None:
+        """What no strategy of a structure takes less than, should time be over before more is said of it."""
+        self._floors[structure.key] = max(self._floors[structure.key], bound)
+
+
+def _quickest_first(entry: tuple[Structure, Look]) -> float:
+    optimum = entry[1].optimum
+    return INFINITE if optimum is None else optimum.cost_s

@@ -1,0 +1,63 @@
+"""``calibrate`` refuses, in one line and before any rank starts, what no rank could measure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import calibration
+from tests.cli.conftest import Run
+from tests.cli.processes import COMMAND, environment
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--cluster", "local:2", "--backend", "nccl"),
+            "backend: 'nccl' is not accepted; a CUDA device for each of 2 ranks is expected, and torch finds 0 here",
+        ),
+        (
+            ("--cluster", "dgx-a100-80g:1"),
+            "backend: 'nccl' is not accepted; a CUDA device for each of 8 ranks is expected, and torch finds 0 here",
+        ),
+        (
+            ("--cluster", "emulated:2x2", "--launcher", "emulated", "--backend", "nccl"),
+            "backend: 'nccl' is not accepted; gloo is expected on emulated nodes",
+        ),
+        (
+            ("--cluster", "dgx-a100-80g:1", "--backend", "gloo", "--model", "zoo:mlp-small", "--global-batch", "16"),
+            "backend: 'gloo' is not accepted; its ranks compute on other devices than ",
+        ),
+        (
+            ("--cluster", "local:2", "--sizes", "1,2,3,4"),
+            "sizes: [1, 2, 3, 4] is not accepted; at least 3 different multiples of 8 bytes",
+        ),
+    ],
+)
+def test_what_no_rank_could_measure_is_refused_in_one_line(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(calibration, "measure", None)
+    done = run("calibrate", *arguments, "-o", tmp_path / "calib.json")
+    assert done.exit_code == 2, done.stderr
+    assert done.stderr.startswith(f"error: {message}") and len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(
+    (os.geteuid() != 0 or shutil.which("unshare") is None) and not os.environ.get("CI"), reason="needs root and unshare"
+)
+def test_an_interface_without_an_address_is_refused(tmp_path: Path) -> None:
+    asked = ("calibrate", "--cluster", "local:2", "--interface", "lo", "-o", "calib.json")
+    command = ["unshare", "--net", *COMMAND, *asked]  # where the loopback interface is there, but not up
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=90)
+    assert done.returncode == 2
+    limit = "a network interface with an address is expected: there is none"
+    assert done.stderr == f"error: interface: 'lo' is not accepted; {limit}\n"
+    assert list(tmp_path.iterdir()) == []

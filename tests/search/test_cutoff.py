@@ -1,0 +1,111 @@
+"""Layouts with which one op alone takes more than a known strategy leave no better one out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autosbp.api import PlanOptions, load_cluster, predict_costs
+from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.network import NetworkModel
+from autosbp.sbp.mesh import Mesh
+from autosbp.search import SEARCHERS, SearchOptions, SearchProblem
+from autosbp.search._base import Edge
+from autosbp.search.problem.pinned import Pins
+from autosbp.search.problem.weights import FASTEST, STEP, USE
+from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.space_solver import Kind, SpaceSolver
+from autosbp.search.stages.layouts import LayoutProblems, Space, Structure
+from tests.search.plans import graph_of, planned
+
+CASES = [("gpt2-demo", "local:2x2", 1), ("gpt2-demo", "local:2x2", 2), ("vgg13", "local:2x2", 1),
+         ("wide-deep-small", "local:2x2", 1), ("resnet50", "local:4", 1)]  # fmt: skip
+
+
+def problems_of(model: str, cluster: str) -> tuple[LayoutProblems, Mesh]:
+    found = load_cluster(cluster)
+    problems = LayoutProblems(
+        graph_of(model),
+        NetworkModel(found),
+        ComputeModel(found.device),
+        global_batch=64,
+        optimizer="adamw",
+        pins=Pins({}, {}, {}),
+    )
+    return problems, found.mesh()
+
+
+def solved(problem: SearchProblem) -> float:
+    return SEARCHERS["exact"](problem, SearchOptions()).cost_s
+
+
+@pytest.mark.parametrize(("model", "cluster", "stages"), CASES)
+def test_the_optimum_is_left_by_any_cutoff_above_it(model: str, cluster: str, stages: int) -> None:
+    problems, mesh = problems_of(model, cluster)
+    view = Mesh(mesh.axes[stages - 1 :], (mesh.level_counts[0] // stages, *mesh.level_counts[1:]))
+    space = Space(Structure(stages, view), 32, FASTEST)
+    whole = problems.build(space, None).problem
+    best_s, least_s = solved(whole), problems.least_s(space)
+    assert 0 < least_s <= best_s * (1 + 1e-9)
+    sizes = [values(whole)]
+    for above in (1e-12, 0.01, 0.3, 10.0):
+        cut = problems.build(space, None, cutoff_s=best_s * (1 + above)).problem
+        assert solved(cut) == pytest.approx(best_s, rel=1e-12)
+        sizes.append(values(cut))
+    assert sizes[1] < sizes[0], "next to the optimum some layouts are too slow by themselves"
+    assert sizes[1:] == sorted(sizes[1:])
+
+
+@pytest.mark.parametrize("model", ["mlp-small", "wide-deep-small"])
+def test_what_is_left_out_is_in_nothing_below_the_cutoff(model: str) -> None:
+    problems, mesh = problems_of(model, "local:2x2")
+    space = Space(Structure(1, mesh), 32, FASTEST)
+    whole = problems.build(space, None, dominated=True)
+    cutoff_s = 1.05 * solved(whole.problem)
+    cut = problems.build(space, None, dominated=True, cutoff_s=cutoff_s)
+    left_out = 0
+    for variable, (domain, kept) in enumerate(zip(whole.built.domains, cut.built.domains, strict=True)):
+        rows = {tuple(row) for row in kept.rows}
+        for value, row in enumerate(domain.rows):
+            if tuple(row) not in rows:
+                assert solved(fixed(whole.problem, variable, value)) > cutoff_s
+                left_out += 1
+    assert left_out
+
+
+def test_below_what_ops_take_by_themselves_the_quickest_layouts_stay() -> None:
+    problems, mesh = problems_of("mlp-small", "local:2x2")
+    space = Space(Structure(1, mesh), 32, FASTEST)
+    cut = problems.build(space, None, cutoff_s=0.0).problem
+    assert solved(cut) >= problems.least_s(space) > 0.0
+
+
+def test_parameters_that_are_gathered_for_each_use_may_cost_less_than_problems_charge() -> None:
+    problems, mesh = problems_of("mlp-small", "local:2x2")
+    plan = planned("mlp-small", global_batch=64)
+    solver = SpaceSolver(problems, PlanOptions(global_batch=64), 2**40, float("inf"), None)
+    solver.best = Candidate(plan.strategy, predict_costs(graph_of("mlp-small"), plan.strategy, plan.cluster))
+    found = {
+        storage: solver._cutoff_of(Space(Structure(1, mesh), 32, storage), Kind("auto"))
+        for storage in (FASTEST, STEP, USE)
+    }
+    assert found[FASTEST] == found[STEP] == plan.document["step_time_s"] and found[USE] == float("inf")
+
+
+def values(problem: SearchProblem) -> int:
+    return sum(map(len, problem.unary_s))
+
+
+def fixed(problem: SearchProblem, variable: int, value: int) -> SearchProblem:
+    """The problem with one value of a variable alone."""
+    at = slice(value, value + 1)
+    return replace(
+        problem,
+        unary_s=tuple(own[at] if v == variable else own for v, own in enumerate(problem.unary_s)),
+        memory_bytes=tuple(own[at] if v == variable else own for v, own in enumerate(problem.memory_bytes)),
+        edges=tuple(
+            Edge(e.u, e.v, e.table[at if e.u == variable else slice(None), at if e.v == variable else slice(None)])
+            for e in problem.edges
+        ),
+    )
