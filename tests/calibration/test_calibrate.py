@@ -136,7 +136,9 @@ def test_a_hung_rank_is_named_and_the_next_run_goes_on_where_it_ended(tmp_path: 
     assert len(partial.made) >= 3 and not partial.done and gone(partial.pids)
     begun = len(seen)
     calibration = run(progress=seen.append)
-    assert seen[begun].done == len(partial.made)
+    # A measurement may be over between two looks: the first that is shown is not always the first that was made.
+    assert seen[begun].done >= len(partial.made)
+    assert not partial.made.intersection(read_results(path).begun)
     assert calibration.complete and len(calibration.collectives) == 6
     kept = [point for points in partial.points.values() for point in points]
     assert [point for fit in calibration.collectives for point in fit.points][: len(kept)] == kept
