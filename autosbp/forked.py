@@ -111,8 +111,10 @@ def _watch(ranks: dict[int, int], owner: str | None) -> int:
     while ranks:
         if signal.sigtimedwait(_STOPPING, _POLL_S) is not None or owner not in (None, str(os.getppid())):
             return 1
-        for pid, code in _ended(ranks).items():
-            rank = ranks.pop(pid)
+        ended = [
+            (ranks.pop(pid), pid, code) for pid, code in _ended(ranks).items()
+        ]  # all: they are waited for, and gone
+        for rank, pid, code in ended:
             if code != 0:
                 how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
                 sys.stderr.write(f"rank {rank} (process {pid}) {how}\n")

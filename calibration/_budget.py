@@ -17,7 +17,7 @@ from calibration._timing import LEAST_CALLS
 
 LATER = 0.5
 WAITING_S = 1.0
-OVERLAP_S, SHARING_S = 4.0, 8.0
+OVERLAP_S, SHARING_S = 6.0, 8.0
 OP_S = 0.15
 """What an op takes besides its two boxes: its inputs are made, and it warms up."""
 LEAST_OPS = 8

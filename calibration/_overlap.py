@@ -1,14 +1,17 @@
-"""How much compute and an all-reduce over all ranks slow each other down while both run.
+"""How much computing and communication slow each other down while both run.
 
-An all-reduce that outlasts a burst of computation is begun before it. What the burst takes longer than alone is the
-slow-down of compute; what the all-reduce takes longer than alone, it lost while the burst ran: of these seconds it used
-1 / (1 + network).
+All ranks run one of the run's ops over and over, another one in each round, for as long as an all-reduce over all of them,
+or a message from each rank of the first half to one of the second, is surely under way: no shorter than alone. How much
+less they get done than with nothing beside them is the slow-down of compute, however large; how long a burst takes that is
+waited for would say no more than how long the communication was. What the all-reduce takes longer than alone it lost while
+they computed: of these seconds it used 1 / (1 + network).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -19,82 +22,131 @@ import torch.distributed as dist
 from autosbp.costmodel.overlap import Overlap
 from calibration._budget import OVERLAP_S
 from calibration._collectives import gather_series, largest, wait_for_device
-from calibration._request import OVERLAP
-from calibration._waiting import computation
+from calibration._request import OVERLAP, Request
+from calibration._sharing import typical_calls
 
 NUM_ROUNDS, LEAST_ROUNDS = 9, 3
-OUTLASTS = 3.0
-"""The all-reduce alone takes at least so many times as long as the burst."""
+LEAST_S = 0.1
+"""What is begun takes so long alone: many slices of a scheduler that ranks and their messages share."""
+UNDER_WAY = 0.8
+"""Of what it takes alone, the part in which ranks compute."""
+SHORT = 0.1
+"""Of ``LEAST_S``: ops that take longer, all ranks at once, would end long after it."""
 _SMALLEST, _LARGEST = 2**16, 2**27
 
+_Begin = Callable[[torch.Tensor], Any]
+"""Begins to send a tensor; the answer's ``wait`` ends it."""
 
-def measure_overlap(device: torch.device, log: Any, made: set[str]) -> None:
+
+def measure_overlap(request: Request, device: torch.device, log: Any, made: set[str]) -> None:
     """Measure and log the slow-downs, unless that is in ``made``; the same on all ranks."""
     if OVERLAP in made:
         return
     log.write({"begin": OVERLAP})
-    burst = computation(device)
-    alone_s = _slowest_s(burst, device)
-    message = _message(OUTLASTS * alone_s, device)
-    log.beat()
-    rows: list[tuple[float, float, float, float]] = []
-    while len(rows) < LEAST_ROUNDS or (len(rows) < NUM_ROUNDS and sum(map(_spent_s, rows)) < OVERLAP_S):
-        rows.append(_round(burst, message, device))
-    compute = max(median(row[0] / row[1] for row in rows) - 1.0, 0.0)
-    lost = median((row[2] - row[3]) / row[0] for row in rows)
-    network = min(max(lost, 0.0) / max(1.0 - lost, 1e-9), Overlap.HIGH)
-    log.write({"overlap": {"compute": min(compute, Overlap.HIGH), "network": network}})
+    burst, *ops = typical_calls(request, device)
+    calls = [burst, *(call for call in ops if _short(call, device))]
+    compute, network = _slow_downs(partial(dist.all_reduce, async_op=True), calls, device, log)
+    message = _slow_downs(_send_across, calls, device, log)[0] if dist.get_world_size() > 1 else 0.0
+    log.write({"overlap": {"compute": compute, "network": network, "message": message}})
 
 
-def _message(least_s: float, device: torch.device) -> torch.Tensor:
-    """A message whose all-reduce takes at least so long, or the largest."""
+def _short(call: Callable[[], object], device: torch.device) -> bool:
+    """All ranks at once, when it is warm; the same on all of them."""
+    seconds = 0.0
+    for _ in range(2):
+        largest(0.0, device)
+        started = time.perf_counter()
+        call()
+        wait_for_device(device)
+        seconds = largest(time.perf_counter() - started, device)
+    return seconds <= SHORT * LEAST_S
+
+
+class _Nothing:
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+
+def _send_across(message: torch.Tensor) -> Any:
+    """From each rank of the first half to one of the second; a last odd one does nothing."""
+    half, here = dist.get_world_size() // 2, dist.get_rank()
+    if here < half:
+        return dist.isend(message, here + half)
+    return dist.irecv(message, here - half) if here < 2 * half else _Nothing()
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What all ranks got done in ``window_s``, alone and beside the communication; what this took alone and beside it."""
+
+    done: float
+    beside: float
+    window_s: float
+    alone_s: float
+    together_s: float
+
+
+def _slow_downs(
+    begin: _Begin, calls: Sequence[Callable[[], object]], device: torch.device, log: Any
+) -> tuple[float, float]:
+    """Of what computes, and of what is begun."""
+    message = _message(begin, device)
+    rounds: list[_Round] = []
+    started_s = time.monotonic()
+    while len(rounds) < LEAST_ROUNDS or (
+        len(rounds) < NUM_ROUNDS and largest(time.monotonic() - started_s, device) < OVERLAP_S / 2
+    ):
+        log.beat()
+        rounds.append(_round(begin, message, calls[len(rounds) % len(calls)], device))
+    compute = median(each.done / max(each.beside, 1e-9) for each in rounds) - 1.0
+    lost = median((each.together_s - each.alone_s) / each.window_s for each in rounds)
+    network = max(lost, 0.0) / max(1.0 - lost, 1e-9)
+    return min(max(compute, 0.0), Overlap.HIGH), min(network, Overlap.HIGH)
+
+
+def _message(begin: _Begin, device: torch.device) -> torch.Tensor:
+    """One that takes at least ``LEAST_S``, or the largest."""
     size = _SMALLEST
     while True:
         message = torch.zeros(size // 4, device=device)
-        if size >= _LARGEST or _slowest_s(partial(dist.all_reduce, message), device) >= least_s:
+        if _alone_s(begin, message, device) >= LEAST_S or size >= _LARGEST:
             return message
         size *= 2
 
 
-def _round(
-    burst: Callable[[], object], message: torch.Tensor, device: torch.device
-) -> tuple[float, float, float, float]:
-    """Seconds, of the slowest rank: the burst beside the all-reduce and alone, the all-reduce beside it and alone."""
-
-    def both() -> tuple[float, float]:
-        started = time.perf_counter()
-        work: Any = dist.all_reduce(message, async_op=True)
-        computed_s = _timed(burst, device)
-        work.wait()
-        wait_for_device(device)
-        return computed_s, time.perf_counter() - started
-
+def _round(begin: _Begin, message: torch.Tensor, call: Callable[[], object], device: torch.device) -> _Round:
+    alone_s = _alone_s(begin, message, device)
+    window_s = UNDER_WAY * alone_s
     largest(0.0, device)
-    computed_s, together_s = both()
-    burst_s = _slowest_s(burst, device)
-    alone_s = _slowest_s(partial(dist.all_reduce, message), device)
-    computed_s, together_s = (largest(each, device) for each in (computed_s, together_s))
-    return computed_s, burst_s, together_s, alone_s
-
-
-def _spent_s(row: tuple[float, float, float, float]) -> float:
-    """What a round took: the burst within the time of both."""
-    _, burst_s, together_s, alone_s = row
-    return burst_s + together_s + alone_s
-
-
-def _timed(call: Callable[[], object], device: torch.device) -> float:
-    """On a GPU the burst's own end, not that of what else the device does."""
-    started = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
-    return time.perf_counter() - started
-
-
-def _slowest_s(call: Callable[[], object], device: torch.device) -> float:
+    done = _done(call, window_s, device)
     largest(0.0, device)
     started = time.perf_counter()
-    call()
+    work = begin(message)
+    beside = _done(call, window_s, device)
+    work.wait()
     wait_for_device(device)
-    return max(seconds for (seconds,) in gather_series([time.perf_counter() - started], device))
+    together_s = time.perf_counter() - started
+    rows = gather_series([done, beside, together_s], device)
+    return _Round(
+        sum(row[0] for row in rows), sum(row[1] for row in rows), window_s, alone_s, max(row[2] for row in rows)
+    )
+
+
+def _done(call: Callable[[], object], window_s: float, device: torch.device) -> float:
+    """Calls a second, for so long; on a GPU each waits for itself, not for what else the device does."""
+    started, count = time.perf_counter(), 0
+    while (passed_s := time.perf_counter() - started) < window_s or not count:
+        call()
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        count += 1
+    return count / passed_s
+
+
+def _alone_s(begin: _Begin, message: torch.Tensor, device: torch.device) -> float:
+    """Of the slowest rank."""
+    largest(0.0, device)
+    started = time.perf_counter()
+    begin(message).wait()
+    wait_for_device(device)
+    return largest(time.perf_counter() - started, device)

@@ -103,7 +103,8 @@ class Results:
             self.waiting_s[found["kind"], tuple(found["group_shape"])] = found["seconds"]
             self.made.add(self.begun[-1])
         elif "overlap" in record:
-            self.overlap = Overlap(record["overlap"]["compute"], record["overlap"]["network"])
+            found = record["overlap"]
+            self.overlap = Overlap(found["compute"], found["network"], found.get("message", 0.0))
             self.made.add(self.begun[-1])
         elif "sharing" in record:
             found = record["sharing"]

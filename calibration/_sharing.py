@@ -47,7 +47,7 @@ def measure_sharing(request: Request, device: torch.device, log: Any, made: set[
     turn = units[:here].count(units[here])
     ratios: list[float] = []
     started_s = time.monotonic()
-    for call in _calls(request, device):
+    for call in typical_calls(request, device):
         if ratios and largest(time.monotonic() - started_s, device) > SHARING_S:
             break
         together_s = median(_seconds(call, [True] * len(units), device, log))
@@ -73,13 +73,15 @@ def _taking_part(units: list[int], turn: int) -> list[bool]:
     return [units[:rank].count(unit) == turn for rank, unit in enumerate(units)]
 
 
-def _calls(request: Request, device: torch.device) -> list[Callable[[], object]]:
-    """Both directions of ops that lie evenly among the request's, and a burst of products."""
+def typical_calls(request: Request, device: torch.device) -> list[Callable[[], object]]:
+    """A burst of products, and both directions of ops that lie evenly among the request's; one that cannot be run is left
+    out here, and named when its turn comes to be timed."""
     keys, count = request.op_keys, min(len(request.op_keys), NUM_OPS)
-    chosen = [keys[at * len(keys) // count] for at in range(count)]
-    return [
-        computation(device), *(call for key in chosen for call in run_op(key, str(device), _SPREAD_BYTES))
-    ]  # fmt: skip
+    calls = [computation(device)]
+    for key in (keys[at * len(keys) // count] for at in range(count)):
+        with suppress(Exception):
+            calls += run_op(key, str(device), _SPREAD_BYTES)
+    return calls
 
 
 def _seconds(call: Callable[[], object], taking_part: list[bool], device: torch.device, log: Any) -> list[float]:

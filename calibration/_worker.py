@@ -62,7 +62,7 @@ def main(request_path: str, results_path: str) -> None:
         budget = RunBudget(request, known.made, lambda: largest(time.monotonic() - began_s, device))
         Collectives(request, device, log, known.points, known.made, budget).measure()
         measure_waiting(request, device, log, known.made, budget)
-        measure_overlap(device, log, known.made)
+        measure_overlap(request, device, log, known.made)
         measure_sharing(request, device, log, known.made)
         _measure_ops(request, device, log, known.made, budget)
         log.write({"done": True})

@@ -200,7 +200,7 @@ class Calibration:
             "complete": self.complete,
             "notes": list(self.notes),
             **({"corrections": [asdict(one) for one in self.corrections]} if self.corrections else {}),
-            **({"overlap": asdict(self.overlap)} if self.overlap else {}),
+            **({"overlap": self.overlap.to_dict()} if self.overlap else {}),
             **({"sharing": self.sharing.to_dict()} if self.sharing else {}),
         }
 
@@ -272,8 +272,12 @@ def _correction(entry: object, path: str) -> Correction:
 
 
 def _overlap(entry: object) -> Overlap:
-    fields = Fields(entry, "overlap", ("compute", "network"))
-    return Overlap(fields.number("compute", high=Overlap.HIGH), fields.number("network", high=Overlap.HIGH))
+    fields = Fields(entry, "overlap", ("compute", "network", "message"))
+    return Overlap(
+        fields.number("compute", high=Overlap.HIGH),
+        fields.number("network", high=Overlap.HIGH),
+        fields.number("message", 0.0, high=Overlap.HIGH),
+    )
 
 
 def _flag(value: object) -> bool:

@@ -19,6 +19,7 @@ from autosbp.costmodel.calibration import Calibration, OpTime
 from autosbp.costmodel.efficiency import peak_flops, roofline_s
 from autosbp.costmodel.op_work import op_work
 from autosbp.costmodel.overlap import Overlap
+from autosbp.costmodel.sharing import Sharing
 from autosbp.graph.attributes import Path, divided
 from autosbp.graph.ir import Arg, DType, Node, Ref
 from autosbp.jsonio import canonical
@@ -66,6 +67,14 @@ def with_divided(node: Node, paths: Sequence[tuple[Path, int]]) -> Node:
     return node
 
 
+def _sharing(device: Device, calibration: Calibration) -> Sharing | None:
+    if calibration.sharing is not None and calibration.sharing.shares:
+        return calibration.sharing
+    if device.kind != "cpu" or calibration.overlap is None or not calibration.overlap.message:
+        return None
+    return Sharing(1.0, tuple(range(calibration.cluster.num_devices)))
+
+
 def _scaled(calibration: Calibration) -> Mapping[str, OpTime]:
     scale = calibration.correction.compute
     if scale == 1.0:
@@ -78,7 +87,8 @@ class ComputeModel:
 
     With a calibration that timed ops, an op whose local shape was timed takes that time; any other takes its roofline
     time multiplied by what the timed shapes of the same op (else of all ops of its kind) took relative to theirs, those
-    of about its size most of all (``costmodel.between``). ``sharing`` is of ranks that share hardware, None where none do.
+    of about its size most of all (``costmodel.between``). ``sharing`` is of ranks that share hardware, with each other or, on
+    CPUs, with their messages; None where none do.
     """
 
     def __init__(self, device: Device, calibration: Calibration | None = None) -> None:
@@ -87,8 +97,7 @@ class ComputeModel:
         self.measured: Mapping[str, OpTime] = {} if calibration is None else _scaled(calibration)
         self.curves = None if self.measured else device.curves
         self._overlap = None if calibration is None else calibration.overlap
-        shares = calibration is not None and calibration.sharing is not None and calibration.sharing.shares
-        self.sharing = calibration.sharing if calibration is not None and shares else None
+        self.sharing = None if calibration is None else _sharing(device, calibration)
         self._forward: dict[str, RatioCurve] = {}
         self._backward: dict[str, RatioCurve] = {}
         self._learn()

@@ -24,6 +24,7 @@ from autosbp.costmodel.alike import KnownChunks, chunk_key
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.collectives import Collective
 from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.links import Links
 from autosbp.costmodel.memory.stage import memory_runs, stage_memory
 from autosbp.costmodel.network import beta_factor
 from autosbp.costmodel.offload import optimizer_s
@@ -32,7 +33,7 @@ from autosbp.costmodel.pipeline import Span, pass_spans, pipeline_time
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS
 from autosbp.costmodel.shared_pipeline import Parts, Shared, shared_passes
 from autosbp.costmodel.sharing import Paces
-from autosbp.costmodel.simulate import alone_parts, alone_s
+from autosbp.costmodel.simulate import Part, alone_parts, alone_s
 from autosbp.costmodel.stage_models import StageModels, stage_limits
 from autosbp.costmodel.stages import Chunk, StageCall, Stages
 from autosbp.costmodel.timeline import LOSS, Event, Timeline
@@ -204,13 +205,14 @@ class _Pipelined:
         sharing, pipeline = self.compute.sharing, self.stages.pipeline
         if sharing is None or pipeline.schedule == MESSAGE_DRIVEN:
             return None
-        paces = Paces(sharing, pipeline.num_stages, self.strategy.mesh.size)
+        size = self.strategy.mesh.size
+        paces = Paces(sharing, pipeline.num_stages, size, self.compute.overlap)
         parts = [cost.parts for cost in self.chunks]
         cuts = range(len(self.chunks) - 1)
         ahead_s = [*(self._messages_s(at, False, at_once=True) for at in cuts), 0.0]
         back_s = [0.0, *(self._messages_s(at, True, at_once=True) for at in cuts)]
         chunks = [replace(one, send_s=ahead_s[at], return_s=back_s[at]) for at, one in enumerate(self.together())]
-        return shared_passes(chunks, parts, pipeline, self.strategy.num_micro, paces)
+        return shared_passes(chunks, parts, pipeline, self.strategy.num_micro, paces, Links(self.counts, size))
 
     def _simulated_ends(self) -> Sequence[float]:
         """When each stage is done with its passes, where collectives run beside ops."""
@@ -260,10 +262,10 @@ class _Pipelined:
         """What a backward pass leaves for later is taken evenly from all that it computes."""
         overlap = self.compute.overlap
         ahead, back = alone_parts(forward, overlap), alone_parts(backward, overlap)
-        computed_s = sum(seconds for seconds, computes in back if computes)
+        computed_s = sum(part.seconds for part in back if part.computes)
         left = 1.0 - min(later_s / computed_s, 1.0) if computed_s else 1.0
-        rest = [(left * seconds if computes else seconds, computes) for seconds, computes in back]
-        return {FORWARD: tuple(ahead), BACKWARD: tuple(rest), WEIGHTS: ((later_s, True),)}
+        rest = [part._replace(seconds=left * part.seconds) if part.computes else part for part in back]
+        return {FORWARD: tuple(ahead), BACKWARD: tuple(rest), WEIGHTS: (Part(later_s, True),)}
 
     def _weights_s(self, chunk: Chunk, backward: Iterable[Event]) -> float:
         """What the backward of a microbatch leaves for later."""

@@ -1,8 +1,9 @@
-"""When the passes of a pipeline run whose stages share compute hardware (``costmodel.sharing``).
+"""When the passes of a pipeline run whose stages share compute hardware (``costmodel.sharing``) and links.
 
 The orders, and which passes wait for the messages before them, are those of ``costmodel.pipeline``. A pass is a row of
-parts, which compute or wait for collectives; what computes goes faster while others wait. Collectives take what they
-always take.
+parts, which compute or wait for collectives. What computes goes faster while others wait, and slower while messages or
+collectives, of whatever stage, are under way on its hardware. These take what they always take, and what goes over one link
+at once shares it (``costmodel.links``).
 
 Ranks that share hardware are CPU ranks, whose waits block. Under ``gpipe`` and ``1f1b`` a stage asks for the input of a
 pass when it has run the one before, and a message begins when it was asked for (Gloo's do); under the others each waits
@@ -11,18 +12,23 @@ for the messages of both after every pass.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autosbp.costmodel.links import Links, shares
 from autosbp.costmodel.pipeline import BESIDE, Chunk, Span, chunk_times, pass_orders
 from autosbp.costmodel.pipeline_passes import FORWARD, KINDS, stage_order, stage_passes
 from autosbp.costmodel.sharing import Paces
+from autosbp.costmodel.simulate import Part
 from autosbp.pipeline import Pipeline
 
-Parts = tuple[tuple[float, bool], ...]
-"""(seconds with all ranks computing, whether it computes), one behind the other."""
+Parts = tuple[Part, ...]
+"""With all ranks computing, one behind the other."""
+COLLECTIVE_ENDS = 2
+"""Of messages that a rank has at work in a collective: one that it sends, one that it receives."""
 _DONE = 1e-12
-"""Of a part: what is left of it by rounding."""
+"""Of a part or message: what is left of it by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +42,27 @@ class Shared:
 @dataclass(slots=True)
 class _Stage:
     """``place`` counts passes begun, ``parts`` are those left of the pass that runs, the one under way last; it needs
-    ``left_s`` more. ``free_s`` and ``behind_s``: when it may run the next, and when its last message is there; while the
-    message of pass ``held`` was not asked for, it may not."""
+    ``left_s`` more. ``messages`` are the passes whose messages it sends, the one under way first, which needs ``send_s``
+    more. ``free_s`` is when its last pass, and what it waited for, was over; while what pass ``held`` sends is not there,
+    it waits."""
 
     place: int = 0
     free_s: float = 0.0
-    behind_s: float = 0.0
     running: int = -1
     held: int = -1
-    parts: list[tuple[float, bool]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     left_s: float = 0.0
+    messages: deque[int] = field(default_factory=deque)
+    send_s: float = 0.0
 
 
 def shared_passes(
-    chunks: Sequence[Chunk], parts: Sequence[Mapping[str, Parts]], pipeline: Pipeline, num_micro: int, paces: Paces
+    chunks: Sequence[Chunk],
+    parts: Sequence[Mapping[str, Parts]],
+    pipeline: Pipeline,
+    num_micro: int,
+    paces: Paces,
+    links: Links | None = None,
 ) -> Shared:
     """Simulate one step.
 
@@ -57,8 +70,9 @@ def shared_passes(
         chunks: the model's in order, with times of their own for all messages; their passes' times are not read.
         parts: of each chunk's passes, by kind; none of a kind that takes no time.
         pipeline: of a schedule with a fixed order.
+        links: of the stages; None where each message and collective has links of its own.
     """
-    run = _Run(chunks, parts, pipeline, num_micro, paces)
+    run = _Run(chunks, parts, pipeline, num_micro, paces, links)
     while run.advance():
         pass
     spans = []
@@ -77,15 +91,16 @@ class _Run:
         pipeline: Pipeline,
         num_micro: int,
         paces: Paces,
+        links: Links | None,
     ) -> None:
         times = chunk_times(chunks, pipeline.num_stages, 0.0)
-        self.num_chunks, self.num_micro, self.paces = len(chunks), num_micro, paces
+        self.num_chunks, self.num_micro, self.paces, self.links = len(chunks), num_micro, paces, links
         self.beside = pipeline.schedule in BESIDE
         self.orders = pass_orders(pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, num_micro)
         self.parts = [one.get(kind, ())[::-1] for kind in KINDS for one in parts]
         self.sends_s = [time.sends_s[kind] for kind in KINDS for time in times]
         nobody = len(self.parts) * num_micro
-        self.arrivals = [-1.0] * nobody + [0.0]  # when what a pass sends is there
+        self.arrived = [False] * nobody + [True]  # what a pass sends is there
         self.starts, self.overs = [0.0] * nobody, [-1.0] * (nobody + 1)
         self.stages = [_Stage() for _ in range(pipeline.num_stages)]
         self.now_s = 0.0
@@ -97,40 +112,67 @@ class _Run:
             self.asked[sources[0]] = True
 
     def advance(self) -> bool:
-        """Begin what can, and let time pass until something ends or may begin; whether there was anything."""
-        waits_s = self._begin()
+        """Begin what can, and let time pass until something ends; whether there was anything."""
+        self._begin()
         busy = [at for at, stage in enumerate(self.stages) if stage.running >= 0]
-        computing = [at for at in busy if self.stages[at].parts[-1][1]]
-        speeds = dict(zip(computing, self.paces.of(computing), strict=True))
-        over_s = {at: self.stages[at].left_s / speeds.get(at, 1.0) for at in busy}
-        if not over_s and not waits_s:
+        computing = [at for at in busy if self.stages[at].parts[-1].computes]
+        waiting = [at for at in busy if not self.stages[at].parts[-1].computes]
+        sending = [at for at, stage in enumerate(self.stages) if stage.messages]
+        if not busy and not sending:
             return False
-        passed_s = min([*over_s.values(), *(when - self.now_s for when in waits_s)])
-        self.now_s = min([self.now_s + passed_s, *waits_s])
+        targets = [self._target(self.stages[at].messages[0]) for at in sending]
+        speeds = dict(zip(computing, self.paces.of(computing, self._ends(waiting, sending, targets)), strict=True))
+        rates = self._rates(waiting, sending, targets)
+        speeds.update(zip(waiting, rates, strict=False))
+        sent = dict(zip(sending, rates[len(waiting) :], strict=True))
+        over_s = {at: self.stages[at].left_s / speeds[at] for at in busy}
+        there_s = {at: self.stages[at].send_s / sent[at] for at in sending}
+        passed_s = min([*over_s.values(), *there_s.values()])
+        self.now_s += passed_s
+        for at in sending:
+            stage = self.stages[at]
+            stage.send_s -= sent[at] * passed_s
+            if there_s[at] <= passed_s or stage.send_s <= _DONE * self.sends_s[stage.messages[0] // self.num_micro]:
+                self._end_message(at)
         for at in busy:
             stage = self.stages[at]
-            stage.left_s -= speeds.get(at, 1.0) * passed_s
-            if over_s[at] <= passed_s or stage.left_s <= _DONE * stage.parts[-1][0]:
+            stage.left_s -= speeds[at] * passed_s
+            if over_s[at] <= passed_s or stage.left_s <= _DONE * stage.parts[-1].seconds:
                 stage.parts.pop()
                 self._go_on(at)
         return True
 
-    def _begin(self) -> list[float]:
-        """Begin every pass whose stage is free and whose input is there; when others may, as far as that is known."""
-        waits_s: list[float] = []
+    def _ends(self, waiting: Sequence[int], sending: Sequence[int], targets: Sequence[int]) -> list[int]:
+        """Of messages that each rank of every stage has at work: waits are for collectives."""
+        found = [0] * len(self.stages)
+        for at in waiting:
+            found[at] += COLLECTIVE_ENDS
+        for at in (*sending, *targets):
+            found[at] += 1
+        return found
+
+    def _rates(self, waiting: Sequence[int], sending: Sequence[int], targets: Sequence[int]) -> list[float]:
+        """Of the collectives of these stages, and of these messages, relative to what they are alone."""
+        if self.links is None:
+            return [1.0] * (len(waiting) + len(sending))
+        streams = [self.links.collectives(at, self.stages[at].parts[-1].level) for at in waiting]
+        return shares(streams + [self.links.message(*ends) for ends in zip(sending, targets, strict=True)])
+
+    def _target(self, one: int) -> int:
+        """The stage that the message of a pass goes to."""
+        kind, chunk = divmod(one // self.num_micro, self.num_chunks)
+        return (chunk + (1 if KINDS[kind] == FORWARD else -1)) % len(self.stages)
+
+    def _begin(self) -> None:
+        """Begin every pass whose stage is free and whose input is there."""
         moved = True
         while moved:  # a pass that takes no time may let another one begin
-            moved, waits_s = False, []
+            moved = False
             for at, stage in enumerate(self.stages):
                 passes, sources, _ = self.orders[at]
                 if stage.running >= 0 or stage.held >= 0 or stage.place == len(passes):
                     continue
-                arrived_s = self.arrivals[sources[stage.place]]
-                if arrived_s < 0.0:
-                    continue
-                begin_s = max(stage.free_s, arrived_s)
-                if begin_s > self.now_s:
-                    waits_s.append(begin_s)
+                if not self.arrived[sources[stage.place]]:
                     continue
                 stage.running = passes[stage.place]
                 stage.place += 1
@@ -138,15 +180,14 @@ class _Run:
                 self.starts[stage.running] = self.now_s
                 self._go_on(at)
                 moved = True
-        return waits_s
 
     def _go_on(self, at: int) -> None:
         """With the next part of the pass that runs, or end the pass: what it sends follows what it sent before."""
         stage = self.stages[at]
-        while stage.parts and stage.parts[-1][0] <= 0.0:
+        while stage.parts and stage.parts[-1].seconds <= 0.0:
             stage.parts.pop()
         if stage.parts:
-            stage.left_s = stage.parts[-1][0]
+            stage.left_s = stage.parts[-1].seconds
             return
         one, stage.running = stage.running, -1
         passes, sources, follows = self.orders[at]
@@ -157,15 +198,32 @@ class _Run:
             self._ask(sources[stage.place])
 
     def _ask(self, one: int) -> None:
-        self.asked[one] = True
-        if self.overs[one] >= 0.0 > self.arrivals[one]:
-            self._send(one // self.num_micro % self.num_chunks % len(self.stages), one)
+        if not self.asked[one]:
+            self.asked[one] = True
+            if self.overs[one] >= 0.0:
+                self._send(one // self.num_micro % self.num_chunks % len(self.stages), one)
 
     def _send(self, at: int, one: int) -> None:
         """Begin the message of a pass that is over, behind what its stage sent before, if it was asked for."""
         stage, row = self.stages[at], one // self.num_micro
         if self.crosses[row] and not self.asked[one]:
             return
-        self.arrivals[one] = stage.behind_s = max(self.now_s, stage.behind_s) + self.sends_s[row]
+        stage.messages.append(one)
+        if len(stage.messages) == 1:
+            self._next_message(at)
+
+    def _end_message(self, at: int) -> None:
+        """What it took to is there; the next one begins."""
+        stage = self.stages[at]
+        one = stage.messages.popleft()
+        self.arrived[one] = True
         if stage.held == one:
-            stage.free_s, stage.behind_s, stage.held = stage.behind_s, 0.0, -1
+            stage.free_s, stage.held = self.now_s, -1
+        if stage.messages:
+            self._next_message(at)
+
+    def _next_message(self, at: int) -> None:
+        stage = self.stages[at]
+        stage.send_s = self.sends_s[stage.messages[0] // self.num_micro]
+        if stage.send_s <= 0.0:
+            self._end_message(at)

@@ -11,9 +11,11 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.timeline import Event
+from autosbp.handed import handed_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +114,41 @@ def alone_s(events: Iterable[Event], overlap: Overlap) -> float:
     return simulation.drain()
 
 
-def alone_parts(events: Iterable[Event], overlap: Overlap) -> list[tuple[float, bool]]:
-    """The seconds of ``alone_s``, one part behind the other, and whether the program computes in it: it waits in all
-    others."""
+class Part(NamedTuple):
+    """Of what the program does, seconds in which it computes, or waits for collectives that cross links of this level; -1
+    where it waits for none."""
+
+    seconds: float
+    computes: bool
+    level: int = -1
+
+
+handed_over(Part, *Part._fields)
+
+
+def alone_parts(events: Iterable[Event], overlap: Overlap) -> list[Part]:
+    """The seconds of ``alone_s``, one part behind the other."""
     simulation = Simulation(overlap)
     simulation.run(events)
     end_s = simulation.drain()
-    parts: list[tuple[float, bool]] = []
+    parts: list[Part] = []
+
+    def add(seconds: float, computes: bool, level: int) -> None:
+        if parts and parts[-1][1:] == (computes, level):
+            parts[-1] = parts[-1]._replace(seconds=parts[-1].seconds + seconds)
+        elif seconds > 0.0:
+            parts.append(Part(seconds, computes, level))
+
+    beside = {span.end_s: span.event.level for span in simulation.spans if span.event.key is not None}
     done_s = 0.0
     for span in simulation.spans:
-        if span.event.key is not None or span.event.category == "comm" or span.end_s <= span.start_s:
+        if span.event.key is not None or span.end_s <= span.start_s:
             continue
         if span.start_s > done_s:
-            parts.append((span.start_s - done_s, False))
-        if parts and parts[-1][1]:
-            parts[-1] = (parts[-1][0] + span.end_s - span.start_s, True)
-        else:
-            parts.append((span.end_s - span.start_s, True))
+            add(span.start_s - done_s, False, beside.get(span.start_s, -1))
+        computes = span.event.category != "comm"
+        add(span.end_s - span.start_s, computes, -1 if computes else span.event.level)
         done_s = span.end_s
-    return [*parts, (end_s - done_s, False)] if end_s > done_s else parts
+    if end_s > done_s:
+        add(end_s - done_s, False, beside.get(end_s, -1))
+    return parts

@@ -13,13 +13,14 @@ import pytest
 
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import OpTime
+from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import CalibrationError, InputError
 from autosbp.jsonio import canonical
 from autosbp.processes import start_ticks
 from calibration import Request, assemble, read_partial, read_results
 from calibration._launch import continue_or_begin, mark_taken
-from calibration._request import SHARING, series, waitings
+from calibration._request import OVERLAP, SHARING, series, waitings
 from calibration._worker import Log
 
 REQUEST = Request(load_cluster("local:2"), "gloo", (1024, 4096, 16384), op_keys=("k",))
@@ -37,6 +38,7 @@ def lines() -> list[bytes]:
         shape = list(waiting.placement.group_shape)
         made.append({"begin": waiting.name})
         made.append({"waiting": {"kind": waiting.kind, "group_shape": shape, "seconds": 2e-3}})
+    made += [{"begin": OVERLAP}, {"overlap": {"compute": 3.0, "network": 0.5, "message": 1.5}}]
     made += [{"begin": SHARING}, {"sharing": {"speedup": 1.75, "units": [0, 0]}}]
     made += [{"begin": "op k"}, {"op": {"key": "k", "forward_s": 1e-3, "backward_s": 2e-3}}, {"done": True}]
     return [canonical(record) + b"\n" for record in made]
@@ -48,7 +50,7 @@ def test_a_whole_run_is_a_complete_calibration(tmp_path: Path) -> None:
     calibration = assemble(REQUEST, read_results(path), "relative")
     assert calibration.complete and len(calibration.collectives) == 6 and calibration.ops == {"k": OpTime(1e-3, 2e-3)}
     assert all(fit.waiting_s == 2e-3 for fit in calibration.collectives)
-    assert calibration.sharing == Sharing(1.75, (0, 0))
+    assert calibration.sharing == Sharing(1.75, (0, 0)) and calibration.overlap == Overlap(3.0, 0.5, 1.5)
     assert calibration.notes == () and read_results(path).pids == (7, 8)
 
 

@@ -204,10 +204,15 @@ def test_the_published_schema_takes_older_and_newer_documents() -> None:
         "points": [[1024, 1e-3, 0.0, 9, 0.0, [1e-3] * 7]],
     }
     document["corrections"] = [{"compute": 0.5, "network": 2.0, "waiting_s": 0.0, "num_trials": 1}]
-    document["overlap"] = {"compute": 0.0, "network": 10.0}
+    document["overlap"] = {"compute": 0.0, "network": 10.0}  # as before messages were measured
     document["sharing"] = {"speedup": 1.5, "units": [0, 1, 0, 1]}
-    VALIDATOR.validate(document)
-    assert Calibration.from_dict(document).to_dict() == document
+    for overlap in ({}, {"message": 2.5}):
+        document["overlap"] |= overlap
+        VALIDATOR.validate(document)
+        assert Calibration.from_dict(document).to_dict() == document
+    document["overlap"]["message"] = 10.5
+    with pytest.raises(InputError, match=r"overlap\.message"):
+        Calibration.from_dict(document)
 
 
 def test_two_fits_of_one_kind_and_shape_are_refused() -> None:

@@ -14,10 +14,12 @@ from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.network import NetworkModel, beta_factor
+from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.pipeline import Span
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, stage_passes
 from autosbp.costmodel.pipelined import _Pipelined, pipeline_spans
 from autosbp.costmodel.sharing import Sharing
+from autosbp.costmodel.simulate import Part
 from autosbp.costmodel.stages import StageCall, Stages
 from autosbp.costmodel.timeline import LOSS, Timeline
 from autosbp.errors import InputError
@@ -98,6 +100,17 @@ def test_stages_that_share_cores_are_quicker_in_the_simulated_step_alone(schedul
     assert max(span.end_s for span in quicker) < max(span.end_s for span in slower)
 
 
+def test_messages_slow_stages_on_cores_of_their_own_where_that_was_measured() -> None:
+    strategy, graph = staged("tensor parallel", "gpipe"), graph_of("gpt2").bind(batch=2)
+    boxing = BoxingModel(NetworkModel(CLUSTER), strategy.mesh)
+
+    def step_s(overlap: Overlap) -> float:
+        compute = ComputeModel(CLUSTER.device, Calibration(CLUSTER, "gloo", "relative", (), overlap=overlap))
+        return evaluate(graph, strategy, boxing, compute).simulated_step_time_s
+
+    assert step_s(Overlap(8.0, 0.5)) < 0.95 * step_s(Overlap(8.0, 0.5, 4.0))
+
+
 def test_a_stage_does_a_part_of_the_work_of_the_strategy_without_a_pipeline() -> None:
     whole, stage = costs("data parallel").compute_s, costs("data parallel", "1f1b").compute_s
     assert whole / 3 < stage < whole
@@ -152,7 +165,7 @@ def test_no_pass_of_a_simulated_step_waits_for_the_sum_of_the_loss(schedule: str
     assert [event.key for event in events if event.category == "comm"] == [LOSS]
     computed_s = sum(event.duration_s for event in events if event.category == "compute")
     assert found.together()[-1].forward_s == pytest.approx(computed_s)
-    assert found.chunks[-1].parts[FORWARD] == ((pytest.approx(computed_s), True),)
+    assert found.chunks[-1].parts[FORWARD] == (Part(pytest.approx(computed_s), True),)
 
 
 def test_messages_between_stages_learn_what_collectives_do() -> None:

@@ -11,6 +11,7 @@ from autosbp.costmodel.pipeline import Chunk, pass_spans, pipeline_time
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, stage_passes
 from autosbp.costmodel.shared_pipeline import Parts, Shared, shared_passes
 from autosbp.costmodel.sharing import Paces, Sharing
+from autosbp.costmodel.simulate import Part
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
 
 SCHEDULES = ((GPIPE, 1), (ONE_F_ONE_B, 1), (INTERLEAVED, 2), (ZERO_BUBBLE, 1), (ZERO_BUBBLE, 2))
@@ -119,7 +120,7 @@ def simulated(
 
     def calibrated(chunk: int, parts: list[tuple[int, bool]]) -> Parts:
         ranks = cores.count(cores[chunk % stages])
-        return tuple((float(ticks * ranks if computes else ticks), computes) for ticks, computes in parts)
+        return tuple(Part(float(ticks * ranks if computes else ticks), computes) for ticks, computes in parts)
 
     parts = [{kind: calibrated(at, own) for kind, own in one.items()} for at, one in enumerate(work)]
     chunks = [Chunk(0.0, 0.0, 0.0, float(ahead), float(back)) for ahead, back in sends]
@@ -173,7 +174,7 @@ def test_where_nobody_shares_and_no_message_is_asked_for_passes_run_as_they_alwa
         seconds = [draw.uniform(0.5, 2.0) for _ in range(3 if schedule == ZERO_BUBBLE else 2)]
         chunks.append(Chunk(*seconds, send_s=draw.uniform(0.0, longest), return_s=draw.uniform(0.0, longest)))
         parts.append({
-            kind: ((0.25 * each, True), (0.5 * each, False), (0.25 * each, True))
+            kind: (Part(0.25 * each, True), Part(0.5 * each, False), Part(0.25 * each, True))
             for kind, each in zip((FORWARD, BACKWARD, WEIGHTS), seconds, strict=False)
         })  # fmt: skip
     for sharing in (Sharing(1.0, (0, 0, 0, 0)), Sharing(4.0, (0, 1, 2, 3))):
@@ -187,7 +188,7 @@ def test_where_nobody_shares_and_no_message_is_asked_for_passes_run_as_they_alwa
 def test_one_microbatch_through_two_stages_on_one_core_takes_half_and_no_less_than_the_speedup_lets_it() -> None:
     pipeline = Pipeline(2, ("1",), ONE_F_ONE_B)
     chunks = [Chunk(0.0, 0.0, send_s=0.0, return_s=0.0)] * 2
-    parts = [{FORWARD: ((4.0, True),), BACKWARD: ((8.0, True),)}] * 2
+    parts = [{FORWARD: (Part(4.0, True),), BACKWARD: (Part(8.0, True),)}] * 2
     for speedup, step_s in ((1.0, 24.0), (1.5, 16.0), (2.0, 12.0), (3.0, 12.0)):
         paces = Paces(Sharing(speedup, (0, 0)), 2, 1)
         assert max(shared_passes(chunks, parts, pipeline, 1, paces).ends) == pytest.approx(step_s)
@@ -209,7 +210,8 @@ def test_ranks_that_no_stage_has_leave_their_cores_to_the_others() -> None:
 
 def test_a_message_begins_when_it_is_asked_for() -> None:
     # Stage 1 asks for its second input when its first pass is over, at 1 + 2 + 4 s; stage 0 had it long before.
-    parts = [{FORWARD: ((1.0, True),), BACKWARD: ((1.0, True),)}, {FORWARD: ((4.0, True),), BACKWARD: ((1.0, True),)}]
+    second, fourth = (Part(1.0, True),), (Part(4.0, True),)
+    parts = [{FORWARD: second, BACKWARD: second}, {FORWARD: fourth, BACKWARD: second}]
     chunks = [Chunk(0.0, 0.0, send_s=2.0, return_s=0.0)] * 2
     paces = Paces(Sharing(1.0, (0, 0)), 2, 1)
     spans = shared_passes(chunks, parts, Pipeline(2, ("1",), GPIPE), 2, paces).spans

@@ -13,7 +13,7 @@ from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.evaluate import simulated_s
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.overlap import Overlap
-from autosbp.costmodel.simulate import Simulation, alone_parts, alone_s
+from autosbp.costmodel.simulate import Part, Simulation, alone_parts, alone_s
 from autosbp.costmodel.timeline import LOSS, Event, Timeline
 from autosbp.search.sampling import sample_strategies
 from autosbp.zoo import zoo_graph
@@ -135,9 +135,9 @@ def test_parts_are_what_the_program_computes_and_waits_for_and_add_up_to_the_ste
         *(op(1.0), op(0.5), collective(2.0), op(1.0), collective(3.0, "a")),
         *(op(1.0), wait("a"), op(0.25)),
     ]
-    expected = [(1.5, True), (2.0, False), (2.0, True), (2.0, False), (0.25, True)]
+    expected = [Part(1.5, True), Part(2.0, False, 0), Part(2.0, True), Part(2.0, False, 0), Part(0.25, True)]
     assert alone_parts(events, APART) == expected
     slowed = alone_parts(events, Overlap(0.5, 1.0))
-    assert sum(seconds for seconds, _ in slowed) == pytest.approx(alone_s(events, Overlap(0.5, 1.0)))
-    assert alone_parts([collective(1.0, "b")], APART) == [(1.0, False)]
+    assert sum(part.seconds for part in slowed) == pytest.approx(alone_s(events, Overlap(0.5, 1.0)))
+    assert alone_parts([collective(1.0, "b")], APART) == [Part(1.0, False, 0)]
     assert alone_parts([], APART) == []
