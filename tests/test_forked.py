@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from autosbp import forked
 from autosbp.processes import start_ticks
 from autosbp.torchrun import environment, run_ranks
 
@@ -113,3 +114,14 @@ def test_a_module_that_there_is_not_starts_no_rank() -> None:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert errors.decode().count("Traceback") == 1 and "ModuleNotFoundError" in errors.decode()
+
+
+def test_ranks_that_fail_at_the_same_time_are_all_waited_for() -> None:
+    children = [subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) for _ in range(2)]
+    for child in children:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    ranks = {child.pid: rank for rank, child in enumerate(children)}
+    assert forked._watch(ranks, None) == 1 and ranks == {}
+    forked._end(ranks)
+    for child in children:
+        child.returncode = 3  # it was waited for
