@@ -161,8 +161,8 @@ def test_chunked_min_of_sum_equals_numpy(seed: int, rank: int, size: int) -> Non
     sizes = tuple(int(rng.integers(1, size + 1)) for _ in range(rank))
     arrays = [np.zeros(sizes)]
     for _ in range(3):
-        arrays.append(rng.random([s if rng.random() < 0.6 else 1 for s in sizes[:-1]] + [sizes[-1]]))
-    expected = (arrays[1] + arrays[2] + arrays[3] + arrays[0]).min(axis=-1)
+        arrays.append(rng.random([sizes[0]] + [s if rng.random() < 0.6 else 1 for s in sizes[1:]]))
+    expected = (arrays[1] + arrays[2] + arrays[3] + arrays[0]).min(axis=0)
     np.testing.assert_allclose(min_of_sum(arrays, sizes, lambda: None), expected, rtol=1e-14)
 
 

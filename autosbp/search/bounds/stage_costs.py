@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from autosbp.search._base import Edge, SearchProblem
 from autosbp.search.bounds.stage_values import Asked, Columns, Prices, asked, without_dominated
 from autosbp.search.problem.build import BuiltProblem
+from autosbp.search.searchers.chain import Chain
 from autosbp.search.searchers.elimination import Solution, effort_of, minimise, plan_problem
+from autosbp.search.searchers.repriced import Repriced
 
 Floats = NDArray[np.float64]
 LEAN = 1e6
@@ -119,11 +121,7 @@ class Part:
             if id(each) not in known:
                 known[id(each)] = each.priced(prices)
             chosen.append(known[id(each)])
-        problem = replace(self._asked.problem, unary_s=tuple(priced for priced, _ in chosen))
-        if self._asked.work > MUCH_WORK:
-            solution = self._minimised(problem, self._asked.switches)
-        else:
-            solution = minimise(problem, self._asked.program, _go_on)
+        solution = self._solve(tuple(priced for priced, _ in chosen))
         stays = gradients = kept = 0.0
         for each, (_, ways), value in zip(self._asked.columns, chosen, solution.assignment, strict=True):
             way = int(ways[value])
@@ -132,6 +130,22 @@ class Part:
             kept += float(each.kept[value])
         paid = prices.stays * stays + prices.gradients * gradients + prices.kept * kept
         return Priced(solution.bound_s, solution.bound_s - paid, stays, gradients, kept)
+
+    @cached_property
+    def _repriced(self) -> Repriced | None:
+        """Of what is quick to eliminate at every price."""
+        found = self._asked
+        if found.work > MUCH_WORK or isinstance(found.program, Chain):
+            return None
+        return Repriced(found.problem, found.program, list(map(id, found.columns)))
+
+    def _solve(self, priced_s: tuple[Floats, ...]) -> Solution:
+        if self._repriced is not None:
+            return self._repriced.minimise(priced_s)
+        problem = replace(self._asked.problem, unary_s=priced_s)
+        if self._asked.work > MUCH_WORK:
+            return self._minimised(problem, self._asked.switches)
+        return minimise(problem, self._asked.program, _go_on)
 
     @staticmethod
     def _minimised(problem: SearchProblem, switches: Sequence[Floats | None]) -> Solution:

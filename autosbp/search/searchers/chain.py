@@ -172,8 +172,8 @@ class ChainRun:
         size = len(one)
         self.distinct_products += 1
         self.operations += size**3
-        columns = np.ascontiguousarray(two.T)
-        return min_of_sum([one[:, None, :], columns[None, :, :]], (size, size, size), self.check)
+        rows = np.ascontiguousarray(one.T)
+        return min_of_sum([rows[:, :, None], two[:, None, :]], (size, size, size), self.check)
 
     def _whole(self, values: tuple[int, ...]) -> tuple[int, ...]:
         """The values of all variables, given those of the rest."""

@@ -120,12 +120,12 @@ def minimise(
     if isinstance(program, Chain):
         run = ChainRun(
             program, prices_s_per_byte, check,
-            lambda part, own, prices: _eliminated(part, own, check, prices), _backtrack,
+            lambda part, own, prices: _eliminated(part, own, check, prices), backtrack,
         )  # fmt: skip
         return Solution(run.bound_s, run.assignment, run.distinct_products, run.operations)
     tables, slots = _eliminated(problem, program, check, prices_s_per_byte)
     bound = sum(float(tables.arrays[slots[slot]]) for slot in program.constants)
-    assignment = _backtrack(program, [tables.arrays[table] for table in slots], {})
+    assignment = backtrack(program, [tables.arrays[table] for table in slots], {})
     return Solution(bound, assignment, tables.distinct_products, tables.operations)
 
 
@@ -144,7 +144,7 @@ def min_marginals(problem: SearchProblem, variable: int, check: Callable[[], Non
         for slot in group.slots:
             least = least + tables.arrays[slots[slot]]
     arrays = [tables.arrays[table] for table in slots]
-    found = tuple(_backtrack(program, arrays, {variable: value}) for value in range(len(least)))
+    found = tuple(backtrack(program, arrays, {variable: value}) for value in range(len(least)))
     return MinMarginals(least, found, program.is_exact)
 
 
@@ -161,7 +161,7 @@ def _eliminated(
         if key not in priced:
             priced[key] = costs + price * use if price else costs
         slots.append(tables.intern(priced[key]))
-    slots.extend(map(tables.intern, _narrow(problem, program)))
+    slots.extend(map(tables.intern, narrow(problem, program)))
     slots.extend([-1] * (program.num_slots - len(slots)))
     for step in program.steps:
         check()
@@ -171,7 +171,7 @@ def _eliminated(
     return tables, slots
 
 
-def _narrow(problem: SearchProblem, program: Program) -> Iterator[Costs]:
+def narrow(problem: SearchProblem, program: Program) -> Iterator[Costs]:
     """The edges' tables without dims of one value; equal objects stay one."""
     single = _single(problem, program.kept)
     known: dict[tuple[int, bool, bool], Costs] = {}
@@ -183,7 +183,7 @@ def _narrow(problem: SearchProblem, program: Program) -> Iterator[Costs]:
         yield known[id(edge.table), *alone]
 
 
-def _backtrack(program: Program, tables: list[Costs], given: Mapping[int, int]) -> tuple[int, ...]:
+def backtrack(program: Program, tables: list[Costs], given: Mapping[int, int]) -> tuple[int, ...]:
     """Values in the reverse order of elimination, each the best given the values of its neighbours by then, or as given."""
     values = [given.get(variable, 0) for variable in range(program.num_variables)]
     for step in reversed(program.steps):
