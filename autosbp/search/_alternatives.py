@@ -108,7 +108,7 @@ class Alternatives(SpaceSolver):
                 return fitting, bound
             if not candidates:
                 break
-            needed = min(candidate.costs.memory_bytes_per_device for candidate in candidates)
+            needed = min(candidate.memory_bytes for candidate in candidates)
             limit = self._tighter(limit, result, candidates)
         detail = "what search found takes more at its fullest moment"
         raise InfeasibleError("memory_limit_bytes", self.limit, needed, detail)

@@ -20,7 +20,7 @@ from autosbp.sbp.boxing import split_factor
 from autosbp.search import SearchResult
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.problem.weights import FASTEST
-from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.candidate import Candidate, TooLarge, Tried
 from autosbp.search.space.message_sizes import with_smaller_messages
 from autosbp.search.space.recompute import Recomputation
 from autosbp.search.space.timed import Timed
@@ -45,7 +45,10 @@ class Costing(Timed):
         deadline: see ``Timed``.
         report: told the best step time of a strategy so far, inf before there is one; when it returns False, the search
             ends as at the deadline.
+        costs_all: what exceeds the limit, too.
     """
+
+    costs_all = False
 
     def __init__(
         self,
@@ -71,9 +74,9 @@ class Costing(Timed):
         """Stages of ops that are given."""
         return read_stages(self.problems.graph, self.options.stage_of)
 
-    def _fits(self, candidates: Iterable[Candidate]) -> Candidate | None:
+    def _fits(self, candidates: Iterable[Tried]) -> Candidate | None:
         """The quickest of those that fit."""
-        fitting = [each for each in candidates if self.has_room(each)]
+        fitting = [each for each in candidates if isinstance(each, Candidate) and self.has_room(each)]
         return min(fitting, key=lambda each: each.costs.step_time_s, default=None)
 
     def has_room(self, candidate: Candidate) -> bool:
@@ -88,7 +91,7 @@ class Costing(Timed):
         """Bytes of what is offloaded, of one device; a pipeline's stages hold about equal parts."""
         return ceil(host_bytes(self.problems.graph.trained, strategy) / strategy.num_stages)
 
-    def _fitting(self, space: Space, candidates: Iterable[Candidate]) -> Candidate | None:
+    def _fitting(self, space: Space, candidates: Iterable[Tried]) -> Candidate | None:
         """The quickest of those that fit. That none does is remembered."""
         costed = list(candidates)
         fitting = self._fits(costed)
@@ -96,7 +99,7 @@ class Costing(Timed):
             self._exceed(space, costed)
         return fitting
 
-    def _exceed(self, space: Space, candidates: Sequence[Candidate]) -> None:
+    def _exceed(self, space: Space, candidates: Sequence[Tried]) -> None:
         """Remember that these take more at their fullest moment than there is, though search thought that they fit."""
         if candidates and not space.again:
             self._exceeding.add((space.structure.key, space.micro_batch))
@@ -113,7 +116,7 @@ class Costing(Timed):
         """What part of a problem's cost is left, at the least, where not all is recomputed that the problem recomputes."""
         return 0.5 if space.again and not self.options.recompute else 1.0
 
-    def _candidates(self, layouts: Layouts, result: SearchResult) -> Iterable[Candidate]:
+    def _candidates(self, layouts: Layouts, result: SearchResult) -> Iterable[Tried]:
         """The strategy of an assignment; of stages, with each schedule, the quickest by estimate first."""
         space, problems = layouts.space, self.problems
         graph = problems.bound(space.micro_batch)
@@ -139,7 +142,7 @@ class Costing(Timed):
             found = shortlist(found)
         return self._costed(space, found)
 
-    def _costed(self, space: Space, found: Iterable[tuple[float, Strategy]]) -> Iterator[Candidate]:
+    def _costed(self, space: Space, found: Iterable[tuple[float, Strategy]]) -> Iterator[Tried]:
         """Strategies of a space, with what each takes by estimate, until one fits or none is better than the best known. Where
         blocks are recomputed, estimates are of all of them: another schedule may keep less, and recompute fewer."""
         graph, boxing = self.problems.bound(space.micro_batch), self.problems.boxing(space.view)
@@ -148,7 +151,12 @@ class Costing(Timed):
             if estimate >= CERTAIN * least * self._spare(space):
                 return
             if space.again:
-                each = Recomputation(self.problems, self.options.recompute, self.limit).of(each)
+                again = Recomputation(self.problems, self.options.recompute, self.limit)
+                each = again.of(each)
+                excess = 0 if self.costs_all else again.excess_bytes(each)
+                if excess:
+                    yield TooLarge(each, self.limit + excess)
+                    continue
             candidate = with_smaller_messages(
                 Candidate(each, self._costs(graph, each, boxing)), self.problems.sizes,
                 lambda strategy: self._costs(graph, strategy, boxing), self.has_room, self.limit,

@@ -24,7 +24,7 @@ from autosbp.plan import Costs, Strategy
 from autosbp.search import SearchProblem, SearchResult
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.space.best import Best, Walk
-from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.candidate import Candidate, Tried
 from autosbp.search.space.costing import CERTAIN, INFINITE, ROUNDING
 from autosbp.search.space.recompute import Recomputation
 from autosbp.search.space.space_solver import Kind, Tally
@@ -91,8 +91,9 @@ class GroupSearch(Best):
             self.options.memory_limit_bytes or max(each.memory_limit_bytes for each in costs.stages)
         )
 
-    def _tighter(self, limit: int, result: SearchResult, candidates: Sequence[Candidate]) -> int:
-        return min(limit, result.memory_bytes) - 2 * max(min(map(self._excess, candidates)), 1)
+    def _tighter(self, limit: int, result: SearchResult, candidates: Sequence[Tried]) -> int:
+        costed = [each for each in candidates if isinstance(each, Candidate)]  # all are, on groups
+        return min(limit, result.memory_bytes) - 2 * max(min(map(self._excess, costed)), 1)
 
     def _groups(self, space: Space) -> tuple[Groups, ...]:
         """Of each stage."""

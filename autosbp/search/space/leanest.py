@@ -35,6 +35,8 @@ ROOMY = 1 << 60
 class Leanest(SpaceSolver):
     """See the module's docstring. Its limit is 0, so that every schedule is costed."""
 
+    costs_all = True
+
     def over(self, structures: Iterable[Structure], kind: Kind, enough: int = 0) -> list[Candidate]:
         """Strategies found until the deadline, the leanest first; empty where no microbatch splits evenly. With ``enough``,
         until one takes no more bytes than that, wherever it is found soonest."""
@@ -111,4 +113,5 @@ class Leanest(SpaceSolver):
         except InfeasibleError:
             return ()
         memory = memory_of(problem, free.assignment)
-        return self._candidates(layouts, replace(free, cost_s=0.0, memory_bytes=memory, certificate=None))
+        found = self._candidates(layouts, replace(free, cost_s=0.0, memory_bytes=memory, certificate=None))
+        return (each for each in found if isinstance(each, Candidate))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autosbp.costmodel.memory import memory_bytes
@@ -10,6 +10,7 @@ from autosbp.costmodel.memory.stage import memory_runs, stage_memory
 from autosbp.costmodel.recompute import block_runs
 from autosbp.costmodel.stages import Stages
 from autosbp.plan import Strategy
+from autosbp.sbp.placement import B
 from autosbp.search.stages.layouts import LayoutProblems
 
 INTERVALS = (2, 4)
@@ -34,15 +35,27 @@ class Recomputation:
         self, problems: LayoutProblems, interval: int | None, limit: int, limits: Sequence[int] | None = None
     ) -> None:
         self.problems, self.interval, self.limit, self.limits = problems, interval, limit, limits
+        self._parts: tuple[Strategy, Mapping[str, int]] | None = None
 
     def of(self, strategy: Strategy) -> Strategy:
         """The strategy with what is to be recomputed; where none fits, with every block."""
         found = self._recomputing(strategy, self.interval or 1, 0)
         return found if self.interval else self._leaner(strategy, found)
 
+    def excess_bytes(self, strategy: Strategy) -> int:
+        """What the strategy that ``of`` gave last has above the limit; 0 where it has room, where smaller messages of gradients
+        may make some, and where that is not known."""
+        if self._parts is None or self._parts[0] is not strategy or self.limits is not None:
+            return 0
+        parts = self._parts[1]
+        excess = sum(parts.values()) - self.limit
+        reduced = any(B in layout for layout in strategy.parameters.values())
+        return 0 if excess <= (parts.get("gradients", 0) if reduced else 0) else excess
+
     def _leaner(self, strategy: Strategy, every: Strategy) -> Strategy:
         """With as few blocks as fit, given the strategy with every block."""
         least = self._bytes(every)
+        parts = self._parts
         if least <= self.limit:
             return self._fewest(strategy, every, least)
         for interval in INTERVALS if least <= NEAR * self.limit else ():
@@ -51,7 +64,8 @@ class Recomputation:
             if taken <= self.limit:
                 return tried
             if taken < least:
-                every, least = tried, taken
+                every, least, parts = tried, taken, self._parts
+        self._parts = parts
         return every
 
     def _fewest(self, strategy: Strategy, found: Strategy, taken: int) -> Strategy:
@@ -81,13 +95,16 @@ class Recomputation:
         """What the fullest stage takes: with equal stages that is the first, or the last, which has the loss."""
         graph, device = self.problems.bound(strategy.micro_batch), self.problems.compute.device.kind
         if strategy.pipeline is None:
-            return sum(memory_bytes(graph, strategy, device=device).values())
+            self._parts = strategy, memory_bytes(graph, strategy, device=device)
+            return sum(self._parts[1].values())
         stages, last = Stages(graph, strategy), strategy.num_stages - 1
 
         known = self.problems.known_chunks
         looked_at = range(last + 1) if self.limits is not None else (0, last)
         known.prepare(memory_runs(stages, [chunk for stage in looked_at for chunk in stages.of(stage)], device))
-        taken = [sum(stage_memory(stages, stage, device=device, known=known).values()) for stage in looked_at]
+        parts = [stage_memory(stages, stage, device=device, known=known) for stage in looked_at]
+        taken = [sum(each.values()) for each in parts]
+        self._parts = strategy, parts[taken.index(max(taken))]
         if self.limits is not None:
             return self.limit + max(size - limit for size, limit in zip(taken, self.limits, strict=True))
         return max(taken)

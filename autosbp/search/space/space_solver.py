@@ -13,7 +13,7 @@ from autosbp.plan import Strategy
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
 from autosbp.search.problem.weights import CHEAPEST, FASTEST, STEP, USE
 from autosbp.search.searchers.tied import tied
-from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.candidate import Candidate, Tried
 from autosbp.search.space.costing import CERTAIN, INFINITE, Costing
 from autosbp.search.space.micro_batches import micro_batches
 from autosbp.search.stages.layouts import Layouts, Space, Structure
@@ -198,7 +198,7 @@ class SpaceSolver(Costing):
                 return fitting
             if not candidates:
                 break
-            needed = min(candidate.costs.memory_bytes_per_device for candidate in candidates)
+            needed = min(candidate.memory_bytes for candidate in candidates)
             if self._out_of_time() and cutoff_s < INFINITE:
                 break
             limit = self._tighter(limit, result, candidates)
@@ -220,8 +220,8 @@ class SpaceSolver(Costing):
             except InfeasibleError as error:
                 self.problem = nearer(self.problem, error)
 
-    def _tighter(self, limit: int, result: SearchResult, candidates: Sequence[Candidate]) -> int:
-        needed = min(candidate.costs.memory_bytes_per_device for candidate in candidates)
+    def _tighter(self, limit: int, result: SearchResult, candidates: Sequence[Tried]) -> int:
+        needed = min(candidate.memory_bytes for candidate in candidates)
         return min(limit, result.memory_bytes) - 2 * (needed - self.limit)
 
     def _solve(self, layouts: Layouts, kind: Kind, tally: Tally, cutoff_s: float) -> SearchResult:
