@@ -8,7 +8,8 @@ from about a tenth of waiting on, as long as they get better.
 
 A pipeline of p stages and m microbatches takes no less than m / p times a microbatch on one stage's devices with 1 / p of
 what happens once a step: the average of what each stage does itself. Problems count waiting, too, (m + p - 1) / p, so
-their optimum times m / (m + p - 1) is a bound.
+their optimum times m / (m + p - 1) is a bound. Schedules may leave less of that waiting: whether a space is looked into is
+asked of what its problem costs with as little as may be left, by about.
 """
 
 from __future__ import annotations
@@ -304,7 +305,8 @@ class Best(Opening):
             result = self._solve(layouts, kind, tally, INFINITE)
             bound, blocks_s = self._bound(layouts, result, kind, tally)
             bound = min(bound, self._cutoff)  # of what was left out
-            walk.solved[at] = Solved(layouts, result, bound, max(result.cost_s, blocks_s), cutoff_s)
+            estimate_s = max(result.cost_s, blocks_s) * self._short(space)
+            walk.solved[at] = Solved(layouts, result, bound, estimate_s, cutoff_s)
         return walk.solved[at]
 
     def _bound(self, layouts: Layouts, result: SearchResult, kind: Kind, tally: Tally) -> tuple[float, float]:
@@ -353,10 +355,7 @@ class Best(Opening):
         result = solved.result
         bound, estimate = solved.bound_s, solved.estimate_s
         space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
-        count, waits = self.problems.num_micro(space), walk.structure.stages - 1
-        waited = waits * waiting(waits + 1, count, self.options.schedules)
-        least_s = result.cost_s * (count + waited) / (count + waits)
-        if bound >= self._cutoff or least_s >= CERTAIN * self._cutoff:
+        if bound >= self._cutoff or result.cost_s * self._short(space) >= CERTAIN * self._cutoff:
             return bound, estimate
         layouts = solved.layouts or self.problems.build(space, None, cutoff_s=solved.cutoff_s)
         limit = self.limit

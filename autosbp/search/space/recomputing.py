@@ -17,6 +17,7 @@ from autosbp.search.space.space_solver import Kind, Tally, nearer
 from autosbp.search.space.stage_limited import StageLimited
 from autosbp.search.space.uneven import Uneven
 from autosbp.search.stages.layouts import Layouts, Space, Structure
+from autosbp.search.stages.pipelines import waiting
 
 SHARE = 0.5
 """Of the time left, what may have passed while this still begins something."""
@@ -126,15 +127,14 @@ class Recomputing(StageLimited):
         self, bound: float, structure: Structure, kind: Kind, tally: Tally, spent: Callable[[], bool]
     ) -> Iterable[Estimated]:
         """Of a structure, from large microbatches to small ones: as long as they get better, and memory binds."""
-        least = INFINITE
+        least, waits, batch = INFINITE, structure.stages - 1, self.problems.global_batch
         sizes, shut = self.micro_batches(structure.stages), self.shut(structure, kind)
         for at, size in enumerate(sizes):
             if bound >= self._cutoff or (self.best is not None and self._late(spent)):
                 return
-            if bound * (1 + (structure.stages - 1) * size / self.problems.global_batch) >= self._cutoff:
-                continue  # stages wait too long for each other
-            if shut[at]:
-                continue
+            waited = waits * waiting(waits + 1, batch // size, self.options.schedules)
+            if shut[at] or bound * (1 + waited * size / batch) >= self._cutoff:
+                continue  # or stages wait too long for each other
             try:
                 found = self._quickest(structure, size, kind, tally)
             except InfeasibleError as error:
@@ -158,17 +158,19 @@ class Recomputing(StageLimited):
             free = self._solve(self.problems.build(replace(space, again=False), None), kind, tally, INFINITE)
             if free.memory_bytes <= self.limit and not self._exceeds(structure, [size]):
                 return [] if self._exceeds(structure, self.micro_batches(structure.stages)) else None
-            if free.cost_s >= CERTAIN * self._cutoff:
+            short = self._short(space)
+            if short * free.cost_s >= CERTAIN * self._cutoff:
                 return []
             layouts = self.problems.build(space, None)
             result = self._solve(layouts, kind, tally, INFINITE)
             if result.memory_bytes > self.limit:
-                self._pending.append((result.lower_bound_s, space))
+                self._pending.append((short * result.lower_bound_s, space))
                 continue
             # Between no block and all of them, as many are recomputed as do not fit.
             saved = free.memory_bytes - result.memory_bytes
             part = min((free.memory_bytes - self.limit) / max(saved, 1), 1.0)
-            return [Estimated(free.cost_s + part * max(result.cost_s - free.cost_s, 0.0), layouts, result)]
+            estimate_s = free.cost_s + part * max(result.cost_s - free.cost_s, 0.0)
+            return [Estimated(short * estimate_s, layouts, result)]
         return []
 
 

@@ -17,6 +17,7 @@ from autosbp.search.space.candidate import Candidate, Tried
 from autosbp.search.space.costing import CERTAIN, INFINITE, Costing
 from autosbp.search.space.micro_batches import micro_batches
 from autosbp.search.stages.layouts import Layouts, Space, Structure
+from autosbp.search.stages.pipelines import waiting
 
 MAX_EVALUATIONS = 100_000_000
 """Costed values at which one exact search stops. Counts, unlike clocks, are the same on every machine, so plans are too."""
@@ -141,6 +142,13 @@ class SpaceSolver(Costing):
         count = self.problems.num_micro(space)
         return count / (count + space.stages - 1)
 
+    def _short(self, space: Space) -> float:
+        """About what is left of a problem's cost, in which a stage waits a microbatch for each other one, where schedules make
+        it wait as little as they can."""
+        count, waits = self.problems.num_micro(space), space.stages - 1
+        waited = waits * waiting(space.stages, count, self.options.schedules)
+        return (count + waited) / (count + waits)
+
     def _fits_at_once(self, space: Space, limit: int) -> bool:
         """Whether the least memory of the first way to store parameters fits: that problem is built anyway."""
         try:
@@ -178,7 +186,7 @@ class SpaceSolver(Costing):
         Search adds memory up by op. What the strategy takes at its fullest moment is known once it is there: where that
         exceeds the limit, search begins anew with twice as much less, so that it is seldom repeated."""
         limit, needed = first or self.limit, 0
-        cutoff_s *= self._spare(space)
+        cutoff_s *= self._spare(space) / self._short(space)
         for _ in range(TIGHTENINGS):
             try:
                 layouts = self._built(space, kind, limit)
