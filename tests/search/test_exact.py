@@ -16,7 +16,7 @@ from autosbp.search.searchers.cpsat import SatLimits, close_gap
 from autosbp.search.searchers.elimination import effort_of, minimise, plan_problem
 from autosbp.search.searchers.order import Program
 from autosbp.search.searchers.pruning import canonical, prune
-from autosbp.search.searchers.tables import min_of_sum
+from autosbp.search.searchers.tables import IN_HALVES, min_of_sum
 from autosbp.testing.searchers import check_result, random_problem
 from benchmarks.search_blocks import block_problem
 
@@ -164,6 +164,14 @@ def test_chunked_min_of_sum_equals_numpy(seed: int, rank: int, size: int) -> Non
         arrays.append(rng.random([sizes[0]] + [s if rng.random() < 0.6 else 1 for s in sizes[1:]]))
     expected = (arrays[1] + arrays[2] + arrays[3] + arrays[0]).min(axis=0)
     np.testing.assert_allclose(min_of_sum(arrays, sizes, lambda: None), expected, rtol=1e-14)
+
+
+def test_two_threads_halve_a_large_min_of_sum() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.random(shape) for shape in ((50, 61, 40, 1), (50, 1, 40, 41), (50, 61, 1, 41))]
+    assert IN_HALVES <= 50 * 61 * 40 * 41
+    found = min_of_sum(arrays, (50, 61, 40, 41), lambda: None)
+    np.testing.assert_allclose(found, (arrays[0] + arrays[1] + arrays[2]).min(axis=0), rtol=1e-14)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -27,7 +27,6 @@ from autosbp.search.space.opening import Opened, Opening
 from autosbp.search.space.space_solver import Kind, Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Layouts, Space, Structure
-from autosbp.search.stages.pipelines import waiting
 
 ENOUGH_EVALUATIONS, USUAL_S = 40_000_000, 20.0
 """Costed values after which no further search begins, where the time limit is the usual one; in proportion to longer ones."""
@@ -318,8 +317,7 @@ class Best(Opening):
         """Smaller microbatches first, then larger ones, as long as they get better; a bound for each."""
         bounds = [walk.bound] * len(walk.sizes)
         shut = self.shut(walk.structure, kind, tight=self._promise(walk)[0])
-        whole, waits = self.problems.global_batch, walk.structure.stages - 1
-        least = INFINITE
+        whole, least = self.problems.global_batch, INFINITE
         for at in range(walk.start, len(walk.sizes)):
             if bounds[at] >= self._cutoff or self._out_of_time():
                 break
@@ -334,7 +332,7 @@ class Best(Opening):
         least = INFINITE
         for at in range(walk.start - 1, -1, -1):
             # What larger microbatches save is in the walk's bound; about how long stages wait is known.
-            waited = waits * waiting(waits + 1, whole // walk.sizes[at], self.options.schedules)
+            waited = self._least_waits(walk.structure.stages, whole // walk.sizes[at])
             if walk.bound * (1 + waited * walk.sizes[at] / whole) >= self._cutoff or self._out_of_time():
                 break
             if shut[at]:

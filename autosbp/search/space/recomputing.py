@@ -17,7 +17,6 @@ from autosbp.search.space.space_solver import Kind, Tally, nearer
 from autosbp.search.space.stage_limited import StageLimited
 from autosbp.search.space.uneven import Uneven
 from autosbp.search.stages.layouts import Layouts, Space, Structure
-from autosbp.search.stages.pipelines import waiting
 
 SHARE = 0.5
 """Of the time left, what may have passed while this still begins something."""
@@ -127,12 +126,12 @@ class Recomputing(StageLimited):
         self, bound: float, structure: Structure, kind: Kind, tally: Tally, spent: Callable[[], bool]
     ) -> Iterable[Estimated]:
         """Of a structure, from large microbatches to small ones: as long as they get better, and memory binds."""
-        least, waits, batch = INFINITE, structure.stages - 1, self.problems.global_batch
+        least, batch = INFINITE, self.problems.global_batch
         sizes, shut = self.micro_batches(structure.stages), self.shut(structure, kind)
         for at, size in enumerate(sizes):
             if bound >= self._cutoff or (self.best is not None and self._late(spent)):
                 return
-            waited = waits * waiting(waits + 1, batch // size, self.options.schedules)
+            waited = self._least_waits(structure.stages, batch // size)
             if shut[at] or bound * (1 + waited * size / batch) >= self._cutoff:
                 continue  # or stages wait too long for each other
             try:

@@ -145,9 +145,12 @@ class SpaceSolver(Costing):
     def _short(self, space: Space) -> float:
         """About what is left of a problem's cost, in which a stage waits a microbatch for each other one, where schedules make
         it wait as little as they can."""
-        count, waits = self.problems.num_micro(space), space.stages - 1
-        waited = waits * waiting(space.stages, count, self.options.schedules)
-        return (count + waited) / (count + waits)
+        count = self.problems.num_micro(space)
+        return (count + self._least_waits(space.stages, count)) / (count + space.stages - 1)
+
+    def _least_waits(self, stages: int, num_micro: int) -> float:
+        """Microbatches that a stage waits for the others then."""
+        return (stages - 1) * waiting(stages, num_micro, self.options.schedules)
 
     def _fits_at_once(self, space: Space, limit: int) -> bool:
         """Whether the least memory of the first way to store parameters fits: that problem is built anyway."""
