@@ -26,7 +26,8 @@ from autosbp.search.searchers.pruning import Reduced, canonical
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.plan_space import plan_problems, plan_space
-from autosbp.search.space.space_solver import TIGHTENINGS, Kind, SpaceSolver, Tally
+from autosbp.search.space.space_solver import TIGHTENINGS, Kind, SpaceSolver
+from autosbp.search.space.tally import Tally
 from autosbp.search.stages.layouts import Layouts
 
 

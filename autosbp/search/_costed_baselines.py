@@ -17,8 +17,9 @@ from autosbp.search.problem.stored_apart import best_stored_apart
 from autosbp.search.problem.weights import AS_USED
 from autosbp.search.space.best import Best
 from autosbp.search.space.candidate import Candidate
-from autosbp.search.space.space_solver import Kind, Tally
+from autosbp.search.space.space_solver import Kind
 from autosbp.search.space.structures import Structures
+from autosbp.search.space.tally import Tally
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Space, Structure
 

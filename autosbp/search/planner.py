@@ -37,8 +37,9 @@ from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.groups import GroupSearch
 from autosbp.search.space.leanest import Leanest
 from autosbp.search.space.message_sizes import sizes_of
-from autosbp.search.space.space_solver import Kind, Tally, nearer
+from autosbp.search.space.space_solver import Kind
 from autosbp.search.space.structures import Structures
+from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.stages.layouts import LayoutProblems, Structure
 from autosbp.search.stages.reuse import REUSE
 from autosbp.search.warm_start import Restart, restarted

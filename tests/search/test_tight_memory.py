@@ -15,7 +15,8 @@ from autosbp.search.plan_options import GAP_TOLERANCE
 from autosbp.search.planner import Planner
 from autosbp.search.problem.weights import FASTEST
 from autosbp.search.space import space_solver
-from autosbp.search.space.space_solver import REFINED, REFINED_WORK, ROUGH_WORK, TIGHTENINGS, Kind, Tally
+from autosbp.search.space.space_solver import REFINED, REFINED_WORK, ROUGH_WORK, TIGHTENINGS, Kind
+from autosbp.search.space.tally import Tally
 from autosbp.search.stages.layouts import Space
 from benchmarks.plans import cluster_of, make_case
 from tests.search.plans import graph_of

@@ -28,7 +28,7 @@ from autosbp.search.problem.strategy import strategy_of
 from autosbp.search.problem.unfold import unfold
 from autosbp.search.problem.views import mesh_views
 from autosbp.search.problem.weights import AS_USED, FASTEST, STEP, USE
-from autosbp.search.space.space_solver import Tally
+from autosbp.search.space.tally import Tally
 from autosbp.search.stages.cuts import Places, cut
 from autosbp.search.stages.layouts import LayoutProblems, Space, Structure, fullest_stage
 from autosbp.search.stages.stage_meshes import stage_meshes

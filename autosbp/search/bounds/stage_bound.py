@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autosbp.errors import InfeasibleError
+from autosbp.handed import handed_over
 from autosbp.pipeline import ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.search.bounds.bubble import Waits, waits_of
 from autosbp.search.bounds.mixtures import best_price, lower_edge
@@ -55,6 +56,7 @@ PRECISION = 1e-4
 """Of a bound."""
 
 
+@handed_over
 @dataclass(frozen=True)
 class Recomputed:
     """What may be recomputed: blocks are ``kept``, or made ``again``, or some of them this and some that; no more than ``most``
@@ -80,6 +82,17 @@ Hints = dict[tuple[Recomputed, int, bool], float]
 """Prices that were good, by what may be recomputed and how many microbatches are in flight."""
 
 
+@handed_over
+@dataclass(frozen=True)
+class Learnt:
+    """Of each size the most seconds that it is known not to allow for, and the least that it may; and prices."""
+
+    shut_s: tuple[float, ...]
+    open_s: tuple[float, ...]
+    is_silent: bool
+    hints: Hints
+
+
 class _TooLargeError(Exception):
     """A part takes too long to be priced often."""
 
@@ -94,7 +107,22 @@ class StageBounds:
         self.hints = hints
         self._is_silent = False
         self._rooms: dict[int, _Room | WholeRoom | None] = {}
-        self._shut_s = [0.0] * len(sizes)
+        self._shut_s, self._open_s = [0.0] * len(sizes), [math.inf] * len(sizes)
+
+    def learnt(self) -> Learnt:
+        """What is known, but for what it is known from."""
+        return Learnt(tuple(self._shut_s), tuple(self._open_s), self._is_silent, dict(self.hints))
+
+    def learn(self, learnt: Learnt) -> None:
+        """Know as much as another one of the same structure."""
+        self._shut_s, self._open_s = list(learnt.shut_s), list(learnt.open_s)
+        self._is_silent, self.hints = learnt.is_silent, dict(learnt.hints)
+
+    def knows(self, seconds: float) -> bool:
+        """Whether nothing has to be worked out for ``shut``."""
+        return self._is_silent or all(
+            shut_s >= seconds or open_s <= seconds for shut_s, open_s in zip(self._shut_s, self._open_s, strict=True)
+        )
 
     def shut(self, seconds: float, out_of_time: Callable[[], bool]) -> list[bool]:
         """Of each size, whether no microbatch of it allows for a step of so many seconds.
@@ -103,7 +131,7 @@ class StageBounds:
         """
         at = 0
         while at < len(self.sizes):
-            if self._shut_s[at] >= seconds:
+            if self._shut_s[at] >= seconds or self._open_s[at] <= seconds:
                 at += 1
                 continue
             if self._is_silent or out_of_time():
@@ -119,14 +147,17 @@ class StageBounds:
             self._shut_s[at : last + 1] = [seconds] * (last + 1 - at)
             if last >= at:
                 self._rooms.pop(at, None)  # a better step is out of reach, too
+            else:
+                self._open_s[at] = seconds
             at = max(last, at) + 1
         return [each >= seconds for each in self._shut_s]
 
     def least(self, at: int, seconds: float) -> float:
         """The least step that a size may allow for, not above ``seconds``, for which ``shut`` was asked."""
-        room = self._rooms.get(at)
-        if self._shut_s[at] >= seconds or room is None:
+        if self._shut_s[at] >= seconds or self._open_s[at] == math.inf:
             return min(self._shut_s[at], seconds)
+        room = self._room(at)
+        assert room is not None  # it splits evenly: otherwise it would be shut
         return room.least(self._shut_s[at], seconds, self.sizes[at : at + 1])
 
     def _last_shut(self, room: _Room | WholeRoom, at: int, seconds: float) -> int:
@@ -245,9 +276,7 @@ class _Room:
         for stage in range(self.stages):
             own_s = seconds - self.sends.of_stage_s(shape, stage, self._counts)
             own = min(
-                max(
-                    self._capacity(own_s - waits, shape, stage, share, each, once)[0] for each in self.wanted.recomputed
-                )
+                self._most(own_s - waits, shape, stage, share, once, self.blocks - held)
                 for once, waits in self._waits(shape, stage, held * share, share)
             )
             if stage == 0 and own < 0:
@@ -256,6 +285,15 @@ class _Room:
             # where there is room for less than none, fewer ahead would leave no more.
             held = min(held + math.floor(own * (1 + ROUNDING)), self.blocks)
         return held
+
+    def _most(self, seconds: float, shape: Shape, stage: int, share: float, once: bool, enough: int) -> float:
+        """Blocks that one stage has room for with the best of what may be recomputed; any number where that is enough."""
+        most = -math.inf
+        for each in self.wanted.recomputed:
+            most = max(most, self._capacity(seconds, shape, stage, share, each, once)[0])
+            if most >= enough:
+                break
+        return most
 
     def _waiting(self, seconds: float, shape: Shape, share: float) -> bool:
         """Whether stages that hold all blocks have too little time to wait for each other."""

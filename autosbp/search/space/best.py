@@ -14,7 +14,7 @@ asked of what its problem costs with as little as may be left, by about.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,7 +24,8 @@ from autosbp.search import SearchResult
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import CERTAIN, INFINITE, ROUNDING
 from autosbp.search.space.opening import Opened, Opening
-from autosbp.search.space.space_solver import Kind, Tally, nearer
+from autosbp.search.space.space_solver import Kind
+from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Layouts, Space, Structure
 
@@ -90,9 +91,6 @@ class Walked:
     tally: Tally
 
 
-handed_over(SearchResult)
-
-
 class Best(Opening):
     """See the module's docstring."""
 
@@ -121,7 +119,7 @@ class Best(Opening):
         if kind.relaxes:
             self.begin_roughly()
         if kind.relaxes and kind.proves:
-            self.recompute_unevenly()
+            self.recompute_unevenly(tally)
         every = list(structures)
         self._floors = dict.fromkeys((structure.key for structure in every), -INFINITE)
         single = [structure for structure in every if structure.stages == 1 or not kind.relaxes]
@@ -141,9 +139,10 @@ class Best(Opening):
         opened = self._opened(early, kind, tally)
         walks = self._walks(piped, kind, tally)
         tight = [walk for walk in walks if self._promise(walk)[0]]
-        for walk in sorted((walk for walk in walks if walk not in tight), key=self._promise):
-            self._keep_walk_open(walk, kind, tally, spent())
+        self._look_into([walk for walk in walks if walk not in tight], kind, tally, spent)
         opened += self._opened([structure for structure in single if structure not in early], kind, tally)
+        bounded = [each.structure for each in opened if each.bound < self._cutoff * (1 - ROUNDING)]
+        self.shut_at_once([*bounded, *(walk.structure for walk in tight)], kind)
         left = [each for each in opened if self._is_open(each, kind, tally)]
         tight = [walk for walk in tight if self._has_room(walk.structure, kind, tally)]
         self._pending = []
@@ -152,29 +151,48 @@ class Best(Opening):
             open_structures = [(each.bound, each.structure) for each in left]
             binds = [walk for walk in walks if walk in tight or self._exceeds(walk.structure, walk.sizes)]
             self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in binds)], kind, tally, spent)
-        for walk in sorted(tight, key=self._promise):
-            self._keep_walk_open(walk, kind, tally, spent())
-        for each in sorted(left, key=lambda opened: opened.bound):
-            self.keep_open(each.structure, each.bound)
-            if each.first is not None and each.bound < self._cutoff and not spent():
-                self._limited_sizes(each.structure, each.first, each.bound, kind, tally)
+        self._look_into(tight, kind, tally, spent)
+        self._limit(left, kind, tally, spent)
         if len(self.recomputes) > 1 and kind.relaxes and self.best is None:
             open_structures = [(each.bound, each.structure) for each in left]
             self.recompute([*open_structures, *((walk.bound, walk.structure) for walk in tight)], kind, tally, spent)
         self.recompute_tightly(kind, tally, spent)
-        self.refine(kind, tally, spent)
+        self.refine(every, kind, tally, spent)
         if self.best is None:
             batch = self.problems.global_batch
             raise self.problem or InfeasibleError("global_batch", batch, None, "no microbatch splits evenly")
         if kind.relaxes and kind.proves:
-            self.recompute_unevenly()
+            self.recompute_unevenly(tally)
         self.settle(kind, tally)
         return self.best
 
-    def _keep_walk_open(self, walk: Walk, kind: Kind, tally: Tally, spent: bool) -> None:
-        """With the bounds of what is searched of it."""
-        bounds = walk.bound if spent else self._pipelined_sizes(walk, kind, tally)
-        self.keep_open(walk.structure, bounds, tight=self._promise(walk)[0])
+    def _look_into(self, walks: Sequence[Walk], kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
+        """What promises most first; each is left open with the bounds of what was searched of it."""
+        for walk, bounds in self._in_rounds(
+            sorted(walks, key=self._promise),
+            lambda walk: walk.bound < self._cutoff and not spent(),
+            lambda walk, tally: self._pipelined_sizes(walk, kind, tally),
+            tally,
+            lambda walks: self._shut_some(walks, kind),
+        ):
+            self.keep_open(walk.structure, walk.bound if bounds is None else bounds, tight=self._promise(walk)[0])
+
+    def _shut_some(self, walks: Sequence[Walk], kind: Kind) -> None:
+        self.shut_at_once([each.structure for each in walks if self._bounds_stages(kind, self._promise(each)[0])], kind)
+
+    def _limit(self, left: Sequence[Opened], kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
+        """Devices without a pipeline under the memory limit, the least bound first."""
+
+        def is_open(each: Opened) -> bool:
+            return each.first is not None and each.bound < self._cutoff and not spent()
+
+        def look(each: Opened, tally: Tally) -> bool:
+            assert each.first is not None
+            self._limited_sizes(each.structure, each.first, each.bound, kind, tally)
+            return True
+
+        for each, _ in self._in_rounds(sorted(left, key=lambda each: each.bound), is_open, look, tally):
+            self.keep_open(each.structure, each.bound)
 
     def _is_open(self, opened: Opened, kind: Kind, tally: Tally) -> bool:
         """Whether a structure still may hold something better than the best known."""

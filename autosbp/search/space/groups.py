@@ -27,7 +27,8 @@ from autosbp.search.space.best import Best, Walk
 from autosbp.search.space.candidate import Candidate, Tried
 from autosbp.search.space.costing import CERTAIN, INFINITE, ROUNDING
 from autosbp.search.space.recompute import Recomputation
-from autosbp.search.space.space_solver import Kind, Tally
+from autosbp.search.space.space_solver import Kind
+from autosbp.search.space.tally import Tally
 from autosbp.search.stages.cuts import Pace, Places, sums_before
 from autosbp.search.stages.layouts import LayoutProblems, Layouts, Space, fullest_of
 from autosbp.search.stages.pipelines import pipelines, shortlist

@@ -12,19 +12,14 @@ from functools import partial
 
 from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
-from autosbp.plan import Signature, Strategy
-from autosbp.sbp.mesh import Axis, Mesh
-from autosbp.sbp.placement import Sbp
 from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.recomputing import Recomputing
-from autosbp.search.space.space_solver import Kind, Optimum, Tally, nearer
+from autosbp.search.space.space_solver import Kind, Optimum
+from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Structure
 
-for _kind in (Axis, Mesh, Signature, Strategy, Optimum, Tally):
-    handed_over(_kind)
-handed_over(Sbp, "kind", "dim", "reduction", "place")
-handed_over(InfeasibleError, "constraint", "limit", "needed", "detail", "conflict")
+handed_over(Optimum)
 
 
 @handed_over

@@ -58,11 +58,16 @@ class Recomputation:
         parts = self._parts
         if least <= self.limit:
             return self._fewest(strategy, every, least)
-        for interval in INTERVALS if least <= NEAR * self.limit else ():
+        worth = least <= NEAR * self.limit
+        for interval in INTERVALS:
+            if not worth:
+                break
             tried = self._recomputing(strategy, interval, 0)
             taken = self._bytes(tried)
             if taken <= self.limit:
                 return tried
+            # Twice as long runs keep half as many inputs again: they save no more than half of what these did.
+            worth = least - taken >= 2 * (taken - self.limit)
             if taken < least:
                 every, least, parts = tried, taken, self._parts
         self._parts = parts

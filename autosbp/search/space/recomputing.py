@@ -4,19 +4,22 @@ then recompute no more than each of them has to (``space.uneven``)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autosbp.costmodel.pipelined import pipelined_step_s
 from autosbp.errors import InfeasibleError
+from autosbp.handed import handed_over
 from autosbp.plan import Strategy
 from autosbp.search._base import SearchResult
+from autosbp.search.space.apart import AT_ONCE
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import CERTAIN, INFINITE
-from autosbp.search.space.space_solver import Kind, Tally, nearer
+from autosbp.search.space.space_solver import Kind
 from autosbp.search.space.stage_limited import StageLimited
+from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.uneven import Uneven
-from autosbp.search.stages.layouts import Layouts, Space, Structure
+from autosbp.search.stages.layouts import Layouts, Space, SpaceKey, Structure
 
 SHARE = 0.5
 """Of the time left, what may have passed while this still begins something."""
@@ -30,13 +33,29 @@ UNEVEN, UNEVEN_GAIN = 2, 1.1
 """Strategies whose stages are made to recompute what each has to, and how many times what the best takes they may take."""
 
 
+@handed_over
 @dataclass(frozen=True)
 class Estimated:
     """About what the best strategy of a space takes, whose layouts are those of ``result``."""
 
     estimate_s: float
-    layouts: Layouts
+    micro_batch: int
+    storage: str
     result: SearchResult
+
+
+@handed_over
+@dataclass(frozen=True)
+class Estimates:
+    """Of a structure: spaces that have room once every block is recomputed, and those that have none even then, with the least
+    that their problems cost."""
+
+    found: tuple[Estimated, ...]
+    pending: tuple[tuple[float, int, str], ...]
+
+
+Entry = tuple[Estimated, Space]
+Made = dict[SpaceKey, Layouts]
 
 
 class Recomputing(StageLimited):
@@ -46,7 +65,7 @@ class Recomputing(StageLimited):
 
     evens = True
     _even: dict[tuple[int, int], Candidate]
-    _made_uneven: list[Candidate]
+    _made_uneven: list[Strategy]
     _pending: list[tuple[float, Space]]
     _began: float
 
@@ -56,17 +75,40 @@ class Recomputing(StageLimited):
         """Keep the best strategy of these structures, given with their bounds, in which blocks are recomputed; without
         searches under the memory limit."""
         self._pending, self._began = [], time.monotonic()
-        found: list[Estimated] = []
-        for bound, structure in sorted(structures, key=lambda entry: entry[0]):
-            if found and self._late(spent):
-                break
-            found += self._estimates(bound, structure, kind, tally, spent)
-        for each in sorted(found, key=lambda each: each.estimate_s):
-            reach = UNEVEN_GAIN if self.evens and each.layouts.space.stages > 1 else CERTAIN
-            if self.best is not None and self._late(spent):
-                break
-            if each.estimate_s < reach * self._cutoff:
-                self._keep(self._fitting(each.layouts.space, self._candidates(each.layouts, each.result)))
+        found: list[Entry] = []
+        made: Made = {}
+
+        def goes_on(_: tuple[float, Structure]) -> bool:
+            return not (found and self._late(spent))
+
+        def estimate(entry: tuple[float, Structure], tally: Tally) -> Estimates:
+            return self._estimates(*entry, kind, tally, spent, made)
+
+        def prepare(entries: Sequence[tuple[float, Structure]]) -> None:
+            self.shut_at_once([structure for _, structure in entries], kind)
+
+        ranked = sorted(structures, key=lambda entry: entry[0])
+        at_once = AT_ONCE if self.best is None else max(len(ranked), 1)
+        for (_, structure), each in self._in_rounds(ranked, goes_on, estimate, tally, prepare, at_once):
+            if each is not None:
+                found += [(one, Space(structure, one.micro_batch, one.storage, True)) for one in each.found]
+                self._pending += [
+                    (bound, Space(structure, size, storage, True)) for bound, size, storage in each.pending
+                ]
+
+        def is_open(entry: Entry) -> bool:
+            reach = UNEVEN_GAIN if self.evens and kind.proves and entry[1].stages > 1 else CERTAIN
+            late = self.best is not None and self._late(spent)
+            return not late and entry[0].estimate_s < reach * self._cutoff
+
+        def look(entry: Entry, _: Tally) -> bool:
+            each, space = entry
+            layouts = made.get(space.key) or self.problems.build(space, None)
+            self._keep(self._fitting(space, self._candidates(layouts, each.result)))
+            return True
+
+        for _ in self._in_rounds(sorted(found, key=lambda entry: entry[0].estimate_s), is_open, look, tally):
+            pass
 
     def recompute_tightly(self, kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
         """Where even all blocks were not enough, or what was found is far above the bounds: under the memory limit."""
@@ -83,18 +125,29 @@ class Recomputing(StageLimited):
         self._even, self._made_uneven = {}, []
         self._remember(best)
 
-    def recompute_unevenly(self) -> None:
+    def recompute_unevenly(self, tally: Tally) -> None:
         """Of the best strategies with as much recomputed in every stage that are new, each stage keeps what it has room for."""
-        for candidate in sorted(self._even.values(), key=_step_s)[: UNEVEN if self.evens else 0]:
+
+        def is_open(candidate: Candidate) -> bool:
             late = time.monotonic() > self.deadline + LATE * self.options.time_limit_s
-            known = any(candidate is other for other in self._made_uneven)
-            if not late and not known and _step_s(candidate) < UNEVEN_GAIN * self._cutoff:
-                self._made_uneven.append(candidate)
-                self._keep(self._uneven(candidate))
+            known = any(candidate.strategy == other for other in self._made_uneven)
+            return not late and not known and _step_s(candidate) < UNEVEN_GAIN * self._cutoff
+
+        def look(candidate: Candidate, _: Tally) -> Candidate:
+            found = self._uneven(candidate)
+            self._keep(found)
+            return candidate if found is None else found
+
+        evens = sorted(self._even.values(), key=_step_s)[: UNEVEN if self.evens else 0]
+        for candidate, found in self._in_rounds(evens, is_open, look, tally):
+            self._made_uneven += [] if found is None else [candidate.strategy, found.strategy]
 
     def _keep(self, candidate: Candidate | None) -> None:
         super()._keep(candidate)
         self._remember(candidate)
+
+    def _is_worth_keeping(self, candidate: Candidate) -> bool:
+        return super()._is_worth_keeping(candidate) or any(candidate is each for each in self._even.values())
 
     def _remember(self, candidate: Candidate | None) -> None:
         if candidate is not None and candidate.strategy.pipeline and candidate.strategy.recompute:
@@ -115,39 +168,46 @@ class Recomputing(StageLimited):
         found = Uneven(problems, self.links, self.limit, self._held, self.require_time).of(strategy, step_s)
         if found is strategy:
             return None
-        fitting = self._fits([Candidate(found, self._costs(graph, found, boxing))])
-        self._made_uneven += [] if fitting is None else [fitting]
-        return fitting
+        return self._fits([Candidate(found, self._costs(graph, found, boxing))])
 
     def _late(self, spent: Callable[[], bool]) -> bool:
         return spent() or time.monotonic() > self._began + SHARE * (self.deadline - self._began)
 
     def _estimates(
-        self, bound: float, structure: Structure, kind: Kind, tally: Tally, spent: Callable[[], bool]
-    ) -> Iterable[Estimated]:
-        """Of a structure, from large microbatches to small ones: as long as they get better, and memory binds."""
+        self, bound: float, structure: Structure, kind: Kind, tally: Tally, spent: Callable[[], bool], made: Made
+    ) -> Estimates:
+        """Of a structure, from large microbatches to small ones: as long as they get better, and memory binds. Layouts are
+        ``made``."""
+        found: list[Estimated] = []
+        pending: list[tuple[float, int, str]] = []
         least, batch = INFINITE, self.problems.global_batch
         sizes, shut = self.micro_batches(structure.stages), self.shut(structure, kind)
         for at, size in enumerate(sizes):
             if bound >= self._cutoff or (self.best is not None and self._late(spent)):
-                return
+                break
             waited = self._least_waits(structure.stages, batch // size)
             if shut[at] or bound * (1 + waited * size / batch) >= self._cutoff:
                 continue  # or stages wait too long for each other
             try:
-                found = self._quickest(structure, size, kind, tally)
+                each = self._quickest(structure, size, kind, tally, pending, made)
             except InfeasibleError as error:
                 self.problem = nearer(self.problem, error)
                 continue
-            if found is None:
-                return
-            for each in found:
-                if each.estimate_s > WORSE * least:
-                    return
-                least = min(least, each.estimate_s)
-                yield each
+            if each is None or (each and each[0].estimate_s > WORSE * least):
+                break
+            found += each
+            least = min([least, *(one.estimate_s for one in each)])
+        return Estimates(tuple(found), tuple(pending))
 
-    def _quickest(self, structure: Structure, size: int, kind: Kind, tally: Tally) -> list[Estimated] | None:
+    def _quickest(
+        self,
+        structure: Structure,
+        size: int,
+        kind: Kind,
+        tally: Tally,
+        pending: list[tuple[float, int, str]],
+        made: Made,
+    ) -> list[Estimated] | None:
         """With parameters stored in the quickest way in which all fits once every block is recomputed; the others are
         leaner, and slower. None where memory does not bind."""
         for storage in kind.storages:
@@ -163,13 +223,14 @@ class Recomputing(StageLimited):
             layouts = self.problems.build(space, None)
             result = self._solve(layouts, kind, tally, INFINITE)
             if result.memory_bytes > self.limit:
-                self._pending.append((short * result.lower_bound_s, space))
+                pending.append((short * result.lower_bound_s, size, storage))
                 continue
             # Between no block and all of them, as many are recomputed as do not fit.
             saved = free.memory_bytes - result.memory_bytes
             part = min((free.memory_bytes - self.limit) / max(saved, 1), 1.0)
             estimate_s = free.cost_s + part * max(result.cost_s - free.cost_s, 0.0)
-            return [Estimated(short * estimate_s, layouts, result)]
+            made[space.key] = layouts
+            return [Estimated(short * estimate_s, size, storage, replace(result, certificate=None))]
         return []
 
 

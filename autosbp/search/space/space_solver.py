@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from autosbp.plan import Strategy
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
 from autosbp.search.problem.weights import CHEAPEST, FASTEST, STEP, USE
 from autosbp.search.searchers.tied import tied
+from autosbp.search.space.apart import Apart
 from autosbp.search.space.candidate import Candidate, Tried
-from autosbp.search.space.costing import CERTAIN, INFINITE, Costing
+from autosbp.search.space.costing import CERTAIN, INFINITE
 from autosbp.search.space.micro_batches import micro_batches
+from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.stages.layouts import Layouts, Space, Structure
 from autosbp.search.stages.pipelines import waiting
 
@@ -31,17 +33,6 @@ searched to the one asked for."""
 REFINED, REFINED_WORK = 2, 0.1
 """Then so many are, with more of that work."""
 _SEARCHERS = {**SEARCHERS, "tied": tied}
-
-
-@dataclass
-class Tally:
-    """What the searches of one plan add up to. ``share`` is the part of a whole search that one of them may take, ``cut``
-    whether one of them was ended before it had looked at all."""
-
-    share: float = 1.0
-    evaluations: int = 0
-    bounds: list[float] = field(default_factory=list)
-    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,10 +60,8 @@ class Optimum:
     strategy: Strategy
 
 
-class SpaceSolver(Costing):
+class SpaceSolver(Apart):
     """Solves spaces, and makes strategies of what it finds."""
-
-    _rough: dict[Hashable, tuple[float, Space]] | None = None
 
     def micro_batches(self, stages: int) -> list[int]:
         """Microbatch sizes to try, largest first."""
@@ -199,8 +188,7 @@ class SpaceSolver(Costing):
                     raise
                 break
             if self._rough is not None and result.gap > self.options.gap_tolerance:
-                known, _ = self._rough.get(space.key, (INFINITE, space))
-                self._rough[space.key] = min(result.lower_bound_s, known), space
+                self._rough[space.key] = min(result.lower_bound_s, self._rough.get(space.key, INFINITE))
             if result.cost_s >= CERTAIN * cutoff_s:
                 break
             candidates = list(self._candidates(layouts, result))
@@ -220,16 +208,25 @@ class SpaceSolver(Costing):
         """Search to ``ROUGH_GAP`` under memory limits until ``refine``."""
         self._rough = {}
 
-    def refine(self, kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
-        """Once more, as closely as is asked for, what rough searches left open: where the most may be found first."""
+    def refine(self, structures: Sequence[Structure], kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
+        """Once more, as closely as is asked for, what rough searches of these left open: where the most may be found first."""
         rough, self._rough = self._rough or {}, None
-        for bound, space in sorted(rough.values(), key=lambda entry: entry[0])[:REFINED]:
-            if spent() or bound >= self._cutoff * self._spare(space):
-                break
+        of = {structure.key: structure for structure in structures}
+        spaces = [(bound, Space(of[key[0]], *key[1:])) for key, bound in rough.items()]
+
+        def is_open(entry: tuple[float, Space]) -> bool:
+            return not spent() and entry[0] < self._cutoff * self._spare(entry[1])
+
+        def look(entry: tuple[float, Space], tally: Tally) -> bool:
             try:
-                self._keep(self._limited(space, kind, tally, self._cutoff))
+                self._keep(self._limited(entry[1], kind, tally, self._cutoff))
             except InfeasibleError as error:
                 self.problem = nearer(self.problem, error)
+            return True
+
+        nearest = sorted(spaces, key=lambda entry: entry[0])[:REFINED]
+        for _ in self._in_rounds(nearest, is_open, look, tally):
+            pass
 
     def _tighter(self, limit: int, result: SearchResult, candidates: Sequence[Tried]) -> int:
         needed = min(candidate.memory_bytes for candidate in candidates)
@@ -264,16 +261,3 @@ def _same_costs(one: SearchProblem, other: SearchProblem) -> bool:
     pairs = {(id(a), id(b)): (a, b) for a, b in zip(one.unary_s, other.unary_s, strict=True)}
     uses = {(id(a), id(b)): (a, b) for a, b in zip(one.memory_bytes, other.memory_bytes, strict=True)}
     return all(np.array_equal(*pair) for pair in (*pairs.values(), *uses.values()))
-
-
-def nearer(known: InfeasibleError | None, new: InfeasibleError) -> InfeasibleError:
-    """The more useful of two failures: memory before batch, then the one that needs less."""
-    if known is None or (known.constraint == "micro_batch" and new.constraint != "micro_batch"):
-        return new
-    if (
-        new.constraint == known.constraint
-        and new.needed is not None
-        and (known.needed is None or new.needed < known.needed)
-    ):
-        return new
-    return known

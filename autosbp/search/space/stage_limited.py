@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from autosbp.beside import in_turn, spread
 from autosbp.errors import InfeasibleError
-from autosbp.search.bounds.stage_bound import Hints, Recomputed, StageBounds, Wanted
+from autosbp.search.bounds.stage_bound import Hints, Learnt, Recomputed, StageBounds, Wanted
 from autosbp.search.bounds.wait_bound import WaitBounds
 from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.recompute import INTERVALS
-from autosbp.search.space.space_solver import Kind, SpaceSolver, Tally
+from autosbp.search.space.space_solver import Kind, SpaceSolver
+from autosbp.search.space.tally import Tally
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Structure
 
@@ -59,9 +59,36 @@ class StageLimited(SpaceSolver):
         if self.best is None or not self._bounds_stages(kind, tight):
             return [False] * len(self.micro_batches(structure.stages))
         stages = self._bounds_of(structure, kind)
+        if self.is_apart:  # what is known
+            return stages.shut(self._cutoff, lambda: True)
         found = stages.shut(self._cutoff, self._out_of_time)
-        self._hints.setdefault(structure.stages, {}).update(stages.hints)
+        self._learn(structure, stages)
         return found
+
+    def shut_at_once(self, structures: Sequence[Structure], kind: Kind) -> None:
+        """Look for what ``shut`` says of each of these, on two cores. What one teaches of prices is kept from the others."""
+        if self.best is None or not self._bounds_stages(kind, True):
+            return
+        structures = [each for each in structures if not self._bounds_of(each, kind).knows(self._cutoff)]
+        if len(structures) < 2:
+            return
+        every = [self._bounds_of(structure, kind) for structure in structures]
+
+        def look(stages: StageBounds) -> Learnt:
+            stages.shut(self._cutoff, self._out_of_time)
+            return stages.learnt()
+
+        for structure, learnt in zip(
+            structures, self._spread([partial(look, stages) for stages in every]), strict=True
+        ):
+            # Anew, whoever looked: as much is known of it in each process.
+            del self._stage_bounds[structure.key]
+            stages = self._bounds_of(structure, kind)
+            stages.learn(learnt)
+            self._learn(structure, stages)
+
+    def _learn(self, structure: Structure, stages: StageBounds) -> None:
+        self._hints[structure.stages] = {**self._hints.get(structure.stages, {}), **stages.hints}
 
     def settle(self, kind: Kind, tally: Tally) -> None:
         """The least bound of what was kept open, raised by those of stages, and by waits, as far as time allows."""
@@ -82,16 +109,6 @@ class StageLimited(SpaceSolver):
         found = self._spread(tasks)
         done = [each for each in left if min(each.bounds) >= level]
         return [*done, *(replace(each, bounds=bounds) for each, bounds in zip(waiting, found, strict=True))]
-
-    def _spread(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """What tasks give, on two cores where they take long enough."""
-        return spread(tasks, self._wait) if self.problems.pays_to_share else in_turn(tasks)
-
-    def _wait(self) -> None:
-        """While the other process works, which knows the time, but not that a caller ended the search."""
-        self._tell()
-        if self.stopped:
-            self.require_time()
 
     def _raised(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
         """Those of stages, where these are higher. What one structure teaches of prices is kept from the others."""
@@ -152,7 +169,6 @@ class StageLimited(SpaceSolver):
         every = self.options.recompute
         if every:
             return (Recomputed(False, True, every),)
-        kept = Recomputed(True, False)
         if len(self.recomputes) == 1:
-            return (kept,)
-        return kept, Recomputed(True, True), Recomputed(False, True, max(INTERVALS))
+            return (Recomputed(True, False),)
+        return Recomputed(True, True), Recomputed(False, True, max(INTERVALS))

@@ -60,6 +60,9 @@ class Structure:
         return self.stages, self.view, id(self.allowed)
 
 
+SpaceKey = tuple[Hashable, int, str, bool]
+
+
 @dataclass(frozen=True)
 class Space:
     """What one search problem holds; ``again``: every repeated block is recomputed, each by itself."""
@@ -70,7 +73,7 @@ class Space:
     again: bool = False
 
     @property
-    def key(self) -> Hashable:
+    def key(self) -> SpaceKey:
         """Of one search, as that of its structure."""
         return self.structure.key, self.micro_batch, self.storage, self.again
 
