@@ -129,7 +129,7 @@ def test_a_plan_under_a_memory_limit_is_that_of_one_process(monkeypatch: pytest.
 def _noted(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, looked: list[str]) -> None:
     method: Callable[..., object] = getattr(kind, name)
 
-    def noted(self, *arguments):  # type: ignore[no-untyped-def]
+    def noted(self: Best, *arguments: object) -> object:
         looked.append(name)
         return method(self, *arguments)
 

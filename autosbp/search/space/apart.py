@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from autosbp.beside import in_turn, spread
 from autosbp.errors import InfeasibleError
@@ -115,8 +115,7 @@ class Apart(Costing):
             for candidate in found.kept:
                 self._keep(candidate)
             if not found.over:
-                assert found.value is not None
-                values.append(found.value)
+                values.append(cast(T, found.value))
         if len(values) < len(looks):
             raise OutOfTimeError
         return values

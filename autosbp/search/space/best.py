@@ -186,10 +186,9 @@ class Best(Opening):
         def is_open(each: Opened) -> bool:
             return each.first is not None and each.bound < self._cutoff and not spent()
 
-        def look(each: Opened, tally: Tally) -> bool:
+        def look(each: Opened, tally: Tally) -> None:
             assert each.first is not None
             self._limited_sizes(each.structure, each.first, each.bound, kind, tally)
-            return True
 
         for each, _ in self._in_rounds(sorted(left, key=lambda each: each.bound), is_open, look, tally):
             self.keep_open(each.structure, each.bound)
@@ -225,8 +224,7 @@ class Best(Opening):
         tasks = [partial(walked, at) for at in range(len(piped))]
         walks = []
         for at, found in enumerate(self._spread(tasks)):
-            tally.evaluations += found.tally.evaluations
-            tally.bounds += found.tally.bounds
+            tally.add(found.tally)
             for error in found.failures:
                 self.problem = nearer(self.problem, error)
             self._raise_floor(piped[at], INFINITE if found.walk is None else found.walk.bound)

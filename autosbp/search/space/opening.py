@@ -58,8 +58,7 @@ class Opening(Recomputing):
         looks = self._spread([partial(self._look, structure, kind, tally.share) for structure in structures])
         left = []
         for structure, look in sorted(zip(structures, looks, strict=True), key=_quickest_first):
-            tally.evaluations += look.tally.evaluations
-            tally.bounds += look.tally.bounds
+            tally.add(look.tally)
             if look.failure is not None:
                 self.problem = nearer(self.problem, look.failure)
             self._raise_floor(structure, look.bound)

@@ -66,8 +66,8 @@ class Recomputation:
             taken = self._bytes(tried)
             if taken <= self.limit:
                 return tried
-            # Twice as long runs keep half as many inputs again: they save no more than half of what these did.
-            worth = least - taken >= 2 * (taken - self.limit)
+            # Runs twice as long keep half as many inputs again, and more at once: they save no more than these did.
+            worth = least - taken >= taken - self.limit
             if taken < least:
                 every, least, parts = tried, taken, self._parts
         self._parts = parts

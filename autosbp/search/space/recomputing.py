@@ -75,37 +75,18 @@ class Recomputing(StageLimited):
         """Keep the best strategy of these structures, given with their bounds, in which blocks are recomputed; without
         searches under the memory limit."""
         self._pending, self._began = [], time.monotonic()
-        found: list[Entry] = []
         made: Made = {}
-
-        def goes_on(_: tuple[float, Structure]) -> bool:
-            return not (found and self._late(spent))
-
-        def estimate(entry: tuple[float, Structure], tally: Tally) -> Estimates:
-            return self._estimates(*entry, kind, tally, spent, made)
-
-        def prepare(entries: Sequence[tuple[float, Structure]]) -> None:
-            self.shut_at_once([structure for _, structure in entries], kind)
-
-        ranked = sorted(structures, key=lambda entry: entry[0])
-        at_once = AT_ONCE if self.best is None else max(len(ranked), 1)
-        for (_, structure), each in self._in_rounds(ranked, goes_on, estimate, tally, prepare, at_once):
-            if each is not None:
-                found += [(one, Space(structure, one.micro_batch, one.storage, True)) for one in each.found]
-                self._pending += [
-                    (bound, Space(structure, size, storage, True)) for bound, size, storage in each.pending
-                ]
+        found = self._estimated(structures, kind, tally, spent, made)
 
         def is_open(entry: Entry) -> bool:
             reach = UNEVEN_GAIN if self.evens and kind.proves and entry[1].stages > 1 else CERTAIN
             late = self.best is not None and self._late(spent)
             return not late and entry[0].estimate_s < reach * self._cutoff
 
-        def look(entry: Entry, _: Tally) -> bool:
+        def look(entry: Entry, _: Tally) -> None:
             each, space = entry
             layouts = made.get(space.key) or self.problems.build(space, None)
             self._keep(self._fitting(space, self._candidates(layouts, each.result)))
-            return True
 
         for _ in self._in_rounds(sorted(found, key=lambda entry: entry[0].estimate_s), is_open, look, tally):
             pass
@@ -172,6 +153,37 @@ class Recomputing(StageLimited):
 
     def _late(self, spent: Callable[[], bool]) -> bool:
         return spent() or time.monotonic() > self._began + SHARE * (self.deadline - self._began)
+
+    def _estimated(
+        self,
+        structures: Iterable[tuple[float, Structure]],
+        kind: Kind,
+        tally: Tally,
+        spent: Callable[[], bool],
+        made: Made,
+    ) -> list[Entry]:
+        """Spaces of these structures that have room once every block is recomputed; layouts are ``made`` in this process alone.
+        Until there is a strategy, time may end it once one was found."""
+        found: list[Entry] = []
+
+        def is_open(_: tuple[float, Structure]) -> bool:
+            return not (found and self._late(spent))
+
+        def look(entry: tuple[float, Structure], tally: Tally) -> Estimates:
+            return self._estimates(*entry, kind, tally, spent, made)
+
+        def prepare(entries: Sequence[tuple[float, Structure]]) -> None:
+            self.shut_at_once([structure for _, structure in entries], kind)
+
+        ranked = sorted(structures, key=lambda entry: entry[0])
+        at_once = AT_ONCE if self.best is None else max(len(ranked), 1)
+        for (_, structure), each in self._in_rounds(ranked, is_open, look, tally, prepare, at_once):
+            if each is not None:
+                found += [(one, Space(structure, one.micro_batch, one.storage, True)) for one in each.found]
+                self._pending += [
+                    (bound, Space(structure, size, storage, True)) for bound, size, storage in each.pending
+                ]
+        return found
 
     def _estimates(
         self, bound: float, structure: Structure, kind: Kind, tally: Tally, spent: Callable[[], bool], made: Made

@@ -217,12 +217,11 @@ class SpaceSolver(Apart):
         def is_open(entry: tuple[float, Space]) -> bool:
             return not spent() and entry[0] < self._cutoff * self._spare(entry[1])
 
-        def look(entry: tuple[float, Space], tally: Tally) -> bool:
+        def look(entry: tuple[float, Space], tally: Tally) -> None:
             try:
                 self._keep(self._limited(entry[1], kind, tally, self._cutoff))
             except InfeasibleError as error:
                 self.problem = nearer(self.problem, error)
-            return True
 
         nearest = sorted(spaces, key=lambda entry: entry[0])[:REFINED]
         for _ in self._in_rounds(nearest, is_open, look, tally):

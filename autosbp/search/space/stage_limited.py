@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from autosbp.errors import InfeasibleError
 from autosbp.search.bounds.stage_bound import Hints, Learnt, Recomputed, StageBounds, Wanted
@@ -18,7 +17,6 @@ from autosbp.search.space.tally import Tally
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Structure
 
-T = TypeVar("T")
 Raised = Callable[["Left", Kind, float, Callable[[], bool]], list[float]]
 SHARE, NEAR = 0.25, 0.95
 """Of the time limit, what bounds may take once nothing more is searched; and of the best step the part from which on the waits

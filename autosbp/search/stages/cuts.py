@@ -20,9 +20,6 @@ Floats = NDArray[np.float64]
 MAX_PLACES, MORE = 512, 1.5
 ENOUGH = 1.02
 """A slowest chunk this near to an equal share is not improved by more places."""
-NARROW = 3
-"""Where there are so many times the places that chunks no slower than known ones hold, longer ones are left out."""
-ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -169,46 +166,19 @@ class _Balance:
 
     def run(self, num_chunks: int) -> tuple[float, list[int]]:
         """Seconds, and the places of the cuts."""
-        kinds = [self._chunks(stage) for stage in range(min(num_chunks, self.stages))]
-        every = {id(chunks): chunks for chunks in kinds}
-        level = self._evenly_s(num_chunks, kinds)
-        width = max(_width(chunks, level) for chunks in every.values())
-        if NARROW * width <= len(self.chosen):
-            bands = {at: _Band(chunks, width) for at, chunks in every.items()}
-            return self._run_within(num_chunks, [bands[id(chunks)] for chunks in kinds])
         for at in range(len(self._slowest), num_chunks):
-            self._slowest.append(np.maximum(self._chunks(at % self.stages), _before(self._slowest[-1])).min(axis=1))
+            self._slowest.append(np.maximum(self._chunks(at % self.stages), self._before(at)).min(axis=1))
         place, picked = len(self.chosen), []
         for at in range(num_chunks - 1, 0, -1):
             # Which place it came from is asked on the way back alone.
-            row = self._chunks(at % self.stages)[place]
-            place = int(np.maximum(row, _before(self._slowest[at - 1])).argmin()) - 1
-            picked.append(int(self.chosen[place]))
+            place = int(np.maximum(self._chunks(at % self.stages)[place], self._before(at)).argmin())
+            picked.append(int(self.chosen[place - 1]))
+            place -= 1
         return float(self._slowest[num_chunks - 1][-1]), picked[::-1]
 
-    def _run_within(self, num_chunks: int, bands: Sequence[_Band]) -> tuple[float, list[int]]:
-        """Of chunks that are no longer than these bands, one for each stage: those of cuts that are known to do, and longer
-        ones are slower."""
-        slowest = [self._chunks(0)[:, 0]]
-        for at in range(1, num_chunks):
-            slowest.append(bands[at % self.stages].least(_before(slowest[-1])))
-        place, picked = len(self.chosen), []
-        for at in range(num_chunks - 1, 0, -1):
-            place = bands[at % self.stages].first(_before(slowest[at - 1]), place) - 1
-            picked.append(int(self.chosen[place]))
-        return float(slowest[-1][-1]), picked[::-1]
-
-    def _evenly_s(self, num_chunks: int, kinds: Sequence[Floats]) -> float:
-        """The slowest chunk where work is dealt out about evenly, given those of each stage; infinite where that leaves one
-        none."""
-        before_s, total_s, _ = pace_of(self.places, 0)
-        ends = np.searchsorted(before_s[self.chosen], total_s / num_chunks * np.arange(1, num_chunks))
-        starts = [0, *(ends + 1).tolist()]
-        pairs = zip(starts, [*ends.tolist(), len(self.chosen)], strict=True)
-        return max(
-            float(kinds[at % self.stages][end, start]) if start <= end else np.inf
-            for at, (start, end) in enumerate(pairs)
-        )
+    def _before(self, at: int) -> Floats:
+        """The slowest chunk before each place that chunk ``at`` may begin with."""
+        return np.concatenate([[np.inf], self._slowest[at - 1][:-1]])
 
     def _chunks(self, stage: int) -> Floats:
         """``[j, i]``: up to place j from place i; place 0 is the model's begin, the last end its end."""
@@ -223,42 +193,6 @@ class _Balance:
             chunk[~np.tri(len(starts), dtype=bool)] = np.inf
             self._known[key] = _fitting(places, chosen, chunk, limit * self.room, stage)
         return _held_chunks(places, chosen, self._known[key], stage)
-
-
-class _Band:
-    """Those chunks alone that begin fewer than ``width`` places before the last one that they could begin at."""
-
-    def __init__(self, chunks: Floats, width: int) -> None:
-        self.width = width
-        ends = np.arange(len(chunks))
-        starts = ends + np.arange(1 - width, 1)[:, None]
-        self._chunks = np.where(starts < 0, np.inf, chunks[ends, np.maximum(starts, 0)])
-
-    def least(self, before: Floats) -> Floats:
-        """Of each end the least that the slower of the chunk, and of what is before its begin, can be."""
-        least: Floats = np.maximum(self._chunks, self._windows(before)).min(axis=0)
-        return least
-
-    def first(self, before: Floats, end: int) -> int:
-        """The first place to begin from which that is reached."""
-        slower = np.maximum(self._chunks[:, end], self._windows(before)[:, end])
-        return end + 1 - self.width + int(slower.argmin())
-
-    def _windows(self, before: Floats) -> Floats:
-        padded = np.concatenate([np.full(self.width - 1, np.inf), before])
-        return np.lib.stride_tricks.as_strided(padded, (self.width, len(before)), 2 * padded.strides, writeable=False)
-
-
-def _width(chunks: Floats, level: float) -> int:
-    """How many places, at the most, chunks that take no more than this begin before the last one that they could begin at."""
-    within = chunks <= level * (1 + ROUNDING)
-    lengths = np.arange(len(chunks)) - within.argmax(axis=1)
-    return int(lengths.max(initial=0, where=within.any(axis=1))) + 1
-
-
-def _before(slowest: Floats) -> Floats:
-    """The slowest chunk before each place that the next one may begin with."""
-    return np.concatenate([[np.inf], slowest[:-1]])
 
 
 def sums_before(program: Sequence[str], amounts: Mapping[str, float]) -> Floats:
