@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from autosbp.errors import InfeasibleError
@@ -199,6 +199,7 @@ def test_cp_sat_closes_what_enumeration_cannot() -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), share=st.sampled_from([None, 0.4]), price=st.sampled_from([0.0, 1e-3]))
+@example(seed=5977, share=None, price=1e-3)  # a price without a limit would lose it
 def test_pruning_never_loses_the_optimum(seed: int, share: float | None, price: float) -> None:
     problem = random_problem(np.random.default_rng(seed), forbidden_probability=0.1, memory_share=share)
     truth = outcome(problem, "exhaustive", SearchOptions())

@@ -75,8 +75,8 @@ def prune(reduced: Reduced, upper_s: float, price_s_per_byte: float = 0.0) -> Re
     The cost of an assignment that fits the memory limit is at least its priced cost
     ``cost + price * (memory - limit)``, and that at least a sum of minima: of each variable's priced unary costs and of
     each edge, with the value's own unary cost and the minima of its rows in place of theirs. Values with a greater
-    bound go. Arrays that were shared and lose the same values stay shared. An assignment of cost <= ``upper_s`` that
-    fits is never lost.
+    bound go. Without a limit memory has no price. Arrays that were shared and lose the same values stay shared. An
+    assignment of cost <= ``upper_s`` that fits is never lost.
     """
     for _ in range(MAX_PASSES):
         keep = _keep(reduced.problem, upper_s, price_s_per_byte)
@@ -105,10 +105,12 @@ def _keep(problem: SearchProblem, upper_s: float, price: float) -> list[NDArray[
         for costs, use, own in zip(problem.unary_s, problem.memory_bytes, sides, strict=True)
     ]
     of_kind = {kind: at for at, kind in enumerate(kinds)}
+    limit = problem.memory_limit_bytes
+    if limit is None:  # memory that nothing limits has no price: with one, priced costs would be no lower bound
+        price = 0.0
     priced = [problem.unary_s[at] + price * problem.memory_bytes[at] for at in of_kind.values()]
     lows = [float(costs.min()) for costs in priced]
     least = [lows[kind] for kind in kinds]
-    limit = problem.memory_limit_bytes
     base = [problem.fixed_s, *least, *least_edges]
     if limit is not None:
         base.append(-price * (limit - problem.fixed_memory_bytes))
