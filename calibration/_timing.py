@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from statistics import median
 
 from autosbp.costmodel.calibration import QUANTILES, Point, Spread
+from calibration._arrival import Arrival
 
 MIN_REPEATS = 3
 LEAST_CALLS = MIN_REPEATS + 1  # and one to warm up
@@ -23,6 +25,7 @@ def sample(
     batch_s: float,
     clock: Callable[[], float] = time.perf_counter,
     seconds_of: Callable[[Callable[[], object], int], float] | None = None,
+    arrival: Arrival | None = None,
 ) -> list[float]:
     """Seconds of one ``run``, once per repeat, on this rank; every rank makes the same number of calls.
 
@@ -31,25 +34,30 @@ def sample(
     that neither the exit of the barrier nor a slice of the scheduler is taken for the call; where one call takes so long,
     the second one is the first repeat. As many repeats are made, from ``MIN_REPEATS`` to
     ``repeats``, as fit in ``box_s``. ``seconds_of`` times so many calls in its own way, such as a GPU's, in place of
-    ``clock``.
+    ``clock``. With an ``arrival``, one rank comes late to each call of a repeat: by how much is not counted, so that of the
+    slowest rank's times, not of each, none is below 0.
     """
+    arrival = arrival or Arrival()
+    turns = count(0)
 
     def timed(batch: int) -> float:
+        turn = next(turns)
         together(0.0)
         if seconds_of is not None:
             return seconds_of(run, batch) / batch
         start = clock()
         for _ in range(batch):
+            arrival.come(turn)
             run()
-        return (clock() - start) / batch
+        return (clock() - start) / batch - arrival.late_s
 
     timed(1)
     second_s = timed(1)
-    once = max(together(second_s), 1e-9)
+    once = max(together(second_s + arrival.late_s), 1e-9)
     batch = min(max(math.ceil(batch_s / once), 1), _MAX_BATCH)
-    count = min(max(int(box_s / (once * batch)), MIN_REPEATS), max(repeats, MIN_REPEATS))
+    wanted = min(max(int(box_s / (once * batch)), MIN_REPEATS), max(repeats, MIN_REPEATS))
     first = [second_s] if batch == 1 else []
-    return first + [timed(batch) for _ in range(count - len(first))]
+    return first + [timed(batch) for _ in range(wanted - len(first))]
 
 
 def slowest_rank_times(by_rank: Sequence[Sequence[float]], groups: Sequence[Sequence[int]]) -> list[float]:

@@ -1,8 +1,8 @@
 """How much longer a collective takes where ranks come to it from computation.
 
-Measured alone, all ranks are at a collective at once and have nothing else to do. In a step they come from computation:
-on a machine of their own at nearly the same time, but those that share cores one after the other, and while one waits
-for a message another one computes in its place. Neither shows in a message's alpha and beta.
+Measured alone, ranks have nothing else to do at a collective. In a step they come from computation: on a machine of their
+own at nearly the same time, but those that share cores one after the other, and while one waits for a message another one
+computes in its place. Neither shows in a message's alpha and beta.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from calibration._arrival import Arrival
 from calibration._budget import RunBudget
 from calibration._collectives import gather_series, largest, message_bytes, prepare, wait_for_device
 from calibration._request import Request, Waiting, waitings
@@ -96,20 +97,27 @@ class _Rounds:
         ranks, group = mine
         rows = request.cluster.mesh().axes[waiting.placement.axes[0]].size
         self._call = prepare(waiting.kind, message_bytes(NUM_BYTES, len(ranks)), ranks, rows, group, device)
-        self._burst, self._device = burst, device
+        self._arrival = Arrival.of(waiting.kind, request.backend, ranks.index(dist.get_rank()), len(ranks))
+        self._burst, self._device, self._turn = burst, device, 0
         self._found: list[float] = []
         self.spent_s = 0.0
 
     def measure(self) -> None:
         """One round: both in turns, and each by itself."""
         together, computing, communicating = (
-            _slowest_s(run, self._device) for run in (self._both, self._burst, self._call)
+            _slowest_s(run, self._device) for run in (self._both, self._burst, self._apart)
         )
         self.spent_s += together + computing + communicating
+        communicating -= NUM_CALLS * self._arrival.late_s
+        self._turn += 1
         self._found.append((together - computing - communicating) / NUM_CALLS)
 
     def _both(self) -> None:
         self._burst()
+        self._call()
+
+    def _apart(self) -> None:
+        self._arrival.come(self._turn)
         self._call()
 
     @property

@@ -25,6 +25,7 @@ from autosbp.errors import AutosbpError, CalibrationError
 from autosbp.gathering import bytes_from_rank_0
 from autosbp.jsonio import canonical, loads
 from autosbp.processes import end_rank, keep_to_cores
+from calibration._arrival import Arrival
 from calibration._budget import LEAST_OPS, MAX_START_S, VARIANT_SHARE, RunBudget, SeriesBudget
 from calibration._collectives import (
     buffer_bytes,
@@ -181,11 +182,12 @@ class Collectives:
         running = self.groups[: placement.num_groups]
         num_bytes = message_bytes(measurement.num_bytes, len(ranks))
         rows = self.request.cluster.mesh().axes[placement.axes[0]].size
-        run = _wait
+        run, arrival = _wait, Arrival()
         if ranks in running:
+            arrival = Arrival.of(measurement.kind, self.request.backend, ranks.index(dist.get_rank()), len(ranks))
             run = prepare(measurement.kind, num_bytes, ranks, rows, self.mine, self.device)
         box_s = budget.box_s(self.request.point_s)
-        times = _times(run, self.request.repeats, box_s, _COLLECTIVE_BATCH_S, self.device, self.log)
+        times = _times(run, self.request.repeats, box_s, arrival, self.device, self.log)
         point = summary(num_bytes, slowest_rank_times(gather_series(times, self.device), running), len(times))
         budget.took(num_bytes, point.median_s, self._now_s() - began_s)
         found = {"kind": measurement.kind, "group_shape": list(placement.group_shape), "values": point.to_list()}
@@ -231,13 +233,15 @@ def _op_times(request: Request, key: str, box_s: float, device: torch.device, lo
 
 
 def _times(
-    call: Callable[[], object], repeats: int, box_s: float, batch_s: float, device: torch.device, log: Log
+    call: Callable[[], object], repeats: int, box_s: float, arrival: Arrival, device: torch.device, log: Log
 ) -> list[float]:
     def run() -> None:
         call()
         wait_for_device(device)
 
-    return sample(run, together=_together(device, log), repeats=repeats, box_s=box_s, batch_s=batch_s)
+    return sample(
+        run, together=_together(device, log), repeats=repeats, box_s=box_s, batch_s=_COLLECTIVE_BATCH_S, arrival=arrival
+    )
 
 
 def _together(device: torch.device, log: Log) -> Callable[[float], float]:

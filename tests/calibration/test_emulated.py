@@ -58,6 +58,12 @@ def test_groups_that_share_a_link_take_twice_as_long_as_one_alone(
     assert 1.5 < shared / alone < 2.6
 
 
+def test_ranks_that_come_one_after_the_other_exchange_in_turns(fits: dict[tuple[object, ...], CollectiveFit]) -> None:
+    """Half of the message goes each way. Ranks that come together would send both halves at once, which no step does."""
+    seconds = largest_s(fits["all_to_all", (2, 1), 1])
+    assert seconds == pytest.approx(LARGEST / PAYLOAD_BYTES_PER_S, rel=0.2)
+
+
 def test_collectives_inside_a_node_are_far_faster(fits: dict[tuple[object, ...], CollectiveFit]) -> None:
     for kind in ("all_reduce", "all_gather", "all_to_all", "broadcast", "p2p"):
         assert largest_s(fits[kind, (1, 2), None]) < largest_s(fits[kind, (2, 1), None]) / 4

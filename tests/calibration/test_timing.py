@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autosbp.costmodel.calibration import Spread
+from calibration._arrival import LATE_S, Arrival
 from calibration._timing import LEAST_CALLS, MIN_REPEATS, sample, slowest_rank_times, summary
 
 
@@ -18,10 +19,16 @@ class Clock:
         self.now += self.call_s
         self.calls += 1
 
-    def sample(self, box_s: float, batch_s: float = 0.0, repeats: int = 10) -> list[float]:
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def sample(
+        self, box_s: float, batch_s: float = 0.0, repeats: int = 10, arrival: Arrival | None = None
+    ) -> list[float]:
         return sample(
-            self.run, together=lambda v: v, repeats=repeats, box_s=box_s, batch_s=batch_s, clock=lambda: self.now
-        )
+            self.run, together=lambda v: v, repeats=repeats, box_s=box_s, batch_s=batch_s, clock=lambda: self.now,
+            arrival=arrival,
+        )  # fmt: skip
 
 
 def test_all_repeats_are_made_where_they_fit() -> None:
@@ -74,3 +81,26 @@ def test_calls_may_be_timed_by_another_clock_than_the_hosts() -> None:
         lambda: None, together=lambda v: v, repeats=4, box_s=1.0, batch_s=5e-3, clock=lambda: 0.0, seconds_of=seconds_of
     )
     assert found == pytest.approx([1e-3] * 4) and asked == [1, 1, 5, 5, 5, 5]
+
+
+@pytest.mark.parametrize("batch_s", [0.0, 0.05])
+def test_ranks_come_last_in_turns_and_time_counts_from_then_on(batch_s: float) -> None:
+    by_rank = []
+    for position in (0, 1):
+        clock = Clock(1e-3)
+        late = Arrival(position, 2, LATE_S, clock.wait)
+        by_rank.append(clock.sample(box_s=1.0, batch_s=batch_s, arrival=late))
+    own = [[seconds > 0 for seconds in times] for times in by_rank]
+    assert own[0] == [not last for last in own[1]] and any(own[0]) and any(own[1])
+    assert slowest_rank_times(by_rank, [[0, 1]]) == pytest.approx([1e-3] * 10)
+
+
+def test_what_ranks_wait_for_the_last_one_counts_to_the_box() -> None:
+    clock = Clock(1e-3)
+    assert len(clock.sample(box_s=8 * (LATE_S + 1e-3), repeats=30, arrival=Arrival(0, 1, LATE_S, clock.wait))) == 8
+
+
+@pytest.mark.parametrize(("kind", "backend"), [("all_to_all", "nccl"), ("p2p", "gloo")])
+def test_ranks_that_need_not_be_told_of_one_another_come_together(kind: str, backend: str) -> None:
+    assert Arrival.of(kind, backend, 0, 2) == Arrival()
+    assert Arrival.of("all_to_all", "gloo", 0, 2).late_s == LATE_S
