@@ -21,8 +21,9 @@ from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Costs, Strategy
 from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search.bounds import stage_bound, stage_costs
+from autosbp.search.bounds.block_room import Recomputed, Wanted
 from autosbp.search.bounds.mixtures import best_price, lower_edge
-from autosbp.search.bounds.stage_bound import Recomputed, StageBounds, Wanted
+from autosbp.search.bounds.stage_bound import StageBounds
 from autosbp.search.bounds.stage_costs import Part
 from autosbp.search.bounds.stage_values import Prices
 from autosbp.search.planner import Planner
@@ -155,8 +156,8 @@ def test_larger_microbatches_bound_what_lies_between(monkeypatch: pytest.MonkeyP
     sizes = planner.search.micro_batches(2)
     own = [StageBounds(planner.problems, structure, [size], wanted, {}) for size in sizes]
     together = StageBounds(planner.problems, structure, sizes, wanted, {})
-    step_s, room = 0.5, Mock(wraps=stage_bound._room)
-    monkeypatch.setattr(stage_bound, "_room", room)
+    step_s, room = 0.5, Mock(wraps=stage_bound._block_room)
+    monkeypatch.setattr(stage_bound, "_block_room", room)
     shut = together.shut(step_s, lambda: False)
     assert any(shut) and room.call_count < len(sizes)
     for at, each in enumerate(own):

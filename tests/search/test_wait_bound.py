@@ -16,7 +16,7 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.pipelined import _Pipelined
 from autosbp.costmodel.timeline import Timeline
 from autosbp.pipeline import RUNNABLE, Pipeline
-from autosbp.search.bounds.stage_bound import _Room
+from autosbp.search.bounds.block_room import BlockRoom
 from autosbp.search.bounds.wait_bound import WaitBounds
 from autosbp.search.planner import Planner
 from autosbp.search.problem.weights import FASTEST
@@ -96,7 +96,7 @@ def test_waits_prove_what_work_alone_does_not(monkeypatch: pytest.MonkeyPatch, m
 
     proved = planned()
     monkeypatch.setattr(StageLimited, "_waited", lambda _self, left, *_: left.bounds)
-    monkeypatch.setattr(_Room, "_waiting", lambda *_: False)
+    monkeypatch.setattr(BlockRoom, "_waiting", lambda *_: False)
     without = planned()
     assert proved["gap"] == 0 < without["gap"]
     assert proved["step_time_s"] == without["step_time_s"]

@@ -1,25 +1,7 @@
-"""A bound on the steps of a structure under the memory limit, stage by stage.
+"""A bound on the steps of a structure under the memory limit, of each size of its microbatches.
 
-A stage that holds n of the repeated blocks works n times what one block takes in all microbatches, and holds n times its
-state and what k microbatches of it keep, k being those that every schedule has in flight there. By Lagrangian duality it
-has room for no more blocks than
-
-    n <= (T - waits + price * limit) / min over layouts of (seconds + price * (state + k * kept))
-
-at any price. A step of T seconds is out of reach where the stages, together, have no room for all blocks. Every block is
-free to be stored and used in any layout, so that the bound holds for all mixtures.
-
-Waits: stage s begins when those before it are done with the forward pass of the first microbatch, and these go on with the
-backward pass of the last one behind it, beside what it does once a step. With one chunk a stage they pass all of their
-blocks, with several one each at the least, but for the first, which may be what comes before the blocks; where weight
-gradients are put off, forward waits alone are sure (Narayanan et al. 2021, section 2.2; Qi et al. 2023, section 2.1). Besides,
-stages have to wait for each other in sum (``bounds.bubble``): seconds in which all of them have room for fewer blocks, each of
-which would take no more than the dearest one does. Schedules that wait for messages have room for these too (``bounds.sends``).
-
-Memory: of blocks that are kept, all that autograd keeps, each tensor once; of those recomputed, what runs are handed; where
-all are, one whole block besides, as there is when backward begins.
-
-Of a model without repeated blocks all stages are looked at together (``bounds.whole_bound``).
+Of repeated blocks, what each stage has room for is asked (``bounds.block_room``); of a model without them all stages are looked
+at together (``bounds.whole_bound``).
 """
 
 from __future__ import annotations
@@ -27,59 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
-from autosbp.pipeline import ONE_F_ONE_B, ZERO_BUBBLE
-from autosbp.search.bounds.bubble import Waits, waits_of
-from autosbp.search.bounds.mixtures import best_price, lower_edge
-from autosbp.search.bounds.moments import Moment, moments, prices_of
+from autosbp.search.bounds.block_room import BlockRoom, Hints, Wanted
 from autosbp.search.bounds.sends import Sends
 from autosbp.search.bounds.stage_costs import Part
-from autosbp.search.bounds.stage_values import Prices
 from autosbp.search.bounds.whole_bound import WholeRoom
 from autosbp.search.problem.unfold import part_variables
 from autosbp.search.stages.layouts import LayoutProblems, Structure
-from autosbp.search.stages.pipelines import Shape, shapes
 
-ROUNDING = 1e-9
-MOST_PRICES = 6
-"""Prices tried at once, for one number of microbatches in flight."""
 MOST_VARIABLES = 200
 """Of a part: what lies before or behind the blocks may be most of a model."""
-NEAR, NEAR_LARGE = 0.01, 0.1
-"""So near to a price that was tried none is tried again; where parts are large."""
-PRECISION = 1e-4
-"""Of a bound."""
-
-
-@handed_over
-@dataclass(frozen=True)
-class Recomputed:
-    """What may be recomputed: blocks are ``kept``, or made ``again``, or some of them this and some that; no more than ``most``
-    are made again together, of which the first one's input is kept."""
-
-    kept: bool
-    again: bool
-    most: int = 1
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the strategies of a structure may be: how parameters are stored, what is recomputed, schedules; and the bytes of a
-    device."""
-
-    storages: tuple[str, ...]
-    recomputed: tuple[Recomputed, ...]
-    schedules: tuple[str, ...]
-    limit: int
-
-
-Hints = dict[tuple[Recomputed, int, bool], float]
-"""Prices that were good, by what may be recomputed and how many microbatches are in flight."""
 
 
 @handed_over
@@ -106,7 +48,7 @@ class StageBounds:
         self.problems, self.structure, self.sizes, self.wanted = problems, structure, sizes, wanted
         self.hints = hints
         self._is_silent = False
-        self._rooms: dict[int, _Room | WholeRoom | None] = {}
+        self._rooms: dict[int, BlockRoom | WholeRoom | None] = {}
         self._shut_s, self._open_s = [0.0] * len(sizes), [math.inf] * len(sizes)
 
     def learnt(self) -> Learnt:
@@ -160,7 +102,7 @@ class StageBounds:
         assert room is not None  # it splits evenly: otherwise it would be shut
         return room.least(self._shut_s[at], seconds, self.sizes[at : at + 1])
 
-    def _last_shut(self, room: _Room | WholeRoom, at: int, seconds: float) -> int:
+    def _last_shut(self, room: BlockRoom | WholeRoom, at: int, seconds: float) -> int:
         """The last of the sizes from one on that its costs show to be shut; the one before it where that is not."""
         low, high = at - 1, len(self.sizes) - 1
         if not room.is_shut(seconds, self.sizes[at : at + 1]):
@@ -174,14 +116,14 @@ class StageBounds:
                 high = middle - 1
         return low
 
-    def _room(self, at: int) -> _Room | WholeRoom | None:
+    def _room(self, at: int) -> BlockRoom | WholeRoom | None:
         if at not in self._rooms:
-            room: _Room | WholeRoom | None = None
+            room: BlockRoom | WholeRoom | None = None
             with suppress(InfeasibleError):
                 if self.problems.folding is None:
                     room = _whole_room(self.problems, self.structure, self.sizes[at], self.wanted)
                 else:
-                    room = _room(self.problems, self.structure, self.sizes[at], self.wanted, self.hints)
+                    room = _block_room(self.problems, self.structure, self.sizes[at], self.wanted, self.hints)
             self._rooms[at] = room
         return self._rooms[at]
 
@@ -197,7 +139,9 @@ def _whole_room(problems: LayoutProblems, structure: Structure, micro_batch: int
     return WholeRoom(part, structure.stages, micro_batch, batch, wanted.schedules, wanted.limit)
 
 
-def _room(problems: LayoutProblems, structure: Structure, micro_batch: int, wanted: Wanted, hints: Hints) -> _Room:
+def _block_room(
+    problems: LayoutProblems, structure: Structure, micro_batch: int, wanted: Wanted, hints: Hints
+) -> BlockRoom:
     """Raises ``InfeasibleError`` where nothing splits evenly, and ``_TooLargeError``."""
     folding = problems.folding
     assert folding is not None
@@ -213,193 +157,4 @@ def _room(problems: LayoutProblems, structure: Structure, micro_batch: int, want
             raise _TooLargeError
         parts[again] = before, block, behind
     sends = Sends(problems, structure, micro_batch)
-    return _Room(parts, folding.count, structure.stages, micro_batch, problems.global_batch, wanted, hints, sends)
-
-
-_Key = tuple[Recomputed, Moment, float]
-
-
-class _Room:
-    """How many blocks stages have room for. ``parts`` are what is before the blocks, a block, and what is behind, as they
-    are and recomputed; ``micro_batch`` is the size that their costs are of."""
-
-    def __init__(
-        self, parts: dict[bool, tuple[Part, Part, Part]], blocks: int, stages: int, micro_batch: int, batch: int,
-        wanted: Wanted, hints: Hints, sends: Sends,
-    ) -> None:  # fmt: skip
-        self.parts, self.blocks, self.stages = parts, blocks, stages
-        self.micro_batch, self.batch, self.wanted = micro_batch, batch, wanted
-        self.count = batch // micro_batch
-        self.hints, self.sends = hints, sends
-        self._near = NEAR_LARGE if any(part.is_large for every in parts.values() for part in every) else NEAR
-        self._refines = True
-        self._counts = self.count, self.count
-        self._tried: dict[_Key, dict[float, float]] = {}
-        self._edges: dict[_Key, tuple[tuple[int, ...], list[tuple[float, float]]]] = {}
-
-    def least(self, low: float, high: float, sizes: Sequence[int]) -> float:
-        """The least seconds that are not out of reach for microbatches of these sizes; known to be between two."""
-        if self.is_shut(high, sizes):
-            return high
-        while high - low > PRECISION * high:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.is_shut(middle, sizes) else (low, middle)
-        return low
-
-    def is_shut(self, seconds: float, sizes: Sequence[int]) -> bool:
-        """Whether no microbatch of these sizes allows for such a step; at prices known to be good, or better ones."""
-        share, every = sizes[-1] / self.micro_batch, {Shape(ONE_F_ONE_B, 1)}
-        self._counts = self.batch // sizes[0], self.batch // sizes[-1]
-        if self.stages > 1:
-            counts = [self.batch // size for size in sizes]
-            every = {shape for count in counts for shape in shapes(self.stages, count, self.wanted.schedules)}
-            every = {shape for shape in every if self.stages * shape.virtual <= self.sends.most_chunks}
-        seconds *= 1 - ROUNDING
-        return all(
-            self._is_short(seconds, shape, share)
-            for shape in sorted(every, key=lambda shape: (shape.schedule, -shape.virtual))
-        )
-
-    def _is_short(self, seconds: float, shape: Shape, share: float) -> bool:
-        """Whether stages have too little room with a schedule: at prices that are known to be good, or better ones."""
-        if self.sends.busiest_s(shape) >= seconds:
-            return True
-        for refines in (False, True):
-            self._refines = refines
-            if self._held(seconds, shape, share) < self.blocks or self._waiting(seconds, shape, share):
-                return True
-        return False
-
-    def _held(self, seconds: float, shape: Shape, share: float) -> int:
-        """Blocks that the stages have room for, not more than there are; ``share`` of a microbatch is kept and waited for."""
-        held = 0
-        for stage in range(self.stages):
-            own_s = seconds - self.sends.of_stage_s(shape, stage, self._counts)
-            own = min(
-                self._most(own_s - waits, shape, stage, share, once, self.blocks - held)
-                for once, waits in self._waits(shape, stage, held * share, share)
-            )
-            if stage == 0 and own < 0:
-                return -1
-            # Blocks here cost those behind less room than they take, so that as many as there is room for are best; and
-            # where there is room for less than none, fewer ahead would leave no more.
-            held = min(held + math.floor(own * (1 + ROUNDING)), self.blocks)
-        return held
-
-    def _most(self, seconds: float, shape: Shape, stage: int, share: float, once: bool, enough: int) -> float:
-        """Blocks that one stage has room for with the best of what may be recomputed; any number where that is enough."""
-        most = -math.inf
-        for each in self.wanted.recomputed:
-            most = max(most, self._capacity(seconds, shape, stage, share, each, once)[0])
-            if most >= enough:
-                break
-        return most
-
-    def _waiting(self, seconds: float, shape: Shape, share: float) -> bool:
-        """Whether stages that hold all blocks have too little time to wait for each other."""
-        if self.stages == 1:
-            return False
-        found = [waits for waits in waits_of(shape, self.stages) if not waits.put_off]
-        return any(
-            self._wait_too_long(found, once, seconds, shape, share) for once in sorted({each.once for each in found})
-        )
-
-    def _wait_too_long(self, found: Sequence[Waits], once: bool, seconds: float, shape: Shape, share: float) -> bool:
-        rooms = [self._room_of(seconds, shape, stage, share, once) for stage in range(self.stages)]
-        own = [max(0, math.floor(max(most for most, _ in room) * (1 + ROUNDING))) for room in rooms]
-        if sum(own) < self.blocks:
-            return True
-        # With as many blocks as there is room for, some seconds are left; each block fewer leaves what it takes.
-        left_s = sum(
-            max((most - held) * each_s for most, each_s in room) for room, held in zip(rooms, own, strict=True)
-        )
-        left_s += (sum(own) - self.blocks) * max(each_s for room in rooms for _, each_s in room)
-        # Of any 1, 2, ... stages, the blocks that the others have no room for.
-        least = np.maximum(self.blocks - np.cumsum(sorted(own, reverse=True))[-2::-1], 0.0)
-        block = self.parts[False][1]
-        back_s = block.lean_s if shape.schedule == ZERO_BUBBLE else block.backward_s
-        sides = [(each.forward, each.backward) for each in found if each.once == once]
-        waited_s = max(
-            forward.least_s(self.blocks * block.forward_s, least * block.forward_s)
-            + backward.least_s(self.blocks * back_s, least * back_s)
-            for forward, backward in sides
-        )
-        return share * waited_s * (1 - ROUNDING) > left_s
-
-    def _room_of(self, seconds: float, shape: Shape, stage: int, share: float, once: bool) -> list[tuple[float, float]]:
-        """The capacity of a stage, with what may be recomputed."""
-        own_s = seconds - self.sends.of_stage_s(shape, stage, self._counts)
-        return [self._capacity(own_s, shape, stage, share, each, once) for each in self.wanted.recomputed]
-
-    def _waits(self, shape: Shape, stage: int, held: float, share: float) -> list[tuple[bool, float]]:
-        """Seconds that a stage waits for those before it, and whether what it does once a step comes on top."""
-        block = self.parts[False][1]
-        blocks = held if shape.virtual == 1 else max(stage - 1, 0) * share
-        found = [(True, blocks * block.forward_s)]
-        if stage and shape.schedule != ZERO_BUBBLE:
-            found.append((False, blocks * block.shortest_s))
-        return found
-
-    def _capacity(
-        self, seconds: float, shape: Shape, stage: int, share: float, recomputed: Recomputed, once: bool
-    ) -> tuple[float, float]:
-        """Blocks that one stage has room for, and the priced seconds that each takes of that room."""
-        before, _, behind = self.parts[not recomputed.kept]
-        ends = [part for part, here in ((before, stage == 0), (behind, stage == self.stages - 1)) if here]
-        limit = float(self.wanted.limit)
-        if not recomputed.kept:  # when backward begins, a block is there whole
-            limit -= share * self.parts[False][1].least_kept
-        most = 2.0 * (self.blocks + 1), 0.0
-        for moment in moments(shape.schedule, self.stages, stage, self.count, once=once):
-            price, each = self._price(recomputed, moment, seconds, share, limit)
-            prices = prices_of(price, moment, share)
-            left = seconds - sum(part.at(prices).least_s for part in ends) + price * limit
-            if each > 0:
-                most = min(most, (left / each, each))
-        return most
-
-    def _price(
-        self, recomputed: Recomputed, moment: Moment, seconds: float, share: float, limit: float
-    ) -> tuple[float, float]:
-        """A price of memory at which few blocks find room, and the least priced seconds of one.
-
-        Of the layouts that are known, a quick one that is too large and a small one that is too slow cost the same at the
-        best price. If another costs less there, it becomes known, and the best price is another one."""
-        tried = self._tried.setdefault((recomputed, moment, share), {})
-        hint = self.hints.get((recomputed, moment.in_flight, moment.once))
-        if hint is not None and not tried:
-            tried[hint] = self._block(prices_of(hint, moment, share), recomputed)
-        for _ in range(MOST_PRICES if self._refines or not tried else 0):
-            price = best_price(self._edge(recomputed, moment, share), seconds, limit)
-            if any(abs(price - other) <= self._near * other for other in tried):
-                break
-            tried[price] = self._block(prices_of(price, moment, share), recomputed)
-        best = min(tried.items(), key=lambda entry: (seconds + entry[0] * limit) / max(entry[1], 1e-30))
-        self.hints[recomputed, moment.in_flight, moment.once] = best[0]
-        return best
-
-    def _edge(self, recomputed: Recomputed, moment: Moment, share: float) -> list[tuple[float, float]]:
-        """Bytes and seconds of the blocks known that are the least at some price, ever fewer bytes."""
-        counts = tuple(len(self.parts[again][1].known(once=moment.once)) for again in (False, recomputed.again))
-        key = recomputed, moment, share
-        if self._edges.get(key, ((), []))[0] != counts:
-            found = []
-            for again, interval, wanted in ((False, 1, recomputed.kept), (True, recomputed.most, recomputed.again)):
-                kept = moment.in_flight * share / interval
-                if wanted:
-                    found += [
-                        (each.seconds, each.stays + moment.gradients * each.gradients + kept * each.kept)
-                        for each in self.parts[again][1].known(once=moment.once)
-                    ]
-            self._edges[key] = counts, lower_edge(found)
-        return self._edges[key][1]
-
-    def _block(self, prices: Prices, recomputed: Recomputed) -> float:
-        """The least priced seconds of a block."""
-        found = []
-        if recomputed.kept:
-            found.append(self.parts[False][1].at(prices).least_s)
-        if recomputed.again:
-            less = replace(prices, kept=prices.kept / recomputed.most)
-            found.append(self.parts[True][1].at(less).least_s)
-        return min(found)
+    return BlockRoom(parts, folding.count, structure.stages, micro_batch, problems.global_batch, wanted, hints, sends)

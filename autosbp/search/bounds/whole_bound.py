@@ -6,7 +6,7 @@ duality, at any price of a byte,
 
     p T >= min over layouts of (seconds + price * (state + gradients + kept)) - price * p * limit
 
-whatever each of them holds (``bounds.stage_bound`` has the same for repeated blocks, where it is known what a stage holds).
+whatever each of them holds (``bounds.block_room`` has the same for repeated blocks, where it is known what a stage holds).
 """
 
 from __future__ import annotations

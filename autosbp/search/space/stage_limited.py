@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from autosbp.errors import InfeasibleError
-from autosbp.search.bounds.stage_bound import Hints, Learnt, Recomputed, StageBounds, Wanted
+from autosbp.search.bounds.block_room import Hints, Recomputed, Wanted
+from autosbp.search.bounds.stage_bound import Learnt, StageBounds
 from autosbp.search.bounds.wait_bound import WaitBounds
 from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.recompute import INTERVALS
