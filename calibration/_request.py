@@ -13,6 +13,7 @@ from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import KINDS
 from autosbp.errors import InputError
 from autosbp.jsonio import check_integer, digest
+from calibration._arrival import LATE_S
 from calibration._placements import Placement, placements
 
 BACKENDS = ("gloo", "nccl")
@@ -86,9 +87,10 @@ class Request:
 
     @property
     def request_id(self) -> str:
-        """What must be equal for one run to go on with the results of another: the request, the host, the torch."""
+        """What must be equal for one run to go on with the results of another: the request, the host, the torch, and how
+        ranks come to collectives."""
         what = {name: value for name, value in self.to_dict().items() if name not in _HOW_LONG}
-        return digest({**what, "host": platform.node(), "torch": version("torch")})
+        return digest({**what, "host": platform.node(), "torch": version("torch"), "late_s": LATE_S})
 
 
 @dataclass(frozen=True, slots=True)
