@@ -79,7 +79,8 @@ def loads_yaml(text: str, what: str = "document") -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Merges (``<<``) of merges grow by a factor each: a few lines would fill the memory. Texts hold whole characters."""
+    """Merges (``<<``) grow with the product of what merges and what is merged: a file would fill the memory. Texts hold whole
+    characters."""
 
     def construct_scalar(self, node: Any) -> Any:
         """A text, or what one is made of."""

@@ -11,16 +11,22 @@ from autosbp.errors import InputError
 from autosbp.jsonio import Fields, loads, loads_yaml, read_file
 
 
-def merges(levels: int) -> str:
+def merged_again(levels: int) -> str:
     """A few lines, each of which merges the one before ten times."""
     lines = ["a0: &a0 {" + ", ".join(f"k{key}: 1" for key in range(10)) + "}"]
     lines += [f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 10)}]}}" for level in range(1, levels)]
     return "\n".join(lines)
 
 
+def merged_at_once(halves: int) -> str:
+    """One mapping of two halves of so many members."""
+    lines = [f"{name}: &{name} {{" + ", ".join(f"{name}{key}: 1" for key in range(halves)) + "}" for name in "ab"]
+    return "\n".join([*lines, "c: {<<: [*a, *b]}"])
+
+
 @pytest.mark.parametrize(
     "text",
-    ["a: 2001-99-99", "[" * 5000, "a: *b", "!!python/object:os.system {}", "{a: ", "\x00", "? {}\n: 1", merges(12)],
+    ["a: 2001-99-99", "[" * 5000, "a: *b", "!!python/object:os.system {}", "{a: ", "\x00", "? {}\n: 1", merged_at_once(5001)],
     ids=["no date", "deep", "no anchor", "python", "cut off", "control", "key", "merges"],
 )
 def test_bad_yaml_is_refused(text: str) -> None:
@@ -30,6 +36,12 @@ def test_bad_yaml_is_refused(text: str) -> None:
 
 def test_merges_are_read() -> None:
     assert loads_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}")["b"] == {"x": 1, "y": 2}
+    assert len(loads_yaml(merged_at_once(5000))["c"]) == 10_000
+
+
+def test_what_is_merged_again_and_again_does_not_grow() -> None:
+    document = loads_yaml(merged_again(24))  # 10^24 members, were each brought as often as it is merged
+    assert document["a23"] == document["a0"]
 
 
 @pytest.mark.parametrize("text", ["1e9", "1.0e9", "1.E+9", "+1.0e09", "10.0e+8", ".1e10"])
