@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -13,14 +14,18 @@ from autosbp import beside
 from autosbp.api import PlanOptions, load_cluster, make_plan
 from autosbp.errors import InfeasibleError
 from autosbp.plan import Plan
+from autosbp.sbp.mesh import Axis, Mesh
+from autosbp.search import SearchResult
 from autosbp.search.bounds.stage_bound import StageBounds
 from autosbp.search.planner import Planner
+from autosbp.search.problem.weights import AS_USED
 from autosbp.search.space.best import Best
 from autosbp.search.space.candidate import Candidate
-from autosbp.search.space.recomputing import Recomputing
+from autosbp.search.space.recomputing import Estimated, Recomputing, _unlike
 from autosbp.search.space.tally import Tally
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages import layouts
+from autosbp.search.stages.layouts import Space, Structure
 from tests.search.plans import graph_of
 
 LIMITS = (60_000_000, 40_000_000)
@@ -157,3 +162,44 @@ def test_bounds_that_were_learnt_say_the_same() -> None:
             least = other.least(at, seconds)
             assert least == seconds if is_shut else least == pytest.approx(one.least(at, seconds), rel=1e-3)
     assert says
+
+
+def test_what_is_made_uneven_hides_no_strategy_that_may_be_better_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, slow = _candidates()
+    assert slow.strategy.pipeline is not None
+    recomputing = replace(slow.strategy, recompute=(("a",),))
+    one, two = (
+        Candidate(replace(recomputing, bucket_bytes=size), replace(slow.costs, step_time_s=seconds))
+        for size, seconds in ((1, 1.05), (2, 1.04))
+    )
+    made = Candidate(replace(recomputing, bucket_bytes=3), replace(quick.costs, step_time_s=1.0))
+    asked = []
+
+    def uneven(_: Best, candidate: Candidate) -> Candidate:
+        asked.append(candidate)
+        return made
+
+    monkeypatch.setattr(Recomputing, "_uneven", uneven)
+    search = _search()
+    search._keep(one)
+    search.recompute_unevenly(Tally())
+    assert search.best is made
+    search._keep(two)
+    search.recompute_unevenly(Tally())
+    search.recompute_unevenly(Tally())
+    assert asked == [one, two]
+
+
+def test_the_same_layouts_on_a_view_that_tells_more_axes_apart_are_costed_once() -> None:
+    result = SearchResult((), 1.0, 0, 1.0, 0.0, 0, (), 0.0, "exact")
+    coarse, fine = (
+        Structure(4, Mesh(tuple(Axis(f"g{at}", size, 0) for at, size in enumerate(shape)), (4,)))
+        for shape in ((4,), (2, 2))
+    )
+
+    def entry(structure: Structure, seconds: float, size: int = 1) -> tuple[Estimated, Space]:
+        return Estimated(seconds, size, AS_USED, result), Space(structure, size, AS_USED, True)
+
+    entries = [entry(coarse, 2.0), entry(fine, 2.0 * (1 + 1e-12)), entry(fine, 2.0, size=2), entry(fine, 1.9)]
+    kept = [entries[3], entries[0], entries[2]]
+    assert _unlike(entries) == kept

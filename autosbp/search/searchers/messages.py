@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.search._base import Costs, SearchProblem
+from autosbp.search.searchers.loops import kernels
 from autosbp.search.searchers.memory import Meet, line, sum_below
 from autosbp.search.searchers.run import magnitude
 
@@ -176,9 +177,14 @@ class Messages:
         key = (arc.known, base.tobytes())
         known = self._made.get(key)
         if known is None:
-            out = (base[:, None] + arc.table).min(axis=0)
-            least = float(out.min())
-            known = np.floor((out - least) / self._grain) * self._grain, least
+            loops = kernels(arc.table.size)
+            if loops is None:
+                out = (base[:, None] + arc.table).min(axis=0)
+                least = float(out.min())
+                known = np.floor((out - least) / self._grain) * self._grain, least
+            else:
+                out = np.empty(arc.table.shape[1])
+                known = out, loops.message(base, arc.table, self._grain, out)
             if len(self._made) >= MAX_KNOWN:
                 self._made.clear()
             self._made[key] = known

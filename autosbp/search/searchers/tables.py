@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from threading import Thread
 
 import numpy as np
 
 from autosbp.search._base import Costs
+from autosbp.search.searchers.loops import kernels
 
 # Entries of a temporary: 512 KiB, so that the sum is still in cache when its minimum is taken.
 CHUNK_ENTRIES = 1 << 16
 MAX_TEMPORARY_ENTRIES = 1 << 23  # 64 MiB
 IN_HALVES = 4e6  # additions from which on a second thread takes half of them
+IN_HALVES_OF_LOOPS = 2e7  # the same of compiled loops, which are quicker
+IN_LOOPS = 3e4  # additions from which on a compiled loop is worth its call
 SAMPLES = 64  # entries that tell most arrays apart before they are compared
 
 Operand = tuple[int, tuple[int, ...]]  # table id; which local axis each of its dims is
@@ -92,12 +96,56 @@ def min_of_sum(arrays: Sequence[Costs], sizes: tuple[int, ...], check: Callable[
         joined = outer[0] + outer[1]
         merged = [array for array in merged if array is not outer[0] and array is not outer[1]] + [joined]
         outer = [joined, *outer[2:]]
+    additions = float(np.prod(sizes, dtype=np.float64))
+    if len(merged) == 2 and additions >= IN_LOOPS:
+        loops = kernels(additions)
+        if loops is not None:
+            return _in_loops(loops.least_sums, merged[0], merged[1], sizes, check)
     out = np.empty(sizes[1:])
-    if len(sizes) > 1 and sizes[1] > 1 and float(np.prod(sizes, dtype=np.float64)) >= IN_HALVES:
+    if len(sizes) > 1 and sizes[1] > 1 and additions >= IN_HALVES:
         _fill_in_halves(out, merged, sizes, check)
     else:
         _fill(out, merged, sizes, check)
     return out
+
+
+def _in_loops(
+    least_sums: Callable[[Costs, Costs, Costs, int, int], None],
+    one: Costs,
+    two: Costs,
+    sizes: tuple[int, ...],
+    check: Callable[[], None],
+) -> Costs:
+    """The minima of two arrays by a compiled loop over matrices, one for each index of the dims that both have."""
+    if one.shape[-1] > 1 and two.shape[-1] == 1:
+        one, two = two, one  # rows are those of the last dim
+    dims = range(1, len(sizes))
+    both = [dim for dim in dims if one.shape[dim] > 1 and two.shape[dim] > 1]
+    own, other = ([dim for dim in dims if array.shape[dim] > 1 and dim not in both] for array in (one, two))
+    order = (*both, *own, *other)
+    shapes = [[sizes[dim] for dim in each] for each in (both, own, other)]
+    count, rows, columns = (math.prod(shape) for shape in shapes)
+    left, right = _matrices(one, both, own), _matrices(two, both, other)
+    found = np.empty((count, rows, columns))
+    half = rows // 2 if float(count * rows * columns) * sizes[0] >= IN_HALVES_OF_LOOPS else 0
+    check()
+    if half:
+        thread = Thread(target=least_sums, args=(left, right, found, 0, half))
+        thread.start()
+    least_sums(left, right, found, half, rows)
+    if half:
+        thread.join()
+    single = [dim for dim in dims if sizes[dim] == 1]
+    turned = found.reshape([*(size for shape in shapes for size in shape), *(1 for _ in single)])
+    return np.ascontiguousarray(turned.transpose(np.argsort([*order, *single])))
+
+
+def _matrices(array: Costs, both: Sequence[int], own: Sequence[int]) -> Costs:
+    """The array over (indices of ``both``, first dim, indices of its ``own``)."""
+    single = [dim for dim in range(1, array.ndim) if dim not in both and dim not in own]
+    turned = array.transpose([*both, 0, *own, *single])
+    count = math.prod(array.shape[dim] for dim in both)
+    return np.ascontiguousarray(turned).reshape(count, array.shape[0], -1)
 
 
 def _fill_in_halves(out: Costs, arrays: Sequence[Costs], sizes: tuple[int, ...], check: Callable[[], None]) -> None:

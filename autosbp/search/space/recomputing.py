@@ -29,6 +29,8 @@ WORSE = 1.01
 """A microbatch that takes so many times what the larger one before it does ends the walk."""
 LATE = 0.25
 """Of the time limit, what may have passed behind it while this still makes a strategy uneven."""
+SAME = 1e-9
+"""Relative: seconds that differ by less are of the same layouts."""
 UNEVEN, UNEVEN_GAIN = 2, 1.1
 """Strategies whose stages are made to recompute what each has to, and how many times what the best takes they may take."""
 
@@ -64,6 +66,8 @@ class Recomputing(StageLimited):
     those with more microbatches in flight have to recompute more."""
 
     evens = True
+    _remembers = True
+    """What is made uneven hides no strategy that it was not made of, and that may be better once it is uneven, too."""
     _even: dict[tuple[int, int], Candidate]
     _made_uneven: list[Strategy]
     _pending: list[tuple[float, Space]]
@@ -88,7 +92,7 @@ class Recomputing(StageLimited):
             layouts = made.get(space.key) or self.problems.build(space, None)
             self._keep(self._fitting(space, self._candidates(layouts, each.result)))
 
-        for _ in self._in_rounds(sorted(found, key=lambda entry: entry[0].estimate_s), is_open, look, tally):
+        for _ in self._in_rounds(_unlike(found), is_open, look, tally):
             pass
 
     def recompute_tightly(self, kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
@@ -103,7 +107,7 @@ class Recomputing(StageLimited):
 
     def begin_even(self, best: Candidate | None) -> None:
         """Forget strategies of other structures."""
-        self._even, self._made_uneven = {}, []
+        self._even, self._made_uneven, self._remembers = {}, [], True
         self._remember(best)
 
     def recompute_unevenly(self, tally: Tally) -> None:
@@ -120,12 +124,15 @@ class Recomputing(StageLimited):
             return candidate if found is None else found
 
         evens = sorted(self._even.values(), key=_step_s)[: UNEVEN if self.evens else 0]
+        self._remembers = False
         for candidate, found in self._in_rounds(evens, is_open, look, tally):
             self._made_uneven += [] if found is None else [candidate.strategy, found.strategy]
+        self._remembers = True
 
     def _keep(self, candidate: Candidate | None) -> None:
         super()._keep(candidate)
-        self._remember(candidate)
+        if self._remembers:
+            self._remember(candidate)
 
     def _is_worth_keeping(self, candidate: Candidate) -> bool:
         return super()._is_worth_keeping(candidate) or any(candidate is each for each in self._even.values())
@@ -244,6 +251,20 @@ class Recomputing(StageLimited):
             made[space.key] = layouts
             return [Estimated(short * estimate_s, size, storage, replace(result, certificate=None))]
         return []
+
+
+def _unlike(found: Sequence[Entry]) -> list[Entry]:
+    """The quickest first. Views that tell more axes apart than their optimum does have it once more, at the same seconds."""
+    ranked = sorted(found, key=lambda entry: entry[0].estimate_s)
+    unlike: list[Entry] = []
+    for each, space in ranked:
+        kind, least_s = (space.stages, space.micro_batch, space.storage), each.estimate_s * (1 - SAME)
+        if not any(
+            (other.stages, other.micro_batch, other.storage) == kind and one.estimate_s >= least_s
+            for one, other in unlike
+        ):
+            unlike.append((each, space))
+    return unlike
 
 
 def _step_s(candidate: Candidate) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from autosbp.search.searchers.anytime.compiled import compiled
 from autosbp.search.searchers.anytime.network import Links, Rows
 from autosbp.search.searchers.anytime.problem import Floats, Ints
 from autosbp.search.searchers.anytime.state import TINY, State, assign, extent, refill_if_fits
+from autosbp.search.searchers.compiled import compiled
 
 
 @compiled

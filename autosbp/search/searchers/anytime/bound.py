@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from autosbp.search.searchers.anytime.compiled import compiled
 from autosbp.search.searchers.anytime.network import Links, Network, Rows
 from autosbp.search.searchers.anytime.problem import Floats, Ints
+from autosbp.search.searchers.compiled import compiled
 
 TURNS = 3
 """Pairs of passes between changes of prices."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from autosbp.search.searchers.anytime.compiled import compiled
 from autosbp.search.searchers.anytime.network import Links, Network, Rows
 from autosbp.search.searchers.anytime.problem import FORBIDDEN, Floats, Ints
+from autosbp.search.searchers.compiled import compiled
 
 AT_ONCE = 1e8
 """Differences of costs between two looks at the clock."""

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autosbp.search.searchers.anytime.compiled import compiled, reassociated
 from autosbp.search.searchers.anytime.network import Links, Network, Rows
 from autosbp.search.searchers.anytime.problem import Floats, Ints
+from autosbp.search.searchers.compiled import compiled, reassociated
 
 TINY = 0.5
 """Costs that differ by less are the same: they are integers, or scaled so that this is rounding."""

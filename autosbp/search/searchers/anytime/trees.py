@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autosbp.search.searchers.anytime.compiled import compiled
 from autosbp.search.searchers.anytime.network import Links, Network, Rows
 from autosbp.search.searchers.anytime.problem import Floats, Ints
 from autosbp.search.searchers.anytime.state import TINY, State, assign, extent, fullest, more, refill
+from autosbp.search.searchers.compiled import compiled
 
 LARGEST = 300
 """Nodes of a tree. Their number is drawn evenly on a logarithmic scale."""
