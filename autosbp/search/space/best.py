@@ -24,7 +24,7 @@ from autosbp.search import SearchResult
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import CERTAIN, INFINITE, ROUNDING
 from autosbp.search.space.opening import Opened, Opening
-from autosbp.search.space.space_solver import Kind
+from autosbp.search.space.space_solver import BOUNDED, Kind
 from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Layouts, Space, Structure
@@ -266,7 +266,9 @@ class Best(Opening):
                 if shut[at]:
                     continue
                 self._try(structure, sizes[at], kind, tally)
-                if self.best is not None and self._cutoff == before:
+                # Without the memory limit smaller microbatches take no less than this one.
+                free_s = self._free_s(self._space(structure, sizes[at], kind.storages[0])) if at >= roomy else 0.0
+                if self.best is not None and (self._cutoff == before or free_s >= self._cutoff * (1 - BOUNDED)):
                     break
 
     def _walk(self, structure: Structure, kind: Kind, tally: Tally) -> Walk | None:

@@ -83,9 +83,8 @@ class Recomputing(StageLimited):
         found = self._estimated(structures, kind, tally, spent, made)
 
         def is_open(entry: Entry) -> bool:
-            reach = UNEVEN_GAIN if self.evens and kind.proves and entry[1].stages > 1 else CERTAIN
             late = self.best is not None and self._late(spent)
-            return not late and entry[0].estimate_s < reach * self._cutoff
+            return not late and entry[0].estimate_s < self._reach(kind, entry[1]) * self._cutoff
 
         def look(entry: Entry, _: Tally) -> None:
             each, space = entry
@@ -157,6 +156,10 @@ class Recomputing(StageLimited):
         if found is strategy:
             return None
         return self._fits([Candidate(found, self._costs(graph, found, boxing))])
+
+    def _reach(self, kind: Kind, space: Space) -> float:
+        """How many times what the best strategy takes one may take by estimate that is costed."""
+        return UNEVEN_GAIN if self.evens and kind.proves and space.stages > 1 else CERTAIN
 
     def _late(self, spent: Callable[[], bool]) -> bool:
         return spent() or time.monotonic() > self._began + SHARE * (self.deadline - self._began)
@@ -236,8 +239,11 @@ class Recomputing(StageLimited):
             free = self._solve(self.problems.build(replace(space, again=False), None), kind, tally, INFINITE)
             if free.memory_bytes <= self.limit and not self._exceeds(structure, [size]):
                 return [] if self._exceeds(structure, self.micro_batches(structure.stages)) else None
-            short = self._short(space)
-            if short * free.cost_s >= CERTAIN * self._cutoff:
+            short, excess = self._short(space), free.memory_bytes - self.limit
+            # With all recomputed an op takes no less than its least, and saves no more than all but that.
+            part = max(excess, 0) / max(free.memory_bytes - self.problems.least_memory(space), 1)
+            slower_s = max(0.0, self.problems.least_s(space) - free.cost_s)
+            if short * (free.cost_s + min(part, 1.0) * slower_s) >= self._reach(kind, space) * self._cutoff:
                 return []
             layouts = self.problems.build(space, None)
             result = self._solve(layouts, kind, tally, INFINITE)
@@ -246,7 +252,7 @@ class Recomputing(StageLimited):
                 continue
             # Between no block and all of them, as many are recomputed as do not fit.
             saved = free.memory_bytes - result.memory_bytes
-            part = min((free.memory_bytes - self.limit) / max(saved, 1), 1.0)
+            part = min(max(excess, 0) / max(saved, 1), 1.0)
             estimate_s = free.cost_s + part * max(result.cost_s - free.cost_s, 0.0)
             made[space.key] = layouts
             return [Estimated(short * estimate_s, size, storage, replace(result, certificate=None))]

@@ -18,7 +18,7 @@ from autosbp.search.space.candidate import Candidate, Tried
 from autosbp.search.space.costing import CERTAIN, INFINITE
 from autosbp.search.space.micro_batches import micro_batches
 from autosbp.search.space.tally import Tally, nearer
-from autosbp.search.stages.layouts import Layouts, Space, Structure
+from autosbp.search.stages.layouts import Layouts, Space, SpaceKey, Structure
 from autosbp.search.stages.pipelines import waiting
 
 MAX_EVALUATIONS = 100_000_000
@@ -30,6 +30,10 @@ BASELINE_GAP = 0.02
 ROUGH_GAP, ROUGH_WORK = 0.05, 0.05
 """Where memory binds, every space is searched to this gap, with a part of the work that closing it may take, before any is
 searched to the one asked for."""
+LITTLE = 1e-3
+"""Of the memory limit: what another way to store parameters has to save to be worth a search of its own."""
+BOUNDED = 1e-9
+"""Relative: a bound that is so near to the best known leaves nothing to look for."""
 REFINED, REFINED_WORK = 2, 0.1
 """Then so many are, with more of that work."""
 _SEARCHERS = {**SEARCHERS, "tied": tied}
@@ -61,7 +65,10 @@ class Optimum:
 
 
 class SpaceSolver(Apart):
-    """Solves spaces, and makes strategies of what it finds."""
+    """Solves spaces, and makes strategies of what it finds. ``_relaxations`` are bounds of problems of spaces, and the prices
+    of memory that give them."""
+
+    _relaxations: dict[SpaceKey, tuple[float, float]]
 
     def micro_batches(self, stages: int) -> list[int]:
         """Microbatch sizes to try, largest first."""
@@ -101,15 +108,31 @@ class SpaceSolver(Apart):
 
     def _try(self, structure: Structure, size: int, kind: Kind, tally: Tally, limit: int | None = None) -> None:
         """Every way to store parameters that differs from those before it; ``limit`` is where the first begins."""
-        seen: list[SearchProblem] = []
+        seen: list[Layouts] = []
         for storage in kind.storages:
             try:
                 layouts = self._built(self._space(structure, size, storage), kind, limit or self.limit)
-                if not any(_same_costs(layouts.problem, other) for other in seen):
-                    seen.append(layouts.problem)
+                if not any(self._is_no_better(layouts, other) for other in seen):
+                    seen.append(layouts)
                     self._keep(self._limited(layouts.space, kind, tally, self._cutoff, limit))
             except InfeasibleError as error:
                 self.problem = nearer(self.problem, error)
+
+    def _is_no_better(self, layouts: Layouts, known: Layouts) -> bool:
+        """Whether layouts with parameters stored in another way take no fewer seconds, and the bytes that they save are worth
+        nothing: few, or at the price that proves that those known are not better than the best."""
+        saved = _saved_bytes(layouts.problem, known.problem)
+        if saved is None or saved <= LITTLE * self.limit:
+            return saved is not None
+        bound_s, price = self._relaxations.get(known.space.key, (-INFINITE, 0.0))
+        cutoff_s = self._cutoff * self._spare(known.space) / self._short(known.space)
+        return bound_s - price * saved >= cutoff_s * (1 - BOUNDED)
+
+    def _free_s(self, space: Space) -> float:
+        """What no strategy of a space takes less than, nor any of smaller microbatches, where that is known without the memory
+        limit."""
+        bound_s, price = self._relaxations.get(space.key, (-INFINITE, 0.0))
+        return min(bound_s * self._working(space), self._cutoff) if price == 0.0 else -INFINITE  # of what was left out
 
     def _within_limit(self, space: Space, kind: Kind, tally: Tally) -> Candidate:
         """The best strategy of a space under the limit, with recomputation where there is none without."""
@@ -187,6 +210,8 @@ class SpaceSolver(Apart):
                 if limit == self.limit:
                     raise
                 break
+            if limit == (first or self.limit) and result.certificate is not None:
+                self._relaxations[space.key] = result.certificate.relaxed_bound_s, result.certificate.price_s_per_byte
             if self._rough is not None and result.gap > self.options.gap_tolerance:
                 self._rough[space.key] = min(result.lower_bound_s, self._rough.get(space.key, INFINITE))
             if result.cost_s >= CERTAIN * cutoff_s:
@@ -253,10 +278,20 @@ class SpaceSolver(Apart):
         return result
 
 
-def _same_costs(one: SearchProblem, other: SearchProblem) -> bool:
-    """Whether two problems over the same layouts differ in nothing."""
-    if [len(costs) for costs in one.unary_s] != [len(costs) for costs in other.unary_s]:
-        return False
-    pairs = {(id(a), id(b)): (a, b) for a, b in zip(one.unary_s, other.unary_s, strict=True)}
-    uses = {(id(a), id(b)): (a, b) for a, b in zip(one.memory_bytes, other.memory_bytes, strict=True)}
-    return all(np.array_equal(*pair) for pair in (*pairs.values(), *uses.values()))
+def _saved_bytes(problem: SearchProblem, known: SearchProblem) -> float | None:
+    """The most bytes that an assignment takes less than in another problem over the same layouts, which has fewer seconds, or
+    as many, for each value; None where it has not, or has other layouts."""
+    if [len(costs) for costs in problem.unary_s] != [len(costs) for costs in known.unary_s]:
+        return None
+    pairs: dict[tuple[int, int], float] = {}
+    saved = 0.0
+    for own, other, use, before in zip(
+        problem.unary_s, known.unary_s, problem.memory_bytes, known.memory_bytes, strict=True
+    ):
+        key = id(own), id(use)
+        if key not in pairs:
+            if (own < other).any():
+                return None
+            pairs[key] = float(np.max(before - use, initial=0))
+        saved += pairs[key]
+    return saved
