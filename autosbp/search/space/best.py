@@ -267,8 +267,9 @@ class Best(Opening):
                     continue
                 self._try(structure, sizes[at], kind, tally)
                 # Without the memory limit smaller microbatches take no less than this one.
-                free_s = self._free_s(self._space(structure, sizes[at], kind.storages[0])) if at >= roomy else 0.0
-                if self.best is not None and (self._cutoff == before or free_s >= self._cutoff * (1 - BOUNDED)):
+                free_s = self._free_s(self._space(structure, sizes[at], kind.storages[0]))
+                done = at >= roomy and self._is_charged(kind) and free_s >= self._cutoff * (1 - BOUNDED)
+                if self.best is not None and (self._cutoff == before or done):
                     break
 
     def _walk(self, structure: Structure, kind: Kind, tally: Tally) -> Walk | None:

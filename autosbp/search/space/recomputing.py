@@ -240,6 +240,8 @@ class Recomputing(StageLimited):
             if free.memory_bytes <= self.limit and not self._exceeds(structure, [size]):
                 return [] if self._exceeds(structure, self.micro_batches(structure.stages)) else None
             short, excess = self._short(space), free.memory_bytes - self.limit
+            if short * free.cost_s >= CERTAIN * self._cutoff:
+                return []
             # With all recomputed an op takes no less than its least, and saves no more than all but that.
             part = max(excess, 0) / max(free.memory_bytes - self.problems.least_memory(space), 1)
             slower_s = max(0.0, self.problems.least_s(space) - free.cost_s)

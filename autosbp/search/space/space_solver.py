@@ -108,21 +108,22 @@ class SpaceSolver(Apart):
 
     def _try(self, structure: Structure, size: int, kind: Kind, tally: Tally, limit: int | None = None) -> None:
         """Every way to store parameters that differs from those before it; ``limit`` is where the first begins."""
-        seen: list[Layouts] = []
+        seen: list[tuple[Layouts, bool]] = []  # and whether a strategy was found that fits
         for storage in kind.storages:
             try:
                 layouts = self._built(self._space(structure, size, storage), kind, limit or self.limit)
-                if not any(self._is_no_better(layouts, other) for other in seen):
-                    seen.append(layouts)
+                if not any(self._is_no_better(layouts, *other) for other in seen):
+                    seen.append((layouts, False))
                     self._keep(self._limited(layouts.space, kind, tally, self._cutoff, limit))
+                    seen[-1] = layouts, True
             except InfeasibleError as error:
                 self.problem = nearer(self.problem, error)
 
-    def _is_no_better(self, layouts: Layouts, known: Layouts) -> bool:
+    def _is_no_better(self, layouts: Layouts, known: Layouts, fits: bool) -> bool:
         """Whether layouts with parameters stored in another way take no fewer seconds, and the bytes that they save are worth
-        nothing: few, or at the price that proves that those known are not better than the best."""
+        nothing: few where those known fit, or at the price that proves that these are not better than the best."""
         saved = _saved_bytes(layouts.problem, known.problem)
-        if saved is None or saved <= LITTLE * self.limit:
+        if saved is None or saved <= (LITTLE * self.limit if fits else 0.0):
             return saved is not None
         bound_s, price = self._relaxations.get(known.space.key, (-INFINITE, 0.0))
         cutoff_s = self._cutoff * self._spare(known.space) / self._short(known.space)
@@ -283,15 +284,15 @@ def _saved_bytes(problem: SearchProblem, known: SearchProblem) -> float | None:
     as many, for each value; None where it has not, or has other layouts."""
     if [len(costs) for costs in problem.unary_s] != [len(costs) for costs in known.unary_s]:
         return None
-    pairs: dict[tuple[int, int], float] = {}
+    most: dict[tuple[int, ...], float] = {}
     saved = 0.0
     for own, other, use, before in zip(
         problem.unary_s, known.unary_s, problem.memory_bytes, known.memory_bytes, strict=True
     ):
-        key = id(own), id(use)
-        if key not in pairs:
+        key = id(own), id(other), id(use), id(before)
+        if key not in most:
             if (own < other).any():
                 return None
-            pairs[key] = float(np.max(before - use, initial=0))
-        saved += pairs[key]
+            most[key] = float(np.max(before - use, initial=0))
+        saved += most[key]
     return saved
