@@ -234,11 +234,16 @@ class Recomputing(StageLimited):
         leaner, and slower. None where memory does not bind."""
         for storage in kind.storages:
             space = Space(structure, size, storage, True)
-            if self.problems.least_memory(space) > self.limit:
+            plain = replace(space, again=False)
+            # What may fit without recomputation is asked first: where it does, problems with it are not built.
+            roomy = self.problems.least_memory(plain) <= self.limit
+            if not roomy and self.problems.least_memory(space) > self.limit:
                 continue
-            free = self._solve(self.problems.build(replace(space, again=False), None), kind, tally, INFINITE)
+            free = self._solve(self.problems.build(plain, None), kind, tally, INFINITE)
             if free.memory_bytes <= self.limit and not self._exceeds(structure, [size]):
                 return [] if self._exceeds(structure, self.micro_batches(structure.stages)) else None
+            if roomy and self.problems.least_memory(space) > self.limit:
+                continue
             short, excess = self._short(space), free.memory_bytes - self.limit
             if short * free.cost_s >= CERTAIN * self._cutoff:
                 return []
