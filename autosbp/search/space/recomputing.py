@@ -235,15 +235,12 @@ class Recomputing(StageLimited):
         for storage in kind.storages:
             space = Space(structure, size, storage, True)
             plain = replace(space, again=False)
-            # What may fit without recomputation is asked first: where it does, problems with it are not built.
-            roomy = self.problems.least_memory(plain) <= self.limit
-            if not roomy and self.problems.least_memory(space) > self.limit:
+            # Without recomputation first: where all fits, problems with it are not built.
+            if all(self.problems.least_memory(each) > self.limit for each in (plain, space)):
                 continue
             free = self._solve(self.problems.build(plain, None), kind, tally, INFINITE)
             if free.memory_bytes <= self.limit and not self._exceeds(structure, [size]):
                 return [] if self._exceeds(structure, self.micro_batches(structure.stages)) else None
-            if roomy and self.problems.least_memory(space) > self.limit:
-                continue
             short, excess = self._short(space), free.memory_bytes - self.limit
             if short * free.cost_s >= CERTAIN * self._cutoff:
                 return []
