@@ -67,6 +67,7 @@ class FlatMessage:
         ]
         self._whole: torch.Tensor | None = None
         self._gradient: torch.Tensor | None = None
+        self._places: list[torch.Tensor] = []  # of each parameter in it, cut once for all
         self._filled = [False] * len(parts)
         self._total: torch.Tensor | None = None
         self._work: Any = None
@@ -106,8 +107,8 @@ class FlatMessage:
             return
         if self._gradient is None:
             self._gradient = self._flat.new_empty(self.ranks * self._flat.numel())
-        place = self._parts(self._gradient)[at]
-        dim = self.dims[at]
+            self._places = self._parts(self._gradient)
+        place, dim = self._places[at], self.dims[at]
         source = torch.unflatten(gradient, dim, (self.ranks, -1)).movedim(dim, 0)
         if filled:
             place.add_(source)
@@ -120,13 +121,13 @@ class FlatMessage:
         if self._gradient is None:
             self._gradient = self._flat.new_zeros(self.ranks * self._flat.numel())
         elif not all(self._filled):
-            for place, filled in zip(self._parts(self._gradient), self._filled, strict=True):
+            for place, filled in zip(self._places, self._filled, strict=True):
                 if not filled:
                     place.zero_()
         result = torch.empty_like(self._flat)
         self.runtime.record("reduce_scatter", self._gradient, ranks)
         self._back = _dist.start_reduce_scatter(result, self._gradient, group), result, self._gradient
-        self._gradient, self._filled = None, [False] * len(self.sizes)
+        self._gradient, self._places, self._filled = None, [], [False] * len(self.sizes)
 
     def settle(self) -> None:
         if self._back is None:
