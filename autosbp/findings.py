@@ -11,6 +11,8 @@ _TIGHT = 0.9
 _PROVING = ("auto", "exact")
 _MUCH = 1.1
 """Times as fast: what is less is told in per cent."""
+_TIMES = 2.0
+"""Times as long as the optimum: what is less is told in per cent above."""
 SAME = 1e-6
 """Relative: steps that differ by less are equal."""
 _VERDICTS = {True: "may be faster than is said here", False: "does not run", None: "is not known"}
@@ -31,7 +33,15 @@ def certificate(document: Mapping[str, Any]) -> str:
     if gap == 0:
         return "optimal: no strategy of the search space is faster under the cost model"
     early = "; search ended before all was looked at" if ended_early(document) else ""
-    return f"at most {100 * gap:.2g} % above the optimum (lower bound {seconds(bound)}){early}"
+    return f"at most {above_optimum(gap)} the optimum (lower bound {seconds(bound)}){early}"
+
+
+def above_optimum(gap: float) -> str:
+    """A gap, which is relative to the plan, relative to the optimum: a plan of twice the bound has one of a half."""
+    if gap >= 1.0:
+        return "any number of times"
+    times = 1 / (1 - gap)
+    return f"{100 * (times - 1):.2g} % above" if times < _TIMES else f"{times:.3g} x"
 
 
 def why_no_bound(document: Mapping[str, Any]) -> str:
@@ -127,14 +137,4 @@ def _next(document: Mapping[str, Any]) -> list[str]:
         advice.append("Costs come from the cluster's data sheet: a calibration measures it.")
     if ended_early(document):
         advice.append("A longer time limit may give a better plan, and a better bound.")
-    elif _may_close(document):
-        advice.append("A longer time limit may close the gap.")
     return advice
-
-
-def _may_close(document: Mapping[str, Any]) -> bool:
-    """Whether more time could prove more: not where the gap is as small as was asked for, nor to a searcher that proves
-    nothing, nor of what is charged more than it takes."""
-    options = document.get("options", {})
-    known = document.get("searcher") in _PROVING and options.get("storage") != "use" and not options.get("pins")
-    return known and (document.get("gap") or 0.0) > options.get("gap_tolerance", 0.0)

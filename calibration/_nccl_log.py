@@ -30,7 +30,7 @@ class NcclLog:
 
     ``bus_factor`` is busbw / algbw where it is known, which tells the number of ranks; ``num_skipped`` counts the
     pieces of rows whose message size was lost between other lines; ``num_groups`` ran at once, None where the log does
-    not list its devices.
+    not list its devices. It ``ends`` with the run's summary: of one without, nothing tells whether rows are missing.
     """
 
     kind: str
@@ -39,6 +39,7 @@ class NcclLog:
     bus_factor: float | None
     num_skipped: int
     num_groups: int | None = None
+    ends: bool = True
 
 
 def kind_of(given: str | None, program: str, path: Path) -> str:

@@ -75,7 +75,7 @@ def read_nccl_log(path: Path, kind: str | None = None) -> NcclLog:
         raise CalibrationError(f"{path.name}: truncated or empty: no rows of a message size above 0")
     groups = [int(number) for number in _GROUP.findall(text)]
     num_groups = max(groups) + 1 if groups else None
-    return NcclLog(kind, tuple(sides[0]), tuple(sides[1]), _bus_factor(rows, path.name), num_skipped, num_groups)
+    return NcclLog(kind, tuple(sides[0]), tuple(sides[1]), _bus_factor(rows, path.name), num_skipped, num_groups, ended)
 
 
 def _read(path: Path) -> str:

@@ -176,8 +176,16 @@ def _store(output: Path, document: dict[str, Any], kept: Kept) -> None:
             note(f"the same command stores what was measured, which is kept in {kept.beside}, without measuring again")
         raise
     note(f"wrote {output}")
-    if kept.beside is not None:
+    if kept.beside is None:
+        return
+    others = sorted(kept.beside.glob("results-*.jsonl")) if kept.shared is None else []
+    if not others:
         shutil.rmtree(kept.beside, ignore_errors=kept.shared is not None)
+        return
+    for path in kept.beside.iterdir():
+        if path not in others and path.is_file():
+            path.unlink()
+    note(f"what another request has measured stays in {kept.beside}: {', '.join(path.name for path in others)}")
 
 
 def _refuse_unused(way: str, **given: object) -> None:
@@ -322,9 +330,10 @@ def _read_logs(cluster: str, logs: list[str], method: str, in_place: bool) -> Ca
     """Fits of nccl-tests' logs; each names the group that it was run over, in units of each cluster level."""
     from autosbp.cluster import load_cluster
     from autosbp.costmodel.calibration import Calibration
-    from calibration import import_nccl_log, share_fits
+    from calibration import import_nccl_log, read_nccl_log, share_fits
 
     there = load_cluster(cluster)
+    cut: list[str] = []
     fits: dict[tuple[str, tuple[int, ...]], CollectiveFit] = {}
     for entry in logs:
         shape, equals, path = entry.partition("=")
@@ -335,10 +344,12 @@ def _read_logs(cluster: str, logs: list[str], method: str, in_place: bool) -> Ca
         if (fit.kind, counts) in fits:
             raise InputError("nccl_log", entry, f"one log of {fit.kind} over {shape} is expected, not two")
         fits[fit.kind, counts] = fit
+        if not read_nccl_log(Path(path), fit.kind).ends:
+            cut.append(f"{path} has no summary: whether it has all sizes is not known")
     notes = [f"{fit.kind} over {'x'.join(map(str, shape))}: {fit.num_groups} of the groups alone; all at once, which share "
              "links, are predicted from it" for (_, shape), fit in fits.items() if fit.num_groups is not None]  # fmt: skip
     found = share_fits(list(fits.values())) if method == "relative" else fits.values()
-    return Calibration(there, "nccl", method, tuple(found), notes=("fitted from logs of nccl-tests", *notes))
+    return Calibration(there, "nccl", method, tuple(found), notes=("fitted from logs of nccl-tests", *notes, *cut))
 
 
 def _group(fit: CollectiveFit) -> str:

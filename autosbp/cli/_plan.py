@@ -22,7 +22,7 @@ from autosbp.cli._options import (
     SeqLen,
     Server,
 )
-from autosbp.cli._pareto import front_paths, show_front
+from autosbp.cli._pareto import front_paths, left_of_others, show_front
 from autosbp.cli._run import console, note, print_json
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.findings import certificate, findings
@@ -207,6 +207,8 @@ def plan(
         for path, found in zip(front_paths(output, len(plans)), plans, strict=True):
             write_json(path, found.to_dict())
             note(f"wrote {path}")
+        for path in left_of_others(output, len(plans)) if pareto is not None else ():
+            note(f"{path} is not of this front, but of an earlier one")
     if as_json:
         warn(document)
         print_json(document if pareto is None else {**document, "pareto": [found.summary() for found in plans]})

@@ -73,7 +73,8 @@ def _unpack(
     if not isinstance(module, torch.nn.Module):
         raise InputError(model, type(returned).__name__, f"{_RETURNS}; module must be a torch.nn.Module")
     if not isinstance(inputs, Mapping) or not inputs:
-        raise InputError(f"{model}.example_inputs", inputs, f"{_RETURNS}; example_inputs must be a mapping of tensors")
+        found = type(inputs).__name__
+        raise InputError(f"{model}.example_inputs", found, f"{_RETURNS}; example_inputs must be a mapping of tensors")
     for name, tensor in inputs.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
             found = type(tensor).__name__

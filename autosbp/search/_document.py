@@ -10,7 +10,13 @@ from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import SCHEMA, Baseline, Costs, Strategy, plan_id_of
-from autosbp.search._warnings import batch_warnings, calibration_warnings, replication_warnings, runtime_warnings
+from autosbp.search._warnings import (
+    batch_warnings,
+    calibration_warnings,
+    replication_warnings,
+    runtime_warnings,
+    storage_warnings,
+)
 from autosbp.search.plan_options import PlanOptions
 
 
@@ -46,6 +52,7 @@ def plan_document(
         "warnings": [
             *replication_warnings(graph),
             *runtime_warnings(strategy),
+            *storage_warnings(graph, strategy, options.storage),
             *batch_warnings(graph, strategy),
             *calibration_warnings(graph, strategy, cluster, calibration),
             *([f"The start was left aside: {start_aside}."] if start_aside else []),

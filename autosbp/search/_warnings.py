@@ -16,7 +16,10 @@ from autosbp.pipeline import SCHEDULES
 from autosbp.plan import Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.rules import RULES
+from autosbp.sbp.storage import split_storage
 from autosbp.sbp.whole_batch import difference
+from autosbp.search.problem.strategy import used_layouts
+from autosbp.search.problem.weights import STEP, USE
 
 UNKNOWN = "has no sharding rule, and its layouts were not looked for"
 SUMS = "cannot be split, only pass on partial sums"
@@ -41,6 +44,16 @@ def runtime_warnings(strategy: Strategy) -> list[str]:
     if strategy.pipeline is None or SCHEDULES[strategy.pipeline.schedule].runs:
         return []
     return [f"No runtime here runs the schedule {strategy.pipeline.schedule} yet: the plan is a prediction alone."]
+
+
+def storage_warnings(graph: LogicalGraph, strategy: Strategy, asked: str | None) -> list[str]:
+    """A sentence where parameters were to be stored apart from their use, and none can be."""
+    if asked not in (STEP, USE):
+        return []
+    used = used_layouts(graph, dict(strategy.signatures))
+    if any(split_storage(leaf, used[leaf.name], strategy.mesh) != used[leaf.name] for leaf in graph.trained):
+        return []
+    return [f"Storage {asked} has no effect: no parameter splits evenly over all devices that use it whole."]
 
 
 def batch_warnings(graph: LogicalGraph, strategy: Strategy) -> list[str]:

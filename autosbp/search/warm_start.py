@@ -53,8 +53,11 @@ def restarted(earlier: Strategy, problems: LayoutProblems, cluster: Cluster, opt
             graph, boxing = problems.bound(size), problems.boxing(earlier.mesh)
             strategy = _at(earlier, graph, boxing, size, problems.global_batch)
             return Restart(Candidate(strategy, evaluate(graph, strategy, boxing, problems.compute)))
-        except (InputError, KeyError) as error:  # layouts or cuts of ops that are gone, or that split unevenly
+        except InputError as error:  # layouts that split unevenly, cuts at ops that are gone
             reason = reason or f"it does not fit {problems.graph.name} at a microbatch of {size}: {error}"
+        except KeyError as error:
+            name = getattr(error.args[0], "name", error.args[0])
+            reason = reason or f"it does not fit {problems.graph.name}: it has no layout of {name}"
     return Restart(reason=reason or f"its microbatches do not divide the global batch {problems.global_batch}")
 
 

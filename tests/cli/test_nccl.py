@@ -53,6 +53,7 @@ def test_logs_are_read_and_groups_that_ran_alone_are_told(run: Run, tmp_path: Pa
     assert done.exit_code == 0, done.stderr
     found = Calibration.from_dict(json.loads(path.read_text()))
     assert [(fit.kind, fit.group_shape, fit.num_groups) for fit in found.collectives] == [("all_reduce", (1, 8), None)]
+    assert "has no summary: whether it has all sizes is not known" in found.notes[1]
     done = run("calibrate", "--cluster", "dgx-h100:8", "--nccl-log", f"8x1={LOG}", "-o", path)
     found = Calibration.from_dict(json.loads(path.read_text()))
     assert [fit.num_groups for fit in found.collectives] == [1]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import calibration
+from autosbp.cli._calibrate import Kept, _store
 from autosbp.cluster import load_cluster
 from autosbp.jsonio import canonical
 from calibration import Request
@@ -67,3 +68,14 @@ def test_sizes_beyond_their_limit_are_told_by_it(run: Run, tmp_path: Path) -> No
     sizes = f"1024,4096,{10**14}"
     done = run("calibrate", "--cluster", "local:2", "--sizes", sizes, "-o", tmp_path / "calib.json")
     assert done.exit_code == 2 and f"sizes[2]: {10**14} is not accepted; an integer in [1, {2**32}]" in done.stderr
+
+
+@pytest.mark.parametrize("others", [(), ("results-1234.jsonl",)])
+def test_a_calibration_that_is_stored_leaves_what_another_request_has_measured(
+    left: Path, tmp_path: Path, others: tuple[str, ...]
+) -> None:
+    for name in others:
+        (left / name).write_text("{}")
+    _store(tmp_path / "calib.json", {"notes": []}, Kept(left))
+    assert (tmp_path / "calib.json").exists()
+    assert (sorted(path.name for path in left.iterdir()) if left.exists() else []) == list(others)

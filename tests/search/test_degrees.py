@@ -147,3 +147,13 @@ def test_alternatives_of_an_op_keep_the_degrees() -> None:
 def test_the_same_constraints_give_the_same_bytes() -> None:
     options: dict[str, Any] = {"tensor_parallel": 2, "stages": 2, "pins": {"linear_0": "S2"}}
     assert planned(**options).to_dict() == planned(**options).to_dict()
+
+
+def test_one_sample_is_none_that_data_parallelism_could_split() -> None:
+    """Nor are copies of it data parallelism: all devices would do the same, and add it up."""
+    graph, cluster = graph_of("gpt2-demo"), load_cluster("local:2x2")
+    with pytest.raises(InfeasibleError):
+        make_plan(graph, cluster, None, PlanOptions(global_batch=1, data_parallel=2, baselines=()))
+    plan = make_plan(graph, cluster, None, PlanOptions(global_batch=1, baselines=("data_parallel", "megatron")))
+    assert not plan.document["baselines"]["data_parallel"]["feasible"]
+    assert plan.document["baselines"]["megatron"]["feasible"]

@@ -48,6 +48,10 @@ def mixed(factor: float = 3.0, devices: int = 1, slow_bytes: int = ROOM) -> Clus
 
 @cache
 def planned(model: str, kind: tuple[Any, ...] = (), **options: Any) -> Plan:
+    return made(model, kind, **options)
+
+
+def made(model: str, kind: tuple[Any, ...] = (), **options: Any) -> Plan:
     return make_plan(graph_of(model), mixed(*kind), None, PlanOptions(global_batch=32, baselines=(), **options))
 
 
@@ -236,3 +240,12 @@ def test_what_is_not_known_of_groups_is_refused() -> None:
         from autosbp.costmodel.calibration import Calibration
 
         make_plan(graph, mixed(), Calibration(load_cluster("local:4x1"), "gloo", "relative", ()))
+
+
+@pytest.mark.parametrize(
+    "asked", [{"data_parallel": 2}, {"tensor_parallel": 1, "stages": 2}, {"pins": {"linear_1": "S0"}, "stages": 2}]
+)
+def test_degrees_and_pins_hold_on_groups_too(asked: dict[str, Any]) -> None:
+    plan = made("gpt2-demo", (3.0, 2), **asked)
+    assert plan.strategy.num_stages == asked.get("stages", plan.strategy.num_stages)
+    assert plan.document["lower_bound_s"] <= plan.document["step_time_s"]

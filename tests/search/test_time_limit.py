@@ -175,3 +175,12 @@ def test_what_was_proved_of_every_structure_by_then_is_the_bound_of_a_plan_that_
     assert early["lower_bound_s"] == least_s
     for each in (later, late):
         assert 1.01 * least_s < each["lower_bound_s"] <= whole["step_time_s"]
+
+
+@pytest.mark.parametrize("searcher", ["auto", "exact"])
+@pytest.mark.parametrize("limit_s", [1e-3, 1e-2])
+def test_however_short_the_limit_there_is_a_plan_where_one_fits(limit_s: float, searcher: str) -> None:
+    """With nothing to end with, search goes on to the first strategy."""
+    options = replace(OPTIONS, time_limit_s=limit_s, searcher=searcher)
+    document = make_plan(capture("zoo:gpt2-demo"), CLUSTER, None, options).document
+    assert document["ended_early"] and document["step_time_s"] > 0

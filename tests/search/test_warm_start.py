@@ -56,7 +56,7 @@ def test_pipelines_start_with_other_batches() -> None:
 @pytest.mark.parametrize(
     ("model", "cluster", "asked", "why"),
     [
-        ("zoo:mlp-small", "local:2x2", {}, "it does not fit mlp-small at a microbatch of"),
+        ("zoo:mlp-small", "local:2x2", {}, "it does not fit mlp-small: it has no layout of layers.0.weight."),
         ("zoo:gpt2-demo", "local:4", {}, "its 1 stages of 2 x 2 devices are not local:4"),
         ("zoo:gpt2-demo", "local:8", {}, "its 1 stages of 2 x 2 devices are not local:8"),
         ("zoo:gpt2-demo", "local:2x2", {"stages": 2}, "it has 1 stages, 2 are asked for"),

@@ -89,10 +89,22 @@ class Roles:
         return False
 
     def data_axis(self, cluster: OpCluster, option: int) -> bool:
-        """Data parallel: split the batch; where there is none, repeat the work with partial gradients."""
+        """Data parallel: split the batch; where there is none, repeat the work with partial gradients. A batch of one sample
+        is none that can be repeated."""
         if any(self.splits_batch(cluster, other) for other in range(len(cluster.options))):
             return self.splits_batch(cluster, option)
+        if self._has_one_sample(cluster):
+            return False
         return cluster.options[option][0].factor == "B"
+
+    def _has_one_sample(self, cluster: OpCluster) -> bool:
+        """Whether what an op makes has a batch, of one."""
+        return any(
+            meta.sizes[dim] == 1
+            for node in cluster.nodes
+            for index, meta in enumerate(node.outputs)
+            for dim in self._batch[Ref(node.name, index)]
+        )
 
     def tensor_axis(self, cluster: OpCluster, option: int) -> bool:
         """Tensor parallel: anything but the batch, and no split that leaves an op's parameters whole. An op that is not

@@ -30,7 +30,7 @@ from autosbp.search.space.recompute import Recomputation
 from autosbp.search.space.space_solver import Kind
 from autosbp.search.space.tally import Tally
 from autosbp.search.stages.cuts import Pace, Places, sums_before
-from autosbp.search.stages.layouts import LayoutProblems, Layouts, Space, fullest_of
+from autosbp.search.stages.layouts import LayoutProblems, Layouts, Space, SpaceKey, fullest_of
 from autosbp.search.stages.pipelines import pipelines, shortlist
 
 NEAR = 1.1
@@ -72,7 +72,7 @@ class GroupSearch(Best):
         self._slow_links = LinkModel(whole.network, whole.compute.copy_bytes_per_s)
         self._recut = False
         self._problems: dict[Groups, LayoutProblems] = {}
-        self._parts: dict[tuple[Groups, Space], Parts | None] = {}
+        self._parts: dict[tuple[Groups, SpaceKey], tuple[Space, Parts | None]] = {}
 
     def _pipelined(self, walk: Walk, at: int, kind: Kind, tally: Tally) -> tuple[float, float]:
         """Where cuts alone had to make room, other ways to store parameters are looked at, too."""
@@ -113,15 +113,17 @@ class GroupSearch(Best):
 
     def _least_s(self, space: Space, groups: Groups, kind: Kind, tally: Tally) -> Parts | None:
         """Bounds of a space's parts where all its stages are on these groups; None where nothing is folded."""
-        if (groups, space) not in self._parts:
+        key = groups, space.key
+        if key not in self._parts:
             problems = self._on(groups)
             layouts = problems.build(space, None)
 
             def least(problem: SearchProblem) -> float:
                 return self._search(problem, kind, tally, INFINITE).lower_bound_s
 
-            self._parts[groups, space] = problems.block_parts(layouts, least)
-        return self._parts[groups, space]
+            # With the space, whose key no other has while it is there.
+            self._parts[key] = space, problems.block_parts(layouts, least)
+        return self._parts[key][1]
 
     def _on(self, groups: Groups) -> LayoutProblems:
         if groups not in self._problems:

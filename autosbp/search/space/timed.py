@@ -11,6 +11,8 @@ SLACK = 0.25
 """Of the time limit: for how long behind the deadline what was begun by then may go on."""
 LEAST = 0.1
 """Of the time limit: what one more search gets, always, so that there is an answer."""
+FIRST_S = 2.0
+"""Seconds that one gets at the least as long as there is none: what it gets under the usual limit."""
 
 
 class OutOfTimeError(Exception):
@@ -63,4 +65,5 @@ class Timed:
         return over
 
     def _remaining_s(self) -> float:
-        return max(self.deadline - time.monotonic(), LEAST * self.options.time_limit_s)
+        first_s = FIRST_S if self.best is None and not self.gives_up else 0.0
+        return max(self.deadline - time.monotonic(), LEAST * self.options.time_limit_s, first_s)

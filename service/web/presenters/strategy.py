@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autosbp.findings import ended_early, findings, why_no_bound
+from autosbp.findings import above_optimum, ended_early, findings, why_no_bound
 from autosbp.plan import BUCKET_BYTES, simulated_s
 from autosbp.units import count, num_bytes
 from service.models import StrategyRow
@@ -112,7 +112,7 @@ def optimality(plan: Mapping[str, Any]) -> Figure:
     if gap == 0:
         return Figure("Optimality", "proved", "no strategy of the space is faster", tone="good")
     early = "; search ended early" if ended_early(plan) else ""
-    return Figure("Optimality", f"≤ {share(gap)} off", f"no strategy takes less than {seconds(bound)}{early}")
+    return Figure("Optimality", f"≤ {above_optimum(gap)}", f"no strategy takes less than {seconds(bound)}{early}")
 
 
 def _figures(plan: Mapping[str, Any]) -> tuple[Figure, ...]:
