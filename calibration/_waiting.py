@@ -7,9 +7,10 @@ computes in its place. Neither shows in a message's alpha and beta.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from statistics import median
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median, pvariance
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ BURST_S = 0.004  # about the time of an op
 NUM_CALLS = 12
 NUM_ROUNDS, LEAST_ROUNDS = 5, 2
 _SIZE = 192
+_HALF_PI = math.pi / 2
+"""The variance of a median, in those of a mean."""
 
 
 def measure_waiting(request: Request, device: torch.device, log: Any, made: set[str], budget: RunBudget) -> None:
@@ -48,12 +51,37 @@ def measure_waiting(request: Request, device: torch.device, log: Any, made: set[
                 log.write({"begin": waiting.name})
                 own.measure()
                 log.beat()
+    found: dict[tuple[int, ...], dict[str, Sequence[float]]] = {}
     for waiting, own in zip(missing, rounds, strict=True):
-        shape = list(waiting.placement.group_shape)
+        found.setdefault(waiting.placement.group_shape, {})[waiting.kind] = own.found_s
+    waited = {shape: waiting_s(of_kinds) for shape, of_kinds in found.items()}
+    for waiting in missing:
+        shape, kind = waiting.placement.group_shape, waiting.kind
         log.write({"begin": waiting.name})
-        log.write({"waiting": {"kind": waiting.kind, "group_shape": shape, "seconds": own.waiting_s}})
+        log.write({"waiting": {"kind": kind, "group_shape": list(shape), "seconds": waited[shape][kind]}})
     for _, group in groups.values():
         dist.destroy_process_group(group)
+
+
+def waiting_s(found_s: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Seconds of each collective over one group shape, not below 0, from those of its rounds.
+
+    A round is the difference of three times that each are many times as long, and on shared cores far from the next. What
+    ranks wait for is mostly not the collective but each other, so that what the medians of its kinds have in common is
+    taken for all, and of what is left as much as rounds differ less than kinds (a random-effects estimate; DerSimonian
+    and Laird 1986). ``p2p``, which leaves ranks idle, stands for itself.
+    """
+    own = {kind: median(seconds) for kind, seconds in found_s.items()}
+    alike = [kind for kind in own if kind != "p2p"]
+    if len(alike) > 1:
+        common = median(own[kind] for kind in alike)
+        noise = {kind: _HALF_PI * pvariance(found_s[kind]) / max(len(found_s[kind]) - 1, 1) for kind in alike}
+        spread = sum((own[kind] - common) ** 2 for kind in alike) / (len(alike) - 1)
+        between = max(spread - fmean(noise.values()), 0.0)
+        for kind in alike:
+            part = between / (between + noise[kind]) if between > 0.0 else 0.0
+            own[kind] = common + part * (own[kind] - common)
+    return {kind: max(seconds, 0.0) for kind, seconds in own.items()}
 
 
 def computation(device: torch.device) -> Callable[[], object]:
@@ -84,7 +112,8 @@ def _make_groups(all_ranks: list[list[int]]) -> tuple[list[int], Any]:
 
 
 class _Rounds:
-    """One collective over one placement. ``spent_s`` is the slowest rank's, so the same on all."""
+    """One collective over one placement. ``found_s`` has of each round the time of both in turns less that of each, for one
+    call. That and ``spent_s`` are the slowest rank's, so the same on all."""
 
     def __init__(
         self,
@@ -99,7 +128,7 @@ class _Rounds:
         self._call = prepare(waiting.kind, message_bytes(NUM_BYTES, len(ranks)), ranks, rows, group, device)
         self._arrival = Arrival.of(waiting.kind, request.backend, ranks.index(dist.get_rank()), len(ranks))
         self._burst, self._device, self._turn = burst, device, 0
-        self._found: list[float] = []
+        self.found_s: list[float] = []
         self.spent_s = 0.0
 
     def measure(self) -> None:
@@ -110,7 +139,7 @@ class _Rounds:
         self.spent_s += together + computing + communicating
         communicating -= NUM_CALLS * self._arrival.late_s
         self._turn += 1
-        self._found.append((together - computing - communicating) / NUM_CALLS)
+        self.found_s.append((together - computing - communicating) / NUM_CALLS)
 
     def _both(self) -> None:
         self._burst()
@@ -119,11 +148,6 @@ class _Rounds:
     def _apart(self) -> None:
         self._arrival.come(self._turn)
         self._call()
-
-    @property
-    def waiting_s(self) -> float:
-        """Median over rounds of the time of both in turns less that of each; of the slowest rank, and not below 0."""
-        return max(median(self._found), 0.0)
 
 
 def _slowest_s(run: Callable[[], object], device: torch.device) -> float:
