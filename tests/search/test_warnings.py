@@ -50,14 +50,10 @@ def test_a_run_that_ended_early_is_told(complete: bool) -> None:
 
 
 @pytest.mark.parametrize("storage", ["step", "use", "as_used"])
-def test_storage_that_no_parameter_takes_is_said_to_have_no_effect(storage: str) -> None:
+@pytest.mark.parametrize("devices", [2, 7])
+def test_storage_that_no_parameter_takes_is_said_to_have_no_effect(storage: str, devices: int) -> None:
     """Seven devices divide no dim of the perceptron."""
-    options = PlanOptions(global_batch=14, storage=storage, baselines=())
-    said = [
-        list(make_plan(capture("zoo:mlp-small"), load_cluster(name), None, options).document["warnings"])
-        for name in ("local:7", "local:2")
-    ]
-    assert said[0] == ([] if storage == "as_used" else [
-        f"Storage {storage} has no effect: no parameter splits evenly over all devices that use it whole."
-    ])  # fmt: skip
-    assert said[1] == []
+    options = PlanOptions(global_batch=14, storage=storage, data_parallel=devices, baselines=())
+    plan = make_plan(capture("zoo:mlp-small"), load_cluster(f"local:{devices}"), None, options)
+    wanted = f"Storage {storage} has no effect: no parameter splits evenly over all devices that use it whole."
+    assert plan.document["warnings"] == ([wanted] if devices == 7 and storage != "as_used" else [])
