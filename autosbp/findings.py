@@ -41,7 +41,7 @@ def above_optimum(gap: float) -> str:
     if gap >= 1.0:
         return "any number of times"
     times = 1 / (1 - gap)
-    return f"{100 * (times - 1):.2g} % above" if times < _TIMES else f"{times:.3g} x"
+    return f"{100 * (times - 1):.3g} % above" if times < _TIMES else f"{times:.3g} x"
 
 
 def why_no_bound(document: Mapping[str, Any]) -> str:

@@ -56,7 +56,8 @@ def test_a_gap_is_told_with_its_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound_s", "said"), [(3.9, "2.6 % above"), (2.5, "60 % above"), (1.0, "4 x"), (0.0, "any number of times")]
+    ("bound_s", "said"),
+    [(3.9, "2.56 % above"), (2.5, "60 % above"), (2.005, "99.5 % above"), (1.0, "4 x"), (0.0, "any number of times")],
 )
 def test_a_gap_is_told_relative_to_the_optimum(bound_s: float, said: str) -> None:
     document = {**planned("auto"), "step_time_s": 4.0, "lower_bound_s": bound_s, "gap": (4.0 - bound_s) / 4.0}

@@ -71,7 +71,7 @@ def test_modules_of_the_working_directory_are_found(tmp_path: Path, monkeypatch:
         (f"{FACTORIES}:NOT_CALLABLE", "callable"),
         (f"{FACTORIES}:no_module", "torch.nn.Module"),
         (f"{FACTORIES}:alone", "torch.nn.Module"),
-        (f"{FACTORIES}:no_mapping", "mapping of tensors"),
+        (f"{FACTORIES}:no_mapping", "example_inputs: .?list.? is not accepted; .* mapping of tensors"),
         (f"{FACTORIES}:no_tensor", "x: list"),
         (f"{FACTORIES}:scalar", "batch dim"),
         (f"{FACTORIES}:batches_differ", "same batch size"),

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._files import ModelSizes, check_output, read_model, write_json, write_text
-from autosbp.cli._format import table
+from autosbp.cli._files import ModelSizes, check_output, read_model, write_json
 from autosbp.cli._launchers import LOOPBACK, Interface, Launcher, check_launcher, ranks_of
-from autosbp.cli._learn import describe
 from autosbp.cli._options import (
     AsJson,
     Cluster,
@@ -28,11 +26,11 @@ from autosbp.cli._options import (
     Server,
     Timeout,
 )
-from autosbp.cli._run import console, note, print_json
+from autosbp.cli._run import note
+from autosbp.cli._show_calibration import Report, show_calibration
 from autosbp.cli._unused import refuse_unused
 from autosbp.errors import CalibrationError, InputError
 from autosbp.scratch import new_folder
-from autosbp.units import num_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration, CollectiveFit
@@ -40,6 +38,8 @@ if TYPE_CHECKING:
 
 RESULTS, REQUEST = "results.jsonl", "request.json"
 """What ``calibration`` writes as it measures, and before."""
+OTHERS = "results-*.jsonl"
+"""Results of other requests that it found there."""
 Backend = Annotated[str | None, typer.Option("--backend", help="gloo or nccl; by default what the devices use.")]
 Sizes = Annotated[str | None, typer.Option("--sizes", metavar="BYTES,...", help="Message sizes, at least three.")]
 Repeats = Annotated[int, typer.Option("--repeats", help="Most repeats of one size; fewer where time is up.")]
@@ -58,10 +58,6 @@ NcclLogs = Annotated[
 NcclTests = Annotated[
     str | None,
     typer.Option("--nccl-tests", metavar="LAUNCHER", help="Run nccl-tests: auto, direct, mpirun or srun."),
-]
-Report = Annotated[
-    Path | None,
-    typer.Option("--report", metavar="FILE.html", help="Points against the fits, as one page.", show_default=False),
 ]
 _OF_OPS = ("global_batch", "micro_batch", "seq_len", "image_size", "op_s")
 _OF_RANKS = ("model", *_OF_OPS, "backend", "repeats", "budget", "variants", "point_s", "launcher", "interface")
@@ -176,16 +172,22 @@ def _store(output: Path, document: dict[str, Any], kept: Kept) -> None:
             note(f"the same command stores what was measured, which is kept in {kept.beside}, without measuring again")
         raise
     note(f"wrote {output}")
-    if kept.beside is None:
-        return
-    others = sorted(kept.beside.glob("results-*.jsonl")) if kept.shared is None else []
-    if not others:
-        shutil.rmtree(kept.beside, ignore_errors=kept.shared is not None)
-        return
-    for path in kept.beside.iterdir():
-        if path not in others and path.is_file():
+    if kept.beside is not None:
+        _clear(kept.beside)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the results of a request that is stored, but none of another one."""
+    others = sorted(folder.glob(OTHERS))
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path not in others:
             path.unlink()
-    note(f"what another request has measured stays in {kept.beside}: {', '.join(path.name for path in others)}")
+    if others:
+        note(f"what another request has measured stays in {folder}: {', '.join(path.name for path in others)}")
+    elif folder.exists():
+        folder.rmdir()
 
 
 def _refuse_unused(way: str, **given: object) -> None:
@@ -195,19 +197,6 @@ def _refuse_unused(way: str, **given: object) -> None:
     refuse_unused(calibrate, limit, **{name: given[name] for name in _UNUSED[way]})
     if given["model"] is None:
         refuse_unused(calibrate, "--model is expected with it", **{name: given[name] for name in _OF_OPS})
-
-
-def show_calibration(found: Calibration, report: Path | None, as_json: bool) -> None:
-    """Print a calibration, and write its page where one is asked for."""
-    if report is not None:
-        from calibration import report_html
-
-        write_text(report, report_html(found))
-        note(f"wrote {report}")
-    if as_json:
-        print_json({**found.to_dict(), "calibration_id": found.calibration_id})
-    else:
-        _show(found)
 
 
 def _sizes(text: str | None) -> list[int] | None:
@@ -350,60 +339,3 @@ def _read_logs(cluster: str, logs: list[str], method: str, in_place: bool) -> Ca
              "links, are predicted from it" for (_, shape), fit in fits.items() if fit.num_groups is not None]  # fmt: skip
     found = share_fits(list(fits.values())) if method == "relative" else fits.values()
     return Calibration(there, "nccl", method, tuple(found), notes=("fitted from logs of nccl-tests", *notes, *cut))
-
-
-def _group(fit: CollectiveFit) -> str:
-    shape = "x".join(map(str, fit.group_shape))
-    return " ".join([shape, *filter(None, [fit.placement, "alone" if fit.num_groups == 1 else None])])
-
-
-def _remarks(found: Calibration) -> list[str]:
-    """Collectives that share a fit, and points that the fits give little weight."""
-    shared = dict.fromkeys(
-        (fit.group_shape, fit.num_groups, tuple(sorted([_kind(fit), *fit.shared_with])))
-        for fit in found.collectives
-        if fit.shared_with
-    )
-    said = [
-        f"one fit over {'x'.join(map(str, shape))}{'' if groups is None else ' alone'}, as no difference shows: "
-        f"{', '.join(names)}"
-        for shape, groups, names in shared
-    ]
-    outliers = [(fit, ", ".join(map(num_bytes, fit.outliers))) for fit in found.collectives if fit.outliers]
-    return said + [f"outliers of {fit.kind} over {_group(fit)}: {sizes}" for fit, sizes in outliers]
-
-
-def _kind(fit: CollectiveFit) -> str:
-    return " ".join(filter(None, [fit.kind, fit.placement]))
-
-
-def _rate(beta_s_per_byte: float) -> str:
-    """Bandwidth; times that do not grow with size show none."""
-    from autosbp.costmodel.calibration import BETA_FLOOR_S_PER_BYTE
-
-    return f"{1 / beta_s_per_byte / 1e9:.4g} GB/s" if beta_s_per_byte > BETA_FLOOR_S_PER_BYTE else "-"
-
-
-def _show(found: Calibration) -> None:
-    out = console()
-    rows = [
-        (
-            fit.kind,
-            _group(fit),
-            seconds(fit.alpha_s),
-            _rate(fit.beta_s_per_byte),
-            f"{fit.r2:.4f}",
-            percent(fit.median_relative_error, 1.0),
-        )
-        for fit in found.collectives
-    ]
-    title = f"{found.calibration_id} of {found.cluster.name} over {found.backend}"
-    out.print(table(title, ("collective", "group", "alpha", "1 / beta", "R2", "median error"), rows, 2))
-    for line in _remarks(found):
-        out.print(line)
-    out.print(f"{len(found.ops)} op times" + ("" if found.complete else "; incomplete"))
-    if found.corrections:
-        out.print(describe(found.correction))
-        out.print(f"{len(found.corrections)} in all, the last is in effect; autosbp learn --undo takes it back")
-    for line in found.notes:
-        out.print(f"note: {line}")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._calibrate import Report, show_calibration
 from autosbp.cli._files import (
     ModelSizes,
     check_output,
@@ -34,6 +33,7 @@ from autosbp.cli._options import (
 )
 from autosbp.cli._plan import show
 from autosbp.cli._run import console, print_json
+from autosbp.cli._show_calibration import Report, show_calibration
 from autosbp.cli._unused import refuse_unused
 from autosbp.cli._what_if import explain_what_if, show_what_if
 from autosbp.cli._why import explain_why, show_why

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count as naturals
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,23 +16,18 @@ if TYPE_CHECKING:
     from autosbp.plan import Plan
 
 
-MOST = 64
-"""Plans of a front (``search.pareto.MAX_POINTS``)."""
-
-
 def front_paths(output: Path, count: int) -> list[Path]:
     """Where the plans of a front are written: ``plan.json``, ``plan.2.json``, ..., fastest first."""
-    return [output, *(output.with_suffix(f".{at}{output.suffix}") for at in range(2, count + 1))]
+    return [output, *(_numbered(output, at) for at in range(2, count + 1))]
 
 
 def left_of_others(output: Path, count: int) -> list[Path]:
     """Plans of an earlier, longer front beside these."""
-    found = []
-    for path in front_paths(output, MOST)[count:]:
-        if not path.exists():
-            break
-        found.append(path)
-    return found
+    return list(takewhile(Path.exists, (_numbered(output, at) for at in naturals(count + 1))))
+
+
+def _numbered(output: Path, at: int) -> Path:
+    return output.with_suffix(f".{at}{output.suffix}")
 
 
 def show_front(plans: Sequence[Plan]) -> None:

@@ -53,7 +53,7 @@ def storage_warnings(graph: LogicalGraph, strategy: Strategy, asked: str | None)
     used = used_layouts(graph, dict(strategy.signatures))
     if any(split_storage(leaf, used[leaf.name], strategy.mesh) != used[leaf.name] for leaf in graph.trained):
         return []
-    return [f"Storage {asked} has no effect: no parameter splits evenly over all devices that use it whole."]
+    return [f"Storage {asked} has no effect: no parameter that several devices use whole splits evenly over them."]
 
 
 def batch_warnings(graph: LogicalGraph, strategy: Strategy) -> list[str]:

@@ -76,6 +76,8 @@ def test_a_calibration_that_is_stored_leaves_what_another_request_has_measured(
 ) -> None:
     for name in others:
         (left / name).write_text("{}")
+    (left / "logs").mkdir()
     _store(tmp_path / "calib.json", {"notes": []}, Kept(left))
     assert (tmp_path / "calib.json").exists()
     assert (sorted(path.name for path in left.iterdir()) if left.exists() else []) == list(others)
+    assert left.exists() == bool(others)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autosbp.cli._pareto import left_of_others
 from autosbp.plan import Plan, plan_id_of
 from tests.cli.conftest import Run
 
@@ -170,6 +171,13 @@ def test_a_front_is_shown_printed_and_written_beside_the_plan(run: Run, folder: 
     shown = run(*start).stdout
     assert "step time against memory" in shown
     assert len(set(re.findall(r"plan-[0-9a-f]{16}", shown))) > 1  # perhaps others: time limits strike where they will
+
+
+def test_plans_of_an_earlier_longer_front_are_those_behind_this_one(tmp_path: Path) -> None:
+    for name in ("plan.json", "plan.2.json", "plan.3.json", "plan.5.json"):
+        (tmp_path / name).write_text("{}")
+    assert left_of_others(tmp_path / "plan.json", 1) == [tmp_path / "plan.2.json", tmp_path / "plan.3.json"]
+    assert left_of_others(tmp_path / "plan.json", 3) == []
 
 
 def test_diff_of_a_plan_with_itself_is_the_same(run: Run, folder: Path) -> None:

@@ -55,5 +55,5 @@ def test_storage_that_no_parameter_takes_is_said_to_have_no_effect(storage: str,
     """Seven devices divide no dim of the perceptron."""
     options = PlanOptions(global_batch=14, storage=storage, data_parallel=devices, baselines=())
     plan = make_plan(capture("zoo:mlp-small"), load_cluster(f"local:{devices}"), None, options)
-    wanted = f"Storage {storage} has no effect: no parameter splits evenly over all devices that use it whole."
+    wanted = f"Storage {storage} has no effect: no parameter that several devices use whole splits evenly over them."
     assert plan.document["warnings"] == ([wanted] if devices == 7 and storage != "as_used" else [])
