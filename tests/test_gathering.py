@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from autosbp.gathering import bytes_from_rank_0, gather_json
+from autosbp.processes import end_rank
 
 rank, path = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=3)
@@ -27,7 +28,7 @@ try:
     gather_json({"value": float("nan")}, cpu)
 except ValueError:
     print("refused")
-dist.destroy_process_group()
+end_rank()
 """
 
 

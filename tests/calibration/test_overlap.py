@@ -19,6 +19,7 @@ os.sched_setaffinity(0, {core})
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
+from autosbp.processes import end_rank
 from calibration import _overlap
 
 rivals, asleep_s, share = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
@@ -50,6 +51,7 @@ def call():
 
 found = _overlap._slow_downs(lambda message: Work(), [call], torch.device("cpu"), Log())
 print(json.dumps(found))
+end_rank()
 """
 
 
