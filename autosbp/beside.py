@@ -1,4 +1,5 @@
-"""Pure tasks on two cores: a forked child takes some of them, whichever comes next, and hands back what they gave.
+"""Pure tasks on two cores: a forked child takes some of them, whichever comes next, and hands back what they gave; or one
+task whose answer is wanted later (``begun``).
 
 Who runs a task makes no difference to what it gives, so plans do not depend on which process is quicker. Where no child can
 be made (one core, no fork, a limit on processes or memory), or the child ends early, this process runs what is left.
@@ -14,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from autosbp import handed
 
@@ -55,6 +56,47 @@ def spread(tasks: Sequence[Callable[[], T]], waiting: Callable[[], None] | None 
         if child:
             child.end()
     return [found[at] if at in found else task() for at, task in enumerate(tasks)]
+
+
+class Begun(Generic[T]):
+    """A task that another process works on, which may share its own tasks with a third one. See ``begun``."""
+
+    def __init__(self, task: Callable[[], T]) -> None:
+        self._task, self._child, self._found = task, None, list[T]()
+        if _has_room():
+            numbers = _queue(1)
+            self._child = _Child.of([task], numbers, group=True)
+            os.close(numbers)
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether another process works on it."""
+        return self._child is not None
+
+    def result(self, waiting: Callable[[], None] | None = None) -> T:
+        """What the task gives, or raises; ``waiting`` is called every ``WAIT_S`` until then."""
+        if not self._found:
+            answers: dict[int, T] = self._child.answers(waiting) if self._child else {}
+            self.end()
+            self._found.append(answers[0] if answers else self._task())
+        return self._found[0]
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        if self._child:
+            self._child.end()
+        self._child = None
+
+
+@contextmanager
+def begun(task: Callable[[], T]) -> Iterator[Begun[T]]:
+    """``task``, which another process works on from now on, as long as this is open; here and later, when its result is asked
+    for, where there is no room for one. What it gives can be handed over (``autosbp.handed``)."""
+    found = Begun(task)
+    try:
+        yield found
+    finally:
+        found.end()
 
 
 @contextmanager
@@ -100,12 +142,12 @@ def _run(tasks: Sequence[Callable[[], T]], numbers: int, found: dict[int, T]) ->
 class _Child:
     """The other process. Belongs to the thread that made it."""
 
-    def __init__(self, pid: int, answers: int) -> None:
-        self._pid, self._answers = pid, answers
+    def __init__(self, pid: int, answers: int, group: bool) -> None:
+        self._pid, self._answers, self._group = pid, answers, group
 
     @staticmethod
-    def of(tasks: Sequence[Callable[[], T]], numbers: int) -> _Child | None:
-        """None where the system has no room for it."""
+    def of(tasks: Sequence[Callable[[], T]], numbers: int, *, group: bool = False) -> _Child | None:
+        """None where the system has no room for it. With ``group`` it may have a child, too, and both end together."""
         answers, ours = os.pipe()
         try:
             with warnings.catch_warnings():
@@ -117,9 +159,12 @@ class _Child:
             os.close(ours)
             return None
         if pid == 0:
-            _serve(tasks, numbers, ours)
+            _serve(tasks, numbers, ours, group)
         os.close(ours)
-        return _Child(pid, answers)
+        if group:
+            with suppress(OSError):  # it does so, too: whoever is first
+                os.setpgid(pid, pid)
+        return _Child(pid, answers, group)
 
     def answers(self, waiting: Callable[[], None] | None) -> dict[int, T]:
         """What it gave; nothing where it ended early."""
@@ -137,7 +182,7 @@ class _Child:
         """Leave nothing behind."""
         os.close(self._answers)
         with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            (os.killpg if self._group else os.kill)(self._pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
@@ -149,12 +194,15 @@ def _readable(descriptor: int) -> bool:
     return bool(poll.poll(1000 * WAIT_S))
 
 
-def _serve(tasks: Sequence[Callable[[], T]], numbers: int, answers: int) -> None:
+def _serve(tasks: Sequence[Callable[[], T]], numbers: int, answers: int, group: bool) -> None:
     """The child's life. It ends without what a process does at its end: buffers and handlers are the parent's."""
     code = 1
     try:
         gc.disable()  # what it would look at is the parent's, and would be copied
-        _state.update(alone=True, child=True)
+        _state.update(alone=not group, child=True)
+        if group:
+            with suppress(OSError):
+                os.setpgid(0, 0)
         found: dict[int, T] = {}
         _run(tasks, numbers, found)
         rest = memoryview(handed.dumps(found))

@@ -7,11 +7,12 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from autosbp import beside
-from autosbp.beside import spread
+from autosbp.beside import begun, spread
 
 two_cores = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs a second core"
@@ -88,3 +89,67 @@ def test_no_descriptors_are_left_open() -> None:
     for _ in range(3):
         spread(squares(4))
     assert os.listdir("/proc/self/fd") == before
+
+
+@two_cores
+def test_a_task_that_was_begun_goes_on_beside() -> None:
+    waited = []
+    with begun(lambda: (time.sleep(0.3), os.getpid())) as pending:
+        began = time.monotonic()
+        time.sleep(0.3)
+        assert pending.result(lambda: waited.append(0))[1] != os.getpid()
+        assert time.monotonic() - began < 0.55 and pending.result() == pending.result()
+
+
+@two_cores
+def test_a_task_that_was_begun_shares_its_tasks_and_leaves_no_process_behind() -> None:
+    def hangs() -> list[int]:
+        return spread([lambda: time.sleep(60) or 1, lambda: time.sleep(60) or 2])
+
+    with begun(hangs):
+        until = time.monotonic() + 20
+        while len(found := _descendants(os.getpid())) < 2:
+            assert time.monotonic() < until, "the task and the process it shares with"
+            time.sleep(0.05)
+    while any(map(_is_running, found)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_what_a_begun_task_raises_is_raised_when_it_is_asked_for() -> None:
+    def fails() -> int:
+        raise ValueError("of the task")
+
+    with begun(fails) as pending, pytest.raises(ValueError, match="of the task"):
+        pending.result()
+
+
+def test_a_begun_task_whose_process_was_killed_is_done_here() -> None:
+    home = os.getpid()
+
+    def killed() -> int:
+        if os.getpid() != home:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.getpid()
+
+    with begun(killed) as pending:
+        assert pending.result() == home
+
+
+def test_without_a_fork_a_begun_task_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autosbp.beside._has_room", lambda: False)
+    with begun(os.getpid) as pending:
+        assert not pending.is_beside and pending.result() == os.getpid()
+
+
+def _descendants(pid: int) -> list[int]:
+    found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found + [each for child in found for each in _descendants(child)]
+
+
+def _is_running(pid: int) -> bool:
+    """Not gone, and no zombie that whoever reaps orphans has yet to see."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

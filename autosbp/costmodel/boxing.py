@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.cluster import Device
+from autosbp.costmodel.cheapest import cheapest_s
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
 from autosbp.sbp.boxing import COLLECTIVES, PMAX, PMIN, Step, message_bytes, step_between
@@ -19,8 +20,6 @@ from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, format_nd_sbp
 from autosbp.sbp.step_table import step_table
 
-FEW = 0.15
-"""Of all layouts; costs from so many are computed row by row, from more all at once."""
 RELABEL_S = 1e-9
 """Charged for any step, so that of two equally fast paths the shorter one is taken."""
 
@@ -192,13 +191,11 @@ class BoxingTable:
             partial = (steps.numbers[found.chosen] == self._all_states[P]).any(axis=1)
             self._step_s[partial[found.source] | partial[found.target]] = np.inf
         self._rows: dict[int, NDArray[np.float64]] = {}
-        self._every: NDArray[np.float64] | None = None
 
     @property
     def num_cost_bytes(self) -> int:
         """Of the arrays of costs that are known by now."""
-        every = 0 if self._every is None else self._every.nbytes
-        return self._step_s.nbytes + every + sum(row.nbytes for row in self._rows.values())
+        return self._step_s.nbytes + sum(row.nbytes for row in self._rows.values())
 
     @property
     def stops(self) -> tuple[NdSbp, ...]:
@@ -215,66 +212,28 @@ class BoxingTable:
     def costs_of(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
         """``cost_s[sources]``; no other rows are computed."""
         wanted, inverse = np.unique(sources, return_inverse=True)
-        return np.asarray(self._costs_from(wanted.tolist())[inverse])
+        return self._rows_of(wanted.tolist())[inverse, : self.num_layouts]
 
     def between(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.float64]:
         """``cost_s[sources, targets]``."""
         wanted, inverse = np.unique(sources, return_inverse=True)
-        return np.asarray(self._costs_from(wanted.tolist())[inverse, targets])
-
-    def _costs_from(self, sources: Sequence[int]) -> NDArray[np.float64]:
-        """Seconds from some layouts to all; (sources, layouts). How many are asked for says how they are computed, as the two
-        ways round sums differently: costs must not depend on what was asked for before."""
-        if len(sources) <= FEW * self.num_layouts:
-            return self._rows_of(sources)[:, : self.num_layouts]
-        if self._every is None:
-            self._every = self._closure()
-        return self._every[sources]
+        return self._rows_of(wanted.tolist())[inverse, targets]
 
     def _rows_of(self, sources: Sequence[int]) -> NDArray[np.float64]:
-        """Seconds from few layouts to all stops; (sources, stops)."""
+        """Seconds from some layouts to all stops; (sources, stops)."""
         missing = [at for at in sources if at not in self._rows]
         if missing:
-            self._rows.update(zip(missing, self._relaxed(missing), strict=True))
-        found = np.empty((len(sources), len(self._even.chosen)))
-        for row, at in zip(found, sources, strict=True):
-            row[:] = self._rows[at]
-        return found
-
-    def _closure(self) -> NDArray[np.float64]:
-        """All pairs of layouts (Floyd 1962): first through the stops that are none, which then are needed no more."""
-        costs = self._direct()
-        np.fill_diagonal(costs, 0.0)
-        for stop in range(len(costs) - 1, self.num_layouts - 1, -1):
-            _leave_out(costs, stop)
-        among = np.ascontiguousarray(costs[: self.num_layouts, : self.num_layouts])
-        _go_through(among)
-        return among
-
-    def _direct(self) -> NDArray[np.float64]:
-        """Seconds of the one step from each stop to each."""
-        found: NDArray[np.float64] = np.full((len(self._even.chosen),) * 2, np.inf)
-        found[self._even.source, self._even.target] = self._step_s
-        return found
-
-    def _relaxed(self, sources: Sequence[int]) -> NDArray[np.float64]:
-        """Step after step until no way gets cheaper (Bellman 1958): few steps make up the longest."""
-        order, ends, starts = self._even.by_target
-        step_s, origins = self._step_s[order, None], self._even.source[order]
-        costs = np.full((len(self._even.chosen), len(sources)), np.inf)
-        costs[sources, np.arange(len(sources))] = 0.0
-        while len(ends):
-            before = costs[ends]
-            better = np.minimum(before, np.minimum.reduceat(costs[origins] + step_s, starts, axis=0))
-            if np.array_equal(better, before):
-                break
-            costs[ends] = better
-        return np.ascontiguousarray(costs.T)
+            self._rows.update(zip(missing, cheapest_s(self._even, self._step_s, missing), strict=True))
+        if not sources:
+            return np.empty((0, len(self._even.chosen)))
+        return np.array([self._rows[at] for at in sources])
 
     @cached_property
     def step_s(self) -> NDArray[np.float64]:
         """Seconds of the one step from ``layouts[i]`` to ``layouts[j]``; infinite where there is none."""
-        return np.asarray(self._direct()[: self.num_layouts, : self.num_layouts])
+        found: NDArray[np.float64] = np.full((len(self._even.chosen),) * 2, np.inf)
+        found[self._even.source, self._even.target] = self._step_s
+        return found[: self.num_layouts, : self.num_layouts]
 
     @cached_property
     def cost_s(self) -> NDArray[np.float64]:
@@ -290,7 +249,7 @@ class BoxingTable:
 
     def costs_from(self, src: NdSbp) -> NDArray[np.float64]:
         """Seconds from a layout to each of ``layouts``."""
-        return np.asarray(self._costs_from([self._at(src)])[0])
+        return self._rows_of([self._at(src)])[0, : self.num_layouts]
 
     def costs_to(self, dst: NdSbp) -> NDArray[np.float64]:
         """Seconds from each of ``layouts`` to one."""
@@ -319,18 +278,3 @@ class BoxingTable:
             limit = "even splits in mesh order are expected, and Pmax or Pmin only without a gradient and alone"
             raise InputError("layout", format_nd_sbp(layout), limit)
         return self.index[layout]
-
-
-def _leave_out(costs: NDArray[np.float64], stop: int) -> None:
-    """Make all pairs of the stops before one as cheap as they are through it; in place. Few steps lead there."""
-    into, out = np.flatnonzero(costs[:stop, stop] < np.inf), np.flatnonzero(costs[stop, :stop] < np.inf)
-    pairs = into[:, None], out
-    costs[pairs] = np.minimum(costs[pairs], costs[into, stop, None] + costs[stop, out])
-
-
-def _go_through(costs: NDArray[np.float64]) -> None:
-    """Make all pairs as cheap as they are through any others; in place."""
-    through = np.empty_like(costs)
-    for at in range(len(costs)):
-        np.add(costs[:, at, None], costs[at], out=through)
-        np.minimum(costs, through, out=costs)

@@ -99,6 +99,16 @@ class EvenSteps:
         return order, ends, starts
 
     @cached_property
+    def by_rank(self) -> tuple[tuple[Ints, Ints], ...]:
+        """Targets, with the place of the first step into each; then those with a second one; and so on."""
+        order, ends, starts = self.by_target
+        counts = np.diff(starts, append=len(order))
+        rank = np.arange(len(order)) - np.repeat(starts, counts)
+        targets = np.repeat(ends, counts)
+        most = int(counts.max(initial=0))
+        return tuple((targets[rank == at], order[rank == at]) for at in range(most))
+
+    @cached_property
     def lookup(self) -> Ints:
         """The place of the layout with these states on its axes, by their numbers as digits, the last axis's the highest;
         -1 where it is not even."""

@@ -1,12 +1,21 @@
-"""A plan's baselines, one after the other: costed beside the winner, and what its search begins with."""
+"""A plan's baselines, one after the other: costed beside the winner, and what its search begins with.
+
+Where search has a strategy that fits at once, another process costs them while it goes on, and is asked what it found when
+search gets to what takes long.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
 
+from autosbp.beside import Begun, begun
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph
+from autosbp.handed import handed_over
 from autosbp.plan import Baseline, Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.search import SEARCHERS, SearchOptions
@@ -23,8 +32,10 @@ from autosbp.search.space.tally import Tally
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Space, Structure
 
+handed_over(Baseline)
 BASELINE_SHARE = 0.1
 """The part of a whole search that a baseline gets. Most are solved at once."""
+ENDED = "the search was ended"
 
 
 class Baselines:
@@ -51,16 +62,21 @@ class Baselines:
         given = asked.pins or asked.degrees or options.stage_of or options.storage not in (None, AS_USED)
         self._begins = not given
 
-    def all(self, began: float) -> list[Baseline]:
-        """All of them, of a plan whose work ``began`` then, by ``time.monotonic``."""
+    def all(self, began: float, *, needed: bool = True) -> list[Baseline]:
+        """All of them, of a plan whose work ``began`` then, by ``time.monotonic``; one at the least where it is ``needed`` to
+        begin the search with."""
         search, found = self.search, list[Baseline]()
         search.end = began + self.options.time_limit_s
         for name in self.options.baselines:
             # As long as there is no strategy to begin the search with, this is the way to one.
-            search.best, search.gives_up = None, not self._begins or self.start(found) is not None
+            search.best, search.gives_up = None, not needed or not self._begins or self.start(found) is not None
             found.append(self._baseline(name))
         search.gives_up = False
         return found
+
+    def unknown(self) -> list[Baseline]:
+        """All of them, as they are where the search was ended before they were looked at."""
+        return [Baseline(name, None, None, None, f"{ENDED} before it was found") for name in self.options.baselines]
 
     def start(self, baselines: Sequence[Baseline]) -> Candidate | None:
         """The best baseline, where what is asked for leaves it in the space: the plan is never worse. Baselines have no
@@ -101,7 +117,7 @@ class Baselines:
 
     def _why_ended(self) -> str:
         limit_s = self.options.time_limit_s
-        return "the search was ended" if self.search.stopped else f"the time limit of {limit_s:g} s was over"
+        return ENDED if self.search.stopped else f"the time limit of {limit_s:g} s was over"
 
     def _grids(self, name: str, found: Recipe) -> list[Structure]:
         """The grids of a baseline, and those of stages where its users would take these, too."""
@@ -123,3 +139,58 @@ class Baselines:
         result = SEARCHERS["exact"](layouts.problem, SearchOptions(seed=self.options.seed))
         strategy = self.problems.strategy(layouts, result.assignment)
         return self.problems.bound(micro_batch), strategy, self.problems.boxing(view)
+
+
+class Offered:
+    """What search may begin with: a ``known`` strategy, and the best baseline. To be closed.
+
+    Args:
+        began: when the work on the plan did, by ``time.monotonic``.
+        search: which begins with it.
+        leave: of the time limit, what it has left at the least, however long baselines took.
+    """
+
+    def __init__(self, baselines: Baselines, began: float, known: Candidate | None, search: Best, leave: float) -> None:
+        self.baselines, self.began, self.known, self.search, self.leave = baselines, began, known, search, leave
+        self._found: list[Baseline] | None = None
+        self._begun: Begun[list[Baseline]] | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Offered:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def begin(self) -> None:
+        """Search has a strategy: have the baselines costed by another process, or now, where there is no room for one, or it
+        is not worth its start."""
+        if self._found is not None or self._begun is not None or not self.baselines.options.baselines:
+            return
+        costed = partial(self.baselines.all, self.began, needed=False)
+        if self.baselines.problems.pays_to_share:
+            self._begun = self._open.enter_context(begun(costed))
+        if self._begun is None or not self._begun.is_beside:
+            self._found = costed()
+            self.search.extend(self.leave, self.began)
+
+    def all(self) -> list[Baseline]:
+        """The baselines, once they are costed."""
+        if self._found is None:
+            self._found = self.baselines.all(self.began) if self._begun is None else self._result(self._begun)
+            self.search.extend(self.leave, self.began)
+        return self._found
+
+    def _result(self, begun: Begun[list[Baseline]]) -> list[Baseline]:
+        """Where a caller ended the search, of which the other process does not know, none is found."""
+        try:
+            return begun.result(self.search.wait)
+        except OutOfTimeError:
+            return self.baselines.unknown()
+
+    def best(self) -> Candidate | None:
+        """The best of all that search may begin with."""
+        found = (self.known, self.baselines.start(self.all()))
+        return min((each for each in found if each is not None), key=lambda each: each.costs.step_time_s, default=None)

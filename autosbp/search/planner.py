@@ -22,7 +22,7 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Costs, Plan, Strategy
 from autosbp.sbp.rules import check_graph
 from autosbp.search._conflict import with_conflict
-from autosbp.search._costed_baselines import Baselines
+from autosbp.search._costed_baselines import Baselines, Offered
 from autosbp.search._document import plan_document
 from autosbp.search._garbage import seldom_collected
 from autosbp.search._least_work import LeastWork
@@ -33,7 +33,7 @@ from autosbp.search.problem.baselines import Roles
 from autosbp.search.problem.weights import AS_USED, USE
 from autosbp.search.space.best import Best
 from autosbp.search.space.candidate import Candidate
-from autosbp.search.space.costing import INFINITE
+from autosbp.search.space.costing import INFINITE, ROUNDING
 from autosbp.search.space.groups import GroupSearch
 from autosbp.search.space.leanest import Leanest
 from autosbp.search.space.message_sizes import sizes_of
@@ -191,7 +191,7 @@ class Planner:
         self.part, self.restarted = part, Restart()
         self._leanest: list[Candidate] = []
         self._host_needs: int | None = None
-        self.report = None if watch is None else lambda best: watch.tell(self.part, best)
+        self._watch = watch
         self.search = self._best(self.problems, self.started)
 
     def _problems(self, *, offload: bool, cluster: Cluster | None = None) -> LayoutProblems:
@@ -202,10 +202,12 @@ class Planner:
             sizes=sizes_of(self.options.bucket_bytes, self.cluster, self.calibration),
         )  # fmt: skip
 
-    def _best(self, problems: LayoutProblems, begun: float) -> Best:
+    def _best(self, problems: LayoutProblems, begun: float, part: str = "") -> Best:
         """A search; where optimizer state may be on the host, there are two, which share the time."""
         share = 0.5 if self.options.offload else 1.0
-        return Best(problems, self.options, self.limit, begun + share * self.options.time_limit_s, self.report)
+        watch, part = self._watch, part or self.part
+        report = None if watch is None else lambda best: watch.tell(part, best)
+        return Best(problems, self.options, self.limit, begun + share * self.options.time_limit_s, report)
 
     def feasible(self) -> bool:
         """Whether the leanest strategy fits."""
@@ -215,20 +217,26 @@ class Planner:
     def found(self, known: Candidate | None = None, start: Strategy | None = None) -> tuple[Plan, Candidate]:
         """The plan and its strategy, which is no slower than ``known``, one that fits, and than ``start``, where that is in
         the space."""
-        offered = self.baselines()
-        self.part, part = BASELINES, self.part
-        baselines = offered.all(self.started)
-        self.part = part
-        self.search.extend(BASELINES_LEAVE, self.started)
-        self.search.enough_s = self._least_work.enough_s
         tally = Tally()
         self.restarted = self._restarted(start)
-        best = min(
-            (each for each in (known, offered.start(baselines), self.restarted.candidate) if each is not None),
+        known = min(
+            (each for each in (known, self.restarted.candidate) if each is not None),
             key=lambda each: each.costs.step_time_s,
             default=None,
         )
-        winner = self._offloaded(tally, best) if self.options.offload else self._searched(tally, best)
+        with Offered(self.baselines(), self.started, known, self.search, BASELINES_LEAVE) as offered:
+            if not self._begins_at_once:
+                offered.all()
+            self.search.enough_s = self._least_work.enough_s
+            if self._begins_at_once:
+                winner = self._searched(tally, known, offered)
+            elif self.options.offload:
+                winner = self._offloaded(tally, offered.best())
+            else:
+                winner = self._searched(tally, offered.best())
+            baselines, best = offered.all(), offered.best()
+        if best is not None and best.costs.step_time_s < winner.costs.step_time_s * (1 - ROUNDING):
+            winner = best
         proved_s = min(tally.bounds, default=-INFINITE)
         enough = winner.costs.step_time_s <= self.search.enough_s
         document = plan_document(
@@ -247,8 +255,17 @@ class Planner:
         return self.options.storage != USE and all(pins.used[name] == own for name, own in pins.stored.items())
 
     def baselines(self) -> Baselines:
-        """Those that are asked for."""
-        return Baselines(self.search, self.options, self.asked, self.roles, self.mesh, self._fills)
+        """Those that are asked for, by a search of their own."""
+        search = self._best(self.problems, self.started, BASELINES)
+        search.share_costs(self.search)
+        return Baselines(search, self.options, self.asked, self.roles, self.mesh, self._fills)
+
+    @property
+    def _begins_at_once(self) -> bool:
+        """Whether one search looks at all that is searched, so that baselines can be costed beside it."""
+        kind = self.kind()
+        simple = not self.options.offload and not self.cluster.groups and not self._is_apart
+        return simple and kind.relaxes and not kind.pinned
 
     def _limit_of(self, costs: Costs) -> int:
         """The limit of the fullest device; stages may have devices of their own."""
@@ -264,13 +281,13 @@ class Planner:
         self.search.extend(0.0, self.started)
         return self._searched(tally, start)
 
-    def _searched(self, tally: Tally, start: Candidate | None) -> Candidate:
+    def _searched(self, tally: Tally, start: Candidate | None, offered: Offered | None = None) -> Candidate:
         """The best strategy. Search, which adds memory up by op, may find none where the leanest one just fits."""
         structures, kind = self.structures(), self.kind()
         if self.cluster.groups:
             return self._grouped(structures, kind, tally, start)
         try:
-            return self._over(structures, kind, tally, start)
+            return self._over(structures, kind, tally, start, offered)
         except InfeasibleError as error:
             if error.constraint == "global_batch" and self.options.stage_of:
                 text = ", ".join(f"{name}={stage}" for name, stage in self.options.stage_of.items())
@@ -286,15 +303,26 @@ class Planner:
         fitting = [each for each in lean if each.costs.memory_bytes_per_device <= self.limit]
         return self._over(structures, kind, tally, min(fitting, key=lambda each: each.costs.step_time_s))
 
-    def _over(self, structures: Sequence[Structure], kind: Kind, tally: Tally, start: Candidate | None) -> Candidate:
+    @property
+    def _is_apart(self) -> bool:
+        """Whether microbatches are searched one by one."""
+        return bool(self.problems.compute.measured) or not self._least_work.in_proportion
+
+    def _over(
+        self,
+        structures: Sequence[Structure],
+        kind: Kind,
+        tally: Tally,
+        start: Candidate | None,
+        offered: Offered | None = None,
+    ) -> Candidate:
         """The best strategy of these structures. Where ops were timed, or do not work in proportion to samples, a smaller
         microbatch may take less of a sample than a larger one, which so bounds none but itself: each is searched by itself."""
         search, options = self.search, self.search.options
         own = {each.stages: search.micro_batches(each.stages) for each in structures}
         sizes = sorted({size for each in own.values() for size in each}, reverse=True)
-        apart = self.problems.compute.measured or not self._least_work.in_proportion
-        if not apart or not kind.relaxes or len(sizes) < 2:
-            return search.over(structures, kind, tally, start)
+        if not self._is_apart or not kind.relaxes or len(sizes) < 2:
+            return search.over(structures, kind, tally, start, offered)
         problem: InfeasibleError | None = None
         for size in sizes:
             search.options = replace(options, micro_batch=size)
@@ -327,7 +355,7 @@ class Planner:
                 return self._problems(offload=offload, cluster=cluster)
 
             deadline = max(self.search.deadline, time.monotonic() + 0.5 * self.options.time_limit_s)
-            search = GroupSearch(self.cluster, self.problems, of, self.options, deadline, self.report)
+            search = GroupSearch(self.cluster, self.problems, of, self.options, deadline, self.search.report)
             search.extend(0.0, self.started)
             search.enough_s = self.search.enough_s
             try:

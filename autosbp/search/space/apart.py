@@ -65,9 +65,9 @@ class Apart(Costing):
 
     def _spread(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """What tasks give, on two cores where they take long enough."""
-        return spread(tasks, self._wait) if self.problems.pays_to_share else in_turn(tasks)
+        return spread(tasks, self.wait) if self.problems.pays_to_share else in_turn(tasks)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """While the other process works, which knows the time, but not that a caller ended the search."""
         self._tell()
         if self.stopped:

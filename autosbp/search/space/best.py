@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
 from autosbp.search import SearchResult
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import CERTAIN, INFINITE, ROUNDING
-from autosbp.search.space.opening import Opened, Opening
+from autosbp.search.space.opening import Look, Opened, Opening
 from autosbp.search.space.space_solver import BOUNDED, Kind
 from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
@@ -91,18 +92,34 @@ class Walked:
     tally: Tally
 
 
+class Offers(Protocol):
+    """What a search may begin with besides, that takes a while to be known."""
+
+    def begin(self) -> None:
+        """It will be asked for: have another process find it out, where there is room for one."""
+
+    def best(self) -> Candidate | None:
+        """The best of it."""
+
+
 class Best(Opening):
     """See the module's docstring."""
 
     def over(
-        self, structures: Iterable[Structure], kind: Kind, tally: Tally, best: Candidate | None = None
+        self,
+        structures: Iterable[Structure],
+        kind: Kind,
+        tally: Tally,
+        best: Candidate | None = None,
+        offers: Offers | None = None,
     ) -> Candidate:
-        """The best strategy over these structures, at least as good as ``best``; when time is over, of those looked at. Raises
+        """The best strategy over these structures, at least as good as ``best``; when time is over, of those looked at. Others
+        that it may begin with are ``offers``, which are taken where nothing fits at once, or there is much to look for. Raises
         ``InfeasibleError``, and ``OutOfTimeError`` where it gives up without one."""
         self.best, self.problem, self.failures, self._floors = best, None, [], {}
         self.cut = self.late = False
         try:
-            found = self._over(structures, kind, tally)
+            found = self._over(structures, kind, tally, offers)
             tally.cut |= self.late
             return found
         except OutOfTimeError:
@@ -113,13 +130,11 @@ class Best(Opening):
                 raise
             return self.best
 
-    def _over(self, structures: Iterable[Structure], kind: Kind, tally: Tally) -> Candidate:
+    def _over(self, structures: Iterable[Structure], kind: Kind, tally: Tally, offers: Offers | None) -> Candidate:
         self.begin()
         self.begin_even(self.best)
         if kind.relaxes:
             self.begin_roughly()
-        if kind.relaxes and kind.proves:
-            self.recompute_unevenly(tally)
         every = list(structures)
         self._floors = dict.fromkeys((structure.key for structure in every), -INFINITE)
         single = [structure for structure in every if structure.stages == 1 or not kind.relaxes]
@@ -136,12 +151,23 @@ class Best(Opening):
         # short. Pipelines then: where memory binds, they are the quickest to fit.
         least = min((structure.view.ndim for structure in single), default=0)
         early = [structure for structure in single if structure.view.ndim == least or not kind.proves]
+        rest = [structure for structure in single if structure not in early]
         opened = self._opened(early, kind, tally)
-        walks = self._walks(piped, kind, tally)
+        if offers is not None and self.best is not None:
+            offers.begin()
+        elif offers is not None:
+            self._keep(offers.best())
+        if kind.relaxes and kind.proves:
+            self.recompute_unevenly(tally)
+        # Pipelines hardly cut others short where stages were needed for nothing so far.
+        ahead = rest if kind.proves and self.best is not None and self.best.strategy.num_stages == 1 else []
+        more, walks = self._opened_beside(ahead, piped, kind, tally)
         tight = [walk for walk in walks if self._promise(walk)[0]]
         self._look_into([walk for walk in walks if walk not in tight], kind, tally, spent)
-        opened += self._opened([structure for structure in single if structure not in early], kind, tally)
+        opened += more + self._opened([structure for structure in rest if structure not in ahead], kind, tally)
         bounded = [each.structure for each in opened if each.bound < self._cutoff * (1 - ROUNDING)]
+        if offers is not None and (bounded or tight):
+            self._keep(offers.best())
         self.shut_at_once([*bounded, *(walk.structure for walk in tight)], kind)
         left = [each for each in opened if self._is_open(each, kind, tally)]
         tight = [walk for walk in tight if self._has_room(walk.structure, kind, tally)]
@@ -207,9 +233,11 @@ class Best(Opening):
         tally.bounds.append(self._cutoff)
         return False
 
-    def _walks(self, piped: Sequence[Structure], kind: Kind, tally: Tally) -> list[Walk]:
-        """Of the structures where there is one. None needs another, so that two cores share them; each process keeps the
-        problems that it built."""
+    def _opened_beside(
+        self, single: Sequence[Structure], piped: Sequence[Structure], kind: Kind, tally: Tally
+    ) -> tuple[list[Opened], list[Walk]]:
+        """What is left open of structures without a pipeline, and walks of those with one, where there is one. None needs
+        another, so that two cores share them; each process keeps the problems that it built."""
         mine: dict[int, Walk] = {}
 
         def walked(at: int) -> Walked:
@@ -221,16 +249,19 @@ class Best(Opening):
                 mine[at] = walk
             return Walked(None if walk is None else walk.told(), tuple(self.failures), own)
 
-        tasks = [partial(walked, at) for at in range(len(piped))]
+        tasks: list[Callable[[], Look | Walked]] = [*self._looks(single, kind, tally)]
+        tasks += [partial(walked, at) for at in range(len(piped))]
+        found = self._spread(tasks)
+        left = self._left_open(single, [each for each in found if isinstance(each, Look)], kind, tally)
         walks = []
-        for at, found in enumerate(self._spread(tasks)):
-            tally.add(found.tally)
-            for error in found.failures:
+        for at, each in enumerate(each for each in found if isinstance(each, Walked)):
+            tally.add(each.tally)
+            for error in each.failures:
                 self.problem = nearer(self.problem, error)
-            self._raise_floor(piped[at], INFINITE if found.walk is None else found.walk.bound)
-            if found.walk is not None:
-                walks.append(mine[at] if at in mine else Walk(piped[at], **vars(found.walk)))
-        return walks
+            self._raise_floor(piped[at], INFINITE if each.walk is None else each.walk.bound)
+            if each.walk is not None:
+                walks.append(mine[at] if at in mine else Walk(piped[at], **vars(each.walk)))
+        return left, walks
 
     def _fail(self, error: InfeasibleError) -> None:
         self.problem = nearer(self.problem, error)

@@ -69,6 +69,10 @@ class Costing(Timed):
         self._known_costs: deque[Candidate] = deque(maxlen=8)
         self._exceeding: set[tuple[Hashable, int]] = set()
 
+    def share_costs(self, other: Costing) -> None:
+        """Know what another search costs, and the other way round: they often come to the same strategies."""
+        self._known_costs = other._known_costs
+
     @cached_property
     def _held(self) -> Mapping[str, int]:
         """Stages of ops that are given."""

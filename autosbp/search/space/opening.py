@@ -6,7 +6,7 @@ the others short.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -55,7 +55,16 @@ class Opening(Recomputing):
         if not kind.relaxes:
             self._search_first(structures, kind, tally)
             return []
-        looks = self._spread([partial(self._look, structure, kind, tally.share) for structure in structures])
+        return self._left_open(structures, self._spread(self._looks(structures, kind, tally)), kind, tally)
+
+    def _looks(self, structures: Sequence[Structure], kind: Kind, tally: Tally) -> list[Callable[[], Look]]:
+        """What tells of each of them. None needs another."""
+        return [partial(self._look, structure, kind, tally.share) for structure in structures]
+
+    def _left_open(
+        self, structures: Sequence[Structure], looks: Sequence[Look], kind: Kind, tally: Tally
+    ) -> list[Opened]:
+        """Those that are left open by these looks; optima that fit are kept."""
         left = []
         for structure, look in sorted(zip(structures, looks, strict=True), key=_quickest_first):
             tally.add(look.tally)
