@@ -54,11 +54,12 @@ def test_what_another_process_finds_is_what_this_one_does() -> None:
 
 
 def test_without_another_process_they_are_costed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = here()
     monkeypatch.setattr("autosbp.beside._has_room", lambda: False)
     with offered(planner()) as found:
         found.begin()
         monkeypatch.setattr(Baselines, "all", lambda *_: pytest.fail("they are known"))
-        assert found.all() == here()
+        assert found.all() == expected
 
 
 @two_cores
