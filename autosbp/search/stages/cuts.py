@@ -129,14 +129,15 @@ class Cutter:
         """The cuts of the chunks whose slowest takes least; None where there are fewer places than that, or none hold ops
         to their stages."""
         places, stages = self.places, self.stages or num_chunks
-        best: tuple[float, tuple[str, ...]] | None = None
+        best: tuple[float, _Balance] | None = None
         for level in places.levels(num_chunks - 1):
-            slowest, picked = self._balance(level, num_chunks, stages).run(num_chunks)
+            balance = self._balance(level, num_chunks, stages)
+            slowest = balance.slowest_s(num_chunks)
             if slowest < (np.inf if best is None else best[0]):
-                best = slowest, tuple(places.names[at] for at in picked)
+                best = slowest, balance
             if best is not None and best[0] <= ENOUGH * _even_s(places, num_chunks, stages):
                 break
-        return None if best is None else best[1]
+        return None if best is None else tuple(places.names[at] for at in best[1].cuts(num_chunks))
 
     def _balance(self, level: float, num_chunks: int, stages: int) -> _Balance:
         """Of the places where no more bytes than this cross. What more chunks of like stages go through holds fewer, too."""
@@ -164,17 +165,21 @@ class _Balance:
         self._known: dict[tuple[int, float, int], Floats] = {}
         self._slowest = [self._chunks(0)[:, 0]]  # of so many chunks up to each place
 
-    def run(self, num_chunks: int) -> tuple[float, list[int]]:
-        """Seconds, and the places of the cuts."""
+    def slowest_s(self, num_chunks: int) -> float:
+        """Of so many chunks the slowest."""
         for at in range(len(self._slowest), num_chunks):
             self._slowest.append(np.maximum(self._chunks(at % self.stages), self._before(at)).min(axis=1))
+        return float(self._slowest[num_chunks - 1][-1])
+
+    def cuts(self, num_chunks: int) -> list[int]:
+        """The places of the cuts, once ``slowest_s`` was asked for."""
         place, picked = len(self.chosen), []
         for at in range(num_chunks - 1, 0, -1):
             # Which place it came from is asked on the way back alone.
             place = int(np.maximum(self._chunks(at % self.stages)[place], self._before(at)).argmin())
             picked.append(int(self.chosen[place - 1]))
             place -= 1
-        return float(self._slowest[num_chunks - 1][-1]), picked[::-1]
+        return picked[::-1]
 
     def _before(self, at: int) -> Floats:
         """The slowest chunk before each place that chunk ``at`` may begin with."""
