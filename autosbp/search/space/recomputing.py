@@ -31,6 +31,8 @@ LATE = 0.25
 """Of the time limit, what may have passed behind it while this still makes a strategy uneven."""
 SAME = 1e-9
 """Relative: seconds that differ by less are of the same layouts."""
+COSTED_AT_ONCE = 4
+"""Spaces whose strategies are costed without what the others find: memory, which takes most of that, differs much in length."""
 UNEVEN, UNEVEN_GAIN = 2, 1.1
 """Strategies whose stages are made to recompute what each has to, and how many times what the best takes they may take."""
 
@@ -91,7 +93,7 @@ class Recomputing(StageLimited):
             layouts = made.get(space.key) or self.problems.build(space, None)
             self._keep(self._fitting(space, self._candidates(layouts, each.result)))
 
-        for _ in self._in_rounds(_unlike(found), is_open, look, tally):
+        for _ in self._in_rounds(_unlike(found), is_open, look, tally, most=COSTED_AT_ONCE):
             pass
 
     def recompute_tightly(self, kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
