@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
 from autosbp import handed
+from autosbp.end_with_parent import end_with_parent
 
 T = TypeVar("T")
 WAIT_S = 0.05
@@ -65,7 +66,7 @@ class Begun(Generic[T]):
         self._task, self._child, self._found = task, None, list[T]()
         if _has_room():
             numbers = _queue(1)
-            self._child = _Child.of([task], numbers, group=True)
+            self._child = _Child.of([task], numbers, shares=True)
             os.close(numbers)
 
     @property
@@ -142,13 +143,14 @@ def _run(tasks: Sequence[Callable[[], T]], numbers: int, found: dict[int, T]) ->
 class _Child:
     """The other process. Belongs to the thread that made it."""
 
-    def __init__(self, pid: int, answers: int, group: bool) -> None:
-        self._pid, self._answers, self._group = pid, answers, group
+    def __init__(self, pid: int, answers: int) -> None:
+        self._pid, self._answers = pid, answers
 
     @staticmethod
-    def of(tasks: Sequence[Callable[[], T]], numbers: int, *, group: bool = False) -> _Child | None:
-        """None where the system has no room for it. With ``group`` it may have a child, too, and both end together."""
+    def of(tasks: Sequence[Callable[[], T]], numbers: int, *, shares: bool = False) -> _Child | None:
+        """None where the system has no room for it. With ``shares`` it may have a child, too."""
         answers, ours = os.pipe()
+        parent = os.getpid()
         try:
             with warnings.catch_warnings():
                 # Of other threads, whose locks may be held for ever: a child only computes, and takes none of theirs.
@@ -159,12 +161,9 @@ class _Child:
             os.close(ours)
             return None
         if pid == 0:
-            _serve(tasks, numbers, ours, group)
+            _serve(tasks, numbers, ours, parent, shares)
         os.close(ours)
-        if group:
-            with suppress(OSError):  # it does so, too: whoever is first
-                os.setpgid(pid, pid)
-        return _Child(pid, answers, group)
+        return _Child(pid, answers)
 
     def answers(self, waiting: Callable[[], None] | None) -> dict[int, T]:
         """What it gave; nothing where it ended early."""
@@ -182,7 +181,7 @@ class _Child:
         """Leave nothing behind."""
         os.close(self._answers)
         with suppress(ProcessLookupError):
-            (os.killpg if self._group else os.kill)(self._pid, signal.SIGKILL)
+            os.kill(self._pid, signal.SIGKILL)  # and so what it shares its tasks with
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
@@ -194,15 +193,13 @@ def _readable(descriptor: int) -> bool:
     return bool(poll.poll(1000 * WAIT_S))
 
 
-def _serve(tasks: Sequence[Callable[[], T]], numbers: int, answers: int, group: bool) -> None:
+def _serve(tasks: Sequence[Callable[[], T]], numbers: int, answers: int, parent: int, shares: bool) -> None:
     """The child's life. It ends without what a process does at its end: buffers and handlers are the parent's."""
     code = 1
     try:
+        end_with_parent(parent)
         gc.disable()  # what it would look at is the parent's, and would be copied
-        _state.update(alone=not group, child=True)
-        if group:
-            with suppress(OSError):
-                os.setpgid(0, 0)
+        _state.update(alone=not shares, child=True)
         found: dict[int, T] = {}
         _run(tasks, numbers, found)
         rest = memoryview(handed.dumps(found))

@@ -13,7 +13,6 @@ processor for minutes, or hang for ever.
 from __future__ import annotations
 
 import ast
-import ctypes
 import gc
 import importlib.util
 import os
@@ -26,13 +25,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from autosbp.end_with_parent import end_with_parent
 from autosbp.torchrun import OWNER
 
 _ADDRESS = "127.0.0.1"
 _GRACE_S = 10.0
 _POLL_S = 0.02
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
-_PR_SET_PDEATHSIG = 1
 
 
 def main(num_ranks: int, module: str, arguments: Sequence[str]) -> int:
@@ -50,7 +49,7 @@ def main(num_ranks: int, module: str, arguments: Sequence[str]) -> int:
     for rank in range(num_ranks):
         pid = os.fork()
         if pid == 0:
-            _end_with(own)
+            end_with_parent(own)
             gc.enable()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
             listening.close()
@@ -95,14 +94,6 @@ def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
-
-
-def _end_with(parent: int) -> None:
-    """In a rank: the system kills it when its parent ends, which nobody else would be left to do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it has ended in between
-            os._exit(1)
 
 
 def _watch(ranks: dict[int, int], owner: str | None) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -111,6 +113,23 @@ def test_a_task_that_was_begun_shares_its_tasks_and_leaves_no_process_behind() -
         while len(found := _descendants(os.getpid())) < 2:
             assert time.monotonic() < until, "the task and the process it shares with"
             time.sleep(0.05)
+    while any(map(_is_running, found)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@two_cores
+def test_no_process_of_a_killed_one_goes_on() -> None:
+    program = (
+        "import time; from autosbp.beside import begun, spread\n"
+        "with begun(lambda: spread([lambda: time.sleep(60)] * 2)) as pending: pending.result()"
+    )
+    until = time.monotonic() + 20
+    with subprocess.Popen([sys.executable, "-c", program]) as run:
+        while len(found := _descendants(run.pid)) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        run.kill()
     while any(map(_is_running, found)):
         assert time.monotonic() < until
         time.sleep(0.05)
