@@ -168,9 +168,9 @@ def test_other_searchers_give_executable_plans_without_a_proof() -> None:
     graph, cluster = capture("zoo:mlp-small"), load_cluster("local:4")
     optimum = make_plan(graph, cluster, None, PlanOptions(global_batch=64)).document["step_time_s"]
     for searcher in ("coordinate_descent", "metropolis_hastings", "random"):
-        found = make_plan(
-            graph, cluster, None, PlanOptions(global_batch=64, searcher=searcher, time_limit_s=2)
-        ).document
+        plan = make_plan(graph, cluster, None, PlanOptions(global_batch=64, searcher=searcher, time_limit_s=2))
+        found = plan.document
+        assert plan.strategy.num_devices == cluster.num_devices
         assert found["step_time_s"] >= optimum * (1 - 1e-9)
         assert 0 < found["lower_bound_s"] <= optimum and "ended_early" not in found
 

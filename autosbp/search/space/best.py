@@ -160,7 +160,8 @@ class Best(Opening):
         if kind.relaxes and kind.proves:
             self.recompute_unevenly(tally)
         # Pipelines hardly cut others short where stages were needed for nothing so far.
-        ahead = rest if kind.proves and self.best is not None and self.best.strategy.num_stages == 1 else []
+        alone = self.best is not None and self.best.strategy.num_stages == 1
+        ahead = rest if alone and kind.relaxes and kind.proves else []
         more, walks = self._opened_beside(ahead, piped, kind, tally)
         tight = [walk for walk in walks if self._promise(walk)[0]]
         self._look_into([walk for walk in walks if walk not in tight], kind, tally, spent)
