@@ -28,11 +28,14 @@ class Pipeline:
             Narayanan et al. 2021, section 2.2. ``zero_bubble``: the gradients of weights apart from those of inputs, and
             later, where a stage would wait (ZB-H1; Qi et al. 2023, section 2.1), with any number of chunks a stage.
             ``message_driven``: no fixed order (``costmodel.message_driven``).
+        weights_lag: of ``zero_bubble``: how many backward passes the gradients of weights wait at the most, for what they
+            need takes memory; None is as many as fill a stage's waits.
     """
 
     num_stages: int
     cuts: tuple[str, ...]
     schedule: str
+    weights_lag: int | None = None
 
     @property
     def num_chunks(self) -> int:
@@ -66,20 +69,24 @@ class Pipeline:
         if not limits.micro(num_micro, self.num_stages):
             shown = f"{self.schedule} with {num_micro} microbatches"
             raise InputError(f"{field}.schedule", shown, limits.micro_text.format(stages=self.num_stages))
+        if self.weights_lag is not None and self.schedule != ZERO_BUBBLE:
+            raise InputError(f"{field}.weights_lag", self.weights_lag, f"none is expected of {self.schedule}")
 
     def to_dict(self) -> dict[str, Any]:
-        return {"num_stages": self.num_stages, "cuts": list(self.cuts), "schedule": self.schedule}
+        lag = {} if self.weights_lag is None else {"weights_lag": self.weights_lag}
+        return {"num_stages": self.num_stages, "cuts": list(self.cuts), "schedule": self.schedule, **lag}
 
     @staticmethod
     def from_dict(data: object, path: str, num_micro: int) -> Pipeline:
         """Read and check, all but that the graph has the cuts: ``graph.chunks`` knows."""
-        fields = Fields(data, path, ("num_stages", "cuts", "schedule"))
+        fields = Fields(data, path, ("num_stages", "cuts", "schedule", "weights_lag"))
         cuts = fields.sequence("cuts")
         for at, cut in enumerate(cuts):
             if not isinstance(cut, str) or not cut:
                 raise InputError(f"{path}.cuts[{at}]", cut, "the name of an op is expected")
         stages = fields.integer("num_stages", low=2, high=MAX_STAGES)
-        pipeline = Pipeline(stages, tuple(cuts), fields.text("schedule", choices=tuple(SCHEDULES)))
+        lag = fields.integer("weights_lag", high=MAX_STAGES) if fields.has("weights_lag") else None
+        pipeline = Pipeline(stages, tuple(cuts), fields.text("schedule", choices=tuple(SCHEDULES)), lag)
         pipeline.check(num_micro, path)
         return pipeline
 

@@ -289,6 +289,8 @@ def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     if "pipeline" in found:
         pipeline = found["pipeline"]
         title = f"pipeline: {pipeline['num_stages']} stages, {len(pipeline['cuts']) + 1} chunks, {pipeline['schedule']}"
+        if "weights_lag" in pipeline:
+            title += f", whose gradients of weights wait for {pipeline['weights_lag']} backward passes at the most"
         out.print(f"{title}; chunks begin with {', '.join(pipeline['cuts'])}")
     if "recompute" in found:
         runs = found["recompute"]

@@ -91,6 +91,11 @@ class StepCollectives:
         """Every all-reduce of gradients."""
         return [self.reduced(bucket) for bucket in self.flow.buckets]
 
+    def returns(self) -> list[Collective]:
+        """The gradients of all gathered parameters, in the order in which backward completes them."""
+        places = sorted(self.ready, reverse=True)
+        return [call for at in places for gather in self.ready[at] for call in self.returned(gather)]
+
     def before_forward(self, at: int) -> list[Collective]:
         """Parameters that are sent for before item ``at``."""
         return self.gathered(self.flow.forward_sends.get(at, ()), "forward")

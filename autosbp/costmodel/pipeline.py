@@ -89,7 +89,12 @@ class _Ran:
 
 
 def pipeline_time(
-    chunks: Sequence[Chunk], num_stages: int, num_micro: int, send_s: float, schedule: str | None = None
+    chunks: Sequence[Chunk],
+    num_stages: int,
+    num_micro: int,
+    send_s: float,
+    schedule: str | None = None,
+    weights_lag: int | None = None,
 ) -> PipelineTime:
     """Simulate one step.
 
@@ -97,6 +102,7 @@ def pipeline_time(
         chunks: the model's chunks in order, a multiple of the stages: several a stage interleave.
         send_s: one activation, or its gradient, from a stage to the next.
         schedule: of ``autosbp.pipeline``; None is Megatron-LM's 1F1B, interleaved where stages have several chunks.
+        weights_lag: as of ``Pipeline``.
 
     Raises:
         InputError: when chunks do not fill the stages, or interleaved microbatches do not.
@@ -107,7 +113,7 @@ def pipeline_time(
     if num_virtual > 1 and num_micro % num_stages:
         raise InputError("num_micro", num_micro, f"a multiple of the {num_stages} stages is expected to interleave")
     kind = schedule or (INTERLEAVED if num_virtual > 1 else ONE_F_ONE_B)
-    pipeline = Pipeline(num_stages, tuple(map(str, range(1, len(chunks)))), kind)
+    pipeline = Pipeline(num_stages, tuple(map(str, range(1, len(chunks)))), kind, weights_lag)
     times = chunk_times(chunks, num_stages, send_s)
     driven = kind == MESSAGE_DRIVEN
     if driven:
@@ -151,7 +157,7 @@ def chunk_times(chunks: Sequence[Chunk], num_stages: int, send_s: float) -> list
 def _run(pipeline: Pipeline, times: Sequence[Times], num_micro: int, *, beside: bool) -> _Ran:
     """Each turn runs every stage as far as what it waits for is there. What a pass sends goes ``beside`` the next of the
     same direction, or before any."""
-    orders = pass_orders(pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, num_micro)
+    orders = orders_of(pipeline, num_micro)
     own_s = [time.own_s[kind] for kind in KINDS for time in times]
     sends_s = [time.sends_s[kind] for kind in KINDS for time in times]
     nobody = len(own_s) * num_micro
@@ -181,14 +187,22 @@ def _run(pipeline: Pipeline, times: Sequence[Times], num_micro: int, *, beside: 
     return _Ran(ready, starts)
 
 
-@lru_cache(maxsize=32)
-def pass_orders(
-    num_stages: int, num_virtual: int, schedule: str, num_micro: int
-) -> tuple[tuple[list[int], list[int], list[bool]], ...]:
+Orders = tuple[tuple[list[int], list[int], list[bool]], ...]
+
+
+def orders_of(pipeline: Pipeline, num_micro: int) -> Orders:
     """The passes of each stage in order, numbered by kind, chunk and microbatch; what each waits for; and whether it is of
     the same direction as the one before it, with one entry more for the end."""
+    return _orders(
+        pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, pipeline.weights_lag, num_micro
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=32)
+def _orders(num_stages: int, num_virtual: int, schedule: str, weights_lag: int | None, num_micro: int) -> Orders:
+    """Where a pipeline is cut does not matter."""
     chunks = num_stages * num_virtual
-    pipeline = Pipeline(num_stages, tuple(map(str, range(1, chunks))), schedule)
+    pipeline = Pipeline(num_stages, tuple(map(str, range(1, chunks))), schedule, weights_lag)
 
     found = []
     for stage in range(num_stages):

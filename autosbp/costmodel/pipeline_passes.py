@@ -3,7 +3,8 @@
 ``gpipe``: all forward, then all backward (Huang et al. 2019). ``1f1b`` and its interleaved form: Narayanan et al. 2021,
 section 2.2; Megatron-LM's ``forward_backward_pipelining_with_interleaving``.
 ``zero_bubble``: a backward pass leaves the gradients of weights to a pass of their own; stage s starts these when it has
-done s backward passes, so that it keeps as many activations as 1F1B does (Qi et al. 2023, section 2.1, ZB-H1).
+done s backward passes, or as few as its lag allows, so that it keeps as many activations as 1F1B does (Qi et al. 2023,
+section 2.1, ZB-H1).
 ``message_driven`` has no order; that of ``1f1b`` stands for all that its registers let happen: it fills all of them.
 """
 
@@ -55,25 +56,28 @@ def stage_passes(pipeline: Pipeline, stage: int, num_micro: int) -> tuple[Pass, 
 
 def stage_order(pipeline: Pipeline, stage: int, num_micro: int) -> Order:
     """``stage_passes`` as arrays."""
-    return _order(pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, stage, num_micro)
+    lag = stage if pipeline.weights_lag is None else min(stage, pipeline.weights_lag)
+    return _order(pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, stage, num_micro, lag)
 
 
 @lru_cache(maxsize=256)
-def _order(num_stages: int, num_virtual: int, schedule: str, stage: int, num_micro: int) -> Order:
+def _order(num_stages: int, num_virtual: int, schedule: str, stage: int, num_micro: int, lag: int) -> Order:
     """Where a pipeline is cut does not matter."""
-    ranks, kinds, turns, micros = _ORDERS[schedule](_Stage(stage, num_stages, num_virtual, num_micro))
+    ranks, kinds, turns, micros = _ORDERS[schedule](_Stage(stage, num_stages, num_virtual, num_micro, lag))
     order = np.argsort(ranks, kind="stable")
     return Order(kinds[order], turns[order] * num_stages + stage, micros[order])
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """Of the stages of a pipeline one, with as many chunks and microbatches."""
+    """Of the stages of a pipeline one, with as many chunks and microbatches. Gradients of weights wait ``lag`` backward passes,
+    where they wait."""
 
     at: int
     stages: int
     virtual: int
     num_micro: int
+    lag: int
 
     @property
     def total(self) -> int:
@@ -123,7 +127,7 @@ def _one_f_one_b(stage: _Stage) -> _Ranked:
 def _zero_bubble(stage: _Stage) -> _Ranked:
     warmup = (stage.virtual - 1) * stage.stages + stage.stages - 1 - stage.at
     index = np.arange(stage.total)
-    return _ranked(stage, 3 * (index - min(stage.total, warmup)), 3 * index + 1, 3 * (index + stage.at) + 2)
+    return _ranked(stage, 3 * (index - min(stage.total, warmup)), 3 * index + 1, 3 * (index + stage.lag) + 2)
 
 
 _ORDERS: Mapping[str, Callable[[_Stage], _Ranked]] = {

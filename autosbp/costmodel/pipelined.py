@@ -43,9 +43,8 @@ from autosbp.handed import handed_over
 from autosbp.pipeline import MESSAGE_DRIVEN, ZERO_BUBBLE
 from autosbp.plan import Costs, StageCosts, Strategy
 from autosbp.sbp.boxing import split_factor
-from autosbp.sbp.deferral import defers_weights
+from autosbp.sbp.deferral import deferring
 from autosbp.sbp.placed_mesh import placed_mesh
-from autosbp.sbp.program import Op
 
 LONG = 20_000
 """Microbatches times chunks: to simulate fewer takes no longer than to start a process."""
@@ -222,7 +221,8 @@ class _Pipelined:
     def _ends(self, passes: Sequence[Passes]) -> Sequence[float]:
         """When each stage is done with its passes."""
         pipeline = self.stages.pipeline
-        return pipeline_time(passes, pipeline.num_stages, self.strategy.num_micro, 0.0, pipeline.schedule).ends
+        count, lag = self.strategy.num_micro, pipeline.weights_lag
+        return pipeline_time(passes, pipeline.num_stages, count, 0.0, pipeline.schedule, lag).ends
 
     def _busy_s(self, stage: int) -> Seconds:
         """All passes of a stage; its messages are communication, where it waits for them."""
@@ -238,7 +238,11 @@ class _Pipelined:
         timeline = Timeline(chunk.graph, strategy, boxing, compute, chunk.flow)
         each_use = strategy.gather == "use"
         first, forward = list(timeline.forward_pass(True)), list(timeline.forward_pass(each_use))
-        backward, last = list(timeline.backward_pass(False)), list(timeline.backward_pass(True))
+        backward = list(timeline.backward_pass(False))
+        if self.stages.pipeline.schedule == ZERO_BUBBLE:
+            last = [*backward, *timeline.behind_passes()]
+        else:
+            last = list(timeline.backward_pass(True))
         later_s = self._weights_s(chunk, backward)
         sums = [self._seconds(events) for events in (forward, backward, first, last)]
         sent = [self._bytes(events) for events in (forward, backward, first, last)]
@@ -271,8 +275,7 @@ class _Pipelined:
         """What the backward of a microbatch leaves for later."""
         if self.stages.pipeline.schedule != ZERO_BUBBLE:
             return 0.0
-        items = [item for item in chunk.flow.items if isinstance(item, Op) and item.signature is not None]
-        later = {item.node.name for item in items if defers_weights(chunk.graph, item)}
+        later = deferring(chunk.graph, self.strategy, chunk.flow)
         return WEIGHTS_SHARE * sum(
             event.duration_s
             for event in backward

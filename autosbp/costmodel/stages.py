@@ -1,7 +1,7 @@
 """The chunks of a pipelined strategy as programs, and everything that a rank of a stage sends in a training step.
 
 A chunk's own collectives are those of ``costmodel.collectives``. Between them stand the messages from stage to stage: what
-a pass waits for is listed before it, what it sends behind it. After the last pass come reductions that waited, sums of
+a pass waits for is listed before it, what it sends behind it. After the last pass come gradients that waited, sums of
 parameters that several stages keep, and the losses, which the last stage tells the others.
 """
 
@@ -21,6 +21,7 @@ from autosbp.plan import Strategy
 from autosbp.sbp.batching import batched
 from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.buckets import local_bytes, synchronised_axes
+from autosbp.sbp.deferral import returns_late
 from autosbp.sbp.parameters import ParameterFlow, parameter_flow
 from autosbp.sbp.program import made_layout
 from autosbp.sbp.recompute import check_recompute
@@ -146,6 +147,8 @@ class Stages:
             yield self._messages(one, arriving=False)
         for chunk in self.of(stage):
             late = self._collectives[chunk.index]
+            if returns_late(self.strategy):
+                yield late.returns()
             yield late.reductions() if self.pipeline.schedule == ZERO_BUBBLE else late.at_end()
         yield self.ending(stage)
 
@@ -163,7 +166,8 @@ class Stages:
             return calls.forward(each_use or one.micro == 0)
         if one.kind == BACKWARD:
             ends = one.micro == last
-            return calls.backward(each_use or ends, ends and self.pipeline.schedule != ZERO_BUBBLE)
+            returns = each_use or (ends and not returns_late(self.strategy))
+            return calls.backward(returns, ends and self.pipeline.schedule != ZERO_BUBBLE)
         return []
 
     def sums(self, shared: SharedGradients) -> list[Collective | StageCall]:

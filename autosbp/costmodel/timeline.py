@@ -18,7 +18,7 @@ from autosbp.costmodel.synchronisation import shared_message_bytes, synchronisat
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.boxing import COLLECTIVES, Step, message_bytes, split_factor
-from autosbp.sbp.buckets import AT_END
+from autosbp.sbp.buckets import AT_END, Bucket
 from autosbp.sbp.choices import axis_choices
 from autosbp.sbp.gathers import NEVER, Gather, box_bytes
 from autosbp.sbp.parameters import ParameterFlow, parameter_flow
@@ -143,6 +143,16 @@ class Timeline:
             yield from self._backward(at, self.flow.items[at], returns, last)
         yield from self._ready(AT_END, False, last)
 
+    def behind_passes(self) -> Iterator[Event]:
+        """What the last microbatch does with gradients where all of it waits until the passes are over (zero bubble)."""
+        for at in range(len(self.flow.items) - 1, -1, -1) if self.strategy.gather == "step" else ():
+            item = self.flow.items[at]
+            if isinstance(item, Box) and item.key in self.flow.place:
+                yield from self._own(at, item, "backward", True)
+            yield from self._ready(at, True, False)
+        for bucket in self.flow.buckets:
+            yield self._reduced(bucket)
+
     def _forward(self, at: int, item: Item, gathers: bool) -> Iterator[Event]:
         if gathers:
             yield from self._sent(self.flow.forward_sends.get(at, ()), "forward")
@@ -206,9 +216,11 @@ class Timeline:
         for gather in self.step.ready.get(at, ()) if returns else ():
             yield from self._returned(gather)
         for bucket in self.step.complete.get(at, ()) if last else ():
-            seconds = synchronisation_s(self.graph, self.strategy, bucket, self.boxing.network, self.message)
-            event = self._call(self.step.reduced(bucket))
-            yield replace(event, duration_s=seconds, key=("sync", *bucket.names))
+            yield self._reduced(bucket)
+
+    def _reduced(self, bucket: Bucket) -> Event:
+        seconds = synchronisation_s(self.graph, self.strategy, bucket, self.boxing.network, self.message)
+        return replace(self._call(self.step.reduced(bucket)), duration_s=seconds, key=("sync", *bucket.names))
 
     def _returned(self, gather: Gather) -> Iterator[Event]:
         events = [self._call(call) for call in self.step.returned(gather)]

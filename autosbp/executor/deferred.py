@@ -1,7 +1,8 @@
 """Linear ops whose weight gradients are computed later than their input gradients, as zero-bubble pipelines want it.
 
 Backward puts what is left to do on ``Runtime.deferred``, a list of calls; whoever made that list runs them. A gradient is
-added to the parameter itself, so only parameters that an op reads as they are stored can be deferred.
+added to the parameter itself, or handed to the gather that made the copy which the op read (``executor.gathering``): which
+ops may do so is ``sbp.deferral``'s.
 """
 
 from __future__ import annotations
@@ -12,38 +13,61 @@ from typing import Any
 
 import torch
 
+from autosbp.executor.gathering import later_sink
 from autosbp.executor.runtime import current
+
+Sink = Callable[[torch.Tensor], None]
 
 
 def deferred_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``linear`` [b..., k] x [n, k] + [n] -> [b..., n]; ``weight`` and ``bias`` are leaves."""
+    """``linear`` [b..., k] x [n, k] + [n] -> [b..., n]; ``weight`` and ``bias`` are leaves, or gathered copies."""
     apply: Any = _Linear.apply
-    out: torch.Tensor = apply(x, weight, bias, current().deferred)
+    sinks = _sink(weight), None if bias is None else _sink(bias)
+    own_bias = None if bias is None else bias.detach()
+    out: torch.Tensor = apply(_ANCHOR, x, weight.detach(), own_bias, sinks, current().deferred)
     return out
+
+
+_ANCHOR = torch.zeros((), requires_grad=True)
+"""Makes autograd come back where ``x`` has no gradient: the weights have."""
+
+
+def _sink(parameter: torch.Tensor) -> Sink | None:
+    """Where its gradient goes; None where none is wanted."""
+    if not parameter.requires_grad:
+        return None
+    return partial(_add, parameter) if parameter.is_leaf else later_sink(parameter)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, calls: list[Callable[[], None]]
+        ctx: Any,
+        _: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        sinks: tuple[Sink | None, Sink | None],
+        calls: list[Callable[[], None]],
     ) -> torch.Tensor:
         ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.calls = weight, bias, calls
+        ctx.weight, ctx.sinks, ctx.calls = weight, sinks, calls
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        ctx.calls.append(partial(_add_gradients, x.detach(), grads[0], ctx.weight, ctx.bias))
-        return (grads[0] @ ctx.weight.detach() if ctx.needs_input_grad[0] else None), None, None, None
+        ctx.calls.append(partial(_give_gradients, x.detach(), grads[0], ctx.sinks))
+        return None, (grads[0] @ ctx.weight if ctx.needs_input_grad[1] else None), None, None, None, None
 
 
-def _add_gradients(x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+def _give_gradients(x: torch.Tensor, grad: torch.Tensor, sinks: tuple[Sink | None, Sink | None]) -> None:
     rows = grad.reshape(-1, grad.shape[-1])
-    if weight.requires_grad:
-        _add(weight, rows.t() @ x.reshape(-1, x.shape[-1]))
-    if bias is not None and bias.requires_grad:
-        _add(bias, rows.sum(0))
+    of_weight, of_bias = sinks
+    if of_weight is not None:
+        of_weight(rows.t() @ x.reshape(-1, x.shape[-1]))
+    if of_bias is not None:
+        of_bias(rows.sum(0))
 
 
 def _add(parameter: torch.Tensor, gradient: torch.Tensor) -> None:

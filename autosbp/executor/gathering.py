@@ -1,6 +1,7 @@
 """Parameters whose use has another layout than their store: gathered for the program, their gradients brought back.
 
-Once a step, the copies stay until its end, and gradients return in the last microbatch (ZeRO-1 and 2). In each use, a
+Once a step, the copies stay until its end, and gradients return in the last microbatch, or when all passes are over (ZeRO-1
+and 2). In each use, a
 copy lives from its first reader of forward to its last, is gathered again where backward first needs it, and gradients
 return in every microbatch (ZeRO-3; Zhao et al. 2023, "PyTorch FSDP"). Which parameters travel together, and when, is
 ``sbp.parameters``'s; how one message is packed is ``executor.packing``'s.
@@ -11,11 +12,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
-from autosbp.executor.packing import make_message
+from autosbp.executor.packing import Message, make_message
 from autosbp.executor.runtime import Runtime, current
 from autosbp.sbp.parameters import ParameterFlow
 from autosbp.sbp.placement import format_nd_sbp
@@ -28,6 +30,13 @@ def gathered(name: str, layout: str, item: int) -> torch.Tensor:
     """In a program, as item ``item``: the copy of a parameter in the layout of its use."""
     copy: torch.Tensor = current().gathers.fetch(name, layout, item)
     return copy
+
+
+def later_sink(copy: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    """Where a gradient of a copy that ``gathered`` gave goes when it comes outside of backward."""
+    use: Any = copy.grad_fn
+    message: Message = use.gather.message
+    return partial(message.add_gradient, use.at)
 
 
 def gather_again(value: torch.Tensor, item: int) -> None:
@@ -46,6 +55,7 @@ class ParameterGathers:
         parameters: this rank's parts by name. Those that travel in flat messages are replaced: they become views.
         runtime: whose groups are used, and which records what is issued.
         arrived: called when the last microbatch has brought back a parameter's gradient within its backward.
+        late: gradients return in ``finish``: some come when backward is over (``sbp.deferral``).
 
     ``keep`` and ``kept`` are how autograd keeps every other tensor, and has it back: a trial counts there.
     ``begin`` and ``end`` are called around each microbatch, in which the program calls ``gathered``; then ``finish``.
@@ -59,8 +69,11 @@ class ParameterGathers:
         parameters: dict[str, torch.Tensor],
         runtime: Runtime,
         arrived: Callable[[str], None],
+        *,
+        late: bool = False,
     ) -> None:
         self.flow, self.each_use, self.parameters, self.arrived = flow, each_use, parameters, arrived
+        self.late = late
         self._gathers = []
         for gather in flow.gathers:
             names = [box.ref.name for box in gather.boxes]
@@ -83,7 +96,7 @@ class ParameterGathers:
     def begin(self, micro: int, num_micro: int) -> None:
         """Before the program of a microbatch."""
         self.last = micro == num_micro - 1
-        self._returns = self.each_use or self.last
+        self._returns = self.each_use or (self.last and not self.late)
         self._lent.clear()
 
     def fetch(self, name: str, layout: str, item: int) -> torch.Tensor:
@@ -153,14 +166,17 @@ class ParameterGathers:
             gather.copies = None
         if not self._returns:
             return
-        if len(self._returning) == IN_FLIGHT:
-            self._returning.pop(0).message.settle()
-        gather.message.send_back()
-        self._returning.append(gather)
+        self._send_back(gather)
         if self.last and not gather.flat:
             self._contribute(gather)
             for name in gather.names:
                 self.arrived(name)
+
+    def _send_back(self, gather: _Gather) -> None:
+        if len(self._returning) == IN_FLIGHT:
+            self._returning.pop(0).message.settle()
+        gather.message.send_back()
+        self._returning.append(gather)
 
     def _contribute(self, gather: _Gather) -> None:
         for name, gradient in zip(gather.names, gather.message.take(), strict=False):
@@ -175,12 +191,19 @@ class ParameterGathers:
 
     def finish(self) -> None:
         """After the last microbatch: every gradient is where its parameter is, and the copies, now stale, are gone."""
+        for gather in self._last_ready_first() if self.late else ():
+            self._send_back(gather)
         self._returning.clear()
         for gather in self._gathers:
-            if gather.flat:
+            if gather.flat or self.late:
                 self._contribute(gather)
             gather.copies = None
         self._lent.clear()
+
+    def _last_ready_first(self) -> list[_Gather]:
+        """In the order in which backward completes their gradients."""
+        places = sorted(range(len(self._gathers)), key=lambda at: -self.flow.gathers[at].ready)
+        return [self._gathers[at] for at in places]
 
 
 class _Gather:

@@ -29,7 +29,7 @@ from autosbp.graph.materialise import constant_tensor, is_random, op_of, to_fx_a
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import Step
 from autosbp.sbp.choices import found_choices, implemented_axes
-from autosbp.sbp.deferral import defers_weights
+from autosbp.sbp.deferral import deferring
 from autosbp.sbp.parameters import ParameterFlow, program_flow
 from autosbp.sbp.placement import NdSbp, format_nd_sbp, local_shape, shard_index
 from autosbp.sbp.program import OUTPUT, Box, Item, Op
@@ -84,6 +84,7 @@ class _Lowering:
         denominators: Collection[str] = (),
     ) -> None:
         self.graph, self.strategy, self.defers = graph, strategy, defers
+        self.later: frozenset[str] = frozenset()
         self.denominators = frozenset(denominators)
         self.flow = flow or ParameterFlow((), (), (), frozenset())
         self.gathers = flow is not None
@@ -95,6 +96,8 @@ class _Lowering:
     def run(self) -> torch.fx.GraphModule:
         if not self.gathers:
             self.flow = program_flow(self.graph, self.strategy)
+        if self.defers:
+            self.later = deferring(self.graph, self.strategy, self.flow)
         for name in (*(leaf.name for leaf in self.graph.parameters), *(leaf.name for leaf in self.graph.inputs)):
             self.values[Ref(name)] = self.fx.placeholder(name.replace(".", "_"))
         for ref in self.graph.received:
@@ -197,7 +200,7 @@ class _Lowering:
             program = self._implemented(item, choices, args, kwargs)
             if program is not None:
                 target, args, kwargs = uncompiled(program[0]), list(program[1]), {}
-            elif self.defers and defers_weights(self.graph, item):
+            elif node.name in self.later:
                 target = uncompiled(deferred_linear)
         if self._is_random(node):
             shard = 0 if item.signature is None else self._shard(item.signature.outs[0])

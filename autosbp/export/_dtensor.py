@@ -123,6 +123,7 @@ def _pipeline(plan: Plan, graph: LogicalGraph | None) -> list[str]:
     chunks = Stages(bound, strategy).chunks
     return [
         f"SCHEDULE = {strategy.pipeline.schedule!r}",
+        *([] if (lag := strategy.pipeline.weights_lag) is None else [f"WEIGHTS_LAG = {lag}"]),
         f"NUM_MICROBATCHES = {strategy.num_micro}",
         "",
         "# (ops, parameters) of each model chunk, in order; chunk c lies on stage c % MESH_SHAPE[0]",

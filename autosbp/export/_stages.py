@@ -23,6 +23,7 @@ class Staged:
     layers: tuple[int, ...]
     schedule: str
     shared: tuple[str, ...] = ()
+    weights_lag: int | None = None
 
     @property
     def num_virtual(self) -> int:
@@ -63,10 +64,14 @@ def staged_layers(plan: Plan, graph: LogicalGraph, target: str) -> Staged:
     stages = Stages(bound, strategy)
     shared = tuple(name for each in stages.shared if len(each.stages) > 1 for name in each.names)
     layers = tuple(stop - start for start, stop in pairwise(ends))
-    return Staged(pipeline.num_stages, layers, pipeline.schedule, shared)
+    return Staged(pipeline.num_stages, layers, pipeline.schedule, shared, pipeline.weights_lag)
 
 
 def refuse_schedule(staged: Staged, known: tuple[str, ...], target: str) -> None:
     """``UnsupportedError`` for stages whose schedule is not among those that a tool has."""
     if staged.num_stages > 1 and staged.schedule not in known:
         raise UnsupportedError(f"{target} runs the schedules {', '.join(known)}; the plan has {staged.schedule}")
+    if staged.weights_lag is not None:
+        raise UnsupportedError(
+            f"{target} lets gradients of weights wait as long as stages do; the plan's wait for {staged.weights_lag} passes"
+        )

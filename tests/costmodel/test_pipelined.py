@@ -111,6 +111,53 @@ def test_messages_slow_stages_on_cores_of_their_own_where_that_was_measured() ->
     assert step_s(Overlap(8.0, 0.5)) < 0.95 * step_s(Overlap(8.0, 0.5, 4.0))
 
 
+def test_gradients_of_weights_gathered_once_a_step_can_wait_those_of_copies_for_one_use_cannot() -> None:
+    graph = graph_of("gpt2").bind(batch=2)
+
+    def waiting_s(layout: str) -> float:
+        strategy = staged(layout, ZERO_BUBBLE)
+        boxing = BoxingModel(NetworkModel(CLUSTER), strategy.mesh)
+        spans = pipeline_spans(graph, strategy, boxing, ComputeModel(CLUSTER.device))
+        return sum(span.end_s - span.start_s for span in spans if span.what.kind == WEIGHTS)
+
+    assert waiting_s("ZeRO-1") == pytest.approx(waiting_s("data parallel"))
+    assert waiting_s("ZeRO-1") > 0.0 == waiting_s("ZeRO-3")
+
+
+def test_gradients_that_wait_return_behind_all_passes_and_take_the_same_bytes() -> None:
+    graph = graph_of("gpt2").bind(batch=2)
+    kinds = {}
+    for schedule in ("1f1b", ZERO_BUBBLE):
+        calls = Stages(graph, staged("ZeRO-1", schedule)).calls(1)
+        last = max(at for at, call in enumerate(calls) if call.kind == "p2p")
+        behind = [call for call in calls[last + 1 :] if call.kind == "reduce_scatter"]
+        every = [call for call in calls if call.kind == "reduce_scatter"]
+        assert every
+        assert (behind == every) == (schedule == ZERO_BUBBLE)
+        kinds[schedule] = every
+    assert kinds["1f1b"] == kinds[ZERO_BUBBLE]
+
+
+def test_the_sooner_gradients_of_weights_come_the_less_is_kept_and_the_longer_stages_wait() -> None:
+    graph = graph_of("gpt2").bind(batch=1)
+    strategy = pipelined(
+        graph_of("gpt2"), replace(LAYOUTS["whole"](graph_of("gpt2"), 1), global_batch=16), 4, ZERO_BUBBLE
+    )
+    boxing = BoxingModel(NetworkModel(CLUSTER), strategy.mesh)
+
+    def of(lag: int | None) -> Costs:
+        assert strategy.pipeline is not None
+        with_lag = replace(strategy, pipeline=replace(strategy.pipeline, weights_lag=lag))
+        return evaluate(graph, with_lag, boxing, ComputeModel(CLUSTER.device))
+
+    found = [of(lag) for lag in (0, 1, 2, 3)]
+    assert of(None) == of(9) == found[3]
+    assert [each.step_time_s for each in found] == sorted((each.step_time_s for each in found), reverse=True)
+    assert found[0].step_time_s > found[3].step_time_s
+    assert [each.memory_bytes_per_device for each in found] == sorted(each.memory_bytes_per_device for each in found)
+    assert found[0].memory_bytes_per_device < found[3].memory_bytes_per_device
+
+
 def test_a_stage_does_a_part_of_the_work_of_the_strategy_without_a_pipeline() -> None:
     whole, stage = costs("data parallel").compute_s, costs("data parallel", "1f1b").compute_s
     assert whole / 3 < stage < whole

@@ -133,6 +133,14 @@ def test_what_a_tool_has_not_is_refused_by_name(target: str, schedule: str, befo
         export_plan(target, staged(schedule, before), graph())
 
 
+def test_torchtitan_has_no_weights_that_wait_less_than_stages_do() -> None:
+    plan = staged("zero_bubble", [2])
+    sooner = changed(plan, pipeline={**plan.document["strategy"]["pipeline"], "weights_lag": 0})
+    with pytest.raises(UnsupportedError, match="the plan's wait for 0 passes"):
+        export_plan("torchtitan", sooner, graph())
+    assert "WEIGHTS_LAG = 0" in export_plan("dtensor", sooner, graph())["parallelize.py"]
+
+
 @pytest.mark.parametrize("target", GRIDS)
 def test_a_cut_inside_a_layer_is_refused(target: str) -> None:
     inside = recomputable_blocks(graph().bind(batch=2))[1][3]

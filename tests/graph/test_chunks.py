@@ -75,6 +75,12 @@ def test_a_pipeline_survives_its_document_and_none_leaves_no_trace(strategy: Str
     assert Strategy.from_dict(json.loads(json.dumps(staged.to_dict()))) == staged
     assert staged.num_devices == 4
     assert "pipeline" not in strategy.to_dict()
+    for lag in (None, 0, 3):
+        staged = replace(strategy, pipeline=Pipeline(2, even_cuts(graph_of("t5"), 4), "zero_bubble", lag))
+        document = json.loads(json.dumps(staged.to_dict()))
+        assert Strategy.from_dict(document) == staged
+        assert document["pipeline"].get("weights_lag") == lag
+        assert ("weights_lag" in document["pipeline"]) == (lag is not None)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +96,9 @@ def test_a_pipeline_survives_its_document_and_none_leaves_no_trace(strategy: Str
         ({"cuts": ["a", "a", "b"], "schedule": "zero_bubble"}, "cuts", "different ops"),
         ({"cuts": [7]}, "cuts[0]", "the name of an op"),
         ({"virtual": 2}, "virtual", "known fields"),
+        ({"weights_lag": 1}, "weights_lag", "none is expected of 1f1b"),
+        ({"schedule": "zero_bubble", "weights_lag": -1}, "weights_lag", "an integer in"),
+        ({"schedule": "zero_bubble", "weights_lag": "1"}, "weights_lag", "an integer in"),
     ],
 )
 def test_a_bad_pipeline_names_its_field(strategy: Strategy, change: dict[str, Any], field: str, limit: str) -> None:

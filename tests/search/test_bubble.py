@@ -47,7 +47,8 @@ def test_no_step_is_below_what_its_stages_work_and_wait(seed: int) -> None:
         columns = (column.ravel().tolist() for column in (forward, backward, later, ahead, back))
         chunks = [Chunk(*each) for each in zip(*columns, strict=True)]
         once = dice.uniform(0, 3, stages) * dice.integers(0, 2)
-        ends = pipeline_time(chunks, stages, count, 0.0, shape.schedule).ends
+        lag = int(dice.integers(stages)) if shape.schedule == ZERO_BUBBLE and dice.random() < 0.5 else None
+        ends = pipeline_time(chunks, stages, count, 0.0, shape.schedule, lag).ends
         step_s = float((np.array(ends) + once).max())
         passes_s = count * float((forward + backward + later).sum())
         often = crossings(shape, stages, count)

@@ -28,7 +28,7 @@ from autosbp.graph.ir import DTYPE_BYTES, Ref
 from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import split_factor
-from autosbp.sbp.deferral import defers_weights
+from autosbp.sbp.deferral import deferring
 from autosbp.sbp.placement import local_shape
 from autosbp.sbp.program import Op, made_layout
 
@@ -179,8 +179,9 @@ def _deferred(chunk: Chunk, strategy: Strategy) -> tuple[int, int]:
     inputs: dict[object, int] = {}
     gradients = made = 0
     again = {at for segment in chunk.flow.segments for at in range(segment.first, segment.last + 1)}
+    later = deferring(chunk.graph, strategy, chunk.flow)
     for at, item in enumerate(chunk.flow.items):
-        if isinstance(item, Op) and item.signature is not None and defers_weights(chunk.graph, item):
+        if isinstance(item, Op) and item.signature is not None and item.node.name in later:
             ref, layout = next(item.node.refs()), item.signature.ins[0]
             size = chunk.graph.meta(ref).num_bytes // split_factor(layout, strategy.mesh)
             made += size if at in again and item.reads[0] not in inputs else 0

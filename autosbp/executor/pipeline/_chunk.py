@@ -17,6 +17,7 @@ from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.graph.materialise import dtype_of
 from autosbp.pipeline import ZERO_BUBBLE
 from autosbp.plan import Strategy
+from autosbp.sbp.deferral import returns_late
 from autosbp.sbp.placement import local_shape
 from autosbp.sbp.program import made_layout
 from autosbp.sbp.whole_batch import Parts
@@ -65,7 +66,12 @@ class ChunkProgram:
         program = lower(chunk.graph, strategy, runtime.rank, chunk.flow, defers=self.defers, denominators=divided)
         self.program = program.to(runtime.device)
         self.gathers = ParameterGathers(
-            chunk.flow, strategy.gather == "use", parameters, runtime, lambda name: self.buckets.arrived(name)
+            chunk.flow,
+            strategy.gather == "use",
+            parameters,
+            runtime,
+            lambda name: self.buckets.arrived(name),
+            late=returns_late(strategy),
         )
         self.buckets = GradientBuckets(chunk.flow, parameters, runtime)
         self.receives = tuple(crossing(chunk.graph, strategy, ref) for ref in chunk.graph.received)

@@ -20,15 +20,22 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
+from torch.distributed.pipelining.schedules import _Action, _ComputationType
 
+from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, stage_passes
 from autosbp.executor.pipeline._base import example
 from autosbp.executor.pipeline._chunk import ChunkProgram, Crossing
 from autosbp.executor.runtime import Issued, Runtime
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline
 
 SINGLE: Mapping[str, Any] = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}
 """Schedules of one chunk a stage."""
-MULTI: Mapping[str, Any] = {INTERLEAVED: ScheduleInterleaved1F1B, ZERO_BUBBLE: ScheduleInterleavedZeroBubble}
+KINDS = {
+    FORWARD: _ComputationType.FORWARD,
+    BACKWARD: _ComputationType.BACKWARD_INPUT,
+    WEIGHTS: _ComputationType.BACKWARD_WEIGHT,
+}
+"""The library's names for passes of zero-bubble schedules."""
 
 
 class TorchPipelining:
@@ -44,15 +51,30 @@ class TorchPipelining:
 
     def step(self, num_micro: int) -> None:
         if self._schedule is None:
-            single = SINGLE.get(self._pipeline.schedule)
-            make = (
-                partial(MULTI[self._pipeline.schedule], self._stages)
-                if single is None
-                else partial(single, self._stages[0])
-            )
-            self._schedule = make(num_micro, loss_fn=_own_loss, scale_grads=False)
+            self._schedule = self._make()(num_micro, loss_fn=_own_loss, scale_grads=False)
         numbers = torch.arange(num_micro)
         self._schedule.step(target=numbers, micro=numbers, return_outputs=False)
+
+    def _make(self) -> Callable[..., Any]:
+        schedule = self._pipeline.schedule
+        if schedule in SINGLE:
+            return partial(SINGLE[schedule], self._stages[0])
+        if schedule == INTERLEAVED:
+            return partial(ScheduleInterleaved1F1B, [*self._stages])
+        return partial(_ZeroBubble, self._stages, pipeline=self._pipeline)
+
+
+class _ZeroBubble(ScheduleInterleavedZeroBubble):
+    """The library's, with passes in the order of ``costmodel.pipeline_passes``, in which weights wait no longer than the
+    plan says."""
+
+    def __init__(self, stages: list[_Stage], num_micro: int, *, pipeline: Pipeline, **options: Any) -> None:
+        self._pipeline = pipeline
+        super().__init__(stages, num_micro, **options)  # type: ignore[arg-type]
+
+    def _calculate_single_rank_operations(self, rank: int) -> list[_Action | None]:
+        passes = stage_passes(self._pipeline, rank, self._n_microbatches)
+        return [_Action(one.chunk, KINDS[one.kind], one.micro) for one in passes]
 
 
 def _own_loss(output: tuple[torch.Tensor, ...], _: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ AT_ONCE = 2
 
 for _kind in (Axis, Mesh, Signature, Strategy, StageCosts, Costs, Candidate, SearchResult):
     handed_over(_kind)
-handed_over(Pipeline, "num_stages", "cuts", "schedule")
+handed_over(Pipeline, "num_stages", "cuts", "schedule", "weights_lag")
 handed_over(Sbp, "kind", "dim", "reduction", "place")
 handed_over(InfeasibleError, "constraint", "limit", "needed", "detail", "conflict")
 

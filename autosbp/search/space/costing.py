@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, prod
 
 from autosbp.beside import is_child
@@ -21,6 +21,7 @@ from autosbp.search import SearchResult
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.problem.weights import FASTEST
 from autosbp.search.space.candidate import Candidate, TooLarge, Tried
+from autosbp.search.space.earlier_weights import with_earlier_weights
 from autosbp.search.space.message_sizes import with_smaller_messages
 from autosbp.search.space.recompute import Recomputation
 from autosbp.search.space.timed import Timed
@@ -161,10 +162,9 @@ class Costing(Timed):
                 if excess:
                     yield TooLarge(each, self.limit + excess)
                     continue
-            candidate = with_smaller_messages(
-                Candidate(each, self._costs(graph, each, boxing)), self.problems.sizes,
-                lambda strategy: self._costs(graph, strategy, boxing), self.has_room, self.limit,
-            )  # fmt: skip
+            costs = partial(self._costs, graph, boxing=boxing)
+            candidate = with_earlier_weights(Candidate(each, costs(each)), costs, self.has_room)
+            candidate = with_smaller_messages(candidate, self.problems.sizes, costs, self.has_room, self.limit)
             yield candidate
             if candidate.costs.memory_bytes_per_device <= self.limit:
                 least = min(least, candidate.costs.step_time_s)

@@ -182,14 +182,18 @@ def _cut(cutter: Cutter, num_chunks: int) -> tuple[str, ...] | None:
 
 
 def _deferred(graph: LogicalGraph, strategy: Strategy, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Of products, by name, what goes into gradients of weights that can wait: those that one op reads, as they are stored."""
+    """Of products, by name, what goes into gradients of weights that can wait: those that one op reads, as they are stored, or
+    gathered once a step."""
+    once = strategy.gather == "step"
     readers = Counter(ref.name for node in graph.nodes for ref in node.refs() if ref.name in graph.parameter_names)
     found = {}
     for node in graph.nodes:
         if node.op == LINEAR and node.name in strategy.signatures:
             layouts = zip(node.refs(), strategy.signatures[node.name].ins, strict=True)
             weights = [(ref.name, layout) for ref, layout in layouts if ref.name in graph.parameter_names]
-            if weights and all(strategy.parameters[name] == layout and readers[name] == 1 for name, layout in weights):
+            if weights and all(
+                (once or strategy.parameters[name] == layout) and readers[name] == 1 for name, layout in weights
+            ):
                 found[node.name] = WEIGHTS_PART * seconds.get(node.name, 0.0)
     return found
 

@@ -171,6 +171,8 @@ def _layout(plan: Mapping[str, Any]) -> tuple[Fact, ...]:
     if pipeline:
         chunks = (len(pipeline["cuts"]) + 1) // pipeline["num_stages"]
         more = f", {chunks} chunks a stage" if chunks > 1 else ""
+        if "weights_lag" in pipeline:
+            more += f", gradients of weights at most {pipeline['weights_lag']} passes later"
         schedule = _SCHEDULES.get(pipeline["schedule"], pipeline["schedule"])
         facts.append(Fact("Pipeline", f"{pipeline['num_stages']} stages, {schedule}{more}"))
     else:

@@ -22,7 +22,8 @@ CASES: dict[str, Sequence[tuple[int, str, str, int]]] = {
     # (stages, layout inside a stage, schedule, chunks a stage)
     "gpt2": (
         (2, "data parallel", GPIPE, 1), (2, "ZeRO-3", ONE_F_ONE_B, 1), (2, "tensor parallel", INTERLEAVED, 2),
-        (2, "data parallel", ZERO_BUBBLE, 1), (2, "ZeRO-1", ZERO_BUBBLE, 2), (4, "whole", GPIPE, 1),
+        (2, "data parallel", ZERO_BUBBLE, 1), (2, "ZeRO-1", ZERO_BUBBLE, 1), (2, "ZeRO-1", ZERO_BUBBLE, 2),
+        (4, "whole", GPIPE, 1),
         (4, "whole", ONE_F_ONE_B, 1), (4, "whole", INTERLEAVED, 2), (4, "whole", ZERO_BUBBLE, 1),
     ),
     "mlp": (
@@ -30,15 +31,19 @@ CASES: dict[str, Sequence[tuple[int, str, str, int]]] = {
         (2, "tensor parallel", ZERO_BUBBLE, 2), (4, "whole", ZERO_BUBBLE, 2),
     ),
     "t5": (
-        (2, "tensor parallel", ONE_F_ONE_B, 1), (2, "ZeRO-1", INTERLEAVED, 2), (2, "ZeRO-3", ZERO_BUBBLE, 2),
+        (2, "tensor parallel", ONE_F_ONE_B, 1), (2, "ZeRO-1", INTERLEAVED, 2), (2, "ZeRO-1", ZERO_BUBBLE, 1),
+        (2, "ZeRO-3", ZERO_BUBBLE, 2),
         (4, "whole", INTERLEAVED, 2),
     ),
 }  # fmt: skip
 RECOMPUTED = {
     ("gpt2", "ZeRO-3", ONE_F_ONE_B), ("gpt2", "tensor parallel", INTERLEAVED), ("gpt2", "data parallel", ZERO_BUBBLE),
-    ("gpt2", "whole", GPIPE), ("mlp", "ZeRO-3", INTERLEAVED), ("mlp", "tensor parallel", ZERO_BUBBLE),
+    ("gpt2", "whole", GPIPE), ("gpt2", "ZeRO-1", ZERO_BUBBLE), ("mlp", "ZeRO-3", INTERLEAVED),
+    ("mlp", "tensor parallel", ZERO_BUBBLE),
 }  # fmt: skip
 """Run once more, with every block recomputed."""
+SOONER = {("gpt2", "ZeRO-1", ZERO_BUBBLE, 2), ("gpt2", "whole", ZERO_BUBBLE, 1), ("mlp", "whole", ZERO_BUBBLE, 2)}
+"""Run once more, with gradients of weights that wait for no other pass, and for one."""
 UNEVEN = ("gpt2", "whole", ONE_F_ONE_B)
 """Run once more, with what the first stage has of blocks recomputed alone, as search leaves it where memory binds there."""
 DROPOUT = {**GPT2, "n_layer": 2, "embd_pdrop": 0.1, "resid_pdrop": 0.2}
@@ -64,6 +69,10 @@ def case(name: str, optimizer: str) -> dict[str, Any]:
             assert again.recompute
             offloaded = replace(again, offload=True)
             strategies.append({"label": f"{label} recomputed, offloaded", "strategy": offloaded.to_dict()})
+        for lag in (0, 1) if (name, layout, schedule, virtual) in SOONER else ():
+            assert strategy.pipeline is not None
+            sooner = replace(strategy, pipeline=replace(strategy.pipeline, weights_lag=lag))
+            strategies.append({"label": f"{label} lag {lag}", "strategy": sooner.to_dict()})
         if (name, layout, schedule) == UNEVEN:
             bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
             first = replace(strategy, recompute=_before(bound, recomputing(bound, strategy)))
