@@ -200,6 +200,7 @@ class Planner:
             self.graph, NetworkModel(cluster, self.calibration), ComputeModel(cluster.device, self.calibration),
             global_batch=self.global_batch, optimizer=self.options.optimizer, pins=self.asked.pins, offload=offload,
             sizes=sizes_of(self.options.bucket_bytes, self.cluster, self.calibration),
+            schedules=self.options.schedules,
         )  # fmt: skip
 
     def _best(self, problems: LayoutProblems, begun: float, part: str = "") -> Best:

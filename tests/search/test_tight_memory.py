@@ -15,6 +15,7 @@ from autosbp.search.plan_options import GAP_TOLERANCE
 from autosbp.search.planner import Planner
 from autosbp.search.problem.weights import FASTEST
 from autosbp.search.space import space_solver
+from autosbp.search.space.costing import CERTAIN
 from autosbp.search.space.space_solver import REFINED, REFINED_WORK, ROUGH_WORK, TIGHTENINGS, Kind
 from autosbp.search.space.tally import Tally
 from autosbp.search.stages.layouts import Space
@@ -56,9 +57,9 @@ def test_a_schedule_that_keeps_less_recomputes_fewer_blocks() -> None:
 
 
 def test_waits_that_schedules_save_cut_no_search_off() -> None:
-    """A problem counts a microbatch of waiting for each other stage; interleaved chunks and zero bubble leave less of that.
-    What is known to take a little more than the best of a space does not hide that: it did, and a plan for 10^12 parameters on
-    2,048 x 8 A100 took 18.4 s a step, not 15.9."""
+    """Interleaved chunks and zero bubble leave less than a microbatch of waiting for each other stage. What is known to take a
+    little more than the best of a space does not hide that: it did, where problems counted a microbatch, and a plan for 10^12
+    parameters on 2,048 x 8 A100 took 18.4 s a step, not 15.9."""
     asked = PlanOptions(global_batch=16, baselines=(), stages=8, micro_batch=1)
     planner = Planner(graph_of("gpt2-1.5b"), load_cluster("dgx-a100-40g:2"), None, asked, None)
     search, structure = planner.search, planner.structures()[0]
@@ -67,7 +68,7 @@ def test_waits_that_schedules_save_cut_no_search_off() -> None:
     space = Space(structure, 1, FASTEST)
     found = search._limited(space, Kind("auto"), Tally(), math.inf).costs.step_time_s
     counted = search._solve(planner.problems.build(space, search.limit), Kind("auto"), Tally(), math.inf).cost_s
-    assert counted > 1.05 * found, "the schedule waits for less than the problem counts"
+    assert counted <= CERTAIN * found, "the problem counts more than the schedule waits"
     assert search._limited(space, Kind("auto"), Tally(), 1.01 * found).costs.step_time_s == found
 
 

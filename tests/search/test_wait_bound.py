@@ -74,7 +74,8 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
         waits = WaitBounds(problems, structure, [batch // count], FASTEST, (shape.schedule,))
         model_of = waits._model(batch // count)
         assert model_of is not None
-        first = (work_s - (stages - 1) / (count + stages - 1) * model_of.once_s) / stages
+        waited = problems.waits(stages, count)
+        first = (work_s - waited / (count + waited) * model_of.once_s) / stages
         step_s = max(found.ends())
         (least_s,) = waits.raised([first], [first], 10 * step_s, never)
         assert work_s / stages * (1 - 1e-6) <= least_s <= step_s * (1 + 1e-9), (pipeline, count)

@@ -90,7 +90,8 @@ class WaitBounds:
         for at, size in enumerate(self.sizes):
             if found[at] < level and not out_of_time() and (model := self._model(size)) is not None:
                 count = self.problems.global_batch // size
-                once_s = (stages - 1) / (count + stages - 1) * model.once_s
+                waits = self.problems.waits(stages, count)
+                once_s = waits / (count + waits) * model.once_s
                 work_s = max(stages * searched[at] + once_s, stages * worked[at])
                 found[at] = max(found[at], self._least(model, size, work_s, level))
         return found

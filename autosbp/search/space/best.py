@@ -355,7 +355,7 @@ class Best(Opening):
             result = self._solve(layouts, kind, tally, INFINITE)
             bound, blocks_s = self._bound(layouts, result, kind, tally)
             bound = min(bound, self._cutoff)  # of what was left out
-            estimate_s = max(result.cost_s, blocks_s) * self._short(space)
+            estimate_s = max(result.cost_s, blocks_s)
             walk.solved[at] = Solved(layouts, result, bound, estimate_s, cutoff_s)
         return walk.solved[at]
 
@@ -383,7 +383,7 @@ class Best(Opening):
         least = INFINITE
         for at in range(walk.start - 1, -1, -1):
             # What larger microbatches save is in the walk's bound; about how long stages wait is known.
-            waited = self._least_waits(walk.structure.stages, whole // walk.sizes[at])
+            waited = self.problems.waits(walk.structure.stages, whole // walk.sizes[at])
             if walk.bound * (1 + waited * walk.sizes[at] / whole) >= self._cutoff or self._out_of_time():
                 break
             if shut[at]:
@@ -404,17 +404,21 @@ class Best(Opening):
         result = solved.result
         bound, estimate = solved.bound_s, solved.estimate_s
         space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
-        if bound >= self._cutoff or result.cost_s * self._short(space) >= CERTAIN * self._cutoff:
+        if bound >= self._cutoff or result.cost_s >= CERTAIN * self._cutoff:
             return bound, estimate
         layouts = solved.layouts or self.problems.build(space, None, cutoff_s=solved.cutoff_s)
         limit = self.limit
         if result.memory_bytes <= self.limit:
             candidates = list(self._candidates(layouts, result))
             fitting = self._fits(candidates)
-            if fitting is not None or not candidates:
-                self._keep(fitting)
+            self._keep(fitting)
+            if not candidates or not self._promises(candidates, fitting):
                 return bound, estimate
             self._exceed(space, candidates)
+            leaner = self._leaner(self._built(space, kind, limit), candidates[0], kind, tally)
+            self._keep(leaner)
+            if leaner is not None or fitting is not None:
+                return bound, estimate
             limit = self._tighter(limit, result, candidates)
         self._try(walk.structure, space.micro_batch, kind, tally, limit)
         return bound, estimate

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from math import ceil, prod
+from functools import cached_property
+from math import ceil
 
 from autosbp.beside import is_child
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.evaluate import evaluate
-from autosbp.costmodel.memory import state_bytes_per_element
 from autosbp.costmodel.offload import host_bytes, host_of
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Costs, Strategy
-from autosbp.sbp.boxing import split_factor
 from autosbp.search import SearchResult
 from autosbp.search.plan_options import PlanOptions
-from autosbp.search.problem.weights import FASTEST
 from autosbp.search.space.candidate import Candidate, TooLarge, Tried
 from autosbp.search.space.earlier_weights import with_earlier_weights
 from autosbp.search.space.message_sizes import with_smaller_messages
@@ -121,8 +118,10 @@ class Costing(Timed):
         """What part of a problem's cost is left, at the least, where not all is recomputed that the problem recomputes."""
         return 0.5 if space.again and not self.options.recompute else 1.0
 
-    def _candidates(self, layouts: Layouts, result: SearchResult) -> Iterable[Tried]:
-        """The strategy of an assignment; of stages, with each schedule, the quickest by estimate first."""
+    def _candidates(
+        self, layouts: Layouts, result: SearchResult, schedules: tuple[str, ...] | None = None
+    ) -> Iterable[Tried]:
+        """The strategy of an assignment; of stages, with each schedule, or some of them, the quickest by estimate first."""
         space, problems = layouts.space, self.problems
         graph = problems.bound(space.micro_batch)
         strategy = problems.strategy(layouts, result.assignment)
@@ -130,21 +129,9 @@ class Costing(Timed):
         if space.stages > 1:
             scale = 1 / problems.weights(space).micro
             seconds = {name: scale * spent for name, spent in problems.op_seconds(layouts, result.assignment).items()}
-            variants = [strategy]
-            if space.storage == FASTEST and result.memory_bytes <= self.limit:
-                # Weight gradients of parameters that are stored as they are used can fill waits.
-                whole = problems.strategy(layouts, result.assignment, as_used=True)
-                fits = self._state_bytes(graph, whole) <= self.limit * space.stages
-                variants += [whole] if whole.parameters != strategy.parameters and fits else []
-            kinds = self.options.schedules
-            found = [
-                each
-                for variant in variants
-                for each in pipelines(
-                    graph, variant, seconds, space.stages, self.links, kinds, problems.starts, self._held
-                )
-            ]
-            found = shortlist(found)
+            kinds = schedules or self.options.schedules
+            every = pipelines(graph, strategy, seconds, space.stages, self.links, kinds, problems.starts, self._held)
+            found = shortlist([*every])
         return self._costed(space, found)
 
     def _costed(self, space: Space, found: Iterable[tuple[float, Strategy]]) -> Iterator[Tried]:
@@ -152,6 +139,10 @@ class Costing(Timed):
         blocks are recomputed, estimates are of all of them: another schedule may keep less, and recompute fewer."""
         graph, boxing = self.problems.bound(space.micro_batch), self.problems.boxing(space.view)
         least = self._cutoff
+
+        def costs(strategy: Strategy) -> Costs:
+            return self._costs(graph, strategy, boxing)
+
         for estimate, each in found:
             if estimate >= CERTAIN * least * self._spare(space):
                 return
@@ -162,9 +153,12 @@ class Costing(Timed):
                 if excess:
                     yield TooLarge(each, self.limit + excess)
                     continue
-            costs = partial(self._costs, graph, boxing=boxing)
-            candidate = with_earlier_weights(Candidate(each, costs(each)), costs, self.has_room)
-            candidate = with_smaller_messages(candidate, self.problems.sizes, costs, self.has_room, self.limit)
+            each = with_earlier_weights(
+                graph, each, self.limit, self.problems.network.cluster.device.kind, self.problems.known_chunks
+            )
+            candidate = with_smaller_messages(
+                Candidate(each, costs(each)), self.problems.sizes, costs, self.has_room, self.limit
+            )
             yield candidate
             if candidate.costs.memory_bytes_per_device <= self.limit:
                 least = min(least, candidate.costs.step_time_s)
@@ -180,14 +174,6 @@ class Costing(Timed):
         costs = evaluate(graph, strategy, boxing, self.problems.compute, self.problems.known_chunks)
         self._known_costs.append(Candidate(strategy, costs))
         return self._known_costs[-1].costs
-
-    def _state_bytes(self, graph: LogicalGraph, strategy: Strategy) -> float:
-        """Parameters, gradients and optimizer state of all stages, per device of one."""
-        return sum(
-            prod(leaf.meta.sizes) / split_factor(strategy.parameters[leaf.name], strategy.mesh)
-            * state_bytes_per_element(leaf.meta, strategy.optimizer, offload=strategy.offload)
-            for leaf in graph.trained
-        )  # fmt: skip
 
     def _tell(self) -> bool:
         """Tell of the best strategy so far: a problem's cost is none, as it may exceed the memory. Whether to go on."""

@@ -6,36 +6,38 @@ to fill all of its bubble (ZB-H1; Qi et al. 2023, section 2.1); with a lag of 0 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
+from autosbp.costmodel.alike import KnownChunks
+from autosbp.costmodel.memory.stage import memory_runs, stage_memory
+from autosbp.costmodel.stages import Stages
+from autosbp.graph.ir import LogicalGraph
 from autosbp.pipeline import ZERO_BUBBLE
-from autosbp.plan import Costs, Strategy
-from autosbp.search.space.candidate import Candidate
+from autosbp.plan import Strategy
 
 
 def with_earlier_weights(
-    candidate: Candidate, costs: Callable[[Strategy], Costs], has_room: Callable[[Candidate], bool]
-) -> Candidate:
-    """The strategy with the longest lag with which it has room, by bisection; as it is where it has, or where none can make
-    it."""
-    pipeline = candidate.strategy.pipeline
-    if pipeline is None or pipeline.schedule != ZERO_BUBBLE or pipeline.weights_lag is not None or has_room(candidate):
-        return candidate
+    graph: LogicalGraph, strategy: Strategy, limit: int, device: str, known: KnownChunks
+) -> Strategy:
+    """The strategy with the longest lag with which it takes no more than ``limit`` bytes of any device, by bisection; as it is
+    where all of them fit, and with a lag of 0 where none does. ``known`` has the memory of its chunks. Of another schedule, or
+    with a lag, it stays as it is."""
+    pipeline = strategy.pipeline
+    if pipeline is None or pipeline.schedule != ZERO_BUBBLE or pipeline.weights_lag is not None:
+        return strategy
+    stages = Stages(graph, strategy)
+    known.prepare(memory_runs(stages, stages.chunks, device))
 
-    def with_lag(lag: int) -> Candidate:
-        changed = replace(candidate.strategy, pipeline=replace(pipeline, weights_lag=lag))
-        return Candidate(changed, costs(changed))
+    def fits(lag: int) -> bool:
+        stages.pipeline = replace(pipeline, weights_lag=lag)
+        # The last stages have most that waits.
+        every = reversed(range(pipeline.num_stages))
+        return all(sum(stage_memory(stages, at, device=device, known=known).values()) <= limit for at in every)
 
-    found = with_lag(0)
-    if not has_room(found):
-        return candidate
-    fits, exceeds = 0, pipeline.num_stages - 1
-    while exceeds - fits > 1:
-        middle = (fits + exceeds) // 2
-        tried = with_lag(middle)
-        if has_room(tried):
-            found, fits = tried, middle
-        else:
-            exceeds = middle
-    return found
+    low, high = 0, pipeline.num_stages - 1
+    if fits(high):
+        return strategy
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return replace(strategy, pipeline=replace(pipeline, weights_lag=low))

@@ -138,7 +138,9 @@ class GroupSearch(Best):
             found[groups] = Timeline(graph, strategy, problems.boxing(strategy.mesh), problems.compute).op_seconds()
         return found
 
-    def _candidates(self, layouts: Layouts, result: SearchResult) -> Iterator[Candidate]:
+    def _candidates(
+        self, layouts: Layouts, result: SearchResult, schedules: tuple[str, ...] | None = None
+    ) -> Iterator[Candidate]:
         """As of stages that are alike, with cuts for these that are not. What ops take is known by about: where a stage has
         more than its devices have room for, it is cut again with as much less."""
         space, problems = layouts.space, self.problems
@@ -150,8 +152,9 @@ class GroupSearch(Best):
         rooms = limits
         for _ in range(CUTS):
             found = pipelines(
-                graph, strategy, spent[self._groups(space)[0]], space.stages, self._slow_links, self.options.schedules,
-                problems.starts, self._held, partial(self._pace, space, spent, taken, rooms),
+                graph, strategy, spent[self._groups(space)[0]], space.stages, self._slow_links,
+                schedules or self.options.schedules, problems.starts, self._held,
+                partial(self._pace, space, spent, taken, rooms),
             )  # fmt: skip
             tight: Candidate | None = None
             for estimate, each in shortlist(list(found)):

@@ -48,7 +48,7 @@ def plan_problems(
         graph, NetworkModel(cluster, calibration), ComputeModel(cluster.device, calibration),
         global_batch=strategy.global_batch, optimizer=strategy.optimizer,
         pins=read_pins(graph, _stage_mesh(plan), options.pins), offload=strategy.offload,
-        sizes=(strategy.bucket_bytes,),
+        sizes=(strategy.bucket_bytes,), schedules=options.schedules,
     )  # fmt: skip
 
 

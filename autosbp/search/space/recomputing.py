@@ -209,7 +209,7 @@ class Recomputing(StageLimited):
         for at, size in enumerate(sizes):
             if bound >= self._cutoff or (self.best is not None and self._late(spent)):
                 break
-            waited = self._least_waits(structure.stages, batch // size)
+            waited = self.problems.waits(structure.stages, batch // size)
             if shut[at] or bound * (1 + waited * size / batch) >= self._cutoff:
                 continue  # or stages wait too long for each other
             try:
@@ -243,25 +243,25 @@ class Recomputing(StageLimited):
             free = self._solve(self.problems.build(plain, None), kind, tally, INFINITE)
             if free.memory_bytes <= self.limit and not self._exceeds(structure, [size]):
                 return [] if self._exceeds(structure, self.micro_batches(structure.stages)) else None
-            short, excess = self._short(space), free.memory_bytes - self.limit
-            if short * free.cost_s >= CERTAIN * self._cutoff:
+            excess = free.memory_bytes - self.limit
+            if free.cost_s >= CERTAIN * self._cutoff:
                 return []
             # With all recomputed an op takes no less than its least, and saves no more than all but that.
             part = max(excess, 0) / max(free.memory_bytes - self.problems.least_memory(space), 1)
             slower_s = max(0.0, self.problems.least_s(space) - free.cost_s)
-            if short * (free.cost_s + min(part, 1.0) * slower_s) >= self._reach(kind, space) * self._cutoff:
+            if free.cost_s + min(part, 1.0) * slower_s >= self._reach(kind, space) * self._cutoff:
                 return []
             layouts = self.problems.build(space, None)
             result = self._solve(layouts, kind, tally, INFINITE)
             if result.memory_bytes > self.limit:
-                pending.append((short * result.lower_bound_s, size, storage))
+                pending.append((result.lower_bound_s, size, storage))
                 continue
             # Between no block and all of them, as many are recomputed as do not fit.
             saved = free.memory_bytes - result.memory_bytes
             part = min(max(excess, 0) / max(saved, 1), 1.0)
             estimate_s = free.cost_s + part * max(result.cost_s - free.cost_s, 0.0)
             made[space.key] = layouts
-            return [Estimated(short * estimate_s, size, storage, replace(result, certificate=None))]
+            return [Estimated(estimate_s, size, storage, replace(result, certificate=None))]
         return []
 
 

@@ -16,10 +16,10 @@ from autosbp.search.searchers.tied import tied
 from autosbp.search.space.apart import Apart
 from autosbp.search.space.candidate import Candidate, Tried
 from autosbp.search.space.costing import CERTAIN, INFINITE
+from autosbp.search.space.leaner import quickest_with_room
 from autosbp.search.space.micro_batches import micro_batches
 from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.stages.layouts import Layouts, Space, SpaceKey, Structure
-from autosbp.search.stages.pipelines import waiting
 
 MAX_EVALUATIONS = 100_000_000
 """Costed values at which one exact search stops. Counts, unlike clocks, are the same on every machine, so plans are too."""
@@ -114,7 +114,7 @@ class SpaceSolver(Apart):
                 layouts = self._built(self._space(structure, size, storage), kind, limit or self.limit)
                 if not any(self._is_no_better(layouts, *other) for other in seen):
                     seen.append((layouts, False))
-                    self._keep(self._limited(layouts.space, kind, tally, self._cutoff, limit))
+                    self._keep(self._limited(layouts.space, kind, tally, self._cutoff, limit, leans=len(seen) == 1))
                     seen[-1] = layouts, True
             except InfeasibleError as error:
                 self.problem = nearer(self.problem, error)
@@ -126,7 +126,7 @@ class SpaceSolver(Apart):
         if saved is None or saved <= (LITTLE * self.limit if fits else 0.0):
             return saved is not None
         bound_s, price = self._relaxations.get(known.space.key, (-INFINITE, 0.0))
-        cutoff_s = self._cutoff * self._spare(known.space) / self._short(known.space)
+        cutoff_s = self._cutoff * self._spare(known.space)
         return bound_s - price * saved >= cutoff_s * (1 - BOUNDED)
 
     def _free_s(self, space: Space) -> float:
@@ -153,17 +153,7 @@ class SpaceSolver(Apart):
     def _working(self, space: Space) -> float:
         """The part of a step that no stage waits for others."""
         count = self.problems.num_micro(space)
-        return count / (count + space.stages - 1)
-
-    def _short(self, space: Space) -> float:
-        """About what is left of a problem's cost, in which a stage waits a microbatch for each other one, where schedules make
-        it wait as little as they can."""
-        count = self.problems.num_micro(space)
-        return (count + self._least_waits(space.stages, count)) / (count + space.stages - 1)
-
-    def _least_waits(self, stages: int, num_micro: int) -> float:
-        """Microbatches that a stage waits for the others then."""
-        return (stages - 1) * waiting(stages, num_micro, self.options.schedules)
+        return count / (count + self.problems.waits(space.stages, count))
 
     def _fits_at_once(self, space: Space, limit: int) -> bool:
         """Whether the least memory of the first way to store parameters fits: that problem is built anyway."""
@@ -196,19 +186,30 @@ class SpaceSolver(Apart):
         pinned apart from it, which share messages."""
         return kind.relaxes and not kind.pinned and kind.storages[0] != USE
 
-    def _limited(self, space: Space, kind: Kind, tally: Tally, cutoff_s: float, first: int | None = None) -> Candidate:
+    def _limited(
+        self,
+        space: Space,
+        kind: Kind,
+        tally: Tally,
+        cutoff_s: float,
+        first: int | None = None,
+        *,
+        leans: bool = False,
+    ) -> Candidate:
         """The best strategy found under the memory limit; raises ``InfeasibleError``.
 
         Search adds memory up by op. What the strategy takes at its fullest moment is known once it is there: where that
-        exceeds the limit, search begins anew with twice as much less, so that it is seldom repeated."""
+        exceeds the limit, search begins anew with twice as much less, so that it is seldom repeated; where a slower schedule
+        fits, too, for leaner layouts with the quickest one. Of a pipeline it ``leans`` at first: ``_leaner``."""
         limit, needed = first or self.limit, 0
-        cutoff_s *= self._spare(space) / self._short(space)
+        best: Candidate | None = None
+        cutoff_s *= self._spare(space)
         for _ in range(TIGHTENINGS):
             try:
                 layouts = self._built(space, kind, limit)
                 result = self._solve(layouts, kind, tally, cutoff_s)
             except InfeasibleError:
-                if limit == self.limit:
+                if limit == self.limit and best is None:
                     raise
                 break
             if limit == (first or self.limit) and result.certificate is not None:
@@ -218,15 +219,21 @@ class SpaceSolver(Apart):
             if result.cost_s >= CERTAIN * cutoff_s:
                 break
             candidates = list(self._candidates(layouts, result))
-            fitting = self._fits(candidates)
-            if fitting is not None:
-                return fitting
-            if not candidates:
+            best = self._fits([*candidates, *([] if best is None else [best])])
+            if best is not None:
+                cutoff_s = min(cutoff_s, best.costs.step_time_s * self._spare(space))
+            if not candidates or not self._promises(candidates, best):
                 break
+            leaner = self._leaner(layouts, candidates[0], kind, tally) if leans else None
+            leans = False
+            if leaner is not None:
+                return self._fits([leaner, *([] if best is None else [best])]) or leaner
             needed = min(candidate.memory_bytes for candidate in candidates)
             if self._out_of_time() and cutoff_s < INFINITE:
                 break
             limit = self._tighter(limit, result, candidates)
+        if best is not None:
+            return best
         detail = f"what search found at a microbatch of {space.micro_batch} takes more at its fullest moment"
         raise InfeasibleError("memory_limit_bytes", self.limit, needed, detail)
 
@@ -253,8 +260,33 @@ class SpaceSolver(Apart):
         for _ in self._in_rounds(nearest, is_open, look, tally):
             pass
 
+    def _leaner(self, layouts: Layouts, first: Tried, kind: Kind, tally: Tally) -> Candidate | None:
+        """A pipeline with the schedule of one that does not fit, in leaner layouts (``space.leaner``); of baselines none."""
+        pipeline, found = first.strategy.pipeline, list[Tried]()
+        if pipeline is None or layouts.space.again or not kind.proves:
+            return None
+
+        def is_too_large(result: SearchResult) -> bool:
+            if self._out_of_time():
+                return False
+            tried = next(iter(self._candidates(layouts, result, (pipeline.schedule,))), None)
+            found.extend([] if tried is None else [tried])
+            # One that is too slow is none: so are all that are leaner.
+            return isinstance(tried, Candidate) and not self.has_room(tried)
+
+        quickest_with_room(layouts.problem, lambda problem: self._search(problem, kind, tally, INFINITE), is_too_large)
+        return self._fits(found)
+
+    def _promises(self, candidates: Sequence[Tried], best: Candidate | None) -> bool:
+        """Whether the quickest of these by estimate does not fit, and would be better than the best."""
+        first = candidates[0]
+        if not isinstance(first, Candidate) or self.has_room(first):
+            return best is None
+        return best is None or first.costs.step_time_s * CERTAIN < best.costs.step_time_s
+
     def _tighter(self, limit: int, result: SearchResult, candidates: Sequence[Tried]) -> int:
-        needed = min(candidate.memory_bytes for candidate in candidates)
+        """For the quickest of these by estimate, where that is known to be one that fits less than others."""
+        needed = candidates[0].memory_bytes
         return min(limit, result.memory_bytes) - 2 * (needed - self.limit)
 
     def _solve(self, layouts: Layouts, kind: Kind, tally: Tally, cutoff_s: float) -> SearchResult:

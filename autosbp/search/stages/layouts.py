@@ -39,6 +39,7 @@ from autosbp.search.problem.strategy import strategy_of
 from autosbp.search.problem.unfold import OUTSIDE, UnfoldedProblem, ends, one_block, unfold
 from autosbp.search.problem.weights import AS_USED, USE, Weights
 from autosbp.search.stages.crossings import crossing_bytes
+from autosbp.search.stages.pipelines import waiting
 from autosbp.search.stages.reuse import REUSE
 
 FEW_OPS, MANY_OPS = 40, 150
@@ -117,10 +118,11 @@ class LayoutProblems:
         pins: Pins,
         offload: bool = False,
         sizes: tuple[int, ...] = (BUCKET_BYTES,),
+        schedules: tuple[str, ...] = (),
     ) -> None:
         self.graph, self.network, self.compute, self.pins = graph, network, compute, pins
         self.global_batch, self.optimizer, self.offload = global_batch, optimizer, offload
-        self.sizes, self.bucket_bytes = sizes, sizes[0]
+        self.sizes, self.bucket_bytes, self.schedules = sizes, sizes[0], schedules
         self.message = shared_message_bytes(graph, self.bucket_bytes)
         self.known_chunks = KnownChunks(spread if len(graph.nodes) >= MANY_OPS else in_turn)
         self._parts = self._parts_of(folds=not pins)
@@ -176,10 +178,14 @@ class LayoutProblems:
     def num_micro(self, space: Space) -> int:
         return self.global_batch // space.micro_batch
 
+    def waits(self, stages: int, num_micro: int) -> float:
+        """Microbatches that a stage waits for others, as its problem has it: as few as the schedules may come to, by about."""
+        return (stages - 1) * waiting(stages, num_micro, self.schedules, self.most_stages)
+
     def weights(self, space: Space) -> Weights:
         count, stages = self.num_micro(space), space.stages
         held = min(count, stages)
-        weights = Weights((count + stages - 1) / stages, 1 / stages, 1 / stages, held / stages)
+        weights = Weights((count + self.waits(stages, count)) / stages, 1 / stages, 1 / stages, held / stages)
         if not space.again:
             return weights
         # While one block is recomputed, of its microbatch those before it have handed their inputs over: half, on average.
@@ -237,9 +243,8 @@ class LayoutProblems:
             raise InfeasibleError("memory_limit_bytes", memory_limit_bytes, least, detail)
         return Layouts(space, found)
 
-    def strategy(self, layouts: Layouts, assignment: tuple[int, ...], *, as_used: bool = False) -> Strategy:
-        """What an assignment stands for, on the mesh of one stage and without cuts; with parameters stored as the space
-        says, or as they are used."""
+    def strategy(self, layouts: Layouts, assignment: tuple[int, ...]) -> Strategy:
+        """What an assignment stands for, on the mesh of one stage and without cuts."""
         space = layouts.space
         stores = self.stores(space)
 
@@ -250,7 +255,7 @@ class LayoutProblems:
             layouts.found, assignment, self.bound(space.micro_batch), self.boxing(space.view),
             global_batch=self.global_batch, micro_batch=space.micro_batch, optimizer=self.optimizer,
             gather="use" if space.storage == USE else "step",
-            splits=None if as_used or space.storage == AS_USED else splits,
+            splits=None if space.storage == AS_USED else splits,
         )  # fmt: skip
         return replace(found, offload=self.offload, bucket_bytes=self.bucket_bytes)
 

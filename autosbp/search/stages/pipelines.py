@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -22,8 +21,10 @@ WEIGHTS_PART = 1 / 3
 """Of the seconds of a product with weights, forward and backward: what goes into the weights' gradients."""
 MOST_SIMULATED, MOST_PASSES = 3, 20_000
 """Numbers of chunks a stage, of each schedule, that are simulated; and microbatches times chunks up to which that is quick."""
-SHORT_WAIT = 0.4
-"""Of a microbatch: what stages wait for each other where chunks are small or weights' gradients fill the waits."""
+UNFILLED = 0.5
+"""Of waits: what weights' gradients leave, by about."""
+SHORT_WAIT = 0.3
+"""Of a microbatch: what stages wait for each other in any case, as messages and unequal chunks have it."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,14 @@ def pipelines(
         yield estimate, replace(strategy, pipeline=Pipeline(stages, place, schedule))
 
 
-def waiting(stages: int, num_micro: int, kinds: tuple[str, ...]) -> float:
+def waiting(stages: int, num_micro: int, kinds: tuple[str, ...], most_chunks: int) -> float:
     """How many microbatches a stage waits for each other one, under schedules that take these: what they may come to, by
-    about; search problems count one."""
-    possible = {shape.schedule for shape in shapes(stages, num_micro, kinds)}
-    return SHORT_WAIT if possible & {INTERLEAVED, ZERO_BUBBLE} else 1.0
+    about."""
+    found = [1.0]
+    for shape in shapes(stages, num_micro, kinds):
+        if shape.virtual * stages <= most_chunks and shape.schedule in (INTERLEAVED, ZERO_BUBBLE):
+            found.append((UNFILLED if shape.schedule == ZERO_BUBBLE else 1.0) / shape.virtual)
+    return max(min(found), SHORT_WAIT)
 
 
 def _promising(options: list[_Option]) -> list[_Option]:
@@ -152,18 +156,10 @@ def _promising(options: list[_Option]) -> list[_Option]:
 
 
 def shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy]]:
-    """The quickest by estimate, then, should that not fit in memory, the quickest stored apart, and those that
-    keep least: with the first one's schedule, and with any."""
+    """The two that are quickest by estimate, then, should these not fit in memory, those that keep least: with the first one's
+    schedule, and with any."""
     ranked = sorted(found, key=lambda entry: entry[0])
-    if not ranked:
-        return []
-    apart = [entry for entry in ranked if entry[1].parameters == found[0][1].parameters]
-    lean = [entry for entry in apart if _keeps_least(entry[1].pipeline, ranked[0][1].pipeline)]
-    chosen: list[tuple[float, Strategy]] = []
-    for entry in (ranked[0], *apart[:2], *lean):
-        if not any(entry is other for other in chosen):
-            chosen.append(entry)
-    return chosen
+    return ranked[:2] + [entry for entry in ranked[2:] if _keeps_least(entry[1].pipeline, ranked[0][1].pipeline)]
 
 
 def _keeps_least(pipeline: Pipeline | None, first: Pipeline | None) -> bool:
@@ -182,18 +178,15 @@ def _cut(cutter: Cutter, num_chunks: int) -> tuple[str, ...] | None:
 
 
 def _deferred(graph: LogicalGraph, strategy: Strategy, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Of products, by name, what goes into gradients of weights that can wait: those that one op reads, as they are stored, or
-    gathered once a step."""
+    """Of products, by name, what goes into gradients of weights that can wait (``sbp.deferral``): those of parameters that are
+    read as they are stored, or gathered once a step."""
     once = strategy.gather == "step"
-    readers = Counter(ref.name for node in graph.nodes for ref in node.refs() if ref.name in graph.parameter_names)
     found = {}
     for node in graph.nodes:
         if node.op == LINEAR and node.name in strategy.signatures:
             layouts = zip(node.refs(), strategy.signatures[node.name].ins, strict=True)
             weights = [(ref.name, layout) for ref, layout in layouts if ref.name in graph.parameter_names]
-            if weights and all(
-                (once or strategy.parameters[name] == layout) and readers[name] == 1 for name, layout in weights
-            ):
+            if weights and all(once or strategy.parameters[name] == layout for name, layout in weights):
                 found[node.name] = WEIGHTS_PART * seconds.get(node.name, 0.0)
     return found
 
