@@ -5,91 +5,26 @@ microbatches included: they pay the same work and bytes with more latencies. Str
 so far are then searched under the memory limit, lowest bound first. Without a pipeline, an optimum that fits is the
 structure's answer. With one, fewer samples a microbatch mean shorter waits and more latencies: microbatches are taken
 from about a tenth of waiting on, as long as they get better.
-
-A pipeline of p stages and m microbatches takes no less than m / p times a microbatch on one stage's devices with 1 / p of
-what happens once a step: the average of what each stage does itself. Problems count waiting, too, (m + p - 1) / p, so
-their optimum times m / (m + p - 1) is a bound. Schedules may leave less of that waiting: whether a space is looked into is
-asked of what its problem costs with as little as may be left, by about.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from autosbp.errors import InfeasibleError
-from autosbp.handed import handed_over
-from autosbp.search import SearchResult
 from autosbp.search.space.candidate import Candidate
-from autosbp.search.space.costing import CERTAIN, INFINITE, ROUNDING
-from autosbp.search.space.opening import Look, Opened, Opening
+from autosbp.search.space.costing import INFINITE, ROUNDING
+from autosbp.search.space.opening import Look, Opened
 from autosbp.search.space.space_solver import BOUNDED, Kind
 from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
-from autosbp.search.stages.layouts import Layouts, Space, Structure
+from autosbp.search.space.walking import Walk, Walked, Walking
+from autosbp.search.stages.layouts import Structure
 
 ENOUGH_EVALUATIONS, USUAL_S = 40_000_000, 20.0
 """Costed values after which no further search begins, where the time limit is the usual one; in proportion to longer ones."""
-WAITING = 0.1
-"""The part of a step that stages may wait for others at the microbatch that is tried first."""
-WORSE = 1.01
-"""A microbatch that takes so many times what a neighbour does ends the walk in its direction."""
-HOPE = 0.85
-"""Where no bound is wanted, no microbatch is expected to take less than so much of what the first one tried does."""
-
-
-@handed_over
-@dataclass(frozen=True)
-class Solved:
-    """A space without the memory limit; ``layouts`` are None where another process made them, with this cutoff."""
-
-    layouts: Layouts | None
-    result: SearchResult
-    bound_s: float
-    estimate_s: float
-    cutoff_s: float
-
-
-@dataclass
-class Walk:
-    """The microbatches of a pipelined structure. ``bound`` is of all of them, ``solved`` by index."""
-
-    structure: Structure
-    sizes: list[int]
-    start: int = 0
-    bound: float = 0.0
-    solved: dict[int, Solved] = field(default_factory=dict)
-
-    def told(self) -> Told:
-        """What another process needs of it."""
-        plain = {
-            at: replace(each, layouts=None, result=replace(each.result, certificate=None))
-            for at, each in self.solved.items()
-        }
-        return Told(self.sizes, self.start, self.bound, plain)
-
-
-@handed_over
-@dataclass(frozen=True)
-class Told:
-    """A walk without what cannot be handed from one process to another."""
-
-    sizes: list[int]
-    start: int
-    bound: float
-    solved: dict[int, Solved]
-
-
-@handed_over
-@dataclass(frozen=True)
-class Walked:
-    """A walk, where there is one, with the failures on its way and what its searches add up to."""
-
-    walk: Told | None
-    failures: tuple[InfeasibleError, ...]
-    tally: Tally
 
 
 class Offers(Protocol):
@@ -102,7 +37,7 @@ class Offers(Protocol):
         """The best of it."""
 
 
-class Best(Opening):
+class Best(Walking):
     """See the module's docstring."""
 
     def over(
@@ -264,23 +199,6 @@ class Best(Opening):
                 walks.append(mine[at] if at in mine else Walk(piped[at], **vars(each.walk)))
         return left, walks
 
-    def _fail(self, error: InfeasibleError) -> None:
-        self.problem = nearer(self.problem, error)
-        self.failures.append(error)
-
-    def _walked(self, structure: Structure, kind: Kind, tally: Tally) -> Walk | None:
-        self.require_time()
-        try:
-            return self._walk(structure, kind, tally)
-        except InfeasibleError as error:
-            self._fail(error)
-            return None
-
-    def _promise(self, walk: Walk) -> tuple[bool, float]:
-        """What fits in memory goes first, then what seems quickest."""
-        found = walk.solved[walk.start]
-        return found.result.memory_bytes > self.limit, found.estimate_s
-
     def _limited_sizes(self, structure: Structure, first: int, bound: float, kind: Kind, tally: Tally) -> None:
         """One set of devices, under the memory limit: from a microbatch that leaves room to choose to smaller ones, then to
         larger ones, as long as they get better."""
@@ -303,122 +221,3 @@ class Best(Opening):
                 done = at >= roomy and self._is_charged(kind) and free_s >= self._cutoff * (1 - BOUNDED)
                 if self.best is not None and (self._cutoff == before or done):
                     break
-
-    def _walk(self, structure: Structure, kind: Kind, tally: Tally) -> Walk | None:
-        """Microbatches of a pipeline, solved at one with little waiting, or the next larger one that splits evenly; and,
-        where bounds are wanted, its blocks at the largest, which bound all; None where these shut it. Raises
-        ``InfeasibleError`` where there is none."""
-        sizes, whole, waits = self.micro_batches(structure.stages), self.problems.global_batch, structure.stages - 1
-        walk = Walk(structure, sizes)
-        walk.bound = max(0.0, self._largest(structure, kind, tally)) if kind.proves else 0.0
-        if walk.bound >= self._cutoff and self._is_charged(kind):
-            tally.bounds.append(walk.bound)
-            return None
-        start = next((at for at in range(len(sizes)) if waits * sizes[at] <= WAITING * whole), len(sizes) - 1)
-        for at in range(start, -1, -1):
-            try:
-                self._require_room(walk, at, kind)
-                self._solved(walk, at, kind, tally)
-            except InfeasibleError as error:
-                self._fail(error)
-                continue
-            walk.start = at
-            if not kind.proves:
-                walk.bound = HOPE * walk.solved[at].estimate_s
-            return walk
-        raise self.problem or InfeasibleError("micro_batch", sizes[-1], None, "no microbatch splits evenly")
-
-    def _require_room(self, walk: Walk, at: int, kind: Kind) -> None:
-        """Refuses what fits at no microbatch: where parameters are stored in one way, least memories tell without a search.
-        Raises ``InfeasibleError``, for uneven splits, too."""
-        if kind.proves or len(kind.storages) > 1:
-            return
-        again = self.recomputes[-1]
-        least = self.problems.least_memory(Space(walk.structure, walk.sizes[at], kind.storages[0], again))
-        for size in reversed(walk.sizes[at + 1 :] if least > self.limit else ()):
-            try:
-                least = self.problems.least_memory(Space(walk.structure, size, kind.storages[0], again))
-                break  # less than at all larger ones
-            except InfeasibleError:
-                continue
-        if least > self.limit:
-            raise InfeasibleError(
-                "memory_limit_bytes", self.limit, least, "even the least memory of every op does not fit"
-            )
-
-    def _solved(self, walk: Walk, at: int, kind: Kind, tally: Tally) -> Solved:
-        """A space without the memory limit; raises ``InfeasibleError``."""
-        if at not in walk.solved:
-            space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
-            cutoff_s = self._cutoff_of(space, kind) if kind.proves else INFINITE
-            layouts = self.problems.build(space, None, cutoff_s=cutoff_s)
-            result = self._solve(layouts, kind, tally, INFINITE)
-            bound, blocks_s = self._bound(layouts, result, kind, tally)
-            bound = min(bound, self._cutoff)  # of what was left out
-            estimate_s = max(result.cost_s, blocks_s)
-            walk.solved[at] = Solved(layouts, result, bound, estimate_s, cutoff_s)
-        return walk.solved[at]
-
-    def _bound(self, layouts: Layouts, result: SearchResult, kind: Kind, tally: Tally) -> tuple[float, float]:
-        """Of a space, from its problem without the memory limit; and what whole blocks a stage make of its cost."""
-        blocks_s = self._blocks_s(layouts, kind, tally) if layouts.space.stages > 1 else -INFINITE
-        return max(result.lower_bound_s, blocks_s) * self._working(layouts.space), blocks_s
-
-    def _pipelined_sizes(self, walk: Walk, kind: Kind, tally: Tally) -> list[float]:
-        """Smaller microbatches first, then larger ones, as long as they get better; a bound for each."""
-        bounds = [walk.bound] * len(walk.sizes)
-        shut = self.shut(walk.structure, kind, tight=self._promise(walk)[0])
-        whole, least = self.problems.global_batch, INFINITE
-        for at in range(walk.start, len(walk.sizes)):
-            if bounds[at] >= self._cutoff or self._out_of_time():
-                break
-            if shut[at]:
-                continue
-            # Smaller microbatches have no less to do than this one.
-            bound, estimate = self._pipelined(walk, at, kind, tally)
-            bounds[at:] = [max(bound, walk.bound)] * (len(bounds) - at)
-            if estimate > WORSE * least:
-                break
-            least = min(least, estimate)
-        least = INFINITE
-        for at in range(walk.start - 1, -1, -1):
-            # What larger microbatches save is in the walk's bound; about how long stages wait is known.
-            waited = self.problems.waits(walk.structure.stages, whole // walk.sizes[at])
-            if walk.bound * (1 + waited * walk.sizes[at] / whole) >= self._cutoff or self._out_of_time():
-                break
-            if shut[at]:
-                continue
-            bounds[at], estimate = self._pipelined(walk, at, kind, tally)
-            if estimate > WORSE * least:
-                break
-            least = min(least, estimate)
-        return [max(bound, walk.bound) for bound in bounds]
-
-    def _pipelined(self, walk: Walk, at: int, kind: Kind, tally: Tally) -> tuple[float, float]:
-        """A bound of a space, and about what the best strategy in it takes."""
-        try:
-            solved = self._solved(walk, at, kind, tally)
-        except InfeasibleError as error:
-            self.problem = nearer(self.problem, error)
-            return INFINITE, INFINITE
-        result = solved.result
-        bound, estimate = solved.bound_s, solved.estimate_s
-        space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
-        if bound >= self._cutoff or result.cost_s >= CERTAIN * self._cutoff:
-            return bound, estimate
-        layouts = solved.layouts or self.problems.build(space, None, cutoff_s=solved.cutoff_s)
-        limit = self.limit
-        if result.memory_bytes <= self.limit:
-            candidates = list(self._candidates(layouts, result))
-            fitting = self._fits(candidates)
-            self._keep(fitting)
-            if not candidates or not self._promises(candidates, fitting):
-                return bound, estimate
-            self._exceed(space, candidates)
-            leaner = self._leaner(self._built(space, kind, limit), candidates[0], kind, tally)
-            self._keep(leaner)
-            if leaner is not None or fitting is not None:
-                return bound, estimate
-            limit = self._tighter(limit, result, candidates)
-        self._try(walk.structure, space.micro_batch, kind, tally, limit)
-        return bound, estimate

@@ -23,12 +23,13 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Costs, Strategy
 from autosbp.search import SearchProblem, SearchResult
 from autosbp.search.plan_options import PlanOptions
-from autosbp.search.space.best import Best, Walk
+from autosbp.search.space.best import Best
 from autosbp.search.space.candidate import Candidate, Tried
 from autosbp.search.space.costing import CERTAIN, INFINITE, ROUNDING
 from autosbp.search.space.recompute import Recomputation
 from autosbp.search.space.space_solver import Kind
 from autosbp.search.space.tally import Tally
+from autosbp.search.space.walking import Walk
 from autosbp.search.stages.cuts import Pace, Places, sums_before
 from autosbp.search.stages.layouts import LayoutProblems, Layouts, Space, SpaceKey, fullest_of
 from autosbp.search.stages.pipelines import pipelines, shortlist
