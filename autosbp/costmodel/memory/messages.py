@@ -141,8 +141,11 @@ class Gathers:
         gradients: Gradients,
         mesh: Mesh,
         arrived: Callable[[str], None],
+        *,
+        late: bool = False,
     ) -> None:
         self.m, self.flow, self.each_use, self.gradients, self.arrived = m, flow, each_use, gradients, arrived
+        self.late = late
         self.messages = [
             Message(m, gather, [parts[box.ref.name] for box in gather.boxes], mesh) for gather in flow.gathers
         ]
@@ -156,7 +159,7 @@ class Gathers:
                 self.again.setdefault(gather.again, []).append(at)
 
     def begin(self, last: bool) -> None:
-        self._last, self._returns = last, self.each_use or last
+        self._last, self._returns = last, self.each_use or (last and not self.late)
 
     def fetch(self, key: Any, again: int | None) -> Tensor:
         """The copy that a box of the program stands for; ``again`` is the box's item where it is recomputed."""
@@ -205,14 +208,17 @@ class Gathers:
             message.copies = None
         if not self._returns:
             return
-        if len(self._returning) == IN_FLIGHT:
-            self._returning.pop(0).settle()
-        message.send_back()
-        self._returning.append(message)
+        self._send_back(message)
         if self._last and not message.gather.flat:
             self._contribute(message)
             for name in message.names:
                 self.arrived(name)
+
+    def _send_back(self, message: Message) -> None:
+        if len(self._returning) == IN_FLIGHT:
+            self._returning.pop(0).settle()
+        message.send_back()
+        self._returning.append(message)
 
     def _contribute(self, message: Message) -> None:
         for name, gradient in zip(message.names, message.take(), strict=False):
@@ -224,9 +230,11 @@ class Gathers:
                 self._complete(message)
 
     def finish(self) -> None:
+        for at in sorted(range(len(self.messages)), key=lambda at: -self.flow.gathers[at].ready) if self.late else ():
+            self._send_back(self.messages[at])
         self._returning.clear()
         for message in self.messages:
-            if message.gather.flat:
+            if message.gather.flat or self.late:
                 self._contribute(message)
             message.copies = None
 

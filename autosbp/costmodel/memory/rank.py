@@ -22,6 +22,7 @@ from autosbp.costmodel.memory.tensors import DATA, PARAMETERS, Meter, Shape, Ten
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Ref
 from autosbp.plan import Strategy
 from autosbp.sbp.choices import axis_choices, implemented_axes
+from autosbp.sbp.deferral import returns_late
 from autosbp.sbp.parameters import ParameterFlow, parameter_flow
 from autosbp.sbp.placement import NdSbp, local_shape
 from autosbp.sbp.program import Box, Op
@@ -94,7 +95,9 @@ class StepRun:
         for leaf in graph.trained:
             self.stored[leaf.name].node = self._leaf(leaf.name)
         each_use = strategy.gather == "use"
-        self.gathers = Gathers(m, flow, each_use, self.stored, self.gradients, self.mesh, self.buckets.arrived)
+        self.gathers = Gathers(
+            m, flow, each_use, self.stored, self.gradients, self.mesh, self.buckets.arrived, late=returns_late(strategy)
+        )
         count = strategy.num_micro
         self.data = [
             m.new((count * leaf.meta.sizes[0], *leaf.meta.sizes[1:]), DTYPE_BYTES[leaf.meta.dtype], purpose=DATA)

@@ -28,7 +28,7 @@ from autosbp.graph.ir import DTYPE_BYTES, Ref
 from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import split_factor
-from autosbp.sbp.deferral import deferring
+from autosbp.sbp.deferral import deferring, returns_late
 from autosbp.sbp.placement import local_shape
 from autosbp.sbp.program import Op, made_layout
 
@@ -103,7 +103,7 @@ def memory_runs(stages: Stages, chunks: Iterable[Chunk], device: str) -> dict[Ha
 
 
 def _run_key(stages: Stages, chunk: Chunk, device: str) -> tuple[Hashable, ...]:
-    return "memory", device, stages.key, chunk_key(stages, chunk)
+    return "memory", device, returns_late(stages.strategy), stages.key, chunk_key(stages, chunk)
 
 
 def _run(chunk: Chunk, strategy: Strategy, device: str) -> tuple[Peaks, int]:

@@ -121,9 +121,12 @@ class ChunkProgram:
         self.buckets.open = False
 
     def weights(self, micro: int) -> None:
-        """The gradients that the backward of a microbatch left."""
-        for call in self._deferred.pop(micro):
-            call()
+        """The gradients that the backward of a microbatch left. What autograd recorded may outlive the pass, and with it the
+        list: it is emptied, so that what each gradient needs goes with it."""
+        calls = self._deferred.pop(micro)
+        calls.reverse()
+        while calls:
+            calls.pop()()
 
     def finish(self) -> None:
         """After all passes: gradients are whole in this stage, but for those of shared parameters."""
