@@ -21,7 +21,7 @@ from autosbp.plan import Strategy
 from autosbp.sbp.batching import batched
 from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.buckets import local_bytes, synchronised_axes
-from autosbp.sbp.deferral import returns_late
+from autosbp.sbp.deferral import may_defer, returns_late
 from autosbp.sbp.parameters import ParameterFlow, parameter_flow
 from autosbp.sbp.program import made_layout
 from autosbp.sbp.recompute import check_recompute
@@ -119,6 +119,11 @@ class Stages:
         strategy = self.strategy
         paths = Hashed(frozenset(strategy.paths.items()))
         return strategy.mesh, paths, strategy.num_micro, strategy.gather, strategy.bucket_bytes, strategy.offload
+
+    @cached_property
+    def may_defer(self) -> bool:
+        """Whether gradients of weights may come in passes of their own."""
+        return may_defer(self.graph, self.strategy)
 
     def of(self, stage: int) -> tuple[Chunk, ...]:
         """The chunks of one stage."""

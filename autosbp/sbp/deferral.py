@@ -35,6 +35,21 @@ def deferring(graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow) -> f
     return frozenset(found)
 
 
+def may_defer(graph: LogicalGraph, strategy: Strategy) -> bool:
+    """Whether any op of a program, or of a part of it, may be one of those, under a schedule that wants it."""
+    if strategy.pipeline is None or strategy.pipeline.schedule != ZERO_BUBBLE:
+        return False
+    if strategy.gather == "step":
+        return True
+    stored = strategy.parameters
+    linear = (node for node in graph.nodes if node.op == LINEAR and node.name in strategy.signatures)
+    return any(
+        stored.get(ref.name) == layout
+        for node in linear
+        for ref, layout in zip(node.refs(), strategy.signatures[node.name].ins, strict=True)
+    )
+
+
 def returns_late(strategy: Strategy) -> bool:
     """Whether the gradients of parameters that are gathered once a step return when all passes are over, as some are not
     there when the last backward is."""

@@ -3,7 +3,7 @@
 Each chunk is run without data as ``memory.rank`` runs a whole program, one microbatch after another; a second forward pass
 before the first backward tells what a microbatch keeps between its passes. The order of the stage's passes tells how many
 are in flight at each moment. What a chunk receives, and what it sends, it keeps until the backward of the microbatch; a
-gradient that it receives, only during that. Weight gradients that are made later (zero bubble) keep their two factors. What
+gradient that it receives, only during that. Weight gradients that are made later (zero bubble) are a pass of their own. What
 is sent stays until the runtime waits for it (``KEPT_SENDS``). A message-driven stage has registers for messages besides.
 """
 
@@ -18,19 +18,20 @@ import numpy as np
 
 from autosbp.costmodel.alike import KnownChunks, chunk_key
 from autosbp.costmodel.memory.autograd import Leaf, Machine, Node
+from autosbp.costmodel.memory.later import LaterWeights, Sink
 from autosbp.costmodel.memory.rank import StepRun
 from autosbp.costmodel.memory.state import optimizer_bytes
 from autosbp.costmodel.memory.tensors import Meter, Tensor
 from autosbp.costmodel.message_driven import GRADIENT_REGISTERS
-from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, KINDS, Ints, Order, stage_order
-from autosbp.costmodel.stages import Chunk, Stages, sent_bytes
+from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, KINDS, WEIGHTS, Ints, Order, stage_order
+from autosbp.costmodel.stages import Chunk, Stages
 from autosbp.graph.ir import DTYPE_BYTES, Ref
 from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Strategy
-from autosbp.sbp.boxing import split_factor
-from autosbp.sbp.deferral import deferring, returns_late
+from autosbp.sbp.deferral import deferring
 from autosbp.sbp.placement import local_shape
 from autosbp.sbp.program import Op, made_layout
+from autosbp.sbp.recompute import ReadKey
 
 Peaks = Mapping[tuple[str, str], Counter[str]]
 PURPOSES = ("parameters", "gradients", "optimizer", "activations", "gathered", "temporaries", "data")
@@ -67,14 +68,12 @@ def stage_memory(
 @dataclass(frozen=True, slots=True)
 class Needs:
     """Of a chunk alone. Bytes by purpose when they are most with one microbatch in flight, by pass; what is there between
-    passes; what each microbatch keeps between its passes, between its backward and its weight gradients (of that,
-    ``owed`` comes into being during backward), and after both."""
+    passes; what each microbatch keeps between its passes, between its backward and its weight gradients, and after both."""
 
     peaks: Peaks
     resident: Counter[str]
     kept: int
     deferred: int
-    owed: int
     sent: int
 
     def there(self, when: str) -> Counter[str]:
@@ -85,33 +84,37 @@ def _needs(stages: Stages, chunk: Chunk, device: str, known: KnownChunks) -> Nee
     strategy, schedule = stages.strategy, stages.pipeline.schedule
 
     def needs() -> Needs:
-        peaks, kept = known.of(_run_key(stages, chunk, device), partial(_run, chunk, strategy, device))
+        peaks, kept, deferred = known.of(
+            _run_key(stages, chunk, device), partial(_run, chunk, strategy, device, stages.may_defer)
+        )
         names = (*RESIDENT, *(["gathered"] if strategy.gather == "step" else []))
         resident = Counter({name: peaks[FORWARD, LATER][name] for name in names})
         values, gradients = KEPT_SENDS[schedule]
         ahead = sum(size for _, size, _ in stages.boundary(chunk.index))
         back = sum(size for _, size, gradient in (stages.boundary(chunk.index - 1) if chunk.index else ()) if gradient)
-        deferred, owed = _deferred(chunk, strategy) if schedule == ZERO_BUBBLE else (0, 0)
-        return Needs(peaks, resident, kept, deferred, owed, values * ahead + gradients * back)
+        return Needs(peaks, resident, kept, deferred, values * ahead + gradients * back)
 
     return known.of(("needs", schedule, *_run_key(stages, chunk, device)), needs)
 
 
 def memory_runs(stages: Stages, chunks: Iterable[Chunk], device: str) -> dict[Hashable, Callable[[], object]]:
     """What takes long of chunks' memory, for ``KnownChunks.prepare``."""
-    return {_run_key(stages, chunk, device): partial(_run, chunk, stages.strategy, device) for chunk in chunks}
+    return {
+        _run_key(stages, chunk, device): partial(_run, chunk, stages.strategy, device, stages.may_defer)
+        for chunk in chunks
+    }  # fmt: skip
 
 
 def _run_key(stages: Stages, chunk: Chunk, device: str) -> tuple[Hashable, ...]:
-    return "memory", device, returns_late(stages.strategy), stages.key, chunk_key(stages, chunk)
+    return "memory", device, stages.may_defer, stages.key, chunk_key(stages, chunk)
 
 
-def _run(chunk: Chunk, strategy: Strategy, device: str) -> tuple[Peaks, int]:
-    """Peaks by pass, and what one more microbatch keeps."""
-    run = ChunkRun(chunk, strategy, Machine(Meter(), device=device))
+def _run(chunk: Chunk, strategy: Strategy, device: str, defers: bool) -> tuple[Peaks, int, int]:
+    """Peaks by pass, what one more microbatch keeps, and what it keeps between its backward and its weight gradients."""
+    run = ChunkRun(chunk, strategy, Machine(Meter(), device=device), defers=defers)
     peaks = run.peaks()
     kept = ChunkRun(chunk, strategy, Machine(Meter(), device=device)).kept() if run.flow.gathers else run.first_kept
-    return peaks, kept
+    return peaks, kept, run.waiting
 
 
 def _fullest(order: Order, needs: Mapping[int, Needs], last: int, beside: Counter[str]) -> Counter[str]:
@@ -139,23 +142,22 @@ def _fullest(order: Order, needs: Mapping[int, Needs], last: int, beside: Counte
     kept, deferred = of(need.kept for need in each), of(need.deferred for need in each)
     change = np.where(forward, kept, np.where(backward, deferred + of(need.sent for need in each) - kept, -deferred))
     flight = np.cumsum(change) - change  # of microbatches, before each pass
-    more = np.where(
-        forward, flight + beside[FORWARD], flight - kept + of(need.owed for need in each) + beside[BACKWARD]
-    )
-    moments = np.where(backward & (order.micros == last), 2, later)
+    running = np.where(backward, kept, np.where(weights, deferred, 0))  # is in the pass's own peak
+    more = flight - running + np.where(forward, beside[FORWARD], 0) + np.where(backward, beside[BACKWARD], 0)
+    moments = np.where(~forward & (order.micros == last), 2, later)
     total = more + there
-    for kind, passes in ((FORWARD, forward), (BACKWARD, backward)):
-        for at, moment in enumerate((FRESH, LATER, LAST) if kind == BACKWARD else (FRESH, LATER)):
-            peaks = of(need.peaks[kind, moment].total() for need in each)
+    for kind, passes in ((FORWARD, forward), (BACKWARD, backward), (WEIGHTS, weights)):
+        for at, moment in enumerate((FRESH, LATER) if kind == FORWARD else (FRESH, LATER, LAST)):
+            peaks = of(need.peaks.get((kind, moment), Counter()).total() for need in each)
             total += np.where(passes & (moments == at), peaks, 0)
-    total[weights] = 0
     fullest = int(total.argmax())
     if total[fullest] <= 0:
         return Counter()
-    running, kind = int(own[fullest]), KINDS[order.kinds[fullest]]
-    parts = each[running].peaks[kind, (FRESH, LATER, LAST)[moments[fullest]]] + Counter(activations=int(more[fullest]))
+    at_work, kind = int(own[fullest]), KINDS[order.kinds[fullest]]
+    parts = Counter(each[at_work].peaks.get((kind, (FRESH, LATER, LAST)[moments[fullest]]), Counter()))
+    parts += Counter(activations=int(more[fullest]))
     for at, other in enumerate(each):
-        parts += other.there(LATER if fullest > firsts[at] else FRESH) if at != running else Counter()
+        parts += other.there(LATER if fullest > firsts[at] else FRESH) if at != at_work else Counter()
     return parts
 
 
@@ -173,23 +175,6 @@ def _registers(stages: Stages, stage: int) -> Counter[str]:
     return found
 
 
-def _deferred(chunk: Chunk, strategy: Strategy) -> tuple[int, int]:
-    """Of linear ops whose weights wait: the inputs, each once, with the gradients of the outputs; and what of it backward
-    makes: these, and inputs that are recomputed."""
-    inputs: dict[object, int] = {}
-    gradients = made = 0
-    again = {at for segment in chunk.flow.segments for at in range(segment.first, segment.last + 1)}
-    later = deferring(chunk.graph, strategy, chunk.flow)
-    for at, item in enumerate(chunk.flow.items):
-        if isinstance(item, Op) and item.signature is not None and item.node.name in later:
-            ref, layout = next(item.node.refs()), item.signature.ins[0]
-            size = chunk.graph.meta(ref).num_bytes // split_factor(layout, strategy.mesh)
-            made += size if at in again and item.reads[0] not in inputs else 0
-            inputs[item.reads[0]] = size
-            gradients += sent_bytes(chunk.graph, strategy, Ref(item.node.name))
-    return sum(inputs.values()) + gradients, made + gradients
-
-
 _MOMENTS = ((LAST,), (FRESH, LAST), (FRESH, LATER, LAST))
 """Of as many microbatches; more are like those between."""
 
@@ -205,11 +190,14 @@ class _Open:
 
 class ChunkRun(StepRun):
     """A chunk's passes. Each microbatch in flight has its own part of what autograd records. ``first_kept`` is what the
-    first one keeps after ``peaks``: as any other, where no parameters are gathered."""
+    first one keeps after ``peaks``: as any other, where no parameters are gathered. ``waiting`` is what one keeps between its
+    backward and its weights' gradients, where the schedule ``defers`` these."""
 
-    def __init__(self, chunk: Chunk, strategy: Strategy, machine: Machine) -> None:
+    def __init__(self, chunk: Chunk, strategy: Strategy, machine: Machine, *, defers: bool = False) -> None:
         super().__init__(chunk.graph, strategy, chunk.flow, machine)
-        self.first_kept = 0
+        self.first_kept = self.waiting = 0
+        self.later = LaterWeights(machine) if defers else None
+        self._deferring = deferring(chunk.graph, strategy, chunk.flow) if defers else frozenset()
 
     @property
     def sends_nothing(self) -> bool:
@@ -220,7 +208,8 @@ class ChunkRun(StepRun):
         """Bytes by purpose when they are most, of each pass with one microbatch in flight."""
         found: dict[tuple[str, str], Counter[str]] = {}
         moments = _MOMENTS[min(len(_MOMENTS), self.strategy.num_micro) - 1]
-        once = LATER in moments and self.sends_nothing  # the last microbatch stands for those before it
+        # The last microbatch stands for those before it.
+        once = LATER in moments and self.sends_nothing and self.later is None
         for moment in moments:
             if moment == LATER and once:
                 continue
@@ -231,17 +220,33 @@ class ChunkRun(StepRun):
             self._back(opened, last=moment == LAST)
             if moment == LAST and once:
                 found[BACKWARD, LATER] = self._most()
+            if self.later is not None:
+                found[BACKWARD, moment] = self._most()
+                self.waiting = self.m.meter.live - before
+                self.later.run(self.later.taken())
             if moment == LAST:
                 self.gathers.finish()
                 self.buckets.finish()
                 self.optimize()
-            found[BACKWARD, moment] = self._most()
+            found[BACKWARD if self.later is None else WEIGHTS, moment] = self._most()
         if once:
             found[BACKWARD, LAST] = max(found[BACKWARD, LATER], found[BACKWARD, LAST], key=Counter.total)
-        for kind in (FORWARD, BACKWARD):
+        for kind in (FORWARD, BACKWARD) if self.later is None else (FORWARD, BACKWARD, WEIGHTS):
             found.setdefault((kind, FRESH), found[kind, LATER if kind == FORWARD else LAST])
             found.setdefault((kind, LATER), found[kind, FRESH])
         return found
+
+    def _op(self, at: int, item: Op, ins: list[Tensor]) -> list[Tensor]:
+        if self.later is None or item.node.name not in self._deferring:
+            return super()._op(at, item, ins)
+        sinks = [self._sink(read) for read in item.reads[1:]]
+        return [self.later.linear(ins[0], ins[1:], sinks)]
+
+    def _sink(self, read: ReadKey) -> Sink | None:
+        """Where gradients of a parameter go."""
+        if not isinstance(read, Ref):
+            return self.gathers.messages[self.flow.place[read][0]].add_gradient
+        return partial(self.buckets.accumulated, read.name) if self.stored[read.name].node is not None else None
 
     def _most(self) -> Counter[str]:
         """Since the last call."""
@@ -279,7 +284,7 @@ class ChunkRun(StepRun):
 
     def _back(self, opened: _Open, last: bool) -> None:
         self.gathers.begin(last=last)
-        self.buckets.open = last
+        self.buckets.open = last and self.later is None
         self.m.nodes, opened.nodes = opened.nodes, []
         if opened.root.node is not None:
             self.m.backward(opened.root, self.m.like(opened.root))

@@ -50,7 +50,8 @@ def test_passes_that_stand_for_others_take_what_these_do(stages: int, micro_batc
 
 def check(chunk: Chunk, strategy: Strategy) -> bool:
     """Whether the chunk's passes stood for others."""
-    peaks, kept = _run(chunk, strategy, "cuda")
+    peaks, kept, waiting = _run(chunk, strategy, "cuda", False)
+    assert waiting == 0
     assert peaks == EveryPass(chunk, strategy, machine()).peaks()
     assert kept == ChunkRun(chunk, strategy, machine()).kept()
     return ChunkRun(chunk, strategy, machine()).sends_nothing
