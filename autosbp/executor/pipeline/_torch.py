@@ -70,7 +70,7 @@ class _ZeroBubble(ScheduleInterleavedZeroBubble):
 
     def __init__(self, stages: list[_Stage], num_micro: int, *, pipeline: Pipeline, **options: Any) -> None:
         self._pipeline = pipeline
-        super().__init__(stages, num_micro, **options)  # type: ignore[arg-type]
+        super().__init__([*stages], num_micro, **options)
 
     def _calculate_single_rank_operations(self, rank: int) -> list[_Action | None]:
         passes = stage_passes(self._pipeline, rank, self._n_microbatches)
