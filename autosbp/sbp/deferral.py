@@ -18,9 +18,7 @@ def deferring(graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow) -> f
     Copies for one use are gone by then; and what a recomputed run reads, and others too, brings its gradients through it.
     """
     once = strategy.gather == "step"
-    apart = {
-        at: segment.own for segment in flow.segments for at in range(segment.first, segment.last + 1)
-    }  # fmt: skip
+    apart = {at: segment.own for segment in flow.segments for at in range(segment.first, segment.last + 1)}
     found = set()
     for at, item in enumerate(flow.items):
         if isinstance(item, Op) and item.signature is not None and item.node.op == LINEAR:
