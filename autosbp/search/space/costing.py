@@ -130,7 +130,10 @@ class Costing(Timed):
             scale = 1 / problems.weights(space).micro
             seconds = {name: scale * spent for name, spent in problems.op_seconds(layouts, result.assignment).items()}
             kinds = schedules or self.options.schedules
-            every = pipelines(graph, strategy, seconds, space.stages, self.links, kinds, problems.starts, self._held)
+            every = pipelines(
+                graph, strategy, seconds, space.stages, self.links, kinds, problems.starts, self._held,
+                below_s=CERTAIN * self._cutoff * self._spare(space),
+            )  # fmt: skip
             found = shortlist([*every])
         return self._costed(space, found)
 

@@ -6,10 +6,12 @@ places where more crosses are taken in only as long as the slowest chunk gets qu
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from autosbp.costmodel.stages import sent_bytes
@@ -20,6 +22,8 @@ Floats = NDArray[np.float64]
 MAX_PLACES, MORE = 512, 1.5
 ENOUGH = 1.02
 """A slowest chunk this near to an equal share is not improved by more places."""
+RISES = (1.05, 1.25, 1.6, 2.5, 5.0, np.inf)
+"""Times what chunks take at about the least: where cuts are looked for, one after another."""
 
 
 @dataclass(frozen=True)
@@ -123,29 +127,46 @@ class Cutter:
     def __init__(self, places: Places, seconds_per_byte: float, stages: int | None = None) -> None:
         self.places, self.seconds_per_byte, self.stages = places, seconds_per_byte, stages
         self._alike = places.pace is None and not places.held
-        self._balances: dict[float, _Balance] = {}
+        self._balances: dict[tuple[float, int], _Balance] = {}
 
     def cut(self, num_chunks: int) -> tuple[str, ...] | None:
         """The cuts of the chunks whose slowest takes least; None where there are fewer places than that, or none hold ops
         to their stages."""
         places, stages = self.places, self.stages or num_chunks
-        best: tuple[float, _Balance] | None = None
-        for level in places.levels(num_chunks - 1):
-            balance = self._balance(level, num_chunks, stages)
-            slowest = balance.slowest_s(num_chunks)
-            if slowest < (np.inf if best is None else best[0]):
-                best = slowest, balance
-            if best is not None and best[0] <= ENOUGH * _even_s(places, num_chunks, stages):
-                break
-        return None if best is None else tuple(places.names[at] for at in best[1].cuts(num_chunks))
+        levels = places.levels(num_chunks - 1)
+        if not levels:
+            return None
+
+        def slowest_s(level: float, most_s: float = np.inf) -> float:
+            return self._balance(level, num_chunks, stages).slowest_s(num_chunks, most_s)
+
+        # More places make the slowest chunk no slower, so that all of them tell what it comes to with fewer.
+        enough_s = ENOUGH * _even_s(places, num_chunks, stages)
+        found = levels[0]
+        if slowest_s(found, enough_s) > enough_s:
+            most_s = max(slowest_s(levels[-1]), enough_s)
+            if most_s == np.inf:
+                return None
+            found = levels[bisect_left(levels, True, key=lambda level: slowest_s(level, most_s) <= most_s)]
+        return tuple(places.names[at] for at in self._balance(found, num_chunks, stages).cuts(num_chunks))
+
+    @property
+    def least_stage_s(self) -> float:
+        """What the slowest stage takes at the least for its part of a microbatch, messages aside; nothing is known of stages
+        with a pace."""
+        places = self.places
+        if places.pace is not None:
+            return 0.0
+        longest_s = max((_longest_s(places, places.crossing <= level) for level in places.levels(0)[-1:]), default=0.0)
+        return max(places.total_s / (self.stages or len(places.names) + 1), longest_s)
 
     def _balance(self, level: float, num_chunks: int, stages: int) -> _Balance:
         """Of the places where no more bytes than this cross. What more chunks of like stages go through holds fewer, too."""
-        if level in self._balances and self._alike:
-            return self._balances[level]
-        chosen = np.flatnonzero(self.places.crossing <= level)
-        self._balances[level] = _Balance(self.places, chosen, self.seconds_per_byte, stages, stages / num_chunks)
-        return self._balances[level]
+        key = level, 0 if self._alike else num_chunks
+        if key not in self._balances:
+            chosen = np.flatnonzero(self.places.crossing <= level)
+            self._balances[key] = _Balance(self.places, chosen, self.seconds_per_byte, stages, stages / num_chunks)
+        return self._balances[key]
 
 
 def cut(places: Places, num_chunks: int, seconds_per_byte: float, stages: int | None = None) -> tuple[str, ...] | None:
@@ -163,27 +184,53 @@ class _Balance:
         self.places, self.chosen, self.stages, self.room = places, chosen, stages, room
         self.sends = seconds_per_byte * places.crossing[chosen]
         self._known: dict[tuple[int, float, int], Floats] = {}
-        self._slowest = [self._chunks(0)[:, 0]]  # of so many chunks up to each place
+        self._slowest: dict[int, Floats] = {}
+        self.longest_s = max(_longest_s(places, chosen, stage) for stage in range(stages if places.pace else 1))
 
-    def slowest_s(self, num_chunks: int) -> float:
-        """Of so many chunks the slowest."""
-        for at in range(len(self._slowest), num_chunks):
-            self._slowest.append(np.maximum(self._chunks(at % self.stages), self._before(at)).min(axis=1))
-        return float(self._slowest[num_chunks - 1][-1])
+    def slowest_s(self, num_chunks: int, most_s: float = np.inf) -> float:
+        """Of so many chunks the slowest; infinite where it would take more than ``most_s``.
+
+        Chunks above a ceiling are in no cuts whose slowest is below it, and leave each place few to come from: the ceiling
+        rises, from what chunks would take could work be dealt out in any parts, until there are cuts.
+        """
+        floor = max(_even_s(self.places, num_chunks, self.stages), self.longest_s)
+        for rise in RISES:
+            ceiling = min(floor * rise if floor else np.inf, most_s)
+            self._slowest[num_chunks] = self._under(num_chunks, ceiling)
+            found = float(self._slowest[num_chunks][-1][-1])
+            if found <= ceiling:
+                return found
+            if ceiling == most_s:
+                break
+        return np.inf
 
     def cuts(self, num_chunks: int) -> list[int]:
         """The places of the cuts, once ``slowest_s`` was asked for."""
         place, picked = len(self.chosen), []
         for at in range(num_chunks - 1, 0, -1):
             # Which place it came from is asked on the way back alone.
-            place = int(np.maximum(self._chunks(at % self.stages)[place], self._before(at)).argmin())
+            before = np.concatenate([[np.inf], self._slowest[num_chunks][at - 1][:-1]])
+            place = int(np.maximum(self._chunks(at % self.stages)[place], before).argmin())
             picked.append(int(self.chosen[place - 1]))
             place -= 1
         return picked[::-1]
 
-    def _before(self, at: int) -> Floats:
-        """The slowest chunk before each place that chunk ``at`` may begin with."""
-        return np.concatenate([[np.inf], self._slowest[at - 1][:-1]])
+    def _under(self, num_chunks: int, ceiling: float) -> Floats:
+        """The slowest of 1, 2, ... chunks up to each place, of chunks that take no more than the ceiling; of what is above it
+        some amount above it."""
+        alike = self.places.pace is None and not self.places.held
+        bands = {at: _band(self._chunks(at), ceiling) for at in range(1 if alike else min(self.stages, num_chunks))}
+        depth, count = max(map(len, bands.values())), len(self.chosen) + 1
+        # Of row ``at`` the last ones are what ``at + 1`` chunks come to; ``ago[at, d, j]`` are those of d places before.
+        rows = np.full((num_chunks, depth + count), np.inf)
+        rows[0, depth:] = self._chunks(0)[:, 0]
+        ago = sliding_window_view(rows, count, axis=1)[:, depth - 1 :: -1]
+        room = {at: np.empty_like(band) for at, band in bands.items()}
+        for at in range(1, num_chunks):
+            stage = at % len(bands)
+            through = np.maximum(bands[stage], ago[at - 1, : len(bands[stage])], out=room[stage])
+            through.min(axis=0, out=rows[at, depth:])
+        return rows[:, depth:]
 
     def _chunks(self, stage: int) -> Floats:
         """``[j, i]``: up to place j from place i; place 0 is the model's begin, the last end its end."""
@@ -198,6 +245,20 @@ class _Balance:
             chunk[~np.tri(len(starts), dtype=bool)] = np.inf
             self._known[key] = _fitting(places, chosen, chunk, limit * self.room, stage)
         return _held_chunks(places, chosen, self._known[key], stage)
+
+
+def _longest_s(places: Places, chosen: NDArray[np.int64] | NDArray[np.bool_], stage: int = 0) -> float:
+    """The most that a stage takes between two of these places with none between them: some chunk has it."""
+    before_s, total_s, _ = pace_of(places, stage)
+    return float(np.diff(before_s[chosen], prepend=0.0, append=total_s).max())
+
+
+def _band(chunk: Floats, ceiling: float) -> Floats:
+    """``[d, j]``: the chunk up to place j from d places before; of as many d as there are with one that takes no more than the
+    ceiling."""
+    fits, ends = chunk <= ceiling, np.arange(len(chunk))
+    ago = np.arange(1 + int((ends - fits.argmax(axis=1))[fits.any(axis=1)].max(initial=0)))[:, None]
+    return np.where(ends < ago, np.inf, chunk[ends, np.maximum(ends - ago, 0)])
 
 
 def sums_before(program: Sequence[str], amounts: Mapping[str, float]) -> Floats:

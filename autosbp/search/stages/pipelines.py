@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ MOST_SIMULATED, MOST_PASSES = 3, 20_000
 """Numbers of chunks a stage, of each schedule, that are simulated; and microbatches times chunks up to which that is quick."""
 UNFILLED = 0.5
 """Of waits: what weights' gradients leave, by about."""
+ROUNDING = 1e-9
 SHORT_WAIT = 0.3
 """Of a microbatch: what stages wait for each other in any case, as messages and unequal chunks have it."""
 
@@ -85,9 +87,10 @@ def pipelines(
     starts: frozenset[str] | None = None,
     held: Mapping[str, int] | None = None,
     pace: Callable[[Places], Pace] | None = None,
+    below_s: float = math.inf,
 ) -> Iterator[tuple[float, Strategy]]:
     """``strategy`` cut into stages, for each schedule with as many chunks a stage as are quickest, and with the fewest, which
-    keep least; the quickest by estimate first, with that estimate.
+    keep least; the quickest by estimate first, with that estimate. None where all estimates would be ``below_s`` or more.
 
     Args:
         graph: the whole one, bound.
@@ -108,6 +111,8 @@ def pipelines(
     # 2021, section 2.2; Qi et al. 2023, section 2.1).
     unfilled = 1 - 2 * sum(deferred.values()) / max(places.total_s, 1e-30)
     cutter = Cutter(places, per_byte, stages)
+    if num_micro * cutter.least_stage_s * (1 - ROUNDING) >= below_s:
+        return
     cuts = {
         virtual: _cut(cutter, stages * virtual)
         for virtual in {shape.virtual for shape in shapes(stages, num_micro, kinds)}
