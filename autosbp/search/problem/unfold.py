@@ -168,11 +168,16 @@ class _Unfolder:
 
 def part_variables(built: BuiltProblem, folding: Folding) -> tuple[list[int], list[int], list[int]]:
     """Variables of the folded problem that lie before all blocks, in one block of the middle, and behind all blocks."""
+    return parts_of(built.anchors, folding)
+
+
+def parts_of(anchors: Sequence[str], folding: Folding) -> tuple[list[int], list[int], list[int]]:
+    """Places of the anchors, of the folded graph, that lie before all blocks, in one block of the middle, and behind all."""
     positions = folding.graph.positions
     blocks = [positions[name] for name in folding.block_of if name in positions]
     first, last = min(blocks), max(blocks)
     before, block, behind = [], [], []
-    for at, anchor in enumerate(built.anchors):
+    for at, anchor in enumerate(anchors):
         home, place = folding.block_of.get(anchor, OUTSIDE), positions.get(anchor)
         if home == 1:
             block.append(at)

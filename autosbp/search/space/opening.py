@@ -7,6 +7,7 @@ the others short.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +18,7 @@ from autosbp.search.space.recomputing import Recomputing
 from autosbp.search.space.space_solver import Kind, Optimum
 from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
-from autosbp.search.stages.layouts import Structure
+from autosbp.search.stages.layouts import Space, Structure
 
 handed_over(Optimum)
 
@@ -133,7 +134,7 @@ class Opening(Recomputing):
         for size in sizes[:-1] or sizes:
             space = self._space(structure, size, kind.storages[0])
             try:
-                floor = self.problems.least_s(space) * self._working(space)
+                floor = self._floor(space)
                 if floor >= self._cutoff and self._is_charged(kind):
                     return floor
                 layouts = self._built(space, kind)
@@ -144,6 +145,19 @@ class Opening(Recomputing):
                 bound = self._solve(layouts, kind, tally, INFINITE).lower_bound_s
             return min(bound * self._working(space), self._cutoff)
         return -INFINITE
+
+    def _floor(self, space: Space) -> float:
+        """A bound on a space, and on smaller microbatches, that needs no edges: of all ops, and of the fullest stage's."""
+        return max(self.problems.least_s(space), self.problems.least_blocks_s(space)) * self._working(space)
+
+    def _is_out_of_reach(self, structure: Structure, kind: Kind) -> bool:
+        """Whether the floor of the largest microbatch that splits evenly is no better than the best known."""
+        sizes = self.micro_batches(structure.stages)
+        for size in sizes[:-1] or sizes:
+            with suppress(InfeasibleError):
+                floor = self._floor(self._space(structure, size, kind.storages[0]))
+                return floor >= self._cutoff and self._is_charged(kind)
+        return False
 
     def _raise_floor(self, structure: Structure, bound: float) -> None:
         """What no strategy of a structure takes less than, should time be over before more is said of it."""

@@ -105,6 +105,8 @@ class Walking(Opening):
         ``InfeasibleError`` where there is none."""
         sizes, whole, waits = self.micro_batches(structure.stages), self.problems.global_batch, structure.stages - 1
         walk = Walk(structure, sizes)
+        if not kind.proves and self._cutoff < INFINITE and self._is_out_of_reach(structure, kind):
+            return None
         walk.bound = max(0.0, self._largest(structure, kind, tally)) if kind.proves else 0.0
         if walk.bound >= self._cutoff and self._is_charged(kind):
             tally.bounds.append(walk.bound)

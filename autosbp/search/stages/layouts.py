@@ -36,7 +36,7 @@ from autosbp.search.problem.graph_parts import GraphParts
 from autosbp.search.problem.parameters import ParameterCosts
 from autosbp.search.problem.pinned import Pins
 from autosbp.search.problem.strategy import strategy_of
-from autosbp.search.problem.unfold import OUTSIDE, UnfoldedProblem, ends, one_block, unfold
+from autosbp.search.problem.unfold import OUTSIDE, UnfoldedProblem, ends, one_block, parts_of, unfold
 from autosbp.search.problem.weights import AS_USED, USE, Weights
 from autosbp.search.stages.crossings import crossing_bytes
 from autosbp.search.stages.pipelines import waiting
@@ -214,6 +214,18 @@ class LayoutProblems:
         even splits."""
         _, analysis = self._parts.smaller(space.micro_batch, space.again)
         return self._builder(space).least_s(space.structure.allowed, self.copies(analysis.clusters))
+
+    def least_blocks_s(self, space: Space) -> float:
+        """What ``whole_blocks`` does not go below, known without any edge; -inf where nothing is folded. Raises as ``least_s``."""
+        if self.folding is None:
+            return -math.inf
+        _, analysis = self._parts.smaller(space.micro_batch, space.again)
+        builder, allowed, clusters = self._builder(space), space.structure.allowed, analysis.clusters
+        before_s, block_s, behind_s = (
+            builder.least_s(allowed, [int(at in inner) for at in range(len(clusters))])
+            for inner in parts_of([cluster.name for cluster in clusters], self.folding)
+        )
+        return space.stages * fullest_stage(self.folding.count, space.stages, block_s, before_s, behind_s)
 
     def build(
         self,
