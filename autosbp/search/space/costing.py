@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 
 from autosbp.beside import is_child
@@ -31,6 +31,8 @@ CERTAIN = 1.01
 ROUNDING = 1e-12
 """Of two strategies that differ by so little the first found stays."""
 INFINITE = float("inf")
+UNEVEN_GAIN = 1.1
+"""How many times what the best takes a strategy may take that is made uneven."""
 RECOMPUTED = 4 / 3
 """The most that recomputation makes of a step: backward takes twice what forward does."""
 
@@ -150,8 +152,12 @@ class Costing(Timed):
             if estimate >= CERTAIN * least * self._spare(space):
                 return
             if space.again:
+                slowest = UNEVEN_GAIN * CERTAIN * least
                 again = Recomputation(self.problems, self.options.recompute, self.limit)
-                each = again.of(each)
+                made = again.of_use(each, partial(_is_quicker, slowest, estimate))
+                if made is None:
+                    continue
+                each = made
                 excess = 0 if self.costs_all else again.excess_bytes(each)
                 if excess:
                     yield TooLarge(each, self.limit + excess)
@@ -192,6 +198,11 @@ class Costing(Timed):
         if candidate is not None and candidate.costs.step_time_s < self._cutoff * (1 - ROUNDING):
             self.best = candidate
             self._tell()
+
+
+def _is_quicker(than_s: float, estimate_s: float, kept: float) -> bool:
+    """Whether a strategy may be, that takes so long by estimate with all blocks recomputed, if a part of them is kept."""
+    return estimate_s * (1 - kept * (1 - 1 / RECOMPUTED)) < than_s
 
 
 def _recomputes(problems: LayoutProblems, options: PlanOptions) -> tuple[bool, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autosbp.costmodel.memory import memory_bytes
@@ -39,8 +39,14 @@ class Recomputation:
 
     def of(self, strategy: Strategy) -> Strategy:
         """The strategy with what is to be recomputed; where none fits, with every block."""
+        found = self.of_use(strategy, lambda _: True)
+        assert found is not None
+        return found
+
+    def of_use(self, strategy: Strategy, pays: Callable[[float], bool]) -> Strategy | None:
+        """As ``of``; None where it does not pay to keep the part of its blocks that it may keep at the most, by about."""
         found = self._recomputing(strategy, self.interval or 1, 0)
-        return found if self.interval else self._leaner(strategy, found)
+        return found if self.interval else self._leaner(strategy, found, pays)
 
     def excess_bytes(self, strategy: Strategy) -> int:
         """What the strategy that ``of`` gave last has above the limit; 0 where it has room, where smaller messages of gradients
@@ -52,12 +58,12 @@ class Recomputation:
         reduced = any(B in layout for layout in strategy.parameters.values())
         return 0 if excess <= (parts.get("gradients", 0) if reduced else 0) else excess
 
-    def _leaner(self, strategy: Strategy, every: Strategy) -> Strategy:
-        """With as few blocks as fit, given the strategy with every block."""
+    def _leaner(self, strategy: Strategy, every: Strategy, pays: Callable[[float], bool]) -> Strategy | None:
+        """With as few blocks as fit, given the strategy with every block; None where that does not pay."""
         least = self._bytes(every)
         parts = self._parts
         if least <= self.limit:
-            return self._fewest(strategy, every, least)
+            return self._fewest(strategy, every, least, pays)
         worth = least <= NEAR * self.limit
         for interval in INTERVALS:
             if not worth:
@@ -73,12 +79,16 @@ class Recomputation:
         self._parts = parts
         return every
 
-    def _fewest(self, strategy: Strategy, found: Strategy, taken: int) -> Strategy:
+    def _fewest(
+        self, strategy: Strategy, found: Strategy, taken: int, pays: Callable[[float], bool]
+    ) -> Strategy | None:
         """By the secant over the blocks of a chunk that are kept: memory grows with them, nearly evenly, and time falls. Where
-        the line leaves no room for another block, none is tried."""
+        the line leaves no room for another block, none is tried; where it does not pay to keep one more, none at all."""
         chunks = strategy.pipeline.num_chunks if strategy.pipeline else 1
         fits, exceeds = 0, -(-len(self.problems.blocks) // chunks)
         above = self._bytes(strategy)
+        if not pays(min((self.limit - taken) / max(above - taken, 1) + 1 / exceeds, 1.0)):
+            return None
         while exceeds - fits > 1:
             room = (self.limit - taken) / max(above - taken, 1) * (exceeds - fits)
             if room < ENOUGH and fits:

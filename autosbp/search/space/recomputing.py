@@ -14,7 +14,7 @@ from autosbp.plan import Strategy
 from autosbp.search._base import SearchResult
 from autosbp.search.space.apart import AT_ONCE
 from autosbp.search.space.candidate import Candidate
-from autosbp.search.space.costing import CERTAIN, INFINITE
+from autosbp.search.space.costing import CERTAIN, INFINITE, UNEVEN_GAIN
 from autosbp.search.space.space_solver import Kind
 from autosbp.search.space.stage_limited import StageLimited
 from autosbp.search.space.tally import Tally, nearer
@@ -33,8 +33,8 @@ SAME = 1e-9
 """Relative: seconds that differ by less are of the same layouts."""
 COSTED_AT_ONCE = 4
 """Spaces whose strategies are costed without what the others find: memory, which takes most of that, differs much in length."""
-UNEVEN, UNEVEN_GAIN = 2, 1.1
-"""Strategies whose stages are made to recompute what each has to, and how many times what the best takes they may take."""
+UNEVEN = 2
+"""Strategies whose stages are made to recompute what each has to."""
 
 
 @handed_over
