@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autosbp.errors import InputError
-from autosbp.jsonio import Fields, read_file
+from autosbp.jsonio import Fields, read_shipped
 
 MAX_DEVICES = 2**20
 _PRESETS = Path(__file__).parent / "data" / "clusters.yaml"
@@ -113,7 +113,7 @@ class Host:
 @cache
 def presets() -> dict[str, Any]:
     """The device and cluster data file, each entry with its cited source."""
-    data: dict[str, Any] = read_file(_PRESETS)
+    data: dict[str, Any] = read_shipped(_PRESETS)
     return data
 
 

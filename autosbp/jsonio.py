@@ -78,6 +78,11 @@ def loads_yaml(text: str, what: str = "document") -> Any:
         raise InputError(what, str(error), "valid YAML is expected") from None
 
 
+def read_shipped(path: Path) -> Any:
+    """Parse a YAML file of our own by libyaml, where that is there: ten times as quick, but the stack is its only limit."""
+    return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe loaders
+
+
 class _Loader(yaml.SafeLoader):
     """Merges (``<<``) grow with the product of what merges and what is merged: a file would fill the memory. Texts hold whole
     characters."""

@@ -108,6 +108,12 @@ class BoxingModel:
             local = local + copy_s * copies if copies else local
         return times[0], times[1], local
 
+    def gathered_copies_s(self, messages: NDArray[np.float64], moved: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Local seconds of all-gathers of these bytes and of the reduce-scatters back: of dims that are ``moved``, as they are
+        not the first, a copy each."""
+        copy_s = self.device.op_overhead_s + 2 * messages / self.copy_bytes_per_s
+        return np.where(moved, RELABEL_S + copy_s + copy_s, RELABEL_S)
+
     def kinds_times_s(
         self, kinds: Sequence[Step], messages: NDArray[np.float64], differentiable: bool, again: bool = False
     ) -> NDArray[np.float64]:

@@ -6,14 +6,18 @@ then reduce-scattered instead of all-reduced, and each rank keeps and steps only
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autosbp.graph.ir import LogicalGraph, Parameter
 from autosbp.plan import BoxingKey, Strategy
 from autosbp.sbp.boxing import Step, is_even, step_between
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import B, NdSbp, S
+from autosbp.sbp.placement import B, NdSbp, S, Sbp
 
 
 def store_split(graph: LogicalGraph, strategy: Strategy, gather: str = "step") -> Strategy:
@@ -69,3 +73,29 @@ def gathering(shape: tuple[int, ...], used: NdSbp, mesh: Mesh) -> Step | None:
             if step is not None and step.forward == "all_gather" and is_even(shape, stored, mesh):
                 return step
     return None
+
+
+def gathered_parts(
+    shape: tuple[int, ...], rows: NDArray[np.int64], states: Sequence[Sbp], mesh: Mesh
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """``gathering`` of many layouts in mesh order at once: into how many parts storage splits what ranks hold alike, 1 where it
+    does not or a layout is P, and the dim that it splits then, else -1.
+
+    Args:
+        rows: ``states[rows[i, axis]]`` is layout i on an axis.
+    """
+    sizes = np.array([axis.size for axis in mesh.axes], dtype=np.int64)
+    whole, partial = (np.array([sbp.kind == kind for sbp in states], dtype=bool)[rows] for kind in "BP")
+    dims = np.array([sbp.dim if sbp.is_split else -1 for sbp in states], dtype=np.int64)[rows]
+    parts = np.where(whole, sizes, 1).prod(axis=1)
+    split = [np.where(dims == dim, sizes, 1).prod(axis=1) for dim in range(len(shape))]
+    odd = np.array([size % by != 0 for size, by in zip(shape, split, strict=True)]).reshape(len(shape), len(rows))
+    open_ = whole.any(axis=1) & ~partial.any(axis=1) & (dims < len(shape)).all(axis=1)
+    axes, found = np.arange(mesh.ndim), np.full(len(rows), -1)
+    first = np.where(whole, axes, mesh.ndim).min(axis=1, initial=mesh.ndim)
+    for dim, size in enumerate(shape):
+        # What is gathered was split last: axes that stay split on this dim lie further out.
+        inside = np.where(dims == dim, axes, -1).max(axis=1, initial=-1) < first
+        even = (size % (split[dim] * parts) == 0) & ~np.delete(odd, dim, axis=0).any(axis=0)
+        found[open_ & inside & even & (found < 0)] = dim
+    return np.where(found >= 0, parts, 1).astype(np.float64), found

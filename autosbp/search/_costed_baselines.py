@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from types import TracebackType
 
 from autosbp.beside import Begun, begun
@@ -167,14 +166,27 @@ class Offered:
     def begin(self) -> None:
         """Search has a strategy: have the baselines costed by another process, or now, where there is no room for one, or it
         is not worth its start."""
-        if self._found is not None or self._begun is not None or not self.baselines.options.baselines:
-            return
-        costed = partial(self.baselines.all, self.began, needed=False)
-        if self.baselines.problems.pays_to_share:
-            self._begun = self._open.enter_context(begun(costed))
-        if self._begun is None or not self._begun.is_beside:
-            self._found = costed()
+        self.begin_early()
+        if self._found is None and self._begun is None and self.baselines.options.baselines:
+            self._found = self._costed()
             self.search.extend(self.leave, self.began)
+
+    def begin_early(self) -> None:
+        """Search may have a strategy soon: have the baselines costed by another process, where there is room for one that is
+        worth its start."""
+        known = self._found is not None or self._begun is not None or not self.baselines.options.baselines
+        if not known and self.baselines.problems.pays_to_share:
+            self._begun = self._open.enter_context(begun(self._costed))
+            if not self._begun.is_beside:
+                self.drop()
+
+    def drop(self) -> None:
+        """Search has none: it needs them before it goes on, so that both processes had better cost them."""
+        self._open.close()
+        self._begun = None
+
+    def _costed(self) -> list[Baseline]:
+        return self.baselines.all(self.began, needed=False)
 
     def all(self) -> list[Baseline]:
         """The baselines, once they are costed."""

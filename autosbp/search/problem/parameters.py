@@ -18,7 +18,7 @@ from autosbp.costmodel.offload import optimizer_s
 from autosbp.graph.ir import TensorMeta
 from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
-from autosbp.sbp.storage import gathering, split_dim
+from autosbp.sbp.storage import gathered_parts, split_dim
 from autosbp.search.problem.weights import AS_USED, CHEAPEST, FASTEST, USE, Weights
 
 Floats = NDArray[np.float64]
@@ -222,13 +222,10 @@ class ParameterCosts:
         if key in known:
             found: tuple[Floats, Floats] = known[key]
             return found
-        distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        parts, copied_s = np.ones(len(distinct)), np.zeros(len(distinct))
-        for at, row in enumerate(rows[first]):
-            layout = tuple(states[state] for state in row)
-            step = gathering(meta.sizes, layout, mesh) if P not in layout else None
-            if step is not None:
-                parts[at] = prod(axis.size for axis, sbp in zip(mesh.axes, layout, strict=True) if sbp == B)
-                copied_s[at] = self.boxing.step_cost(step, meta.num_bytes, True).local_s
+        _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        parts, dims = gathered_parts(meta.sizes, rows[first], states, mesh)
+        splits = np.array([sbp.is_split for sbp in states], dtype=bool)[rows[first]]
+        local = meta.num_bytes // np.where(splits, [axis.size for axis in mesh.axes], 1).prod(axis=1)
+        copied_s = np.where(dims >= 0, self.boxing.gathered_copies_s(local.astype(np.float64), dims > 0), 0.0)
         known[key] = parts[inverse], copied_s[inverse]
         return parts[inverse], copied_s[inverse]

@@ -30,6 +30,12 @@ ENOUGH_EVALUATIONS, USUAL_S = 40_000_000, 20.0
 class Offers(Protocol):
     """What a search may begin with besides, that takes a while to be known."""
 
+    def begin_early(self) -> None:
+        """It may be asked for: have another process find it out, where there is room for one."""
+
+    def drop(self) -> None:
+        """It is asked for now: whatever was begun, begin anew with both processes."""
+
     def begin(self) -> None:
         """It will be asked for: have another process find it out, where there is room for one."""
 
@@ -87,10 +93,13 @@ class Best(Walking):
         least = min((structure.view.ndim for structure in single), default=0)
         early = [structure for structure in single if structure.view.ndim == least or not kind.proves]
         rest = [structure for structure in single if structure not in early]
+        if offers is not None and self.best is None:
+            offers.begin_early()
         opened = self._opened(early, kind, tally)
         if offers is not None and self.best is not None:
             offers.begin()
         elif offers is not None:
+            offers.drop()
             self._keep(offers.best())
         if kind.relaxes and kind.proves:
             self.recompute_unevenly(tally)
