@@ -130,8 +130,12 @@ class Walking(Opening):
         Raises ``InfeasibleError``, for uneven splits, too."""
         if kind.proves or len(kind.storages) > 1:
             return
+        space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
         again = self.recomputes[-1]
-        least = self.problems.least_memory(Space(walk.structure, walk.sizes[at], kind.storages[0], again))
+        # Of the problem that is built anyway first.
+        if space.again != again and self.problems.least_memory(space) <= self.limit:
+            return
+        least = self.problems.least_memory(replace(space, again=again))
         for size in reversed(walk.sizes[at + 1 :] if least > self.limit else ()):
             try:
                 least = self.problems.least_memory(Space(walk.structure, size, kind.storages[0], again))
