@@ -96,6 +96,8 @@ class Best(Walking):
         if offers is not None and self.best is None:
             offers.begin_early()
         opened = self._opened(early, kind, tally)
+        if offers is not None and self.best is None:
+            self._open_roomily(opened, kind, tally)
         if offers is not None and self.best is not None:
             offers.begin()
         elif offers is not None:

@@ -20,6 +20,9 @@ from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Space, Structure
 
+NEARLY = 1.05
+"""Times the bound of a structure: what takes no longer is a good strategy to begin with."""
+
 handed_over(Optimum)
 
 
@@ -126,6 +129,17 @@ class Opening(Recomputing):
         candidate = self._fitting(space, self._costed(space, [(0.0, optimum.strategy)]))
         self._keep(candidate)
         return candidate is not None
+
+    def _open_roomily(self, opened: Sequence[Opened], kind: Kind, tally: Tally) -> None:
+        """Where no optimum fits at the largest microbatch that can: keep those that do at the largest that leaves room to
+        choose, if they are nearly as quick."""
+        for each in opened:
+            with suppress(InfeasibleError):
+                at = self._first(each.structure, kind, self.limit // 2)
+                space = self._space(each.structure, self.micro_batches(1)[at], kind.storages[0])
+                _, optimum = self._relaxed(space, kind, tally)
+                if optimum is not None and optimum.cost_s <= NEARLY * each.bound:
+                    self._keep(self._fitting(space, self._costed(space, [(0.0, optimum.strategy)])))
 
     def _largest(self, structure: Structure, kind: Kind, tally: Tally) -> float:
         """A bound on a structure: its largest microbatch that splits evenly, without the memory limit; of repeated blocks
