@@ -8,7 +8,8 @@ import pytest
 
 from autosbp import jsonio
 from autosbp.errors import InputError
-from autosbp.jsonio import Fields, loads, loads_yaml, read_file
+from autosbp.hardware import _PRESETS
+from autosbp.jsonio import Fields, loads, loads_yaml, read_file, read_shipped
 
 
 def merged_again(levels: int) -> str:
@@ -92,3 +93,8 @@ def test_yaml_texts_hold_whole_characters() -> None:
     assert loads_yaml('"\\u00e9"') == "é"
     with pytest.raises(InputError, match="valid YAML"):
         loads_yaml('"\\ud800"')
+
+
+def test_a_file_of_our_own_is_read_as_any_other() -> None:
+    found = read_shipped(_PRESETS)
+    assert found["clusters"] and found == read_file(_PRESETS)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from autosbp.api import PlanOptions, load_cluster, predict_costs
+from autosbp.api import PlanOptions, load_cluster, make_plan, predict_costs
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
-from autosbp.sbp.mesh import Mesh
+from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem
 from autosbp.search._base import Edge
 from autosbp.search.problem.pinned import Pins
 from autosbp.search.problem.weights import FASTEST, STEP, USE
 from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.opening import Opening
 from autosbp.search.space.space_solver import Kind, SpaceSolver
 from autosbp.search.stages.layouts import LayoutProblems, Space, Structure
 from tests.search.plans import graph_of, planned
@@ -55,6 +58,39 @@ def test_the_optimum_is_left_by_any_cutoff_above_it(model: str, cluster: str, st
         sizes.append(values(cut))
     assert sizes[1] < sizes[0], "next to the optimum some layouts are too slow by themselves"
     assert sizes[1:] == sorted(sizes[1:])
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("storage", [FASTEST, "as_used"])
+def test_whole_blocks_take_no_less_than_is_known_without_edges(stages: int, storage: str) -> None:
+    problems, _ = problems_of("bert-large", "dgx-a100-40g:1")
+    view = load_cluster(f"local:{8 // stages}").mesh()
+    view = Mesh((Axis("g", view.size, 0),), (view.size,))
+    space = Space(Structure(stages, view), 64 // stages, storage)
+    layouts = problems.build(space, None)
+    whole = problems.whole_blocks(layouts, lambda problem: SEARCHERS["exact"](problem, SearchOptions()).lower_bound_s)
+    assert 0 < problems.least_blocks_s(space) <= whole * (1 + 1e-9)
+    assert stages == 1 or problems.least_blocks_s(space) > problems.least_s(space), "the head is on one stage"
+    without, mesh = problems_of("mlp-small", "local:2x2")
+    assert without.least_blocks_s(Space(Structure(1, mesh), 32, FASTEST)) == float("-inf")
+
+
+@pytest.mark.parametrize(("model", "batch"), [("bert-large", 256), ("gpt2-1.5b", 128)])
+def test_baselines_are_those_of_all_grids_looked_into(model: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autosbp.beside._has_room", lambda: False)
+    options, reach = PlanOptions(global_batch=batch, baselines=("megatron",)), Opening._is_out_of_reach
+    told: list[bool] = []
+
+    def baselines(is_out_of_reach: Callable[..., bool]) -> object:
+        monkeypatch.setattr(Opening, "_is_out_of_reach", is_out_of_reach)
+        return make_plan(graph_of(model), load_cluster("dgx-a100-80g:1"), None, options).document["baselines"]
+
+    def telling(*given: Any) -> bool:
+        told.append(reach(*given))
+        return told[-1]
+
+    assert baselines(telling) == baselines(lambda *_: False)
+    assert any(told)
 
 
 @pytest.mark.parametrize("model", ["mlp-small", "wide-deep-small"])

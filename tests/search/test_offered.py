@@ -78,6 +78,28 @@ def test_who_ends_the_search_waits_for_no_baselines(monkeypatch: pytest.MonkeyPa
 
 
 @two_cores
+def test_what_was_begun_early_is_begun_anew_once_it_is_needed_at_once() -> None:
+    of = planner()
+    with offered(of) as found:
+        found.begin_early()
+        assert _children()
+        found.drop()
+        assert not _children()
+        assert found.all() == here()
+
+
+@two_cores
+def test_what_was_begun_early_is_not_begun_twice() -> None:
+    of = planner()
+    with offered(of) as found:
+        found.begin_early()
+        before = _children()
+        found.begin()
+        assert before and _children() == before
+        assert found.all() == here()
+
+
+@two_cores
 def test_who_does_not_ask_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Baselines, "all", lambda *_, **__: time.sleep(60))
     with offered(planner()) as found:

@@ -79,6 +79,28 @@ def test_as_few_blocks_are_recomputed_as_fit(free: Plan) -> None:
         assert len(found.recompute) == len(blocks) - kept
 
 
+def test_a_strategy_is_told_of_no_fewer_blocks_than_it_may_keep(free: Plan) -> None:
+    graph = graph_of("gpt2-demo")
+    bound = graph.bind(**dict.fromkeys(graph.symbols, free.strategy.micro_batch))
+    problems, blocks = problems_of(), recomputable_blocks(bound)
+    most = Recomputation(problems, 1, 0)
+    for share in (0.0, 0.3, 0.6, 0.9):
+        least, whole = (most._bytes(each) for each in (most.of(free.strategy), free.strategy))
+        limit, told = round(least + share * (whole - least)), list[float]()
+
+        def pays(part: float, told: list[float] = told) -> bool:
+            told.append(part)
+            return True
+
+        again = Recomputation(problems, None, limit)
+        found = again.of_use(free.strategy, pays)
+        assert found is not None and found == again.of(free.strategy)
+        assert len(told) == 1 and 1 >= told[0] >= 1 - len(found.recompute) / len(blocks)
+        assert again.of_use(free.strategy, lambda _: False) is None
+    # Where nothing fits there is nothing to tell.
+    assert Recomputation(problems, None, 1).of_use(free.strategy, lambda _: False) is not None
+
+
 def test_a_plan_that_needs_it_names_what_forbids_it() -> None:
     limit = 21_000_000
     with pytest.raises(InfeasibleError) as error:

@@ -216,7 +216,8 @@ class LayoutProblems:
         return self._builder(space).least_s(space.structure.allowed, self.copies(analysis.clusters))
 
     def least_blocks_s(self, space: Space) -> float:
-        """What ``whole_blocks`` does not go below, known without any edge; -inf where nothing is folded. Raises as ``least_s``."""
+        """What ``whole_blocks`` does not go below, known without any edge; -inf where nothing is folded. Raises as
+        ``least_s``."""
         if self.folding is None:
             return -math.inf
         _, analysis = self._parts.smaller(space.micro_batch, space.again)
