@@ -41,7 +41,7 @@ def made(rng: np.random.Generator, stages: int) -> Places:
 
 
 def slowest_s(places: Places, cuts: Sequence[int], stages: int) -> float:
-    """Of chunks that begin at these places, messages included; infinite where a stage has no room, or an op that is another's."""
+    """Of chunks that begin at these places, messages included; infinite where a stage has no room, or another one's op."""
     ends, sent = [0, *(at + 1 for at in cuts), len(places.program)], PER_BYTE * places.crossing
     found = 0.0
     for chunk, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
