@@ -338,10 +338,11 @@ class _Pipelined:
         return sent
 
     def _optimizer_s(self, stage: int) -> float:
-        stored = set(self.stages.parameters_of(stage))
-        leaves = [leaf for leaf in self.graph.trained if leaf.name in stored]
         mesh, strategy = self.strategy.mesh, self.strategy
-        sizes = [leaf.meta.num_bytes / split_factor(strategy.parameters[leaf.name], mesh) for leaf in leaves]
+        sizes = [
+            leaf.meta.num_bytes / split_factor(strategy.parameters[leaf.name], mesh)
+            for leaf in self.stages.trained_of(stage)
+        ]
         boxing, compute = self.models[stage]
         cluster = boxing.network.cluster
         seconds = optimizer_s(compute, cluster, strategy.optimizer, np.array(sizes), offload=strategy.offload)

@@ -15,7 +15,7 @@ from autosbp.costmodel.collectives import Collective, StepCollectives
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, Pass, stage_passes
 from autosbp.errors import InputError
 from autosbp.graph.chunks import ChunkGraph, cut_graph
-from autosbp.graph.ir import LogicalGraph, Ref
+from autosbp.graph.ir import LogicalGraph, Parameter, Ref
 from autosbp.pipeline import ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
 from autosbp.sbp.batching import batched
@@ -131,8 +131,28 @@ class Stages:
 
     def parameters_of(self, stage: int) -> tuple[str, ...]:
         """What a stage stores, in the graph's order."""
-        kept = {leaf.name for chunk in self.of(stage) for leaf in chunk.graph.parameters}
-        return tuple(leaf.name for leaf in self.graph.parameters if leaf.name in kept)
+        return tuple(leaf.name for leaf in self._stored[stage])
+
+    def trained_of(self, stage: int) -> tuple[Parameter, ...]:
+        """Of what a stage stores that which is trained, in the graph's order."""
+        return tuple(leaf for leaf in self._stored[stage] if leaf.name in self._trained)
+
+    @cached_property
+    def _trained(self) -> frozenset[str]:
+        return frozenset(leaf.name for leaf in self.graph.trained)
+
+    @cached_property
+    def _stored(self) -> tuple[tuple[Parameter, ...], ...]:
+        """What each stage stores, all in one go: a model may have as many parameters as it likes, and as many stages."""
+        keepers: dict[str, set[int]] = {}
+        for chunk in self.chunks:
+            for leaf in chunk.graph.parameters:
+                keepers.setdefault(leaf.name, set()).add(self.pipeline.stage_of(chunk.index))
+        found: list[list[Parameter]] = [[] for _ in range(self.pipeline.num_stages)]
+        for leaf in self.graph.parameters:
+            for stage in keepers.get(leaf.name, ()):
+                found[stage].append(leaf)
+        return tuple(map(tuple, found))
 
     def boundary(self, chunk: int) -> list[tuple[Ref, int, bool]]:
         """What chunk ``chunk`` sends on: each value, one rank's bytes of it, and whether a gradient comes back."""

@@ -60,8 +60,7 @@ def stage_memory(
     needs = {chunk.index: _needs(stages, chunk, device, known) for chunk in stages.of(stage)}
     order = stage_order(stages.pipeline, stage, strategy.num_micro)
     total = _fullest(order, needs, strategy.num_micro - 1, _registers(stages, stage))
-    stored = set(stages.parameters_of(stage))
-    total["optimizer"] = optimizer_bytes((leaf for leaf in stages.graph.trained if leaf.name in stored), strategy)
+    total["optimizer"] = optimizer_bytes(stages.trained_of(stage), strategy)
     return {name: total[name] for name in PURPOSES if total[name] or name != "gathered"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,11 +68,11 @@ class Sends:
         """What one stage waits in a step of so many microbatches at the least, and at the most, by the bytes of the smallest
         messages; for the first one on its way here, too, where messages go beside passes."""
         fewest, most = counts
-        ahead_s, back_s = self._smallest_s(stage)
+        ahead_s, back_s = self._smallest_s[stage]
         often = own_waits(shape, self.structure.stages, fewest)[stage] / fewest
         ahead = often * (shape.virtual - (stage == self.structure.stages - 1)) * ahead_s
         back = often * (shape.virtual - (stage == 0)) * back_s
-        way = sum(self._smallest_s(before)[0] for before in range(stage)) / most if shape.schedule in IN_TURN else 0.0
+        way = self._way_s[stage] / most if shape.schedule in IN_TURN else 0.0
         return float(ahead + back + way)
 
     def busiest_s(self, shape: Shape) -> float:
@@ -79,13 +80,20 @@ class Sends:
         if shape.schedule not in IN_TURN:
             return 0.0
         last = self.structure.stages - 1
-        each = [self._smallest_s(stage) for stage in range(last + 1)]
-        return max((stage < last) * ahead_s + (stage > 0) * back_s for stage, (ahead_s, back_s) in enumerate(each))
+        each = enumerate(self._smallest_s)
+        return max((stage < last) * ahead_s + (stage > 0) * back_s for stage, (ahead_s, back_s) in each)
 
-    def _smallest_s(self, stage: int) -> tuple[float, float]:
-        """The smallest messages of a stage, of all of a step's samples, forward and back."""
+    @cached_property
+    def _smallest_s(self) -> list[tuple[float, float]]:
+        """The smallest messages of each stage, of all of a step's samples, forward and back."""
         (ahead, back), slopes, batch = self._places, self._lines[1], self.problems.global_batch
-        return float(batch * ahead[0] * slopes[stage]), float(batch * back[0] * slopes[stage - 1])
+        found = batch * ahead[0] * slopes, batch * back[0] * np.roll(slopes, 1)
+        return list(zip(*(each.tolist() for each in found), strict=True))
+
+    @cached_property
+    def _way_s(self) -> list[float]:
+        """The forward ones of all stages before each."""
+        return list(accumulate((ahead_s for ahead_s, _ in self._smallest_s[:-1]), initial=0.0))
 
     @cached_property
     def _lines(self) -> tuple[Floats, Floats]:
