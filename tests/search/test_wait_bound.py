@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,9 @@ from autosbp.search.bounds.block_room import BlockRoom
 from autosbp.search.bounds.wait_bound import WaitBounds
 from autosbp.search.planner import Planner
 from autosbp.search.problem.weights import FASTEST
-from autosbp.search.space.stage_limited import StageLimited
+from autosbp.search.space.costing import INFINITE
+from autosbp.search.space.space_solver import Kind
+from autosbp.search.space.stage_limited import NEAR, Left, StageLimited
 from autosbp.search.stages.layouts import Structure
 from autosbp.search.stages.pipelines import shapes
 from tests.search.plans import graph_of
@@ -77,7 +80,7 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
         waited = problems.waits(stages, count)
         first = (work_s - waited / (count + waited) * model_of.once_s) / stages
         step_s = max(found.ends())
-        (least_s,) = waits.raised([first], [first], 10 * step_s, never)
+        least_s = waits.raised(0, first, first, 10 * step_s)
         assert work_s / stages * (1 - 1e-6) <= least_s <= step_s * (1 + 1e-9), (pipeline, count)
         nearest.append(least_s / step_s)
         raised.append(least_s / first)
@@ -103,7 +106,7 @@ def test_waits_prove_what_work_alone_does_not(monkeypatch: pytest.MonkeyPatch, m
     assert proved["step_time_s"] == without["step_time_s"]
 
 
-def test_bounds_that_are_at_the_level_stay_and_time_ends_the_rest() -> None:
+def test_bounds_that_are_at_the_level_stay() -> None:
     graph, cluster = graph_of("vgg13"), load_cluster("dgx-a100-40g:1")
     problems = Planner(graph, cluster, None, PlanOptions(global_batch=64), None).problems
     structure = next(
@@ -112,13 +115,48 @@ def test_bounds_that_are_at_the_level_stay_and_time_ends_the_rest() -> None:
         if each.stages == 2
     )
     waits = WaitBounds(problems, structure, [32, 16, 8], FASTEST, RUNNABLE)
-    raised = waits.raised([1e-4, 2e-4, 3.0], [0.0] * 3, 2.0, never)
+    raised = [waits.raised(at, searched_s, 0.0, 2.0) for at, searched_s in enumerate((1e-4, 2e-4, 3.0))]
     assert 1e-4 < raised[0] < 2.0 and 2e-4 < raised[1] < 2.0 and raised[2] == 3.0
-    assert waits.raised([1e-4, 2e-4, 3.0], [0.0] * 3, 2.0, lambda: True) == [1e-4, 2e-4, 3.0]
+    assert waits.raised(0, 1e-4, 0.0, raised[0] / 2) == raised[0] / 2
     # More microbatches wait less, smaller parts of a stage do, too.
-    few = WaitBounds(problems, structure, [32], FASTEST, ("1f1b",)).raised([1e-2], [0.0], 9.0, never)[0]
-    many = WaitBounds(problems, structure, [8], FASTEST, ("1f1b",)).raised([1e-2], [0.0], 9.0, never)[0]
+    few = WaitBounds(problems, structure, [32], FASTEST, ("1f1b",)).raised(0, 1e-2, 0.0, 9.0)
+    many = WaitBounds(problems, structure, [8], FASTEST, ("1f1b",)).raised(0, 1e-2, 0.0, 9.0)
     assert few > many > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch", "limit"),
+    [
+        ("moe-small", "local:2x4", 64, None),
+        ("gpt2-demo", "local:2x4", 32, 40_000_000),
+        ("resnet50", "dgx-a100-40g:1", 64, None),
+    ],
+)
+def test_the_least_bound_is_that_of_all_raised_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, model: str, cluster: str, batch: int, limit: int | None
+) -> None:
+    least_raised, seen = StageLimited._least_raised, list[tuple[float, float]]()
+
+    def one_by_one(search: StageLimited, left: Left, kind: Kind, level: float) -> float:
+        bounds = list(search._raised(left, kind, level, never))
+        if search.problems.folding is None or NEAR * level <= min(bounds):
+            for at, bound in enumerate(bounds):
+                alone = [INFINITE] * len(bounds)
+                alone[at] = bound
+                bounds[at] = min(search._waited(replace(left, bounds=alone), kind, level, never))
+        return min(bounds)
+
+    def told(search: StageLimited, kind: Kind, level: float, overdue: Callable[[], bool]) -> float:
+        expected = min([level, *(one_by_one(search, left, kind, level) for left in search.left)])
+        seen.append((least_raised(search, kind, level, never), expected))
+        return seen[-1][0]
+
+    monkeypatch.setattr(StageLimited, "_least_raised", told)
+    options = PlanOptions(global_batch=batch, memory_limit_bytes=limit, baselines=())
+    make_plan(graph_of(model), load_cluster(cluster), None, options)
+    assert seen
+    for found, expected in seen:
+        assert found == pytest.approx(expected, rel=3e-4)  # bisections of block_room
 
 
 def test_lines_are_below_messages() -> None:

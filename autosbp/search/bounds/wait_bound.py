@@ -9,7 +9,7 @@ No stage has more of a microbatch than T / m seconds, so that some stages cannot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -81,20 +81,18 @@ class WaitBounds:
         self._sends = Sends(problems, structure, sizes[0])
         self._models: dict[int, _Model | None] = {}
 
-    def raised(
-        self, searched: Sequence[float], worked: Sequence[float], level: float, out_of_time: Callable[[], bool]
-    ) -> list[float]:
-        """Bounds of work that is dealt out evenly, with waits and messages, up to a level. Those that were ``searched`` have of
-        what happens once the part of a step that no stage waits (``SpaceSolver._working``), those that are ``worked`` all."""
-        found, stages = [*map(max, searched, worked)], self.structure.stages
-        for at, size in enumerate(self.sizes):
-            if found[at] < level and not out_of_time() and (model := self._model(size)) is not None:
-                count = self.problems.global_batch // size
-                waits = self.problems.waits(stages, count)
-                once_s = waits / (count + waits) * model.once_s
-                work_s = max(stages * searched[at] + once_s, stages * worked[at])
-                found[at] = max(found[at], self._least(model, size, work_s, level))
-        return found
+    def raised(self, at: int, searched_s: float, worked_s: float, level: float) -> float:
+        """A bound of work that is dealt out evenly, of microbatches of one size, with waits and messages, up to a level. What was ``searched`` has of what happens once the part of a step that no stage waits (``SpaceSolver._working``), what
+        is ``worked`` all."""
+        size, stages, known_s = self.sizes[at], self.structure.stages, max(searched_s, worked_s)
+        model = self._model(size) if known_s < level else None
+        if model is None:
+            return known_s
+        count = self.problems.global_batch // size
+        waits = self.problems.waits(stages, count)
+        once_s = waits / (count + waits) * model.once_s
+        work_s = max(stages * searched_s + once_s, stages * worked_s)
+        return max(known_s, self._least(model, size, work_s, level))
 
     def _least(self, model: _Model, size: int, work_s: float, level: float) -> float:
         """The least step of microbatches of a size, not above ``level``; ``work_s`` is what all stages work, at the least."""

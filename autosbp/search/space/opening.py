@@ -165,7 +165,10 @@ class Opening(Recomputing):
         return max(self.problems.least_s(space), self.problems.least_blocks_s(space)) * self._working(space)
 
     def _is_out_of_reach(self, structure: Structure, kind: Kind) -> bool:
-        """Whether the floor of the largest microbatch that splits evenly is no better than the best known."""
+        """Whether the floor of the largest microbatch that splits evenly is no better than the best known. It may be above smaller
+        ones where ops were timed."""
+        if self.problems.compute.measured:
+            return False
         sizes = self.micro_batches(structure.stages)
         for size in sizes[:-1] or sizes:
             with suppress(InfeasibleError):

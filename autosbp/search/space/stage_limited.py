@@ -18,7 +18,8 @@ from autosbp.search.space.tally import Tally
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Structure
 
-Raised = Callable[["Left", Kind, float, Callable[[], bool]], list[float]]
+FIRST = 2
+"""Structures whose bounds are raised before those of the others."""
 SHARE, NEAR = 0.25, 0.95
 """Of the time limit, what bounds may take once nothing more is searched; and of the best step the part from which on the waits
 of repeated blocks are looked at, too: they are not much."""
@@ -91,23 +92,33 @@ class StageLimited(SpaceSolver):
 
     def settle(self, kind: Kind, tally: Tally) -> None:
         """The least bound of what was kept open, raised by those of stages, and by waits, as far as time allows."""
+        if not self.left:
+            return
         level = self._cutoff
-        left = sorted(self.left, key=lambda left: min(left.bounds, default=INFINITE))
         if kind.relaxes and kind.proves and not self.problems.network.cluster.groups:
             deadline = min(max(self.deadline, time.monotonic() + SHARE * self.options.time_limit_s), self.end)
-            left = self._shared(self._raised, left, kind, level, deadline)
-            if NEAR * level <= min((min(each.bounds) for each in left), default=level) or self.problems.folding is None:
-                left = self._shared(self._waited, left, kind, level, deadline)
-        if left:
-            tally.bounds.append(min(level, *(bound for each in left for bound in each.bounds)))
+            tally.bounds.append(self._least_raised(kind, level, lambda: time.monotonic() >= deadline))
+        else:
+            tally.bounds.append(min([level, *(min(left.bounds) for left in self.left if left.bounds)]))
 
-    def _shared(self, raised: Raised, left: Sequence[Left], kind: Kind, level: float, deadline: float) -> list[Left]:
-        """Bounds raised up to a level, of one structure apart from another: which process does which makes no difference."""
-        waiting = [each for each in left if min(each.bounds) < level]
-        tasks = [partial(raised, each, kind, level, lambda: time.monotonic() >= deadline) for each in waiting]
-        found = self._spread(tasks)
-        done = [each for each in left if min(each.bounds) >= level]
-        return [*done, *(replace(each, bounds=bounds) for each, bounds in zip(waiting, found, strict=True))]
+    def _least_raised(self, kind: Kind, level: float, overdue: Callable[[], bool]) -> float:
+        """Not above a level. What few stages wait is least: their bounds are how far those of more stages need to be raised."""
+        waiting = [left for left in self.left if min(left.bounds, default=INFINITE) < level]
+        waiting.sort(key=lambda left: (left.structure.stages, min(left.bounds)))
+        least = level
+        for some in (waiting[:FIRST], sorted(waiting[FIRST:], key=lambda left: min(left.bounds))):
+            lower = [left for left in some if min(left.bounds) < least]
+            # One structure apart from another: which process does which makes no difference.
+            found = self._spread([partial(self._least_of, left, kind, least, overdue) for left in lower])
+            least = min([least, *found])
+        return least
+
+    def _least_of(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> float:
+        """The least of a structure's bounds, raised up to a level."""
+        bounds = self._raised(left, kind, level, overdue)
+        if self.problems.folding is None or NEAR * self._cutoff <= min(bounds):
+            bounds = self._waited(replace(left, bounds=bounds), kind, level, overdue)
+        return min(bounds)
 
     def _raised(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
         """Those of stages, where these are higher. What one structure teaches of prices is kept from the others."""
@@ -120,19 +131,21 @@ class StageLimited(SpaceSolver):
         ]
 
     def _waited(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
-        """With waits. Of repeated blocks, work that is dealt out evenly is looked at anew."""
+        """With waits, as far as tells the least of them. Of repeated blocks, work dealt out evenly is looked at anew."""
+        bounds = list(left.bounds)
         if left.structure.stages == 1 or kind.pinned:
-            return left.bounds
+            return bounds
         sizes = self.micro_batches(left.structure.stages)
-        # What all stages work is bounded twice; bounds of repeated blocks have waits in them.
-        searched, worked = left.searched, left.bounds
-        if self.problems.folding is not None:
-            searched = worked = [
-                bound if bound >= level or overdue() else self._evenly_s(left.structure, size, kind)
-                for size, bound in zip(sizes, left.bounds, strict=True)
-            ]
         waits = WaitBounds(self.problems, left.structure, sizes, kind.storages[0], self.options.schedules)
-        return [*map(max, left.bounds, waits.raised(searched, worked, level, overdue))]
+        for at in sorted(range(len(bounds)), key=bounds.__getitem__):
+            if bounds[at] < level and not overdue():
+                # What all stages work is bounded twice; bounds of repeated blocks have waits in them.
+                searched_s, worked_s = left.searched[at], left.bounds[at]
+                if self.problems.folding is not None:
+                    searched_s = worked_s = self._evenly_s(left.structure, sizes[at], kind)
+                bounds[at] = max(bounds[at], waits.raised(at, searched_s, worked_s, level))
+            level = min(level, bounds[at])
+        return bounds
 
     def _evenly_s(self, structure: Structure, size: int, kind: Kind) -> float:
         """A bound of work that is dealt out evenly."""
