@@ -82,8 +82,12 @@ class WaitBounds:
         self._models: dict[int, _Model | None] = {}
 
     def raised(self, at: int, searched_s: float, worked_s: float, level: float) -> float:
-        """A bound of work that is dealt out evenly, of microbatches of one size, with waits and messages, up to a level. What was ``searched`` has of what happens once the part of a step that no stage waits (``SpaceSolver._working``), what
-        is ``worked`` all."""
+        """A bound of work that is dealt out evenly, of microbatches of one size, with waits and messages, up to a level.
+
+        Args:
+            searched_s: a bound that has of what happens once the part of a step that no stage waits (``SpaceSolver._working``).
+            worked_s: one that has all of it.
+        """
         size, stages, known_s = self.sizes[at], self.structure.stages, max(searched_s, worked_s)
         model = self._model(size) if known_s < level else None
         if model is None:

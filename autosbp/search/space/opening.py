@@ -165,8 +165,8 @@ class Opening(Recomputing):
         return max(self.problems.least_s(space), self.problems.least_blocks_s(space)) * self._working(space)
 
     def _is_out_of_reach(self, structure: Structure, kind: Kind) -> bool:
-        """Whether the floor of the largest microbatch that splits evenly is no better than the best known. It may be above smaller
-        ones where ops were timed."""
+        """Whether the floor of the largest microbatch that splits evenly is no better than the best known: not told where ops
+        were timed, as it may be above those of smaller ones."""
         if self.problems.compute.measured:
             return False
         sizes = self.micro_batches(structure.stages)
