@@ -15,7 +15,7 @@ from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
 from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.recomputing import Recomputing
-from autosbp.search.space.space_solver import Kind, Optimum
+from autosbp.search.space.space_solver import Free, Kind, Optimum
 from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Space, Structure
@@ -24,6 +24,7 @@ NEARLY = 1.05
 """Times the bound of a structure: what takes no longer is a good strategy to begin with."""
 
 handed_over(Optimum)
+handed_over(Free)
 
 
 @handed_over
@@ -31,13 +32,14 @@ handed_over(Optimum)
 class Look:
     """A ``bound`` on a structure, infinite where nothing is in it, minus infinite where time was over; the largest microbatch
     that can fit, by its index, None where none can without recomputation; the optimum there, if it may be better than the best
-    known; why nothing fits; and what searches add up to."""
+    known, and what it takes, whether it may fit or not; why nothing fits; and what searches add up to."""
 
     bound: float
     first: int | None
     optimum: Optimum | None
     failure: InfeasibleError | None
     tally: Tally
+    free: Free | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,9 @@ class Opening(Recomputing):
             if look.failure is not None:
                 self.problem = nearer(self.problem, look.failure)
             self._raise_floor(structure, look.bound)
+            if look.free is not None and look.first is not None:
+                size = self.micro_batches(structure.stages)[look.first]
+                self._free[self._space(structure, size, kind.storages[0]).key] = look.free
             fits = self._optimum_fits(structure, look, kind)
             if fits or INFINITE > look.bound >= self._cutoff:
                 tally.bounds.append(look.bound)
@@ -113,8 +118,8 @@ class Opening(Recomputing):
         try:
             first = self._first(structure, kind)
             space = self._space(structure, self.micro_batches(structure.stages)[first], kind.storages[0])
-            bound, optimum = self._relaxed(space, kind, tally)
-            return Look(bound, first, optimum, None, tally)
+            bound, free, optimum = self._relaxed(space, kind, tally)
+            return Look(bound, first, optimum, None, tally, free)
         except InfeasibleError as error:
             if error.constraint != "memory_limit_bytes" or len(self.recomputes) == 1:
                 raise
@@ -137,7 +142,7 @@ class Opening(Recomputing):
             with suppress(InfeasibleError):
                 at = self._first(each.structure, kind, self.limit // 2)
                 space = self._space(each.structure, self.micro_batches(1)[at], kind.storages[0])
-                _, optimum = self._relaxed(space, kind, tally)
+                *_, optimum = self._relaxed(space, kind, tally)
                 if optimum is not None and optimum.cost_s <= NEARLY * each.bound:
                     self._keep(self._fitting(space, self._costed(space, [(0.0, optimum.strategy)])))
 

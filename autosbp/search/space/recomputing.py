@@ -240,7 +240,7 @@ class Recomputing(StageLimited):
             # Without recomputation first: where all fits, problems with it are not built.
             if all(self.problems.least_memory(each) > self.limit for each in (plain, space)):
                 continue
-            free = self._solve(self.problems.build(plain, None), kind, tally, INFINITE)
+            free = self._free.get(plain.key) or self._solve(self.problems.build(plain, None), kind, tally, INFINITE)
             if free.memory_bytes <= self.limit and not self._exceeds(structure, [size]):
                 return [] if self._exceeds(structure, self.micro_batches(structure.stages)) else None
             excess = free.memory_bytes - self.limit

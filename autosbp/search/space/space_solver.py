@@ -64,11 +64,20 @@ class Optimum:
     strategy: Strategy
 
 
+@dataclass(frozen=True)
+class Free:
+    """What the quickest layouts of a space take without the memory limit, where that is less than the best known."""
+
+    cost_s: float
+    memory_bytes: int
+
+
 class SpaceSolver(Apart):
     """Solves spaces, and makes strategies of what it finds. ``_relaxations`` are bounds of problems of spaces, and the prices
-    of memory that give them."""
+    of memory that give them; ``_free`` is of spaces that were solved without its limit."""
 
     _relaxations: dict[SpaceKey, tuple[float, float]]
+    _free: dict[SpaceKey, Free]
 
     def micro_batches(self, stages: int) -> list[int]:
         """Microbatch sizes to try, largest first."""
@@ -162,14 +171,16 @@ class SpaceSolver(Apart):
         except InfeasibleError:
             return False
 
-    def _relaxed(self, space: Space, kind: Kind, tally: Tally) -> tuple[float, Optimum | None]:
-        """A bound on the space of one set of devices, and its optimum, where that may fit and be better than the best known."""
+    def _relaxed(self, space: Space, kind: Kind, tally: Tally) -> tuple[float, Free | None, Optimum | None]:
+        """A bound on the space of one set of devices; what its optimum takes, where that is less than the best known; and
+        itself, where it may fit then."""
         layouts = self._built(space, kind)
         result = self._solve(layouts, kind, tally, INFINITE)
         bound_s = min(result.lower_bound_s, self._cutoff)  # of what was left out
-        if result.memory_bytes > self.limit or (result.cost_s >= self._cutoff and not kind.pinned):
-            return bound_s, None
-        return bound_s, Optimum(result.cost_s, self.problems.strategy(layouts, result.assignment))
+        free = Free(result.cost_s, result.memory_bytes) if result.cost_s < self._cutoff else None
+        if result.memory_bytes > self.limit or (free is None and not kind.pinned):
+            return bound_s, free, None
+        return bound_s, free, Optimum(result.cost_s, self.problems.strategy(layouts, result.assignment))
 
     def _built(self, space: Space, kind: Kind, limit: int | None = None) -> Layouts:
         """The problem of a space, less layouts that no strategy has that is better than the best known."""

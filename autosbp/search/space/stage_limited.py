@@ -45,7 +45,7 @@ class StageLimited(SpaceSolver):
 
     def begin(self) -> None:
         """Forget what is known of other structures."""
-        self.left, self._stage_bounds, self._hints, self._relaxations = [], {}, {}, {}
+        self.left, self._stage_bounds, self._hints, self._relaxations, self._free = [], {}, {}, {}, {}
 
     def keep_open(self, structure: Structure, bounds: float | Sequence[float], *, tight: bool = True) -> None:
         """Leave it to ``settle`` to say more than these bounds, one for all or one a size."""
