@@ -80,7 +80,8 @@ def loads_yaml(text: str, what: str = "document") -> Any:
 
 def read_shipped(path: Path) -> Any:
     """Parse a YAML file of our own by libyaml, where that is there: ten times as quick, but the stack is its only limit."""
-    return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe loaders
+    text = path.read_text(encoding="utf-8")
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe loaders
 
 
 class _Loader(yaml.SafeLoader):

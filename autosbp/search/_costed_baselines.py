@@ -1,7 +1,7 @@
 """A plan's baselines, one after the other: costed beside the winner, and what its search begins with.
 
-Where search has a strategy that fits at once, another process costs them while it goes on, and is asked what it found when
-search gets to what takes long.
+Another process begins to cost them with the search. Where that has a strategy that fits at once, it goes on beside it, and is
+asked what it found when search gets to what takes long; else it is ended, and both processes cost them before search goes on.
 """
 
 from __future__ import annotations

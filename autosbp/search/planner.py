@@ -259,6 +259,7 @@ class Planner:
         """Those that are asked for, by a search of their own."""
         search = self._best(self.problems, self.started, BASELINES)
         search.share_costs(self.search)
+        search.largest_bounds = not self._is_apart
         return Baselines(search, self.options, self.asked, self.roles, self.mesh, self._fills)
 
     @property

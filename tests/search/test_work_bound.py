@@ -17,6 +17,7 @@ from autosbp.findings import certificate, findings
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.sbp.rules import sharding_of
 from autosbp.search.bounds.work import _dealt_out, is_in_proportion, work_bound_s
+from autosbp.search.planner import Planner
 from autosbp.search.sampling import sample_strategies
 from tests.search.plans import graph_of, planned
 from tests.search.test_groups import mixed
@@ -122,6 +123,12 @@ class Compared(nn.Module):
 def test_of_work_that_grows_faster_than_the_batch_every_microbatch_is_searched_and_bounded() -> None:
     graph, cluster = capture_module(Compared(), {"x": torch.randn(6, 64)}, name="compared"), load_cluster("local:2x2")
     assert not is_in_proportion(lambda size: graph.bind(batch=size), [256, 1])
+    options = PlanOptions(global_batch=256)
+    bounding = [
+        Planner(each, load_cluster("local:2x2"), None, options, None).baselines().search.largest_bounds
+        for each in (graph, graph_of("moe-small"))
+    ]
+    assert bounding == [False, True], "no baseline is left out for what its largest microbatch takes"
     assert is_in_proportion(lambda size: graph_of("moe-small").bind(batch=size), [256, 1])
     options = PlanOptions(global_batch=256, baselines=(), time_limit_s=100)
     free = make_plan(graph, cluster, None, options).document

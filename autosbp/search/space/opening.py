@@ -52,8 +52,9 @@ class Opened:
 
 
 class Opening(Recomputing):
-    """See the module's docstring."""
+    """See the module's docstring. ``largest_bounds``: no microbatch takes less of a sample than the largest one."""
 
+    largest_bounds = True
     _floors: dict[Hashable, float]
 
     def _opened(self, structures: Sequence[Structure], kind: Kind, tally: Tally) -> list[Opened]:
@@ -170,9 +171,8 @@ class Opening(Recomputing):
         return max(self.problems.least_s(space), self.problems.least_blocks_s(space)) * self._working(space)
 
     def _is_out_of_reach(self, structure: Structure, kind: Kind) -> bool:
-        """Whether the floor of the largest microbatch that splits evenly is no better than the best known: not told where ops
-        were timed, as it may be above those of smaller ones."""
-        if self.problems.compute.measured:
+        """Whether the floor of the largest microbatch that splits evenly, and so of all, is no better than the best known."""
+        if not self.largest_bounds:
             return False
         sizes = self.micro_batches(structure.stages)
         for size in sizes[:-1] or sizes:

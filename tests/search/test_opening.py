@@ -1,0 +1,46 @@
+"""What search begins with where the largest microbatch that can fit has no optimum that does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from autosbp.api import PlanOptions, load_cluster, make_plan
+from autosbp.search._costed_baselines import Offered
+from autosbp.search.space.opening import Opened, Opening
+from autosbp.search.space.space_solver import Kind
+from autosbp.search.space.tally import Tally
+from tests.search.plans import graph_of
+
+GOOD, NONE = 140_000_000, 40_000_000
+"""Limits with which an optimum of a smaller microbatch fits, and is good, and with which none does."""
+
+
+@pytest.mark.parametrize("limit", [GOOD, NONE])
+def test_a_microbatch_that_leaves_room_is_where_search_begins(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    begun, drop, found, dropped = Opening._open_roomily, Offered.drop, list[float | None](), list[bool]()
+
+    def told(search: Opening, opened: Sequence[Opened], kind: Kind, tally: Tally) -> None:
+        assert search.best is None
+        begun(search, opened, kind, tally)
+        found.append(None if search.best is None else search.best.costs.step_time_s)
+
+    def waited(offered: Offered) -> None:
+        dropped.append(offered._begun is None or offered._begun.is_beside)
+        drop(offered)
+
+    def planned() -> float:
+        options = PlanOptions(global_batch=64, memory_limit_bytes=limit, stages=1, baselines=("data_parallel",))
+        document = make_plan(graph_of("gpt2-demo"), load_cluster("local:2x2"), None, options).document
+        return float(document["step_time_s"])
+
+    monkeypatch.setattr(Opening, "_open_roomily", told)
+    monkeypatch.setattr(Offered, "drop", waited)
+    step_s = planned()
+    if limit == GOOD:
+        assert found == [pytest.approx(step_s, rel=1e-3)] and True not in dropped, "no baseline had to be waited for"
+    else:
+        assert found == [None] and True in dropped
+    monkeypatch.setattr(Opening, "_open_roomily", lambda *_: None)
+    assert planned() == pytest.approx(step_s, rel=1e-9), "it hides nothing that is found without it"
