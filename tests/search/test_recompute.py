@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from autosbp.api import PlanOptions, load_cluster
+from autosbp.beside import alone
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.network import NetworkModel
@@ -15,7 +17,10 @@ from autosbp.errors import InfeasibleError, InputError
 from autosbp.plan import Plan
 from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search.problem.pinned import Pins
+from autosbp.search.space.apart import AT_ONCE
+from autosbp.search.space.candidate import Candidate, Tried
 from autosbp.search.space.recompute import Recomputation
+from autosbp.search.space.recomputing import Recomputing
 from autosbp.search.stages.layouts import LayoutProblems, Space, Structure
 from tests.search.plans import graph_of, planned
 
@@ -119,3 +124,21 @@ def test_options_are_checked_and_read_back() -> None:
     assert "recompute" not in PlanOptions().to_dict()
     with pytest.raises(InfeasibleError, match="no repeated blocks"):
         planned("moe-small", "local:4", recompute=1)
+
+
+def test_what_fits_first_cuts_the_others_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing fits without recomputation, and there are no baselines to begin with: Llama 70B on 2 x 8 A100 took three
+    times as long as with them, as spaces were costed whose estimates one that fits, made uneven, rules out."""
+    known: list[bool] = []
+    costed = Recomputing._fitting
+
+    def fitting(self: Recomputing, space: Space, candidates: Iterable[Tried]) -> Candidate | None:
+        if space.again:
+            known.append(self.best is not None)
+        return costed(self, space, candidates)
+
+    monkeypatch.setattr(Recomputing, "_fitting", fitting)
+    with alone():
+        found = planned("gpt2", "local:4", memory_limit_bytes=1_100_000_000)
+    assert found.strategy.recompute and found.document["memory_bytes_per_device"] <= 1_100_000_000
+    assert known.count(False) <= AT_ONCE < len(known)

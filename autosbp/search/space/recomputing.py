@@ -4,7 +4,8 @@ then recompute no more than each of them has to (``space.uneven``)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autosbp.costmodel.pipelined import pipelined_step_s
@@ -82,9 +83,29 @@ class Recomputing(StageLimited):
         searches under the memory limit."""
         self._pending, self._began = [], time.monotonic()
         made: Made = {}
-        found = self._estimated(structures, kind, tally, spent, made)
+        ranked, found = deque(sorted(structures, key=lambda entry: entry[0])), list[Entry]()
+        while self.best is None and ranked:
+            # Few, and of these no more than until one fits: that one made as good as can be cuts the others short.
+            some = [ranked.popleft() for _ in range(min(AT_ONCE, len(ranked)))]
+            found += self._estimated(some, kind, tally, spent, made)
+            found = self._quickest_kept(found, kind, tally, spent, made, is_first=True)
+            if kind.proves:
+                self.recompute_unevenly(tally)
+        found += self._estimated(ranked, kind, tally, spent, made)
+        self._quickest_kept(found, kind, tally, spent, made)
+
+    def _quickest_kept(
+        self, found: Sequence[Entry], kind: Kind, tally: Tally, spent: Callable[[], bool], made: Made,
+        *, is_first: bool = False,
+    ) -> list[Entry]:  # fmt: skip
+        """Cost these, the quickest by estimate first, and keep the best; or the first that fits: then the others are given
+        back, not looked at."""
+        left: list[Entry] = []
 
         def is_open(entry: Entry) -> bool:
+            if is_first and self.best is not None:
+                left.append(entry)
+                return False
             late = self.best is not None and self._late(spent)
             return not late and entry[0].estimate_s < self._reach(kind, entry[1]) * self._cutoff
 
@@ -93,8 +114,10 @@ class Recomputing(StageLimited):
             layouts = made.get(space.key) or self.problems.build(space, None)
             self._keep(self._fitting(space, self._candidates(layouts, each.result)))
 
-        for _ in self._in_rounds(_unlike(found), is_open, look, tally, most=COSTED_AT_ONCE):
+        most = AT_ONCE if is_first else COSTED_AT_ONCE
+        for _ in self._in_rounds(_unlike(found), is_open, look, tally, most=most):
             pass
+        return left
 
     def recompute_tightly(self, kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
         """Where even all blocks were not enough, or what was found is far above the bounds: under the memory limit."""
@@ -168,7 +191,7 @@ class Recomputing(StageLimited):
 
     def _estimated(
         self,
-        structures: Iterable[tuple[float, Structure]],
+        structures: Collection[tuple[float, Structure]],
         kind: Kind,
         tally: Tally,
         spent: Callable[[], bool],
@@ -187,9 +210,8 @@ class Recomputing(StageLimited):
         def prepare(entries: Sequence[tuple[float, Structure]]) -> None:
             self.shut_at_once([structure for _, structure in entries], kind)
 
-        ranked = sorted(structures, key=lambda entry: entry[0])
-        at_once = AT_ONCE if self.best is None else max(len(ranked), 1)
-        for (_, structure), each in self._in_rounds(ranked, is_open, look, tally, prepare, at_once):
+        at_once = AT_ONCE if self.best is None else max(len(structures), 1)
+        for (_, structure), each in self._in_rounds(structures, is_open, look, tally, prepare, at_once):
             if each is not None:
                 found += [(one, Space(structure, one.micro_batch, one.storage, True)) for one in each.found]
                 self._pending += [
