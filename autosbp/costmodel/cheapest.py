@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from autosbp.native import LOOPS
 from autosbp.sbp.step_table import EvenSteps
 
 FEW = 150_000
@@ -26,7 +27,10 @@ def cheapest_s(steps: EvenSteps, step_s: NDArray[np.float64], sources: Sequence[
     """
     costs = np.full((len(steps.chosen), len(sources)), np.inf)
     costs[sources, np.arange(len(sources))] = 0.0
-    if len(step_s) * len(sources) <= FEW:
+    if LOOPS is not None:
+        order = steps.by_target[0]
+        LOOPS.cheapest_ways(steps.source[order], steps.target[order], step_s[order], costs)
+    elif len(step_s) * len(sources) <= FEW:
         _in_rounds(steps, step_s, costs)
     else:
         _in_place(steps, step_s, costs)

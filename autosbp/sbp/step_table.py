@@ -16,6 +16,7 @@ from itertools import combinations, permutations, product
 import numpy as np
 from numpy.typing import NDArray
 
+from autosbp.distinct import distinct
 from autosbp.sbp.boxing import ACTIONS, EXTREMA, Step
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import NdSbp, Sbp
@@ -192,10 +193,12 @@ def _skeleton(states: tuple[tuple[str, str, bool], ...], pattern: tuple[int, ...
 def _layouts(states: tuple[tuple[str, str, bool], ...], ndim: int) -> tuple[Ints, Ints, int, int]:
     """Numbers and places of all layouts, how many have sums alone, and how many nest in mesh order."""
     every = np.array(list(product(range(len(states)), repeat=ndim)), dtype=np.int64).reshape(len(states) ** ndim, ndim)
-    reductions = [[at for at, state in enumerate(states) if state[:2] == ("P", name)] for name in ("sum", "max", "min")]
-    ways = sum(np.isin(every, members).any(axis=1).astype(np.int64) for members in reductions)
-    every = every[ways <= 1]
-    extreme = np.isin(every, [*reductions[1], *reductions[2]]).any(axis=1)
+    reduced = [
+        np.array([state[:2] == ("P", name) for state in states], dtype=bool)[every].any(axis=1)
+        for name in ("sum", "max", "min")
+    ]
+    single: NDArray[np.bool_] = np.stack(reduced).sum(axis=0) <= 1
+    every, extreme = every[single], (reduced[1] | reduced[2])[single]
     plain = np.concatenate([every[~extreme], every[extreme]])
     split = np.array([state[0] == "S" for state in states], dtype=bool)
     mesh_order = np.zeros(plain.shape, dtype=np.int64)
@@ -204,7 +207,7 @@ def _layouts(states: tuple[tuple[str, str, bool], ...], ndim: int) -> tuple[Ints
     mesh_order[~split[plain]] = 0
     numbers, places = [plain], [mesh_order]
     for row in plain[(mesh_order > 0).any(axis=1)]:
-        holders = [np.flatnonzero(row == state) for state in np.unique(row) if split[state]]
+        holders = [np.flatnonzero(row == state) for state in distinct(row) if split[state]]
         for orders in list(product(*(permutations(range(len(axes))) for axes in holders)))[1:]:
             placed = np.zeros(ndim, dtype=np.int64)
             for axes, order in zip(holders, orders, strict=True):

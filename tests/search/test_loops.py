@@ -1,4 +1,4 @@
-"""Compiled loops give what numpy gives, bit for bit, so that a plan does not tell which of them it was made with."""
+"""Compiled loops, in C or numba's, give what numpy gives, bit for bit, so that no plan tells which of them it was made with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autosbp.native import LOOPS
 from autosbp.search import SearchOptions, search
 from autosbp.search.searchers import loops, tables
 from autosbp.search.searchers.messages import Messages
@@ -24,7 +25,15 @@ def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "_is_imported", lambda: False)
 
 
-def with_loops(monkeypatch: pytest.MonkeyPatch, *, halves: bool = False) -> None:
+@pytest.fixture(params=["C", "numba"])
+def compiler(request: pytest.FixtureRequest) -> str:
+    if request.param == "C" and LOOPS is None:
+        pytest.skip("loops in C are not built here: tests/test_native.py says where they must be")
+    return str(request.param)
+
+
+def with_loops(monkeypatch: pytest.MonkeyPatch, compiler: str, *, halves: bool = False) -> None:
+    monkeypatch.setattr(loops, "_state", {"kernels": LOOPS if compiler == "C" else None, "additions": 0.0})
     monkeypatch.setattr(loops, "WORTH_LOADING", -np.inf)
     monkeypatch.setattr(tables, "IN_LOOPS", 0.0)
     monkeypatch.setattr(tables, "IN_HALVES_OF_LOOPS", 0.0 if halves else np.inf)
@@ -48,10 +57,10 @@ def products() -> Iterator[tuple[list[np.ndarray], tuple[int, ...]]]:
 
 @pytest.mark.usefixtures("numpy_alone")
 @pytest.mark.parametrize("halves", [False, True])
-def test_minima_of_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch, halves: bool) -> None:
+def test_minima_of_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch, compiler: str, halves: bool) -> None:
     cases = list(products())
     expected = [min_of_sum(*case, lambda: None) for case in cases]
-    with_loops(monkeypatch, halves=halves)
+    with_loops(monkeypatch, compiler, halves=halves)
     looped = []
     in_loops = tables._in_loops
     monkeypatch.setattr(tables, "_in_loops", lambda *given: looped.append(1) or in_loops(*given))
@@ -63,7 +72,7 @@ def test_minima_of_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch, halv
 
 
 @pytest.mark.usefixtures("numpy_alone")
-def test_messages_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
     def passed() -> list[tuple[tuple[int, ...], float, bytes]]:
         found = []
         for seed in range(20):
@@ -80,13 +89,13 @@ def test_messages_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     expected = passed()
     assert loops._state["kernels"] is None
-    with_loops(monkeypatch)
+    with_loops(monkeypatch, compiler)
     assert passed() == expected
     assert loops._state["kernels"] is not None
 
 
 @pytest.mark.usefixtures("numpy_alone")
-def test_results_and_certificates_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_and_certificates_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
     problems = [
         random_problem(
             np.random.default_rng(seed),
@@ -100,13 +109,14 @@ def test_results_and_certificates_are_those_of_numpy(monkeypatch: pytest.MonkeyP
         return [replace(result, trace=(), search_s=0.0) for result in results]
 
     expected = found()
-    with_loops(monkeypatch)
+    with_loops(monkeypatch, compiler)
     assert found() == expected
 
 
-def test_they_are_loaded_once_numpy_has_worked_as_long_as_that_takes() -> None:
+def test_numba_is_loaded_once_numpy_has_worked_as_long_as_that_takes() -> None:
     program = (
-        "import sys; from autosbp.search.searchers.loops import WORTH_LOADING, kernels\n"
+        "import sys; from autosbp import native; native.LOOPS = None\n"
+        "from autosbp.search.searchers.loops import WORTH_LOADING, kernels\n"
         "assert kernels(0.5 * WORTH_LOADING) is None and 'numba' not in sys.modules\n"
         "assert kernels(0.5 * WORTH_LOADING) is not None and 'numba' in sys.modules\n"
         "assert kernels(1.0) is not None"

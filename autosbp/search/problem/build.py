@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel, BoxingTable
 from autosbp.costmodel.compute import ComputeModel
+from autosbp.distinct import distinct
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.plan import BUCKET_BYTES
@@ -284,7 +285,7 @@ class _Assembly(TiedParameters):
         table: BoxingTable,
     ) -> _SharedCopy:
         """A copy that several readers share, in any of the layouts ``wanted``."""
-        layouts = np.unique(np.concatenate(wanted))
+        layouts = distinct(np.concatenate(wanted))
         split = np.array([self._local_bytes(table.layouts[at], table.num_bytes) for at in layouts])
         saved = any(self._keeps(user) for user in users)
         twice = saved and self.builder.unary.kept_by_maker(list(users[0].node.refs())[users[0].position])

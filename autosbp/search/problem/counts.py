@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.count_boxing import CountBoxing, Counts, compositions, factors
+from autosbp.distinct import distinct
 from autosbp.search._base import Costs, Edge, SearchProblem
 
 
@@ -72,7 +73,7 @@ def _gradients_s(boxing: BoxingModel, counts: Counts, num_bytes: int) -> Costs:
     size, mesh = boxing.mesh.axes[0].size, boxing.mesh
     local = num_bytes / float(size) ** (counts[:, 1] + counts[:, 2])
     seconds = np.zeros(len(counts))
-    for count in np.unique(counts[:, 0]):
+    for count in distinct(counts[:, 0]):
         chosen = counts[:, 0] == count
         shape = mesh.group_shape(range(int(count)))
         seconds[chosen] = boxing.network.times_s("all_reduce", local[chosen], shape)

@@ -15,6 +15,7 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory import state_bytes_per_element
 from autosbp.costmodel.offload import optimizer_s
+from autosbp.distinct import distinct
 from autosbp.graph.ir import TensorMeta
 from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
@@ -199,7 +200,7 @@ class ParameterCosts:
         mesh = self.boxing.mesh
         masks = np.array([sbp == B for sbp in states], dtype=bool)[rows] @ (1 << np.arange(mesh.ndim))
         seconds = np.zeros(len(rows))
-        for mask in np.unique(masks):
+        for mask in distinct(masks):
             shape = mesh.group_shape([axis for axis in range(mesh.ndim) if int(mask) >> axis & 1])
             chosen = masks == mask
             seconds[chosen] = self.boxing.network.shared_times_s(kind, local[chosen], self.message, shape)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingTable
+from autosbp.distinct import distinct
 from autosbp.graph.ir import Ref
 from autosbp.sbp.groups import boxing_group
 from autosbp.sbp.placement import NdSbp, P, without_invariants
@@ -71,7 +72,7 @@ class TiedParameters(Assembly):
         one all-gather brings it, as copies that come in a message with other parameters (ZeRO). Baselines are what other
         tools can run, and make none. Returns its variable with, per value, the layout and the seconds of the last kind."""
         copies = self.allowed is None or isinstance(self.allowed, Pins)
-        layouts = np.unique(wanted)
+        layouts = distinct(wanted)
         weights, num_bytes = self.builder.weights, self.graph.meta(Ref(name)).num_bytes
         trains = copies and table is self._table(Ref(name))
         flat, gathered_s, gathers = self._gathered(stored, layouts, table, name) if trains else _no_copies(stored)

@@ -16,7 +16,7 @@ CHUNK_ENTRIES = 1 << 16
 MAX_TEMPORARY_ENTRIES = 1 << 23  # 64 MiB
 IN_HALVES = 4e6  # additions from which on a second thread takes half of them
 IN_HALVES_OF_LOOPS = 2e7  # the same of compiled loops, which are quicker
-IN_LOOPS = 3e4  # additions from which on a compiled loop is worth its call
+IN_LOOPS = 1.5e4  # additions from which on a compiled loop is worth its call
 SAMPLES = 64  # entries that tell most arrays apart before they are compared
 
 Operand = tuple[int, tuple[int, ...]]  # table id; which local axis each of its dims is

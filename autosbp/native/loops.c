@@ -1,0 +1,239 @@
+/* Loops over tables of seconds, which numpy writes to memory at each step and reads again: sums and their minima here stay in
+ * registers, and what is read several times in the nearest cache. All only add and compare, in doubles, so that results are
+ * those of numpy, bit for bit. Arrays are of float64 (steps: int64), in C order; the interpreter's lock is let go meanwhile. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define VERSION 1 /* of what is in here; autosbp/native/__init__.py asks for it */
+#define BLOCK 64  /* sources of a block of cheapest ways: those of some hundred stops stay in the second cache */
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
+#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDEST
+#endif
+
+#define LEAST(a, b) ((a) < (b) ? (a) : (b))
+
+/* out[a, b] = min over x of one[x, a] + two[x, b], for a from first to before end; four x at a time, so that out is seldom
+ * touched. */
+WIDEST static void
+least_sums_of(const double *one, const double *two, double *out, Py_ssize_t depth, Py_ssize_t rows, Py_ssize_t columns,
+              Py_ssize_t first, Py_ssize_t end)
+{
+    for (Py_ssize_t a = first; a < end; a++) {
+        double *restrict row = out + a * columns;
+        Py_ssize_t x = 0;
+        for (Py_ssize_t b = 0; b < columns; b++) row[b] = INFINITY;
+        for (; x + 4 <= depth; x += 4) {
+            const double s0 = one[x * rows + a], s1 = one[(x + 1) * rows + a];
+            const double s2 = one[(x + 2) * rows + a], s3 = one[(x + 3) * rows + a];
+            const double *restrict t0 = two + x * columns, *restrict t1 = t0 + columns;
+            const double *restrict t2 = t1 + columns, *restrict t3 = t2 + columns;
+            for (Py_ssize_t b = 0; b < columns; b++) {
+                const double v0 = s0 + t0[b], v1 = s1 + t1[b], v2 = s2 + t2[b], v3 = s3 + t3[b];
+                const double low = LEAST(v0, v1), high = LEAST(v2, v3), least = LEAST(low, high);
+                row[b] = LEAST(least, row[b]);
+            }
+        }
+        for (; x < depth; x++) {
+            const double s0 = one[x * rows + a];
+            const double *restrict t0 = two + x * columns;
+            for (Py_ssize_t b = 0; b < columns; b++) {
+                const double v0 = s0 + t0[b];
+                row[b] = LEAST(v0, row[b]);
+            }
+        }
+    }
+}
+
+/* out[b] = min over a of base[a] + table[a, b], less the least of them, which is returned, in multiples of grain. */
+WIDEST static double
+message_of(const double *base, const double *table, double grain, double *restrict out, Py_ssize_t rows, Py_ssize_t columns)
+{
+    double least = INFINITY;
+    for (Py_ssize_t b = 0; b < columns; b++) out[b] = INFINITY;
+    for (Py_ssize_t a = 0; a < rows; a++) {
+        const double own = base[a];
+        const double *restrict row = table + a * columns;
+        for (Py_ssize_t b = 0; b < columns; b++) {
+            const double v = own + row[b];
+            out[b] = LEAST(v, out[b]);
+        }
+    }
+    for (Py_ssize_t b = 0; b < columns; b++) least = LEAST(out[b], least);
+    for (Py_ssize_t b = 0; b < columns; b++) out[b] = floor((out[b] - least) / grain) * grain;
+    return least;
+}
+
+/* Steps in turn, again and again, until no stop of these sources gets cheaper; now is (stops, BLOCK). */
+WIDEST static void
+settle(double *now, const int64_t *sources, const int64_t *targets, const double *seconds, Py_ssize_t num_steps)
+{
+    int changed = 1;
+    while (changed) {
+        changed = 0;
+        for (Py_ssize_t step = 0; step < num_steps; step++) {
+            const double *restrict from = now + sources[step] * BLOCK;
+            double *restrict to = now + targets[step] * BLOCK;
+            const double spent = seconds[step];
+            int cheaper = 0;
+            for (int at = 0; at < BLOCK; at++) {
+                const double through = from[at] + spent;
+                cheaper |= through < to[at];
+                to[at] = LEAST(through, to[at]);
+            }
+            changed |= cheaper;
+        }
+    }
+}
+
+static const char *const SHAPES = "arrays in C order whose shapes go together are expected";
+
+/* A view of a C-contiguous array of so many dims of 8 bytes each. */
+static int
+take(PyObject *array, Py_buffer *view, int ndim, const char *formats, int flags)
+{
+    if (PyObject_GetBuffer(array, view, PyBUF_FORMAT | PyBUF_ND | PyBUF_C_CONTIGUOUS | flags)) return -1;
+    if (view->ndim != ndim || view->itemsize != 8 || !strchr(formats, view->format[0])) {
+        PyErr_Format(PyExc_ValueError, "an array of %d dims, of %s, is expected", ndim, formats[0] == 'd' ? "float64" : "int64");
+        PyBuffer_Release(view);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *
+least_sums(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *arrays[3], *done = NULL;
+    Py_buffer one, two, out;
+    Py_ssize_t first, end;
+    if (!PyArg_ParseTuple(arguments, "OOOnn", &arrays[0], &arrays[1], &arrays[2], &first, &end)) return NULL;
+    if (take(arrays[0], &one, 3, "d", 0)) return NULL;
+    if (take(arrays[1], &two, 3, "d", 0)) goto free_one;
+    if (take(arrays[2], &out, 3, "d", PyBUF_WRITABLE)) goto free_two;
+    const Py_ssize_t count = out.shape[0], rows = out.shape[1], columns = out.shape[2], depth = one.shape[1];
+    if (one.shape[0] != count || two.shape[0] != count || two.shape[1] != depth || one.shape[2] != rows ||
+        two.shape[2] != columns || first < 0 || end > rows) {
+        PyErr_SetString(PyExc_ValueError, SHAPES);
+        goto free_out;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < count; i++)
+        least_sums_of((double *)one.buf + i * depth * rows, (double *)two.buf + i * depth * columns,
+                      (double *)out.buf + i * rows * columns, depth, rows, columns, first, end);
+    Py_END_ALLOW_THREADS
+    done = Py_NewRef(Py_None);
+free_out:
+    PyBuffer_Release(&out);
+free_two:
+    PyBuffer_Release(&two);
+free_one:
+    PyBuffer_Release(&one);
+    return done;
+}
+
+static PyObject *
+message(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *arrays[3], *done = NULL;
+    Py_buffer base, table, out;
+    double grain, least;
+    if (!PyArg_ParseTuple(arguments, "OOdO", &arrays[0], &arrays[1], &grain, &arrays[2])) return NULL;
+    if (take(arrays[0], &base, 1, "d", 0)) return NULL;
+    if (take(arrays[1], &table, 2, "d", 0)) goto free_base;
+    if (take(arrays[2], &out, 1, "d", PyBUF_WRITABLE)) goto free_table;
+    if (table.shape[0] != base.shape[0] || table.shape[1] != out.shape[0]) {
+        PyErr_SetString(PyExc_ValueError, SHAPES);
+        goto free_out;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    least = message_of(base.buf, table.buf, grain, out.buf, table.shape[0], table.shape[1]);
+    Py_END_ALLOW_THREADS
+    done = PyFloat_FromDouble(least);
+free_out:
+    PyBuffer_Release(&out);
+free_table:
+    PyBuffer_Release(&table);
+free_base:
+    PyBuffer_Release(&base);
+    return done;
+}
+
+static PyObject *
+cheapest_ways(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *arrays[4], *done = NULL;
+    Py_buffer sources, targets, seconds, costs;
+    if (!PyArg_ParseTuple(arguments, "OOOO", &arrays[0], &arrays[1], &arrays[2], &arrays[3])) return NULL;
+    if (take(arrays[0], &sources, 1, "lq", 0)) return NULL;
+    if (take(arrays[1], &targets, 1, "lq", 0)) goto free_sources;
+    if (take(arrays[2], &seconds, 1, "d", 0)) goto free_targets;
+    if (take(arrays[3], &costs, 2, "d", PyBUF_WRITABLE)) goto free_seconds;
+    const Py_ssize_t steps = sources.shape[0], stops = costs.shape[0], width = costs.shape[1];
+    const int64_t *from = sources.buf, *to = targets.buf;
+    int fits = targets.shape[0] == steps && seconds.shape[0] == steps;
+    for (Py_ssize_t at = 0; fits && at < steps; at++)
+        fits = from[at] >= 0 && from[at] < stops && to[at] >= 0 && to[at] < stops && from[at] != to[at];
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, SHAPES);
+        goto free_costs;
+    }
+    double *now = PyMem_RawMalloc(sizeof(double) * BLOCK * (stops ? stops : 1));
+    if (!now) {
+        PyErr_NoMemory();
+        goto free_costs;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t first = 0; first < width; first += BLOCK) {
+        const Py_ssize_t own = LEAST(width - first, BLOCK);
+        double *of = (double *)costs.buf + first;
+        for (Py_ssize_t stop = 0; stop < stops; stop++)
+            for (Py_ssize_t at = 0; at < BLOCK; at++) now[stop * BLOCK + at] = at < own ? of[stop * width + at] : INFINITY;
+        settle(now, from, to, seconds.buf, steps);
+        for (Py_ssize_t stop = 0; stop < stops; stop++)
+            memcpy(of + stop * width, now + stop * BLOCK, sizeof(double) * own);
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_RawFree(now);
+    done = Py_NewRef(Py_None);
+free_costs:
+    PyBuffer_Release(&costs);
+free_seconds:
+    PyBuffer_Release(&seconds);
+free_targets:
+    PyBuffer_Release(&targets);
+free_sources:
+    PyBuffer_Release(&sources);
+    return done;
+}
+
+static PyMethodDef METHODS[] = {
+    {"least_sums", least_sums, METH_VARARGS,
+     "least_sums(one, two, out, first, end): out[i, a, b] = min over x of one[i, x, a] + two[i, x, b], for first <= a < end."},
+    {"message", message, METH_VARARGS,
+     "message(base, table, grain, out): out[b] = min over a of base[a] + table[a, b], less the least of them, which is "
+     "returned, rounded down to multiples of grain."},
+    {"cheapest_ways", cheapest_ways, METH_VARARGS,
+     "cheapest_ways(sources, targets, seconds, costs): lower costs, (stops, starts), by steps of so many seconds between "
+     "stops, until none lowers any."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "loops", "Loops over tables of seconds: see loops.c.", 0, METHODS, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC
+PyInit_loops(void)
+{
+    PyObject *module = PyModule_Create(&MODULE);
+    if (module && PyModule_AddIntConstant(module, "VERSION", VERSION)) Py_CLEAR(module);
+    return module;
+}

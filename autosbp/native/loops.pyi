@@ -1,0 +1,14 @@
+import numpy as np
+from numpy.typing import NDArray
+
+VERSION: int
+
+def least_sums(
+    one: NDArray[np.float64], two: NDArray[np.float64], out: NDArray[np.float64], first: int, end: int, /
+) -> None: ...
+def message(
+    base: NDArray[np.float64], table: NDArray[np.float64], grain: float, out: NDArray[np.float64], /
+) -> float: ...
+def cheapest_ways(
+    sources: NDArray[np.int64], targets: NDArray[np.int64], seconds: NDArray[np.float64], costs: NDArray[np.float64], /
+) -> None: ...

@@ -1,0 +1,89 @@
+"""Loops in C: built wherever there is a compiler, and what they refuse. ``tests/search/test_loops.py`` and
+``tests/costmodel/test_cheapest.py`` hold them to numpy."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from autosbp import native
+
+
+def test_loops_are_built_where_there_is_a_compiler() -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no C compiler")
+    assert native.LOOPS is not None, "pip install --editable . builds them"
+
+
+def test_loops_of_another_version_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ModuleType("autosbp.native.loops")
+    other.VERSION = native.VERSION + 1  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "autosbp.native.loops", other)
+    monkeypatch.setattr(native, "loops", other, raising=False)
+    assert native._built() is None
+
+
+def test_a_package_that_was_built_without_a_compiler_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "autosbp.native.loops", None)
+    monkeypatch.delattr(native, "loops", raising=False)
+    assert native._built() is None
+
+
+@pytest.mark.skipif(native.LOOPS is None, reason="loops in C are not built here")
+class TestRefused:
+    """Nothing is read or written outside the arrays that are given."""
+
+    loops = importlib.import_module("autosbp.native.loops") if native.LOOPS else None
+
+    @pytest.mark.parametrize(
+        ("one", "two", "out", "first", "end"),
+        [
+            ((2, 3, 4), (2, 3, 5), (2, 4, 6), 0, 4),
+            ((2, 3, 4), (2, 3, 5), (2, 5, 5), 0, 4),
+            ((2, 3, 4), (2, 4, 5), (2, 4, 5), 0, 4),
+            ((1, 3, 4), (2, 3, 5), (2, 4, 5), 0, 4),
+            ((2, 3, 4), (2, 3, 5), (2, 4, 5), -1, 4),
+            ((2, 3, 4), (2, 3, 5), (2, 4, 5), 0, 5),
+            ((3, 4), (2, 3, 5), (2, 4, 5), 0, 4),
+        ],
+    )
+    def test_sums_of_shapes_that_do_not_go_together(
+        self, one: tuple[int, ...], two: tuple[int, ...], out: tuple[int, ...], first: int, end: int
+    ) -> None:
+        assert self.loops is not None
+        with pytest.raises(ValueError, match="is expected|are expected"):
+            self.loops.least_sums(np.zeros(one), np.zeros(two), np.zeros(out), first, end)
+
+    def test_messages_of_shapes_that_do_not_go_together(self) -> None:
+        assert self.loops is not None
+        for base, table, out in [((3,), (4, 2), (2,)), ((4,), (4, 2), (3,)), ((4, 1), (4, 2), (2,))]:
+            with pytest.raises(ValueError, match="is expected|are expected"):
+                self.loops.message(np.zeros(base), np.zeros(table), 1.0, np.zeros(out))
+
+    def test_ways_over_stops_that_are_not_there(self) -> None:
+        assert self.loops is not None
+        costs = np.zeros((3, 2))
+        for sources, targets, seconds in [
+            ([0], [3], [1.0]),
+            ([-1], [0], [1.0]),
+            ([0, 1], [1], [1.0]),
+            ([1], [1], [1.0]),
+        ]:
+            with pytest.raises(ValueError, match="are expected"):
+                self.loops.cheapest_ways(np.array(sources), np.array(targets), np.array(seconds), costs)
+
+    def test_arrays_of_other_kinds_or_orders(self) -> None:
+        assert self.loops is not None
+        cube = np.zeros((2, 2, 2))
+        for wrong in (cube.astype(np.float32), cube.astype(np.int64), cube.transpose(2, 1, 0), [0.0]):
+            with pytest.raises((ValueError, TypeError, BufferError)):
+                self.loops.least_sums(wrong, cube, cube.copy(), 0, 2)
+        fixed = cube.copy()
+        fixed.flags.writeable = False
+        with pytest.raises((ValueError, BufferError)):
+            self.loops.least_sums(cube, cube, fixed, 0, 2)
