@@ -193,11 +193,9 @@ def _skeleton(states: tuple[tuple[str, str, bool], ...], pattern: tuple[int, ...
 def _layouts(states: tuple[tuple[str, str, bool], ...], ndim: int) -> tuple[Ints, Ints, int, int]:
     """Numbers and places of all layouts, how many have sums alone, and how many nest in mesh order."""
     every = np.array(list(product(range(len(states)), repeat=ndim)), dtype=np.int64).reshape(len(states) ** ndim, ndim)
-    reduced: list[NDArray[np.bool_]] = [
-        np.array([state[:2] == ("P", name) for state in states], dtype=bool)[every].any(axis=1)
-        for name in ("sum", "max", "min")
-    ]
-    single = np.stack(reduced).sum(axis=0) <= 1
+    kinds = np.array([[state[:2] == ("P", name) for state in states] for name in ("sum", "max", "min")], dtype=bool)
+    reduced: NDArray[np.bool_] = np.logical_or.reduce(kinds[:, every], axis=2)
+    single = reduced.sum(axis=0) <= 1
     every, extreme = every[single], (reduced[1] | reduced[2])[single]
     plain = np.concatenate([every[~extreme], every[extreme]])
     split = np.array([state[0] == "S" for state in states], dtype=bool)
