@@ -57,7 +57,27 @@ def test_what_is_not_declared_is_refused() -> None:
             handed.dumps(value)
     for text in (["Unknown", 1], ["eval", "1"], ["os.system", "true"]):
         with pytest.raises(ValueError, match=text[0]):
-            handed.loads(json.dumps(text).encode())
+            handed.loads(json.dumps([text, ["list", [0]]]).encode())
+
+
+NOBODYS = (
+    "[]", "1", "{}", '"list"', "[[]]", "[1]", '[["list",[0]]]', '[["list",[1]]]', '[["list",[-1]]]', '[["list",[true]]]',
+    '[["list",[0,0]]]', '[["list",[]]]', '[["list",["0"]]]', '[["tuple",1]]', '[["list"]]', '[["list",1,2]]', '[[["list"]]]',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NOBODYS)
+def test_a_text_that_nobody_wrote_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match="value|list|handed over"):
+        handed.loads(text.encode())
+
+
+def test_what_is_met_several_times_is_told_and_made_once() -> None:
+    shared = tuple(range(50))
+    text = handed.dumps([(shared, at) for at in range(1000)])
+    assert len(text) < 25 * 1000
+    read = handed.loads(text)
+    assert read == [(shared, at) for at in range(1000)] and all(each[0] is read[0][0] for each in read)
 
 
 def test_a_name_stands_for_one_class() -> None:
