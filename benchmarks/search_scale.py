@@ -1,12 +1,13 @@
 """How long a plan takes from cold, and what is proved of it: ``python -m benchmarks.search_scale [CASE ...] [--rounds N]
 [--replan] [--within SECONDS] [--json]``.
 
-Every case is a process of its own that imports, loads the graph, searches the whole space (stages, schedules, cuts,
-microbatch, storage, layouts) and its baselines, without torch. Of several rounds, each of all cases, a case's median by its
-seconds is shown. With ``--replan`` a case is planned for twice the batch, too, and with outer links of half the bandwidth:
-each from cold, and after the plan of the case itself in the same process. With ``--within`` it is planned under that time
-limit, too: how long that takes, how much slower the plan is, and what is proved of it. The memory is that of the process and of
-those that help it, when together they have most (looked at every ``SAMPLE_S``), pages that they share counted for each.
+Every case is a process of its own that imports, loads the graph, builds and searches the whole space (stages, schedules, cuts,
+microbatch, storage, layouts), without torch; and another one that costs the baselines beside it, as plans do that are not asked
+for other ones. Of several rounds, each of all cases, a case's median by its seconds is shown. With ``--replan`` a case is
+planned for twice the batch, too, and with outer links of half the bandwidth: each from cold, and after the plan of the case
+itself in the same process. With ``--within`` it is planned under that time limit, too: how long that takes, how much slower the
+plan is, and what is proved of it. The memory is that of the process with baselines and of those that help it, when together
+they have most (looked at every ``SAMPLE_S``), pages that they share counted for each.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ PROGRAM = """
 import json, resource, sys, time
 started = time.perf_counter()
 from autosbp.api import PlanOptions, capture, load_cluster, make_plan
+from autosbp.search.plan_options import DEFAULT_BASELINES
 from autosbp.costmodel.faster import faster_link
 graph = capture(sys.argv[1])
 def planned(batch, bandwidth):
     cluster, _ = faster_link(load_cluster(sys.argv[2]), None, 0, float(bandwidth))
-    return make_plan(graph, cluster, None, PlanOptions(global_batch=int(batch), time_limit_s=float(sys.argv[5])))
-for before in sys.argv[6:]:
+    compared = DEFAULT_BASELINES if sys.argv[6] == "compared" else ()
+    options = PlanOptions(global_batch=int(batch), time_limit_s=float(sys.argv[5]), baselines=compared)
+    return make_plan(graph, cluster, None, options)
+for before in sys.argv[7:]:
     planned(*before.split(","))
 loaded = time.perf_counter()
 plan = planned(*sys.argv[3:5])
@@ -87,18 +91,27 @@ REPLANS: Mapping[str, tuple[int, float]] = {"batch": (2, 1.0), "links": (1, 0.5)
 
 
 def measure(
-    case: Case, times: int = 1, bandwidth: float = 1.0, *, after: bool = False, within_s: float = USUAL_S
+    case: Case,
+    times: int = 1,
+    bandwidth: float = 1.0,
+    *,
+    after: bool = False,
+    within_s: float = USUAL_S,
+    compared: bool = False,
 ) -> dict[str, Any]:
     """A row; of a case that does not end in ``MOST_S``, the limit alone, with ``ended`` false. With so many times the batch,
-    and the bandwidth; and, if wished, ``after`` the case itself was planned, whose time counts to ``load_s``."""
+    and the bandwidth; if wished, ``after`` the case itself was planned, whose time counts to ``load_s``, or ``compared`` with
+    baselines."""
     started = time.perf_counter()
-    asked = [str(times * case.batch), str(bandwidth), str(within_s), *([f"{case.batch},1.0"] if after else [])]
+    asked = [str(times * case.batch), str(bandwidth), str(within_s), "compared" if compared else "alone"]
+    asked += [f"{case.batch},1.0"] if after else []
     program = [sys.executable, "-c", PROGRAM, case.model, case.cluster, *asked]
     most_bytes = 0
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         while True:
             try:
-                out, errors = run.communicate(timeout=SAMPLE_S)
+                # Looking takes time of the cores that are measured.
+                out, errors = run.communicate(timeout=SAMPLE_S if compared else MOST_S)
                 break
             except subprocess.TimeoutExpired:
                 most_bytes = max(most_bytes, _resident_bytes(run.pid))
@@ -121,6 +134,13 @@ def _resident_bytes(pid: int) -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident_bytes(int(each)) for each in children)
+
+
+def with_baselines(case: Case) -> dict[str, Any]:
+    """Seconds of a plan that is compared with its baselines, theirs, and the memory that all of it takes."""
+    found = measure(case, compared=True)
+    kept = {name: found.get(name) for name in ("baselines", "peak_bytes")}
+    return {"with_baselines_s": found["seconds"], **kept}
 
 
 def replanned(case: Case) -> dict[str, float | None]:
@@ -168,7 +188,7 @@ def main() -> None:
         rounds.append({})
         for name in names:
             case = CASES[name]
-            rounds[-1][name] = measure(case) | hurried(case, arguments.within)
+            rounds[-1][name] = measure(case) | with_baselines(case) | hurried(case, arguments.within)
             rounds[-1][name] |= replanned(case) if arguments.replan else {}
             if at + 1 == arguments.rounds:
                 show(name, median([each[name] for each in rounds]))
@@ -183,10 +203,11 @@ def show(name: str, row: Mapping[str, Any]) -> None:
         print(f"{name:<18} over {row['seconds']:.0f} s (aim {row['limit_s']:g} s)", flush=True)
         return
     gap = "no bound" if row["gap"] is None else f"gap {row['gap']:.1%}"
-    best = min((seconds for seconds in row["baselines"].values() if seconds is not None), default=None)
+    known = [seconds for seconds in (row["baselines"] or {}).values() if seconds is not None]
+    best = f"best baseline {min(known):.4g} s" if known else "no baseline"
     print(
-        f"{name:<18} {row['seconds']:6.1f} s (aim {row['limit_s']:g} s, load {row['load_s']:.1f}) {gap}  "
-        f"step {row['step_time_s']:.4g} s, best baseline {'none' if best is None else f'{best:.4g} s'}; "
+        f"{name:<18} {row['seconds']:6.2f} s (aim {row['limit_s']:g} s, load {row['load_s']:.2f}, "
+        f"with baselines {row['with_baselines_s']:.2f}) {gap}  step {row['step_time_s']:.4g} s, {best}; "
         f"{row['stages']} stages {row['schedule'] or ''} microbatch {row['micro_batch']}; "
         f"{row['peak_bytes'] / 2**30:.2f} GiB",
         flush=True,

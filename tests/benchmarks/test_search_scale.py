@@ -6,14 +6,17 @@ import sys
 
 import pytest
 
-from benchmarks.search_scale import Case, hurried, main, measure
+from benchmarks.search_scale import Case, hurried, main, measure, with_baselines
 
 
 def test_a_case_is_planned_in_a_process_of_its_own() -> None:
-    row = measure(Case("zoo:mlp-small", "local:4", 64, 1.0))
+    case = Case("zoo:mlp-small", "local:4", 64, 1.0)
+    row = measure(case)
     assert row["seconds"] > row["load_s"] + row["plan_s"] > 0
-    assert 0 <= row["gap"] < 1
-    assert row["step_time_s"] <= min(row["baselines"].values())
+    assert 0 <= row["gap"] < 1 and row["baselines"] == {}
+    compared = with_baselines(case)
+    assert compared["with_baselines_s"] > 0 and compared["peak_bytes"] > 0
+    assert row["step_time_s"] <= min(compared["baselines"].values())
 
 
 def test_a_changed_case_is_the_same_plan_from_cold_and_after_another() -> None:
