@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -24,10 +25,10 @@ from autosbp.sbp.placement import I, NdSbp, Sbp
 from autosbp.sbp.rules import sharding_of
 from autosbp.search.problem.clusters import OpCluster
 from autosbp.search.problem.parameters import ParameterCosts, Stored, none_stored
+from autosbp.search.problem.placed import Placings, Rows, split_product
 from autosbp.search.problem.weights import AS_USED, Weights
 
 Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,16 @@ class Domain:
         return tuple(states[option] for option in self.rows[value])
 
     def split_product(self, splits: Sequence[bool]) -> Floats:
-        """Per value, the product of the sizes of the axes whose option splits."""
-        sizes = np.array([axis.size for axis in self.mesh.axes], dtype=np.float64)
-        product_: Floats = np.where(np.array(splits, dtype=bool)[self.rows], sizes, 1.0).prod(axis=1)
-        return product_
+        """Per value, the product of the sizes of the axes whose option splits; not to be written to."""
+        key = tuple(splits)
+        if key not in self._products:
+            self._products[key] = split_product(self.mesh, self.rows, key)
+            self._products[key].flags.writeable = False
+        return self._products[key]
+
+    @cached_property
+    def _products(self) -> dict[tuple[bool, ...], Floats]:
+        return {}
 
 
 def make_domain(cluster: OpCluster, mesh: Mesh, allowed: Callable[[int, int], bool] | None = None) -> Domain:
@@ -112,10 +119,11 @@ class UnaryCosts:
         self.trained = frozenset(leaf.name for leaf in graph.trained)
         self.highs = {leaf.name: leaf.high for leaf in graph.inputs}
         message = shared_message_bytes(graph, bucket_bytes) if message is None else message
+        placings = Placings(boxing.mesh)
         self.ways = [
             ParameterCosts(
                 compute, boxing, optimizer, num_micro, self.weights, way, message,
-                offload=offload, bucket_bytes=bucket_bytes,
+                offload=offload, bucket_bytes=bucket_bytes, placings=placings,
             )
             for way in (storage, *others)
         ]  # fmt: skip
@@ -200,7 +208,7 @@ class UnaryCosts:
             return np.zeros(len(domain.rows)), np.zeros(len(domain.rows))
         cluster = domain.cluster
         work = domain.split_product([option[at].divides for option in cluster.options])
-        work /= 2 - 1 / domain.split_product([option[at].skewed for option in cluster.options])
+        work = work / (2 - 1 / domain.split_product([option[at].skewed for option in cluster.options]))
         touched = np.zeros(len(domain.rows))
         for position, ref in enumerate(node.refs()):
             states = cluster.input_states(node.name, position)

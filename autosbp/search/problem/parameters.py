@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,14 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory import state_bytes_per_element
 from autosbp.costmodel.offload import optimizer_s
-from autosbp.distinct import distinct
 from autosbp.graph.ir import TensorMeta
 from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
 from autosbp.sbp.storage import gathered_parts, split_dim
+from autosbp.search.problem.placed import Placed, Placings, Rows
 from autosbp.search.problem.weights import AS_USED, CHEAPEST, FASTEST, USE, Weights
 
 Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,7 @@ class ParameterCosts:
             goes below.
         offload: optimizer state is on the host.
         bucket_bytes: the most that gradients are reduced in together.
+        placings: of those that cost the same rows in other ways.
     """
 
     def __init__(
@@ -77,8 +76,10 @@ class ParameterCosts:
         *,
         offload: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
+        placings: Placings | None = None,
     ) -> None:
         self.bucket_bytes = bucket_bytes
+        self.placings = placings or Placings(boxing.mesh)
         self.compute, self.boxing, self.optimizer, self.offload = compute, boxing, optimizer, offload
         self.num_micro, self.weights, self.storage, self.message = num_micro, weights, storage, message
         self._apart_of: dict[tuple[TensorMeta, NdSbp], bool] = {}
@@ -89,18 +90,16 @@ class ParameterCosts:
         """Of a parameter used in ``states[rows[i, axis]]``, stored as ``storage`` says where it is given. A frozen one has its
         bytes alone."""
         storage = storage or self.storage
-        mesh, weights = self.boxing.mesh, self.weights
-        widths = np.array([axis.size for axis in mesh.axes], dtype=np.float64)
-        split = np.array([sbp.is_split for sbp in states], dtype=bool)[rows]
-        local = meta.num_bytes / np.where(split, widths, 1.0).prod(axis=1)
+        weights, placed = self.weights, self.placings.of(rows, states)
+        local = meta.num_bytes / placed.parts
         if not trained:
             none = np.zeros(len(rows))
             return Stored(none, weights.state * local, none, none)
-        seconds, memory = self._as_used(meta, local, rows, states)
+        seconds, memory = self._as_used(meta, local, placed)
         gradients, often = local, np.zeros(len(rows))
         if storage != AS_USED:
-            parts, copied_s = self._parts(meta, rows, states)
-            apart_s, apart = self._apart(meta, local, parts, copied_s, rows, states)
+            parts, copied_s = self._parts(meta, placed)
+            apart_s, apart = self._apart(meta, local, parts, copied_s, placed)
             if storage == CHEAPEST:
                 seconds, memory = np.minimum(seconds, apart_s), np.minimum(memory, apart)
             else:
@@ -124,36 +123,34 @@ class ParameterCosts:
             return False
         if self.storage != FASTEST:
             return True
-        rows = np.arange(len(used), dtype=np.int64)[None, :]
-        widths = [axis.size for axis, sbp in zip(self.boxing.mesh.axes, used, strict=True) if sbp.is_split]
-        local = np.array([meta.num_bytes / prod(widths)])
-        apart_s, _ = self._apart(meta, local, *self._parts(meta, rows, used), rows, used)
-        return bool(apart_s[0] < self._as_used(meta, local, rows, used)[0][0])
+        placed = self.placings.single(used)
+        local = meta.num_bytes / placed.parts
+        apart_s, _ = self._apart(meta, local, *self._parts(meta, placed), placed)
+        return bool(apart_s[0] < self._as_used(meta, local, placed)[0][0])
 
     def gathered_s(self, meta: TensorMeta, used: NdSbp) -> float:
         """Seconds of bringing a parameter together for its use, and its gradient back, once a step, where storage splits
         it over the axes on which it is B; infinite where it does not."""
-        rows = np.arange(len(used), dtype=np.int64)[None, :]
-        parts, copied_s = self._parts(meta, rows, used)
+        placed = self.placings.single(used)
+        parts, copied_s = self._parts(meta, placed)
         if parts[0] == 1:
             return math.inf
-        widths = [axis.size for axis, sbp in zip(self.boxing.mesh.axes, used, strict=True) if sbp.is_split]
-        local = np.array([meta.num_bytes / prod(widths)])
-        return float(
-            copied_s[0] + sum(self._over_b(kind, local, rows, used)[0] for kind in ("all_gather", "reduce_scatter"))
-        )
+        local = meta.num_bytes / placed.parts
+        over_s = sum(self._over_b(kind, local, placed)[0] for kind in ("all_gather", "reduce_scatter"))
+        return float(copied_s[0] + over_s)
 
-    def _as_used(self, meta: TensorMeta, local: Floats, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
+    def _as_used(self, meta: TensorMeta, local: Floats, placed: Placed) -> tuple[Floats, Floats]:
         """Stored as used, P whole: gradients of B axes are all-reduced."""
-        seconds, memory = self._known("as_used", meta, rows, states, lambda: self._used(meta, local, rows, states))
+        seconds, memory = self._known("as_used", meta, placed, lambda: self._used(meta, local, placed))
         return self.weights.once * seconds, memory
 
-    def _used(self, meta: TensorMeta, local: Floats, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
+    def _used(self, meta: TensorMeta, local: Floats, placed: Placed) -> tuple[Floats, Floats]:
+        rows, states = placed.rows, placed.states
         reduced = np.array([sbp == B for sbp in states], dtype=bool)[rows]
-        seconds = self._optimizer_s(local) + self._over_b("all_reduce", local, rows, states)
-        stored = [I if sbp == P else sbp for sbp in states]
+        seconds = self._optimizer_s(local) + self._over_b("all_reduce", local, placed)
+        stored = tuple(I if sbp == P else sbp for sbp in states)
         copies = np.zeros(len(rows))
-        if stored != list(states):
+        if stored != states:
             table = self.boxing.table(meta.sizes, meta.num_bytes, True)
             ids = table.ids(stored, rows), table.ids(states, rows)
             seconds = seconds + table.between(*ids)
@@ -163,14 +160,14 @@ class ParameterCosts:
         return seconds, self._state(meta, local) + copies + buffers
 
     def _apart(
-        self, meta: TensorMeta, local: Floats, parts: Floats, copied_s: Floats, rows: Rows, states: Sequence[Sbp]
+        self, meta: TensorMeta, local: Floats, parts: Floats, copied_s: Floats, placed: Placed
     ) -> tuple[Floats, Floats]:
         """Stored split in ``parts`` over B axes: gathered, and gradients reduce-scattered, with local copies."""
         over = self._over_b
         own_s, gather, scatter, state = self._known(
-            "split", meta, rows, states, lambda: (
-                self._optimizer_s(local / parts), copied_s + over("all_gather", local, rows, states),
-                over("reduce_scatter", local, rows, states), self._state(meta, local / parts),
+            "split", meta, placed, lambda: (
+                self._optimizer_s(local / parts), copied_s + over("all_gather", local, placed),
+                over("reduce_scatter", local, placed), self._state(meta, local / parts),
             ),
         )  # fmt: skip
         own_s = self.weights.once * own_s
@@ -180,14 +177,14 @@ class ParameterCosts:
         return own_s + self.weights.once * (gather + scatter), state + copies
 
     def _known(
-        self, what: str, meta: TensorMeta, rows: Rows, states: Sequence[Sbp], make: Callable[[], tuple[Floats, ...]]
+        self, what: str, meta: TensorMeta, placed: Placed, make: Callable[[], tuple[Floats, ...]]
     ) -> tuple[Floats, ...]:
         """What problems of other microbatches, stages' shares and ways to store have in common: before it is weighed."""
         host = self.boxing.network.cluster.host if self.offload else None
-        layouts = hashlib.blake2b(rows.tobytes(), digest_size=16).digest(), rows.shape, tuple(states)
         device = self.compute.device.op_overhead_s, self.compute.copy_bytes_per_s, host
         key = (
-            what, meta, layouts, device, self.optimizer, self.bucket_bytes, self.message, self.num_micro > 1, self.offload,
+            what, meta, placed.key, device, self.optimizer, self.bucket_bytes, self.message, self.num_micro > 1,
+            self.offload,
         )  # fmt: skip
         known = self.boxing.known
         if key not in known:
@@ -195,14 +192,10 @@ class ParameterCosts:
         found: tuple[Floats, ...] = known[key]
         return found
 
-    def _over_b(self, kind: str, local: Floats, rows: Rows, states: Sequence[Sbp]) -> Floats:
+    def _over_b(self, kind: str, local: Floats, placed: Placed) -> Floats:
         """Seconds of a collective over the axes on which a layout is B."""
-        mesh = self.boxing.mesh
-        masks = np.array([sbp == B for sbp in states], dtype=bool)[rows] @ (1 << np.arange(mesh.ndim))
-        seconds = np.zeros(len(rows))
-        for mask in distinct(masks):
-            shape = mesh.group_shape([axis for axis in range(mesh.ndim) if int(mask) >> axis & 1])
-            chosen = masks == mask
+        seconds = np.zeros(len(placed.rows))
+        for shape, chosen in placed.over_b:
             seconds[chosen] = self.boxing.network.shared_times_s(kind, local[chosen], self.message, shape)
         return seconds
 
@@ -214,19 +207,18 @@ class ParameterCosts:
         bytes_: Floats = elements * state_bytes_per_element(meta, self.optimizer, offload=self.offload)
         return bytes_
 
-    def _parts(self, meta: TensorMeta, rows: Rows, states: Sequence[Sbp]) -> tuple[Floats, Floats]:
+    def _parts(self, meta: TensorMeta, placed: Placed) -> tuple[Floats, Floats]:
         """Into how many parts storage splits what ranks would hold alike, 1 where it does not; and the seconds of local
         copies on the way there and back."""
-        mesh, known = self.boxing.mesh, self.boxing.known
-        codes = rows @ (len(states) ** np.arange(mesh.ndim, dtype=np.int64))
-        key = ("apart", meta.sizes, meta.num_bytes, tuple(states), codes.tobytes())
+        mesh, known, rows, states = self.boxing.mesh, self.boxing.known, placed.rows, placed.states
+        key = ("apart", meta.sizes, meta.num_bytes, placed.key)
         if key in known:
             found: tuple[Floats, Floats] = known[key]
             return found
+        codes = rows @ (len(states) ** np.arange(mesh.ndim, dtype=np.int64))
         _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
         parts, dims = gathered_parts(meta.sizes, rows[first], states, mesh)
-        splits = np.array([sbp.is_split for sbp in states], dtype=bool)[rows[first]]
-        local = meta.num_bytes // np.where(splits, [axis.size for axis in mesh.axes], 1).prod(axis=1)
-        copied_s = np.where(dims >= 0, self.boxing.gathered_copies_s(local.astype(np.float64), dims > 0), 0.0)
+        local = meta.num_bytes // placed.parts[first]
+        copied_s = np.where(dims >= 0, self.boxing.gathered_copies_s(local, dims > 0), 0.0)
         known[key] = parts[inverse], copied_s[inverse]
         return parts[inverse], copied_s[inverse]
