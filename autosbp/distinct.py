@@ -11,3 +11,12 @@ def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
     the largest has. ``np.unique`` does the same once it has loaded ``numpy.ma``, which takes longer than all that a plan of a
     small model asks of it."""
     return np.flatnonzero(np.bincount(values))
+
+
+def distinct_places(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The members of ``values``, as ``distinct`` gives them; and for each of ``values`` which of these it is."""
+    counts = np.bincount(values)
+    members = np.flatnonzero(counts)
+    places = np.empty(len(counts), dtype=np.int64)
+    places[members] = np.arange(len(members))
+    return members, places[values]

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from autosbp.cluster import Device
 from autosbp.costmodel.cheapest import cheapest_s
 from autosbp.costmodel.network import NetworkModel
+from autosbp.distinct import distinct_places
 from autosbp.errors import InputError
 from autosbp.sbp.boxing import COLLECTIVES, PMAX, PMIN, Step, message_bytes, step_between
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, format_nd_sbp
-from autosbp.sbp.step_table import step_table
+from autosbp.sbp.step_table import StepTable, step_table
 
 RELABEL_S = 1e-9
 """Charged for any step, so that of two equally fast paths the shorter one is taken."""
@@ -70,6 +71,7 @@ class BoxingModel:
         self.copy_bytes_per_s = copy_bytes_per_s or network.cluster.device.memory_bandwidth_bytes_per_s
         kept = BoxingTables() if kept is None else kept
         self._tables, self._step_costs, self.known = kept.tables, kept.step_costs, kept.known
+        self._ways: dict[tuple[int, bool], _Ways] = {}
 
     @property
     def device(self) -> Device:
@@ -115,30 +117,26 @@ class BoxingModel:
         return np.where(moved, RELABEL_S + copy_s + copy_s, RELABEL_S)
 
     def kinds_times_s(
-        self, kinds: Sequence[Step], messages: NDArray[np.float64], differentiable: bool, again: bool = False
+        self, steps: StepTable, messages: NDArray[np.float64], differentiable: bool, again: bool = False
     ) -> NDArray[np.float64]:
-        """All seconds of steps (rows) for many messages (columns), as ``message_times_s`` has them in parts; forward twice
-        with ``again``."""
+        """All seconds of a table's kinds of steps (rows) for many messages (columns), as ``message_times_s`` has them in parts;
+        forward twice with ``again``."""
+        ways = self._ways_of(steps, differentiable)
         copy_s = self.device.op_overhead_s + 2 * messages / self.copy_bytes_per_s
-        ways: dict[tuple[str, tuple[int, ...]], int] = {("none", ()): 0}
-        ahead: list[int] = []
-        back: list[int] = []
-        copied: list[tuple[int, int]] = []
-        for step in kinds:
-            backward = step.backward if differentiable else "none"
-            for found, action in ((ahead, step.forward), (back, backward)):
-                key = (action, step.axes) if action in COLLECTIVES else ("none", ())
-                found.append(ways.setdefault(key, len(ways)))
-            there = _num_copies(step.forward, step.src_dim, step.dst_dim)
-            copied.append((there, _num_copies(backward, step.dst_dim, step.src_dim)))
-        times = np.zeros((len(ways), len(messages)))
-        for (action, axes), at in ways.items():
-            if at:
-                times[at] = self.network.times_s(action, messages, self.mesh.group_shape(axes))
-        copies = np.array(copied, dtype=np.float64).reshape(len(kinds), 2)
+        times = np.zeros((1 + len(ways.collectives), len(messages)))
+        for at, (action, shape) in enumerate(ways.collectives, start=1):
+            times[at] = self.network.times_s(action, messages, shape)
+        copies = ways.copies
         local: NDArray[np.float64] = RELABEL_S + copies[:, :1] * copy_s + copies[:, 1:] * copy_s
-        total: NDArray[np.float64] = times[ahead] + times[back] + local
-        return total + (times[ahead] + RELABEL_S + copies[:, :1] * copy_s) if again else total
+        ahead = times[ways.ahead]
+        total: NDArray[np.float64] = ahead + times[ways.back] + local
+        return total + (ahead + RELABEL_S + copies[:, :1] * copy_s) if again else total
+
+    def _ways_of(self, steps: StepTable, differentiable: bool) -> _Ways:
+        key = id(steps), differentiable
+        if key not in self._ways:
+            self._ways[key] = _Ways.of(steps, self.mesh, differentiable)
+        return self._ways[key]
 
     def table(
         self, shape: tuple[int, ...], num_bytes: int, differentiable: bool, *, again: bool = False
@@ -167,6 +165,36 @@ def _num_copies(action: str, src_dim: int, dst_dim: int) -> int:
     return int(src_dim != 0) + int(dst_dim != 0) if action == "all_to_all" else 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """How a table's kinds of steps go: which of the ``collectives``, counted from 1 and 0 for none, is ``ahead`` and which is
+    ``back``; and how many local ``copies`` either way makes, (kinds, 2)."""
+
+    steps: StepTable
+    collectives: tuple[tuple[str, tuple[int, ...]], ...]
+    ahead: NDArray[np.int64]
+    back: NDArray[np.int64]
+    copies: NDArray[np.float64]
+
+    @staticmethod
+    def of(steps: StepTable, mesh: Mesh, differentiable: bool) -> _Ways:
+        places: dict[tuple[str, tuple[int, ...]], int] = {}
+        gone: list[tuple[int, int]] = []
+        copies: list[tuple[int, int]] = []
+        for step in steps.kinds:
+            backward, shape = step.backward if differentiable else "none", mesh.group_shape(step.axes)
+            ahead, back = (
+                places.setdefault((action, shape), 1 + len(places)) if action in COLLECTIVES else 0
+                for action in (step.forward, backward)
+            )
+            gone.append((ahead, back))
+            there = _num_copies(step.forward, step.src_dim, step.dst_dim)
+            copies.append((there, _num_copies(backward, step.dst_dim, step.src_dim)))
+        which = np.array(gone, dtype=np.int64).reshape(len(gone), 2)
+        made = np.array(copies, dtype=np.float64).reshape(len(copies), 2)
+        return _Ways(steps, tuple(places), which[:, 0], which[:, 1], made)
+
+
 class BoxingTable:
     """All-pairs cheapest boxing of one tensor. ``cost_s[i, j]`` is from ``layouts[i]`` to ``layouts[j]``; paths may stop
     at layouts that nest in another order than the mesh's, too, which come after these in ``stops``.
@@ -191,12 +219,13 @@ class BoxingTable:
         parts = factors.prod(axis=1)
         message = num_bytes // np.minimum(parts[steps.source[found.keep]], parts[steps.target[found.keep]])
         distinct, inverse = np.unique(message, return_inverse=True)
-        seconds = model.kinds_times_s(steps.kinds, distinct.astype(np.float64), differentiable, again)
+        seconds = model.kinds_times_s(steps, distinct.astype(np.float64), differentiable, again)
         self._step_s: NDArray[np.float64] = seconds[steps.kind[found.keep], inverse]
         if not differentiable and num_bytes == prod(shape):
             partial = (steps.numbers[found.chosen] == self._all_states[P]).any(axis=1)
             self._step_s[partial[found.source] | partial[found.target]] = np.inf
         self._rows: dict[int, NDArray[np.float64]] = {}
+        self._weights = len(self._all_states) ** np.arange(self.mesh.ndim, dtype=np.int64)
 
     @property
     def num_cost_bytes(self) -> int:
@@ -217,12 +246,12 @@ class BoxingTable:
 
     def costs_of(self, sources: NDArray[np.int64]) -> NDArray[np.float64]:
         """``cost_s[sources]``; no other rows are computed."""
-        wanted, inverse = np.unique(sources, return_inverse=True)
+        wanted, inverse = distinct_places(sources)
         return self._rows_of(wanted.tolist())[inverse, : self.num_layouts]
 
     def between(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.float64]:
         """``cost_s[sources, targets]``."""
-        wanted, inverse = np.unique(sources, return_inverse=True)
+        wanted, inverse = distinct_places(sources)
         return self._rows_of(wanted.tolist())[inverse, targets]
 
     def _rows_of(self, sources: Sequence[int]) -> NDArray[np.float64]:
@@ -248,10 +277,13 @@ class BoxingTable:
     def ids(self, states: Sequence[Sbp], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Layout indices of many layouts at once: ``rows[i, axis]`` chooses one of ``states`` on each axis; -1 where a
         layout is not even."""
-        codes = np.array([self._all_states.get(state, -1) for state in states], dtype=np.int64)[rows]
+        every = [self._all_states.get(state, -1) for state in states]
+        codes = np.array(every, dtype=np.int64)[rows]
+        if -1 not in every:
+            found: NDArray[np.int64] = self._even.lookup[codes @ self._weights]
+            return found
         known = (codes >= 0).all(axis=1)
-        weights = len(self._all_states) ** np.arange(self.mesh.ndim, dtype=np.int64)
-        return np.where(known, self._even.lookup[np.where(known, codes @ weights, 0)], -1)
+        return np.where(known, self._even.lookup[np.where(known, codes @ self._weights, 0)], -1)
 
     def costs_from(self, src: NdSbp) -> NDArray[np.float64]:
         """Seconds from a layout to each of ``layouts``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
@@ -58,11 +58,12 @@ class Domain:
 
 def make_domain(cluster: OpCluster, mesh: Mesh, allowed: Callable[[int, int], bool] | None = None) -> Domain:
     """Every combination of options in which all splits are even; ``allowed(axis, option)`` restricts it (baselines)."""
-    choices = [
-        [option for option in range(len(cluster.options)) if allowed is None or allowed(axis, option)]
-        for axis in range(mesh.ndim)
-    ]
-    rows = np.array(list(product(*choices)), dtype=np.int64).reshape(prod(map(len, choices)), mesh.ndim)
+    rows = _combinations(
+        tuple(
+            tuple(option for option in range(len(cluster.options)) if allowed is None or allowed(axis, option))
+            for axis in range(mesh.ndim)
+        )
+    )
     keep = np.ones(len(rows), dtype=bool)
     sizes = np.array([axis.size for axis in mesh.axes], dtype=np.int64)
     for option, extent in enumerate(cluster.sizes):
@@ -70,6 +71,14 @@ def make_domain(cluster: OpCluster, mesh: Mesh, allowed: Callable[[int, int], bo
             parts = np.where(rows == option, sizes, 1).prod(axis=1)
             keep &= extent % parts == 0
     return Domain(cluster, mesh, rows[keep])
+
+
+@lru_cache(maxsize=256)
+def _combinations(choices: tuple[tuple[int, ...], ...]) -> Rows:
+    """One of each, in all ways; not to be written to."""
+    rows = np.array(list(product(*choices)), dtype=np.int64).reshape(prod(map(len, choices)), len(choices))
+    rows.flags.writeable = False
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
