@@ -21,7 +21,7 @@ from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Costs, Strategy
 from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search.bounds import stage_bound, stage_costs
-from autosbp.search.bounds.block_room import Recomputed, Wanted
+from autosbp.search.bounds.block_room import BlockRoom, Effort, Recomputed, Wanted
 from autosbp.search.bounds.mixtures import best_price, lower_edge
 from autosbp.search.bounds.stage_bound import StageBounds
 from autosbp.search.bounds.stage_costs import Part
@@ -35,6 +35,7 @@ from autosbp.search.searchers.memory import least_memory
 from autosbp.search.space import space_solver
 from autosbp.search.space.stage_limited import Left, StageLimited
 from autosbp.search.stages.layouts import Structure
+from autosbp.search.stages.pipelines import Shape
 from tests.search.plans import graph_of
 
 GIB = 2**30
@@ -162,6 +163,45 @@ def test_larger_microbatches_bound_what_lies_between(monkeypatch: pytest.MonkeyP
     assert any(shut) and room.call_count < len(sizes)
     for at, each in enumerate(own):
         assert not shut[at] or each.shut(step_s, lambda: False)[0]
+
+
+@pytest.mark.parametrize("model", ["gpt2", "vit-large"])
+@pytest.mark.parametrize("limit", [GIB, 40 * GIB])
+def test_time_alone_leaves_no_less_room_than_memory_does(model: str, limit: int) -> None:
+    planner = Planner(graph_of(model), load_cluster("dgx-a100-40g:1"), None, PlanOptions(global_batch=BATCH), None)
+    compared = 0
+    for structure in planner.structures():
+        if structure.stages not in (2, 4):
+            continue
+        bounds = StageBounds(planner.problems, structure, [4], Wanted(STORAGES, EVERY, SCHEDULED, limit), {})
+        room = bounds._room(0)
+        assert isinstance(room, BlockRoom)
+        shape = Shape(ONE_F_ONE_B, 1)
+        for stage in range(structure.stages):
+            for each in EVERY:
+                for once in (False, True):
+                    asked = 5.0, shape, stage, 1.0, each, once
+                    room._effort = Effort.TIME
+                    by_time, _ = room._capacity(*asked)
+                    room._effort = Effort.REFINED
+                    assert room._capacity(*asked)[0] <= by_time * (1 + 1e-9)
+                    compared += 1
+    assert compared > 20
+
+
+def test_problems_that_recompute_are_built_where_memory_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(graph_of("gpt2"), load_cluster("dgx-a100-40g:1"), None, PlanOptions(global_batch=BATCH), None)
+    structure = next(each for each in planner.structures() if each.stages == 4)
+    built: list[bool] = []
+    problem = planner.problems.stage_problem
+    monkeypatch.setattr(
+        planner.problems, "stage_problem", lambda *given, again: built.append(again) or problem(*given, again=again)
+    )
+    for limit_bytes, step_s, expected in [(40 * GIB, 1e-3, [False]), (1 << 20, 1e3, [False, True])]:
+        built.clear()
+        bounds = StageBounds(planner.problems, structure, [8], Wanted(STORAGES, EVERY, SCHEDULED, limit_bytes), {})
+        assert bounds.shut(step_s, lambda: False) == [True]
+        assert built == expected
 
 
 def test_no_time_says_nothing() -> None:

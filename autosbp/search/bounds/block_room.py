@@ -23,8 +23,10 @@ all are, one whole block besides, as there is when backward begins.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 
@@ -74,25 +76,43 @@ Hints = dict[tuple[Recomputed, int, bool], float]
 
 
 _Key = tuple[Recomputed, Moment, float]
+Parts = tuple[Part, Part, Part]
+"""What is before the blocks, a block, and what is behind."""
+
+
+class Effort(IntEnum):
+    """What is asked of prices: nothing, as time alone may be too short; those that are known to be good; better ones."""
+
+    TIME, KNOWN, REFINED = range(3)
 
 
 class BlockRoom:
-    """How many blocks stages have room for. ``parts`` are what is before the blocks, a block, and what is behind, as they
-    are and recomputed; ``micro_batch`` is the size that their costs are of."""
+    """How many blocks stages have room for. ``made`` gives parts as they are, or recomputed, which take no less time;
+    ``micro_batch`` is the size that their costs are of."""
 
     def __init__(
-        self, parts: dict[bool, tuple[Part, Part, Part]], blocks: int, stages: int, micro_batch: int, batch: int,
+        self, made: Callable[[bool], Parts], blocks: int, stages: int, micro_batch: int, batch: int,
         wanted: Wanted, hints: Hints, sends: Sends,
     ) -> None:  # fmt: skip
-        self.parts, self.blocks, self.stages = parts, blocks, stages
+        self._made, self._parts = made, dict[bool, Parts]()
+        self.blocks, self.stages = blocks, stages
         self.micro_batch, self.batch, self.wanted = micro_batch, batch, wanted
         self.count = batch // micro_batch
         self.hints, self.sends = hints, sends
-        self._near = NEAR_LARGE if any(part.is_large for every in parts.values() for part in every) else NEAR
-        self._refines = True
+        self._effort = Effort.REFINED
         self._counts = self.count, self.count
         self._tried: dict[_Key, dict[float, float]] = {}
         self._edges: dict[_Key, tuple[tuple[int, ...], list[tuple[float, float]]]] = {}
+
+    def parts(self, again: bool) -> Parts:
+        """As they are, or recomputed."""
+        if again not in self._parts:
+            self._parts[again] = self._made(again)
+        return self._parts[again]
+
+    @cached_property
+    def _near(self) -> float:
+        return NEAR_LARGE if any(part.is_large for part in self.parts(again=False)) else NEAR
 
     def least(self, low: float, high: float, sizes: Sequence[int]) -> float:
         """The least seconds that are not out of reach for microbatches of these sizes; known to be between two."""
@@ -118,11 +138,11 @@ class BlockRoom:
         )
 
     def _is_short(self, seconds: float, shape: Shape, share: float) -> bool:
-        """Whether stages have too little room with a schedule: at prices that are known to be good, or better ones."""
+        """Whether stages have too little room with a schedule: too little time, or too little memory, too, at prices that are
+        known to be good, or better ones."""
         if self.sends.busiest_s(shape) >= seconds:
             return True
-        for refines in (False, True):
-            self._refines = refines
+        for self._effort in Effort:
             if self._held(seconds, shape, share) < self.blocks or self._waiting(seconds, shape, share):
                 return True
         return False
@@ -173,7 +193,7 @@ class BlockRoom:
         left_s += (sum(own) - self.blocks) * max(each_s for room in rooms for _, each_s in room)
         # Of any 1, 2, ... stages, the blocks that the others have no room for.
         least = np.maximum(self.blocks - np.cumsum(sorted(own, reverse=True))[-2::-1], 0.0)
-        block = self.parts[False][1]
+        block = self.parts(False)[1]
         back_s = block.lean_s if shape.schedule == ZERO_BUBBLE else block.backward_s
         sides = [(each.forward, each.backward) for each in found if each.once == once]
         waited_s = max(
@@ -190,7 +210,7 @@ class BlockRoom:
 
     def _waits(self, shape: Shape, stage: int, held: float, share: float) -> list[tuple[bool, float]]:
         """Seconds that a stage waits for those before it, and whether what it does once a step comes on top."""
-        block = self.parts[False][1]
+        block = self.parts(False)[1]
         blocks = held if shape.virtual == 1 else max(stage - 1, 0) * share
         found = [(True, blocks * block.forward_s)]
         if stage and shape.schedule != ZERO_BUBBLE:
@@ -200,12 +220,19 @@ class BlockRoom:
     def _capacity(
         self, seconds: float, shape: Shape, stage: int, share: float, recomputed: Recomputed, once: bool
     ) -> tuple[float, float]:
-        """Blocks that one stage has room for, and the priced seconds that each takes of that room."""
-        before, _, behind = self.parts[not recomputed.kept]
+        """Blocks that one stage has room for, and the priced seconds that each takes of that room. By time alone that is of
+        blocks that are kept: with some of them recomputed a stage does no more, and has no more time left."""
+        by_time = self._effort is Effort.TIME
+        before, block, behind = self.parts(not recomputed.kept and not by_time)
         ends = [part for part, here in ((before, stage == 0), (behind, stage == self.stages - 1)) if here]
+        if by_time:
+            none = Prices(0.0, 0.0, 0.0, once)
+            each = block.at(none).least_s
+            left = seconds - sum(part.at(none).least_s for part in ends)
+            return (left / each, each) if each > 0 else (2.0 * (self.blocks + 1), 0.0)
         limit = float(self.wanted.limit)
         if not recomputed.kept:  # when backward begins, a block is there whole
-            limit -= share * self.parts[False][1].least_kept
+            limit -= share * self.parts(False)[1].least_kept
         most = 2.0 * (self.blocks + 1), 0.0
         for moment in moments(shape.schedule, self.stages, stage, self.count, once=once):
             price, each = self._price(recomputed, moment, seconds, share, limit)
@@ -226,7 +253,7 @@ class BlockRoom:
         hint = self.hints.get((recomputed, moment.in_flight, moment.once))
         if hint is not None and not tried:
             tried[hint] = self._block(prices_of(hint, moment, share), recomputed)
-        for _ in range(MOST_PRICES if self._refines or not tried else 0):
+        for _ in range(MOST_PRICES if self._effort is Effort.REFINED or not tried else 0):
             price = best_price(self._edge(recomputed, moment, share), seconds, limit)
             if any(abs(price - other) <= self._near * other for other in tried):
                 break
@@ -237,7 +264,7 @@ class BlockRoom:
 
     def _edge(self, recomputed: Recomputed, moment: Moment, share: float) -> list[tuple[float, float]]:
         """Bytes and seconds of the blocks known that are the least at some price, ever fewer bytes."""
-        counts = tuple(len(self.parts[again][1].known(once=moment.once)) for again in (False, recomputed.again))
+        counts = tuple(len(self.parts(again)[1].known(once=moment.once)) for again in (False, recomputed.again))
         key = recomputed, moment, share
         if self._edges.get(key, ((), []))[0] != counts:
             found = []
@@ -246,7 +273,7 @@ class BlockRoom:
                 if wanted:
                     found += [
                         (each.seconds, each.stays + moment.gradients * each.gradients + kept * each.kept)
-                        for each in self.parts[again][1].known(once=moment.once)
+                        for each in self.parts(again)[1].known(once=moment.once)
                     ]
             self._edges[key] = counts, lower_edge(found)
         return self._edges[key][1]
@@ -255,8 +282,8 @@ class BlockRoom:
         """The least priced seconds of a block."""
         found = []
         if recomputed.kept:
-            found.append(self.parts[False][1].at(prices).least_s)
+            found.append(self.parts(False)[1].at(prices).least_s)
         if recomputed.again:
             less = replace(prices, kept=prices.kept / recomputed.most)
-            found.append(self.parts[True][1].at(less).least_s)
+            found.append(self.parts(True)[1].at(less).least_s)
         return min(found)

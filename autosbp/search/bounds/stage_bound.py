@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
-from autosbp.search.bounds.block_room import BlockRoom, Hints, Wanted
+from autosbp.search.bounds.block_room import BlockRoom, Hints, Parts, Wanted
 from autosbp.search.bounds.sends import Sends
 from autosbp.search.bounds.stage_costs import Part
 from autosbp.search.bounds.whole_bound import WholeRoom
@@ -80,12 +80,10 @@ class StageBounds:
                 break
             try:
                 room = self._room(at)
+                last = at if room is None else self._last_shut(room, at, seconds)  # None: no even split
             except _TooLargeError:
                 self._is_silent = True
                 break
-            last = at - 1 if room is None else self._last_shut(room, at, seconds)
-            if room is None:
-                last = at  # no even split
             self._shut_s[at : last + 1] = [seconds] * (last + 1 - at)
             if last >= at:
                 self._rooms.pop(at, None)  # a better step is out of reach, too
@@ -146,8 +144,8 @@ def _block_room(
     folding = problems.folding
     assert folding is not None
     count = problems.global_batch // micro_batch
-    parts: dict[bool, tuple[Part, Part, Part]] = {}
-    for again in sorted({again for each in wanted.recomputed for again in (False, each.again)}):
+
+    def made(again: bool) -> Parts:
         built = problems.stage_problem(structure, micro_batch, wanted.storages, again=again)
         inner = part_variables(built, folding)
         if max(map(len, inner)) > MOST_VARIABLES:
@@ -155,6 +153,9 @@ def _block_room(
         before, block, behind = (Part(built, each, count) for each in inner)
         if before.is_huge or block.is_huge or behind.is_huge:
             raise _TooLargeError
-        parts[again] = before, block, behind
+        return before, block, behind
+
     sends = Sends(problems, structure, micro_batch)
-    return BlockRoom(parts, folding.count, structure.stages, micro_batch, problems.global_batch, wanted, hints, sends)
+    room = BlockRoom(made, folding.count, structure.stages, micro_batch, problems.global_batch, wanted, hints, sends)
+    room.parts(again=False)
+    return room
