@@ -1,18 +1,20 @@
 """How long a plan takes from cold, and what is proved of it: ``python -m benchmarks.search_scale [CASE ...] [--rounds N]
 [--replan] [--within SECONDS] [--json]``.
 
-Every case is a process of its own that imports, loads the graph, builds and searches the whole space (stages, schedules, cuts,
-microbatch, storage, layouts), without torch; and another one that costs the baselines beside it, as plans do that are not asked
-for other ones. Of several rounds, each of all cases, a case's median by its seconds is shown. With ``--replan`` a case is
-planned for twice the batch, too, and with outer links of half the bandwidth: each from cold, and after the plan of the case
-itself in the same process. With ``--within`` it is planned under that time limit, too: how long that takes, how much slower the
-plan is, and what is proved of it. The memory is that of the process with baselines and of those that help it, when together
-they have most (looked at every ``SAMPLE_S``), pages that they share counted for each.
+Every case is a process of its own, with bytecode at hand as an installed package has it, that imports, loads the graph, builds
+and searches the whole space (stages, schedules, cuts, microbatch, storage, layouts), without torch; and another one that costs
+the baselines beside it, as plans do that are not asked for other ones. Of several rounds, each of all cases, a case's median
+by its seconds is shown. With ``--replan`` a case is planned for twice the batch, too, and with outer links of half the
+bandwidth: each from cold, and after the plan of the case itself in the same process. With ``--within`` it is planned under
+that time limit, too: how long that takes, how much slower the plan is, and what is proved of it. The memory is that of the
+process with baselines and of those that help it, when together they have most (looked at every ``SAMPLE_S``), pages that they
+share counted for each.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import subprocess
@@ -22,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import autosbp
 
 PROGRAM = """
 import json, resource, sys, time
@@ -183,6 +187,8 @@ def main() -> None:
     if arguments.within is not None and not 0 < arguments.within < MOST_S:
         parser.error(f"--within {arguments.within:g}: more than 0 and less than {MOST_S:g} seconds is expected")
     names = arguments.cases or list(CASES)
+    # Where the environment forbids to write bytecode, each process would compile what was changed since the installation.
+    compileall.compile_dir(str(Path(autosbp.__file__).parent), quiet=2)
     rounds: list[dict[str, dict[str, Any]]] = []
     for at in range(arguments.rounds):
         rounds.append({})
