@@ -197,10 +197,14 @@ def test_problems_that_recompute_are_built_where_memory_asks_for_them(monkeypatc
     monkeypatch.setattr(
         planner.problems, "stage_problem", lambda *given, again: built.append(again) or problem(*given, again=again)
     )
-    for limit_bytes, step_s, expected in [(40 * GIB, 1e-3, [False]), (1 << 20, 1e3, [False, True])]:
+    for limit_bytes, step_s, is_shut, expected in [
+        (40 * GIB, 1e-3, True, [False]),
+        (40 * GIB, 1e3, False, [False]),
+        (1 << 20, 1e3, True, [False, True]),
+    ]:
         built.clear()
         bounds = StageBounds(planner.problems, structure, [8], Wanted(STORAGES, EVERY, SCHEDULED, limit_bytes), {})
-        assert bounds.shut(step_s, lambda: False) == [True]
+        assert bounds.shut(step_s, lambda: False) == [is_shut]
         assert built == expected
 
 

@@ -165,12 +165,12 @@ class BlockRoom:
 
     def _most(self, seconds: float, shape: Shape, stage: int, share: float, once: bool, enough: int) -> float:
         """Blocks that one stage has room for with the best of what may be recomputed; any number where that is enough."""
-        most = -math.inf
+        most, ceiling = -math.inf, self._by_time(seconds, stage, once)[0]
         for each in self.wanted.recomputed:
             most = max(most, self._capacity(seconds, shape, stage, share, each, once)[0])
-            if most >= enough:
+            if most >= min(enough, ceiling):
                 break
-        return most
+        return min(most, ceiling)
 
     def _waiting(self, seconds: float, shape: Shape, share: float) -> bool:
         """Whether stages that hold all blocks have too little time to wait for each other."""
@@ -193,7 +193,7 @@ class BlockRoom:
         left_s += (sum(own) - self.blocks) * max(each_s for room in rooms for _, each_s in room)
         # Of any 1, 2, ... stages, the blocks that the others have no room for.
         least = np.maximum(self.blocks - np.cumsum(sorted(own, reverse=True))[-2::-1], 0.0)
-        block = self.parts(False)[1]
+        block = self.parts(again=False)[1]
         back_s = block.lean_s if shape.schedule == ZERO_BUBBLE else block.backward_s
         sides = [(each.forward, each.backward) for each in found if each.once == once]
         waited_s = max(
@@ -204,13 +204,18 @@ class BlockRoom:
         return share * waited_s * (1 - ROUNDING) > left_s
 
     def _room_of(self, seconds: float, shape: Shape, stage: int, share: float, once: bool) -> list[tuple[float, float]]:
-        """The capacity of a stage, with what may be recomputed."""
+        """The capacity of a stage, with what may be recomputed; of time alone, where memory takes nothing of it."""
         own_s = seconds - self.sends.of_stage_s(shape, stage, self._counts)
-        return [self._capacity(own_s, shape, stage, share, each, once) for each in self.wanted.recomputed]
+        by_time, rooms = self._by_time(own_s, stage, once), list[tuple[float, float]]()
+        for each in self.wanted.recomputed:
+            rooms.append(self._capacity(own_s, shape, stage, share, each, once))
+            if rooms[-1][0] >= by_time[0]:
+                return [by_time]
+        return rooms
 
     def _waits(self, shape: Shape, stage: int, held: float, share: float) -> list[tuple[bool, float]]:
         """Seconds that a stage waits for those before it, and whether what it does once a step comes on top."""
-        block = self.parts(False)[1]
+        block = self.parts(again=False)[1]
         blocks = held if shape.virtual == 1 else max(stage - 1, 0) * share
         found = [(True, blocks * block.forward_s)]
         if stage and shape.schedule != ZERO_BUBBLE:
@@ -220,27 +225,50 @@ class BlockRoom:
     def _capacity(
         self, seconds: float, shape: Shape, stage: int, share: float, recomputed: Recomputed, once: bool
     ) -> tuple[float, float]:
-        """Blocks that one stage has room for, and the priced seconds that each takes of that room. By time alone that is of
-        blocks that are kept: with some of them recomputed a stage does no more, and has no more time left."""
-        by_time = self._effort is Effort.TIME
-        before, block, behind = self.parts(not recomputed.kept and not by_time)
-        ends = [part for part, here in ((before, stage == 0), (behind, stage == self.stages - 1)) if here]
-        if by_time:
-            none = Prices(0.0, 0.0, 0.0, once)
-            each = block.at(none).least_s
-            left = seconds - sum(part.at(none).least_s for part in ends)
-            return (left / each, each) if each > 0 else (2.0 * (self.blocks + 1), 0.0)
-        limit = float(self.wanted.limit)
+        """Blocks that one stage has room for, and the priced seconds that each takes of that room."""
+        found = moments(shape.schedule, self.stages, stage, self.count, once=once)
+        by_time = self._by_time(seconds, stage, once)
+        if self._effort is Effort.TIME or (recomputed.kept and self._fits(by_time[0], stage, share, found)):
+            return by_time
+        ends, limit = self._ends(stage, again=not recomputed.kept), float(self.wanted.limit)
         if not recomputed.kept:  # when backward begins, a block is there whole
-            limit -= share * self.parts(False)[1].least_kept
+            limit -= share * self.parts(again=False)[1].least_kept
         most = 2.0 * (self.blocks + 1), 0.0
-        for moment in moments(shape.schedule, self.stages, stage, self.count, once=once):
+        for moment in found:
             price, each = self._price(recomputed, moment, seconds, share, limit)
             prices = prices_of(price, moment, share)
             left = seconds - sum(part.at(prices).least_s for part in ends) + price * limit
             if each > 0:
                 most = min(most, (left / each, each))
         return most
+
+    def _ends(self, stage: int, *, again: bool) -> list[Part]:
+        """What a stage holds beside blocks."""
+        before, _, behind = self.parts(again)
+        return [part for part, here in ((before, stage == 0), (behind, stage == self.stages - 1)) if here]
+
+    def _by_time(self, seconds: float, stage: int, once: bool) -> tuple[float, float]:
+        """As ``_capacity``, of blocks that are kept, if bytes cost nothing. With some of them recomputed a stage does no more,
+        and has no more time left."""
+        none = Prices(0.0, 0.0, 0.0, once)
+        each = self.parts(again=False)[1].at(none).least_s
+        left = seconds - sum(part.at(none).least_s for part in self._ends(stage, again=False))
+        return (left / each, each) if each > 0 else (2.0 * (self.blocks + 1), 0.0)
+
+    def _fits(self, blocks: float, stage: int, share: float, found: Sequence[Moment]) -> bool:
+        """Whether so many blocks, or all there are, are within the limit in the quickest layouts: then no price leaves less
+        room than time does, as these layouts cost no more than the time and the bytes that there are."""
+        for moment in found:
+            none, held = Prices(0.0, 0.0, 0.0, moment.once), max(min(blocks, float(self.blocks)), 0.0)
+            taken = [(part.at(none), 1.0) for part in self._ends(stage, again=False)]
+            taken.append((self.parts(again=False)[1].at(none), held))
+            kept = moment.in_flight * share
+            bytes_ = sum(
+                count * (each.stays + moment.gradients * each.gradients + kept * each.kept) for each, count in taken
+            )
+            if bytes_ > self.wanted.limit:
+                return False
+        return True
 
     def _price(
         self, recomputed: Recomputed, moment: Moment, seconds: float, share: float, limit: float
@@ -282,8 +310,8 @@ class BlockRoom:
         """The least priced seconds of a block."""
         found = []
         if recomputed.kept:
-            found.append(self.parts(False)[1].at(prices).least_s)
+            found.append(self.parts(again=False)[1].at(prices).least_s)
         if recomputed.again:
             less = replace(prices, kept=prices.kept / recomputed.most)
-            found.append(self.parts(True)[1].at(less).least_s)
+            found.append(self.parts(again=True)[1].at(less).least_s)
         return min(found)
