@@ -48,7 +48,11 @@ def loads(text: bytes) -> Any:
         kind, *members = _list(entry) or [None]
         if not isinstance(kind, str) or kind not in _KINDS:
             raise ValueError(f"{entry[:1]} is nothing that is handed over")
-        made.append(_KINDS[kind][1](*[_member(each, made) if isinstance(each, list) else each for each in members]))
+        values = [_member(each, made) if isinstance(each, (list, dict)) else each for each in members]
+        try:
+            made.append(_KINDS[kind][1](*values))
+        except TypeError as error:
+            raise ValueError(f"members of a {kind} are not as they are handed over") from error
     if not made or not isinstance(made[-1], list) or len(made[-1]) != 1:
         raise ValueError("a list of one value is handed over last")
     return made[-1][0]
@@ -77,9 +81,9 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _member(place: list[Any], made: list[Any]) -> Any:
+def _member(place: Any, made: list[Any]) -> Any:
     """The value made before at this place."""
-    if len(place) != 1 or type(place[0]) is not int or not 0 <= place[0] < len(made):
+    if len(_list(place)) != 1 or type(place[0]) is not int or not 0 <= place[0] < len(made):
         raise ValueError(f"{place[:2]} is no place of a value")
     return made[place[0]]
 

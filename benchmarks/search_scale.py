@@ -141,10 +141,12 @@ def _resident_bytes(pid: int) -> int:
 
 
 def with_baselines(case: Case) -> dict[str, Any]:
-    """Seconds of a plan that is compared with its baselines, theirs, and the memory that all of it takes."""
+    """Seconds of a plan that is compared with its baselines, theirs, and the memory that all of it takes; None, no baselines
+    and no memory where it does not end."""
     found = measure(case, compared=True)
-    kept = {name: found.get(name) for name in ("baselines", "peak_bytes")}
-    return {"with_baselines_s": found["seconds"], **kept}
+    if not found.get("ended", True):
+        return {"with_baselines_s": None, "baselines": {}}
+    return {"with_baselines_s": found["seconds"], **{name: found[name] for name in ("baselines", "peak_bytes")}}
 
 
 def replanned(case: Case) -> dict[str, float | None]:
@@ -209,11 +211,12 @@ def show(name: str, row: Mapping[str, Any]) -> None:
         print(f"{name:<18} over {row['seconds']:.0f} s (aim {row['limit_s']:g} s)", flush=True)
         return
     gap = "no bound" if row["gap"] is None else f"gap {row['gap']:.1%}"
-    known = [seconds for seconds in (row["baselines"] or {}).values() if seconds is not None]
+    whole = "not to an end" if row["with_baselines_s"] is None else f"{row['with_baselines_s']:.2f}"
+    known = [seconds for seconds in row["baselines"].values() if seconds is not None]
     best = f"best baseline {min(known):.4g} s" if known else "no baseline"
     print(
         f"{name:<18} {row['seconds']:6.2f} s (aim {row['limit_s']:g} s, load {row['load_s']:.2f}, "
-        f"with baselines {row['with_baselines_s']:.2f}) {gap}  step {row['step_time_s']:.4g} s, {best}; "
+        f"with baselines {whole}) {gap}  step {row['step_time_s']:.4g} s, {best}; "
         f"{row['stages']} stages {row['schedule'] or ''} microbatch {row['micro_batch']}; "
         f"{row['peak_bytes'] / 2**30:.2f} GiB",
         flush=True,

@@ -63,6 +63,7 @@ def test_what_is_not_declared_is_refused() -> None:
 NOBODYS = (
     "[]", "1", "{}", '"list"', "[[]]", "[1]", '[["list",[0]]]', '[["list",[1]]]', '[["list",[-1]]]', '[["list",[true]]]',
     '[["list",[0,0]]]', '[["list",[]]]', '[["list",["0"]]]', '[["tuple",1]]', '[["list"]]', '[["list",1,2]]', '[[["list"]]]',
+    '[["list",{}]]', '[["list"],["dict",[0],1],["list",[1]]]', '[["Tally",1,2,3,4,5],["list",[0]]]',
 )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
+import sysconfig
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -15,8 +17,8 @@ from autosbp import native
 
 
 def test_loops_are_built_where_there_is_a_compiler() -> None:
-    if shutil.which("gcc") is None:
-        pytest.skip("there is no C compiler")
+    if shutil.which("gcc") is None or not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("there is no C compiler, or there are no headers of Python")
     assert native.LOOPS is not None, "pip install --editable . builds them"
 
 
@@ -65,7 +67,7 @@ class TestRefused:
             with pytest.raises(ValueError, match="is expected|are expected"):
                 self.loops.message(np.zeros(base), np.zeros(table), 1.0, np.zeros(out))
 
-    def test_ways_over_stops_that_are_not_there(self) -> None:
+    def test_steps_to_stops_that_are_not_there_or_that_save_time(self) -> None:
         assert self.loops is not None
         costs = np.zeros((3, 2))
         for sources, targets, seconds in [
@@ -73,6 +75,8 @@ class TestRefused:
             ([-1], [0], [1.0]),
             ([0, 1], [1], [1.0]),
             ([1], [1], [1.0]),
+            ([0], [1], [-1.0]),
+            ([0], [1], [np.nan]),
         ]:
             with pytest.raises(ValueError, match="are expected"):
                 self.loops.cheapest_ways(np.array(sources), np.array(targets), np.array(seconds), costs)

@@ -1,6 +1,6 @@
 /* Loops over tables of seconds, which numpy writes to memory at each step and reads again: sums and their minima here stay in
- * registers, and what is read several times in the nearest cache. All only add and compare, in doubles, so that results are
- * those of numpy, bit for bit. Arrays are of float64 (steps: int64), in C order; the interpreter's lock is let go meanwhile. */
+ * registers, and what is read several times in the nearest cache. All do what numpy does, in doubles and in an order that makes no
+ * difference, so that results are the same, bit for bit. Arrays are of float64 (steps: int64), in C order; the interpreter's lock is let go meanwhile. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 1 /* of what is in here; autosbp/native/__init__.py asks for it */
+#define VERSION 2 /* of what is in here; autosbp/native/__init__.py asks for it */
 #define BLOCK 64  /* sources of a block of cheapest ways: those of some hundred stops stay in the second cache */
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
@@ -178,11 +178,12 @@ cheapest_ways(PyObject *Py_UNUSED(module), PyObject *arguments)
     if (take(arrays[3], &costs, 2, "d", PyBUF_WRITABLE)) goto free_seconds;
     const Py_ssize_t steps = sources.shape[0], stops = costs.shape[0], width = costs.shape[1];
     const int64_t *from = sources.buf, *to = targets.buf;
+    const double *spent = seconds.buf;
     int fits = targets.shape[0] == steps && seconds.shape[0] == steps;
     for (Py_ssize_t at = 0; fits && at < steps; at++)
-        fits = from[at] >= 0 && from[at] < stops && to[at] >= 0 && to[at] < stops && from[at] != to[at];
+        fits = from[at] >= 0 && from[at] < stops && to[at] >= 0 && to[at] < stops && from[at] != to[at] && spent[at] >= 0.0;
     if (!fits) {
-        PyErr_SetString(PyExc_ValueError, SHAPES);
+        PyErr_SetString(PyExc_ValueError, "steps of at least 0 seconds between two of the stops are expected");
         goto free_costs;
     }
     double *now = PyMem_RawMalloc(sizeof(double) * BLOCK * (stops ? stops : 1));
@@ -196,7 +197,7 @@ cheapest_ways(PyObject *Py_UNUSED(module), PyObject *arguments)
         double *of = (double *)costs.buf + first;
         for (Py_ssize_t stop = 0; stop < stops; stop++)
             for (Py_ssize_t at = 0; at < BLOCK; at++) now[stop * BLOCK + at] = at < own ? of[stop * width + at] : INFINITY;
-        settle(now, from, to, seconds.buf, steps);
+        settle(now, from, to, spent, steps);
         for (Py_ssize_t stop = 0; stop < stops; stop++)
             memcpy(of + stop * width, now + stop * BLOCK, sizeof(double) * own);
     }

@@ -81,7 +81,8 @@ Parts = tuple[Part, Part, Part]
 
 
 class Effort(IntEnum):
-    """What is asked of prices: nothing, as time alone may be too short; those that are known to be good; better ones."""
+    """What is asked of prices: nothing, as time alone may be too short; those known to be good, or one where none is; or better
+    ones."""
 
     TIME, KNOWN, REFINED = range(3)
 

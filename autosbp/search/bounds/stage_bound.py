@@ -98,7 +98,10 @@ class StageBounds:
             return min(self._shut_s[at], seconds)
         room = self._room(at)
         assert room is not None  # it splits evenly: otherwise it would be shut
-        return room.least(self._shut_s[at], seconds, self.sizes[at : at + 1])
+        try:
+            return room.least(self._shut_s[at], seconds, self.sizes[at : at + 1])
+        except _TooLargeError:
+            return min(self._shut_s[at], seconds)
 
     def _last_shut(self, room: BlockRoom | WholeRoom, at: int, seconds: float) -> int:
         """The last of the sizes from one on that its costs show to be shut; the one before it where that is not."""
@@ -140,7 +143,8 @@ def _whole_room(problems: LayoutProblems, structure: Structure, micro_batch: int
 def _block_room(
     problems: LayoutProblems, structure: Structure, micro_batch: int, wanted: Wanted, hints: Hints
 ) -> BlockRoom:
-    """Raises ``InfeasibleError`` where nothing splits evenly, and ``_TooLargeError``."""
+    """Raises ``InfeasibleError`` where nothing splits evenly, and ``_TooLargeError``, as the room does where it asks for parts
+    that recompute."""
     folding = problems.folding
     assert folding is not None
     count = problems.global_batch // micro_batch

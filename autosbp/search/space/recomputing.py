@@ -84,14 +84,16 @@ class Recomputing(StageLimited):
         self._pending, self._began = [], time.monotonic()
         made: Made = {}
         ranked, found = deque(sorted(structures, key=lambda entry: entry[0])), list[Entry]()
+        is_known = False
         while self.best is None and ranked:
             # Few, and of these no more than until one fits: that one made as good as can be cuts the others short.
             some = [ranked.popleft() for _ in range(min(AT_ONCE, len(ranked)))]
-            found += self._estimated(some, kind, tally, spent, made)
+            more = self._estimated(some, kind, tally, spent, made, is_known=is_known)
+            found, is_known = [*found, *more], is_known or bool(more)
             found = self._quickest_kept(found, kind, tally, spent, made, is_first=True)
             if kind.proves:
                 self.recompute_unevenly(tally)
-        found += self._estimated(ranked, kind, tally, spent, made)
+        found += self._estimated(ranked, kind, tally, spent, made, is_known=is_known)
         self._quickest_kept(found, kind, tally, spent, made)
 
     def _quickest_kept(
@@ -196,13 +198,15 @@ class Recomputing(StageLimited):
         tally: Tally,
         spent: Callable[[], bool],
         made: Made,
+        *,
+        is_known: bool,
     ) -> list[Entry]:
         """Spaces of these structures that have room once every block is recomputed; layouts are ``made`` in this process alone.
-        Until there is a strategy, time may end it once one was found."""
+        Time may end it once a space is known, of these structures or of earlier ones."""
         found: list[Entry] = []
 
         def is_open(_: tuple[float, Structure]) -> bool:
-            return not (found and self._late(spent))
+            return not ((found or is_known) and self._late(spent))
 
         def look(entry: tuple[float, Structure], tally: Tally) -> Estimates:
             return self._estimates(*entry, kind, tally, spent, made)
