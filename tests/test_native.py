@@ -24,7 +24,7 @@ def test_loops_are_built_where_there_is_a_compiler() -> None:
 
 def test_loops_of_another_version_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ModuleType("autosbp.native.loops")
-    other.VERSION = native.VERSION + 1  # type: ignore[attr-defined]
+    vars(other)["VERSION"] = native.VERSION + 1
     monkeypatch.setitem(sys.modules, "autosbp.native.loops", other)
     monkeypatch.setattr(native, "loops", other, raising=False)
     assert native._built() is None
