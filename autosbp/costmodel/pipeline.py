@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosbp.costmodel.message_driven import StageSeconds, Timed, message_driven
 from autosbp.costmodel.pipeline_passes import (
@@ -29,8 +31,10 @@ from autosbp.costmodel.pipeline_passes import (
     stage_passes,
 )
 from autosbp.errors import InputError
+from autosbp.native import LOOPS
 from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, Pipeline
 
+Floats = NDArray[np.float64]
 BESIDE = (GPIPE, ONE_F_ONE_B)
 """Schedules that go on at once where a pass of the same direction follows."""
 
@@ -85,7 +89,7 @@ class _Ran:
     """When each stage is done, and when each pass began, by its number."""
 
     ready: list[float]
-    starts: list[float]
+    starts: Sequence[float] | Floats
 
 
 def pipeline_time(
@@ -137,7 +141,8 @@ def pass_spans(chunks: Sequence[Chunk], pipeline: Pipeline, num_micro: int) -> l
     for stage in range(pipeline.num_stages):
         numbers = stage_order(pipeline, stage, num_micro).numbers(len(chunks), num_micro).tolist()
         for at, one in zip(numbers, stage_passes(pipeline, stage, num_micro), strict=True):
-            found.append(Span(stage, one, begun[at], begun[at] + times[one.chunk].own_s[one.kind]))
+            began = float(begun[at])
+            found.append(Span(stage, one, began, began + times[one.chunk].own_s[one.kind]))
     return found
 
 
@@ -160,6 +165,8 @@ def _run(pipeline: Pipeline, times: Sequence[Times], num_micro: int, *, beside: 
     orders = orders_of(pipeline, num_micro)
     own_s = [time.own_s[kind] for kind in KINDS for time in times]
     sends_s = [time.sends_s[kind] for kind in KINDS for time in times]
+    if LOOPS is not None:
+        return _run_compiled(orders, np.array(own_s), np.array(sends_s), num_micro, beside=beside)
     nobody = len(own_s) * num_micro
     ends = [-1.0] * nobody + [0.0]  # when what a pass sends is there
     starts = [0.0] * nobody
@@ -168,7 +175,7 @@ def _run(pipeline: Pipeline, times: Sequence[Times], num_micro: int, *, beside: 
     moved = True
     while moved:
         moved = False
-        for stage, (passes, sources, follows) in enumerate(orders):
+        for stage, (passes, sources, follows) in enumerate(orders.lists):
             now, place, behind = ready[stage], at[stage], sent[stage]
             while place < len(passes):
                 arrived = ends[sources[place]]
@@ -187,12 +194,40 @@ def _run(pipeline: Pipeline, times: Sequence[Times], num_micro: int, *, beside: 
     return _Ran(ready, starts)
 
 
-Orders = tuple[tuple[list[int], list[int], list[bool]], ...]
+def _run_compiled(orders: Orders, own_s: Floats, sends_s: Floats, num_micro: int, *, beside: bool) -> _Ran:
+    assert LOOPS is not None
+    starts, ready = np.zeros(len(own_s) * num_micro), np.zeros(len(orders.firsts) - 1)
+    LOOPS.run_passes(
+        orders.firsts, orders.passes, orders.sources, orders.follows, own_s, sends_s, num_micro, beside, starts, ready
+    )  # fmt: skip
+    return _Ran(ready.tolist(), starts)
+
+
+@dataclass(frozen=True, eq=False)
+class Orders:
+    """The passes of all stages, one stage behind the other and each in its order; those of a stage begin at its entry of
+    ``firsts``, which has one more for the end.
+
+    ``passes`` are numbered by kind, chunk and microbatch; ``sources`` are what each waits for, one number above all others for
+    nothing; ``follows`` whether each is of the same direction as the one before it on its stage, 0 or 1.
+    """
+
+    firsts: Ints
+    passes: Ints
+    sources: Ints
+    follows: Ints
+
+    @cached_property
+    def lists(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """Passes, sources and ``follows`` of each stage; the last with one entry more for the end."""
+        spans = [slice(first, end) for first, end in pairwise(self.firsts.tolist())]
+        columns = self.passes, self.sources, self.follows
+        parts = [[column[span].tolist() for column in columns] for span in spans]
+        return [(passes, sources, [*follows, 0]) for passes, sources, follows in parts]
 
 
 def orders_of(pipeline: Pipeline, num_micro: int) -> Orders:
-    """The passes of each stage in order, numbered by kind, chunk and microbatch; what each waits for; and whether it is of
-    the same direction as the one before it, with one entry more for the end."""
+    """Of all stages; where a pipeline is cut does not matter."""
     return _orders(
         pipeline.num_stages, pipeline.num_virtual, pipeline.schedule, pipeline.weights_lag, num_micro
     )  # fmt: skip
@@ -200,16 +235,17 @@ def orders_of(pipeline: Pipeline, num_micro: int) -> Orders:
 
 @lru_cache(maxsize=32)
 def _orders(num_stages: int, num_virtual: int, schedule: str, weights_lag: int | None, num_micro: int) -> Orders:
-    """Where a pipeline is cut does not matter."""
     chunks = num_stages * num_virtual
     pipeline = Pipeline(num_stages, tuple(map(str, range(1, chunks))), schedule, weights_lag)
-
-    found = []
-    for stage in range(num_stages):
-        order = stage_order(pipeline, stage, num_micro)
-        follows = [False, *(order.kinds[1:] == order.kinds[:-1]).tolist(), False]
-        found.append((order.numbers(chunks, num_micro).tolist(), _sources(order, chunks, num_micro).tolist(), follows))
-    return tuple(found)
+    orders = [stage_order(pipeline, stage, num_micro) for stage in range(num_stages)]
+    firsts = np.cumsum([0, *(len(order.kinds) for order in orders)])
+    passes = np.concatenate([order.numbers(chunks, num_micro) for order in orders])
+    sources = np.concatenate([_sources(order, chunks, num_micro) for order in orders])
+    kinds = np.concatenate([order.kinds for order in orders])
+    follows = np.zeros(len(kinds), dtype=np.int64)
+    follows[1:] = kinds[1:] == kinds[:-1]
+    follows[firsts[:-1]] = 0
+    return Orders(firsts, passes, sources, follows)
 
 
 class Times:

@@ -96,7 +96,7 @@ class _Run:
         times = chunk_times(chunks, pipeline.num_stages, 0.0)
         self.num_chunks, self.num_micro, self.paces, self.links = len(chunks), num_micro, paces, links
         self.beside = pipeline.schedule in BESIDE
-        self.orders = orders_of(pipeline, num_micro)
+        self.orders = orders_of(pipeline, num_micro).lists
         self.parts = [one.get(kind, ())[::-1] for kind in KINDS for one in parts]
         self.sends_s = [time.sends_s[kind] for kind in KINDS for time in times]
         nobody = len(self.parts) * num_micro

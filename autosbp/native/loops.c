@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 2 /* of what is in here; autosbp/native/__init__.py asks for it */
+#define VERSION 3 /* of what is in here; autosbp/native/__init__.py asks for it */
 #define BLOCK 64  /* sources of a block of cheapest ways: those of some hundred stops stay in the second cache */
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
@@ -89,6 +89,43 @@ settle(double *now, const int64_t *sources, const int64_t *targets, const double
                 to[at] = LEAST(through, to[at]);
             }
             changed |= cheaper;
+        }
+    }
+}
+
+/* The passes of a pipeline's stages, each stage as far as what it waits for is there, again and again until none moves. ends:
+ * when what a pass sends is there, -1 until then, with an entry of 0 more for nothing to wait for; at, sent: of each stage, room. */
+static void
+run_all(const int64_t *firsts, const int64_t *passes, const int64_t *sources, const int64_t *follows, const double *own_s,
+        const double *sends_s, int64_t num_micro, int beside, double *ends, double *starts, double *ready, int64_t *at,
+        double *sent, Py_ssize_t stages)
+{
+    int moved = 1;
+    while (moved) {
+        moved = 0;
+        for (Py_ssize_t stage = 0; stage < stages; stage++) {
+            const int64_t end = firsts[stage + 1];
+            double now = ready[stage], behind = sent[stage];
+            int64_t place = at[stage];
+            while (place < end) {
+                const double arrived = ends[sources[place]];
+                if (arrived < 0.0) break;
+                const int64_t one = passes[place], row = one / num_micro;
+                const double began = now > arrived ? now : arrived;
+                starts[one] = began;
+                now = began + own_s[row];
+                behind = (now > behind ? now : behind) + sends_s[row];
+                ends[one] = behind;
+                place++;
+                if (!(beside && place < end && follows[place])) {
+                    now = behind;
+                    behind = 0.0;
+                }
+            }
+            moved |= place > at[stage];
+            ready[stage] = now;
+            sent[stage] = behind;
+            at[stage] = place;
         }
     }
 }
@@ -215,6 +252,66 @@ free_sources:
     return done;
 }
 
+/* Whether all of so many numbers are from 0 to before end. */
+static int
+within(const int64_t *numbers, Py_ssize_t count, int64_t end)
+{
+    int fits = 1;
+    for (Py_ssize_t at = 0; at < count; at++) fits &= numbers[at] >= 0 && numbers[at] < end;
+    return fits;
+}
+
+static PyObject *
+run_passes(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    static const char *const FORMATS[] = {"lq", "lq", "lq", "lq", "d", "d", "d", "d"};
+    enum { FIRSTS, PASSES, SOURCES, FOLLOWS, OWN, SENDS, STARTS, READY, ARRAYS };
+    PyObject *arrays[ARRAYS], *done = NULL;
+    Py_buffer views[ARRAYS];
+    Py_ssize_t num_micro;
+    int beside, taken = 0;
+    if (!PyArg_ParseTuple(arguments, "OOOOOOnpOO", &arrays[FIRSTS], &arrays[PASSES], &arrays[SOURCES], &arrays[FOLLOWS],
+                          &arrays[OWN], &arrays[SENDS], &num_micro, &beside, &arrays[STARTS], &arrays[READY]))
+        return NULL;
+    for (; taken < ARRAYS; taken++)
+        if (take(arrays[taken], &views[taken], 1, FORMATS[taken], taken >= STARTS ? PyBUF_WRITABLE : 0)) goto free;
+    const Py_ssize_t stages = views[READY].shape[0], count = views[PASSES].shape[0], numbers = views[STARTS].shape[0];
+    const int64_t *firsts = views[FIRSTS].buf;
+    int fits = num_micro > 0 && views[FIRSTS].shape[0] == stages + 1 && views[SOURCES].shape[0] == count &&
+               views[FOLLOWS].shape[0] == count && views[SENDS].shape[0] == views[OWN].shape[0] &&
+               numbers % num_micro == 0 && numbers / num_micro == views[OWN].shape[0];
+    fits = fits && within(firsts, stages + 1, count + 1) && within(views[PASSES].buf, count, numbers) &&
+           within(views[SOURCES].buf, count, numbers + 1);
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, SHAPES);
+        goto free;
+    }
+    double *room = PyMem_RawMalloc(sizeof(double) * (numbers + 1 + stages));
+    int64_t *at = PyMem_RawMalloc(sizeof(int64_t) * (stages + 1));
+    if (!room || !at) {
+        PyErr_NoMemory();
+        goto free_room;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    double *ready = views[READY].buf;
+    for (Py_ssize_t one = 0; one < numbers; one++) room[one] = -1.0;
+    for (Py_ssize_t one = numbers; one < numbers + 1 + stages; one++) room[one] = 0.0;
+    for (Py_ssize_t stage = 0; stage < stages; stage++) {
+        at[stage] = firsts[stage];
+        ready[stage] = 0.0;
+    }
+    run_all(firsts, views[PASSES].buf, views[SOURCES].buf, views[FOLLOWS].buf, views[OWN].buf, views[SENDS].buf, num_micro,
+            beside, room, views[STARTS].buf, ready, at, room + numbers + 1, stages);
+    Py_END_ALLOW_THREADS
+    done = Py_NewRef(Py_None);
+free_room:
+    PyMem_RawFree(room);
+    PyMem_RawFree(at);
+free:
+    while (taken--) PyBuffer_Release(&views[taken]);
+    return done;
+}
+
 static PyMethodDef METHODS[] = {
     {"least_sums", least_sums, METH_VARARGS,
      "least_sums(one, two, out, first, end): out[i, a, b] = min over x of one[i, x, a] + two[i, x, b], for first <= a < end."},
@@ -224,6 +321,9 @@ static PyMethodDef METHODS[] = {
     {"cheapest_ways", cheapest_ways, METH_VARARGS,
      "cheapest_ways(sources, targets, seconds, costs): lower costs, (stops, starts), by steps of so many seconds between "
      "stops, until none lowers any."},
+    {"run_passes", run_passes, METH_VARARGS,
+     "run_passes(firsts, passes, sources, follows, own_s, sends_s, num_micro, beside, starts, ready): when each pass of a "
+     "pipeline's stages begins, and when each stage is done."},
     {NULL, NULL, 0, NULL},
 };
 

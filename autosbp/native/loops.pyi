@@ -12,3 +12,8 @@ def message(
 def cheapest_ways(
     sources: NDArray[np.int64], targets: NDArray[np.int64], seconds: NDArray[np.float64], costs: NDArray[np.float64], /
 ) -> None: ...
+def run_passes(
+    firsts: NDArray[np.int64], passes: NDArray[np.int64], sources: NDArray[np.int64], follows: NDArray[np.int64],
+    own_s: NDArray[np.float64], sends_s: NDArray[np.float64], num_micro: int, beside: bool,
+    starts: NDArray[np.float64], ready: NDArray[np.float64], /,
+) -> None: ...
