@@ -81,6 +81,31 @@ class TestRefused:
             with pytest.raises(ValueError, match="are expected"):
                 self.loops.cheapest_ways(np.array(sources), np.array(targets), np.array(seconds), costs)
 
+    def test_passes_that_are_not_there(self) -> None:
+        assert self.loops is not None
+        good = {
+            "firsts": [0, 2], "passes": [0, 1], "sources": [2, 0], "follows": [0, 1], "own_s": [1.0], "sends_s": [0.0],
+            "num_micro": 2, "starts": [0.0, 0.0], "ready": [0.0],
+        }  # fmt: skip
+
+        def run(**changed: object) -> list[float]:
+            given = {
+                name: value if name == "num_micro" else np.array(value) for name, value in {**good, **changed}.items()
+            }
+            num_micro, starts, ready = given.pop("num_micro"), given.pop("starts"), given.pop("ready")
+            assert self.loops is not None
+            self.loops.run_passes(*given.values(), num_micro, False, starts, ready)
+            return [*starts.tolist(), *ready.tolist()]
+
+        assert run() == [0.0, 1.0, 2.0]
+        for wrong in [
+            {"firsts": [0, 3]}, {"firsts": [-1, 2]}, {"firsts": [0]}, {"passes": [0, 2]}, {"passes": [-1, 0]},
+            {"sources": [3, 0]}, {"sources": [2]}, {"follows": [0]}, {"own_s": [1.0, 1.0]}, {"sends_s": []},
+            {"num_micro": 0}, {"num_micro": 3}, {"starts": [0.0]}, {"ready": [0.0, 0.0]},
+        ]:  # fmt: skip
+            with pytest.raises(ValueError, match="expected"):
+                run(**wrong)
+
     def test_arrays_of_other_kinds_or_orders(self) -> None:
         assert self.loops is not None
         cube = np.zeros((2, 2, 2))

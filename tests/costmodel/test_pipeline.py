@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+import autosbp.costmodel.pipeline as pipeline_module
 from autosbp.costmodel.pipeline import Chunk, pass_spans, pipeline_time
 from autosbp.costmodel.pipeline_passes import BACKWARD, stage_passes
 from autosbp.errors import InputError
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline
+from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
 
 
 def order_of(stage: int, stages: int, virtual: int, micro: int) -> list[tuple[bool, int, int]]:
@@ -112,3 +115,27 @@ def test_spans_hold_every_pass_once_do_not_overlap_on_a_stage_and_end_with_the_s
         )
     step_s = pipeline_time(chunks, stages, micro, 0.0, schedule).step_s
     assert max(span.end_s for span in spans) == pytest.approx(step_s, abs=0.11)
+
+
+@pytest.mark.skipif(pipeline_module.LOOPS is None, reason="loops in C are not built here")
+@pytest.mark.parametrize("seed", range(60))
+def test_passes_run_compiled_as_they_do_here(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All schedules with a fixed order, stages and chunks of all kinds, to the last bit."""
+    rng = random.Random(seed)
+    stages, micro = rng.choice([1, 2, 3, 8]), rng.randint(1, 6)
+    schedule = rng.choice([GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE, None])
+    virtual = rng.choice([2, 3]) if schedule == INTERLEAVED else 1 + rng.randint(0, 2) * (schedule == ZERO_BUBBLE)
+    chunks = [
+        Chunk(rng.random(), rng.random(), rng.random(), rng.choice([None, 0.0, rng.random()]), rng.random())
+        for _ in range(stages * virtual)
+    ]
+    send_s, lag = rng.random(), rng.choice([None, 0, 1]) if schedule == ZERO_BUBBLE else None
+    pipeline = Pipeline(stages, tuple(map(str, range(1, len(chunks)))), schedule or ONE_F_ONE_B, lag)
+
+    def run() -> tuple[object, object]:
+        spans = pass_spans([replace(one, send_s=send_s) for one in chunks], pipeline, stages * micro)
+        return pipeline_time(chunks, stages, stages * micro, send_s, schedule, lag), spans
+
+    compiled = run()
+    monkeypatch.setattr(pipeline_module, "LOOPS", None)
+    assert run() == compiled

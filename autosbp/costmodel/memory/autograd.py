@@ -42,6 +42,15 @@ class Node:
         self.needed = False
 
 
+class Notice:
+    """No op: tells that a backward pass comes by."""
+
+    __slots__ = ("needed", "tell")
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self.tell, self.needed = tell, False
+
+
 class Machine:
     """Runs ops on tensors without data, and their backward.
 
@@ -53,7 +62,7 @@ class Machine:
 
     def __init__(self, meter: Meter, *, sums_in_place: bool = True, device: str = "cpu") -> None:
         self.meter, self.sums_in_place, self.device = meter, sums_in_place, device
-        self.nodes: list[Node] = []
+        self.nodes: list[Node | Notice] = []
         self.records = True
 
     def new(self, shape: Shape, width: int, strides: Shape | None = None, purpose: str = TEMPORARY) -> Tensor:
@@ -99,7 +108,9 @@ class Machine:
         one = None
         while nodes:
             node = nodes.pop()
-            if node.needed and any(node.pending):
+            if isinstance(node, Notice):
+                node.tell()
+            elif node.needed and any(node.pending):
                 self._run(node)
             else:
                 _release(node)
@@ -178,12 +189,12 @@ def _spent(_: list[Any], __: Sequence[Any]) -> Gradients:
     raise AssertionError("a backward runs once")
 
 
-def _mark(roots: Sequence[Node], nodes: Sequence[Node]) -> None:
+def _mark(roots: Sequence[Node], nodes: Sequence[Node | Notice]) -> None:
     """Which nodes the gradients of ``roots`` reach, and how many of them each leaf waits for."""
     for root in roots:
         root.needed = True
     for node in reversed(nodes):
-        if node.needed:
+        if node.needed and isinstance(node, Node):
             for edge in node.inputs:
                 if edge is not None:
                     if isinstance(edge[0], Node):

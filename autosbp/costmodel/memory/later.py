@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autosbp.costmodel.memory.autograd import Leaf, Machine
+from autosbp.costmodel.memory.autograd import Leaf, Machine, Notice
 from autosbp.costmodel.memory.products import linear
 from autosbp.costmodel.memory.tensors import Shape, Tensor
 
@@ -22,7 +22,7 @@ class LaterWeights:
         self.m = m
         self._anchor = m.new((), 0)
         self._anchor.node = Leaf(lambda _: None)
-        self._calls: list[Call] = []
+        self._calls: list[Call | Notice] = []
 
     def linear(self, x: Tensor, parameters: Sequence[Tensor], sinks: Sequence[Sink | None]) -> Tensor:
         """The op; ``sinks`` are those of its parameters, None where no gradient is wanted."""
@@ -40,16 +40,24 @@ class LaterWeights:
         m.record([out], [self._anchor, x], [x], run)
         return out
 
-    def taken(self) -> list[Call]:
+    def tell(self, notice: Notice) -> None:
+        """Tell when what was left up to here is done."""
+        self._calls.append(notice)
+
+    def taken(self) -> list[Call | Notice]:
         """What the passes since the last call left."""
         calls, self._calls = self._calls, []
         return calls
 
-    def run(self, calls: list[Call]) -> None:
+    def run(self, calls: list[Call | Notice]) -> None:
         """The gradients, one op after another; what each needs goes with it."""
         calls.reverse()
         while calls:
-            _, gradient, wanted = calls.pop()
+            call = calls.pop()
+            if isinstance(call, Notice):
+                call.tell()
+                continue
+            _, gradient, wanted = call
             for shape, sink in wanted:
                 sink(self.m.new(shape, gradient.width))
-            del gradient, _
+            del gradient, _, call

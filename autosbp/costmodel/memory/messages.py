@@ -178,6 +178,10 @@ class Gathers:
             message.copies = None
         return copy
 
+    def leave_out(self, place: int, boxes: int) -> None:
+        """Gradients of so many copies of a message do not come in this pass."""
+        self.messages[place].missing -= boxes
+
     def before_backward(self, at: int) -> Callable[[], None] | None:
         """What the backward of item ``at`` begins with, if anything."""
         sends, due = self.flow.backward_sends.get(at, ()), self.again.get(at, ())

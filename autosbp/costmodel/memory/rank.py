@@ -8,17 +8,20 @@ up or cannot reuse, come on top.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from autosbp.costmodel.memory import boxes
 from autosbp.costmodel.memory.again import Recomputation
-from autosbp.costmodel.memory.autograd import Leaf, Machine
-from autosbp.costmodel.memory.messages import Buckets, Gathers, Gradients
+from autosbp.costmodel.memory.autograd import Leaf, Machine, Notice
+from autosbp.costmodel.memory.messages import IN_FLIGHT, Buckets, Gathers, Gradients
 from autosbp.costmodel.memory.ops import Call, run_op, widths_of
+from autosbp.costmodel.memory.repeats import Mark, Regions, Repeats, UnlikeError, find_repeats
 from autosbp.costmodel.memory.splits import run_split
 from autosbp.costmodel.memory.state import optimizer_bytes
-from autosbp.costmodel.memory.tensors import DATA, PARAMETERS, Meter, Shape, Tensor, contiguous
+from autosbp.costmodel.memory.tensors import DATA, GRADIENTS, PARAMETERS, Meter, Shape, Tensor, contiguous
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Ref
 from autosbp.plan import Strategy
 from autosbp.sbp.choices import axis_choices, implemented_axes
@@ -51,8 +54,17 @@ class RankMemory:
 def memory_bytes(
     graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow | None = None, *, device: str = "cpu"
 ) -> dict[str, int]:
-    """Bytes per device by purpose, at the moment of a step when they are most together."""
-    return dict(rank_memory(graph, strategy, flow, device=device).parts)
+    """Bytes per device by purpose, at the moment of a step when they are most together: those of ``rank_memory``, for which
+    most of blocks that are alike is not run."""
+    flow = flow or parameter_flow(graph, strategy)
+    run = StepRun(graph, strategy, flow, Machine(Meter(), device=device))
+    if run.may_leave_out:
+        run.leave_out()
+    try:
+        parts = run.step()
+    except UnlikeError:
+        return dict(rank_memory(graph, strategy, flow, device=device).parts)
+    return _by_purpose(run, parts)
 
 
 def rank_memory(
@@ -71,17 +83,15 @@ def rank_memory(
         device: ``cpu`` or ``cuda``: kernels differ in what they keep.
         sums_in_place: see ``autograd.Machine``.
     """
-    meter = Meter()
-    machine = Machine(meter, sums_in_place=sums_in_place, device=device)
+    machine = Machine(Meter(), sums_in_place=sums_in_place, device=device)
     run = StepRun(graph, strategy, flow or parameter_flow(graph, strategy), machine)
-    run.step()
-    states = optimizer_bytes(graph.trained, strategy)
+    return RankMemory(_by_purpose(run, run.step()), machine.meter.kept_peak)
+
+
+def _by_purpose(run: StepRun, parts: Mapping[str, int]) -> dict[str, int]:
+    parts = {**parts, "optimizer": optimizer_bytes(run.graph.trained, run.strategy)}
     order = ("parameters", "gradients", "optimizer", "activations", "gathered", "temporaries", "data")
-    parts = {**meter.at_peak, "optimizer": states}
-    shown = ("parameters", "gradients", "optimizer", "activations", "temporaries", "data")
-    return RankMemory(
-        {name: parts.get(name, 0) for name in order if name in shown or run.flow.gathers}, meter.kept_peak
-    )
+    return {name: parts.get(name, 0) for name in order if name != "gathered" or run.flow.gathers}
 
 
 class StepRun:
@@ -109,6 +119,8 @@ class StepRun:
         self.last_reader = self._last_readers()
         self.prepared: dict[int, Prepared] = {}
         self.again = Recomputation(m, graph, self.run_items, self.last_reader)
+        self.repeats = Repeats((), ())
+        self.regions = Regions(m.meter)
 
     def _stored(self, name: str) -> Tensor:
         meta = self.graph.meta(Ref(name))
@@ -142,22 +154,65 @@ class StepRun:
         last = self.flow.items[-1]
         return self.graph.results or (last.key if isinstance(last, Box) else Ref(last.node.name),)
 
-    def step(self) -> None:
-        """One step: the passes that differ."""
+    @property
+    def gathers_alike(self) -> bool:
+        """Whether every microbatch gathers what the others do, and, but the first, finds as much on its way back."""
+        gathers = len(self.flow.gathers)
+        return not gathers or (self.gathers_anew and gathers >= IN_FLIGHT)
+
+    @property
+    def gathers_anew(self) -> bool:
+        """Whether no microbatch finds what another one gathered."""
+        return not self.flow.gathers or self.strategy.gather == "use"
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether blocks that are alike are, in all passes of ``step``: gradients get to buckets one by one."""
+        if self.flow.buckets:
+            return self.gathers_alike and self.strategy.num_micro >= PASSES
+        return self.gathers_anew
+
+    def leave_out(self, deferring: frozenset[str] = frozenset()) -> None:
+        """Run few of the blocks that are alike; ops may leave gradients of their weights for a pass of their own."""
+        self.repeats = find_repeats(self.graph, self.strategy, self.flow, self.last_reader, deferring)
+
+    def step(self) -> Counter[str]:
+        """One step: the passes that differ. Bytes by purpose when they are most; ``UnlikeError`` where blocks are left out
+        that are not alike."""
         passes = min(self.strategy.num_micro, PASSES)
-        for at in range(passes):
+        # The last one's gradients only leave their own memory for that of buckets, which is there from the start: it never
+        # takes more than those before it.
+        run = passes - (passes == PASSES and self.gathers_alike)
+        found = []
+        for at in range(run):
             self.gathers.begin(last=at == passes - 1)
             self.buckets.open = at == passes - 1
             (loss,) = self.forward({})
+            found.append(self.regions.fullest())
             if passes > 1:
                 mean = self.m.like(loss)
                 self.m.record([mean], [loss], [], lambda grads, _: [self.m.like(grads[0])])
                 loss = mean
             self.m.backward(loss, self.m.like(loss))
             self.gathers.end()
+            found.append(self.regions.fullest())
         self.gathers.finish()
+        found.append(self.regions.fullest())
         self.buckets.finish()
+        self.regions.begin_anew({GRADIENTS: self._left_out_bytes()})
         self.optimize()
+        found.append(self.regions.fullest())
+        return max(found, key=Counter.total)
+
+    def _left_out_bytes(self) -> int:
+        """Of gradients of blocks that are left out, but for those in buckets."""
+        within = {name for bucket in self.flow.buckets for name in bucket.names}
+        return sum(
+            skip.count * self.gradients.of[name].num_bytes
+            for skip in self.repeats.skips.values()
+            for name in self.repeats.parameters_of_copy(skip)
+            if name in self.gradients.of and name not in within
+        )
 
     def optimize(self) -> None:
         """The optimizer's fused kernels need nothing, but float32 gradients of shorter parameters, one at a time."""
@@ -176,6 +231,13 @@ class StepRun:
         begins = {segment.first: segment for segment in self.flow.segments}
         at = 0
         while at < len(self.flow.items):
+            mark = self.repeats.marks.get(at)
+            if mark is not None:
+                self.regions.pass_by(mark)
+                self.m.nodes.append(Notice(partial(self.come_back, mark)))
+                if mark.is_last:
+                    self.repeats.move_on(mark.skip, values)
+                    at = mark.skip.end
             if at in begins:
                 self.again.run(begins[at], values)
                 at = begins[at].last + 1
@@ -183,6 +245,13 @@ class StepRun:
                 self.run_items(at, at, values, again=False)
                 at += 1
         return [values[key] for key in self.outputs]
+
+    def come_back(self, mark: Mark) -> None:
+        """Backward has come to it."""
+        self.regions.pass_by(mark)
+        if mark.is_last:
+            for place, boxes in self.repeats.gathered(mark.skip, self.flow).items():
+                self.gathers.leave_out(place, boxes)
 
     def run_items(self, first: int, last: int, values: dict[ReadKey, Tensor], *, again: bool) -> None:
         """Items ``first`` to ``last`` of the program: what they read is in ``values``, then what they make; what has no

@@ -17,9 +17,10 @@ from functools import partial
 import numpy as np
 
 from autosbp.costmodel.alike import KnownChunks, chunk_key
-from autosbp.costmodel.memory.autograd import Leaf, Machine, Node
+from autosbp.costmodel.memory.autograd import Leaf, Machine, Node, Notice
 from autosbp.costmodel.memory.later import LaterWeights, Sink
 from autosbp.costmodel.memory.rank import StepRun
+from autosbp.costmodel.memory.repeats import Mark, UnlikeError
 from autosbp.costmodel.memory.state import optimizer_bytes
 from autosbp.costmodel.memory.tensors import Meter, Tensor
 from autosbp.costmodel.message_driven import GRADIENT_REGISTERS
@@ -111,9 +112,16 @@ def _run_key(stages: Stages, chunk: Chunk, device: str) -> tuple[Hashable, ...]:
 def _run(chunk: Chunk, strategy: Strategy, device: str, defers: bool) -> tuple[Peaks, int, int]:
     """Peaks by pass, what one more microbatch keeps, and what it keeps between its backward and its weight gradients."""
     run = ChunkRun(chunk, strategy, Machine(Meter(), device=device), defers=defers)
-    peaks = run.peaks()
-    kept = ChunkRun(chunk, strategy, Machine(Meter(), device=device)).kept() if run.flow.gathers else run.first_kept
-    return peaks, kept, run.waiting
+    if run.may_leave_out:
+        run.leave_out()
+    try:
+        peaks = run.peaks()
+    except UnlikeError:
+        run = ChunkRun(chunk, strategy, Machine(Meter(), device=device), defers=defers)
+        peaks = run.peaks()
+    if run.flow.gathers and strategy.num_micro == 1:
+        run.kept = ChunkRun(chunk, strategy, Machine(Meter(), device=device)).kept_by_another()
+    return peaks, run.kept, run.waiting
 
 
 def _fullest(order: Order, needs: Mapping[int, Needs], last: int, beside: Counter[str]) -> Counter[str]:
@@ -183,53 +191,71 @@ class _Open:
     """A microbatch between its passes: what autograd recorded of it, and what the stage holds itself."""
 
     root: Tensor
-    nodes: list[Node]
+    nodes: list[Node | Notice]
     held: list[Tensor]
 
 
 class ChunkRun(StepRun):
-    """A chunk's passes. Each microbatch in flight has its own part of what autograd records. ``first_kept`` is what the
-    first one keeps after ``peaks``: as any other, where no parameters are gathered. ``waiting`` is what one keeps between its
-    backward and its weights' gradients, where the schedule ``defers`` these."""
+    """A chunk's passes. Each microbatch in flight has its own part of what autograd records. After ``peaks`` ``kept`` is what
+    the last one keeps: as any other but the first, for which parameters are gathered that are gathered once a step.
+    ``waiting`` is what one keeps between its backward and its weights' gradients, where the schedule ``defers`` these."""
 
     def __init__(self, chunk: Chunk, strategy: Strategy, machine: Machine, *, defers: bool = False) -> None:
         super().__init__(chunk.graph, strategy, chunk.flow, machine)
-        self.first_kept = self.waiting = 0
+        self.kept = self.waiting = 0
         self.later = LaterWeights(machine) if defers else None
         self._deferring = deferring(chunk.graph, strategy, chunk.flow) if defers else frozenset()
 
     @property
-    def sends_nothing(self) -> bool:
+    def may_leave_out(self) -> bool:
+        return not self.flow.buckets and self.gathers_anew
+
+    def leave_out(self, deferring: frozenset[str] = frozenset()) -> None:
+        super().leave_out(deferring or self._deferring)
+
+    def come_back(self, mark: Mark) -> None:
+        super().come_back(mark)
+        if self.later is not None:
+            self.later.tell(Notice(partial(self.regions.pass_by, mark)))
+
+    @property
+    def ends_alike(self) -> bool:
         """Whether no message tells the last microbatch's passes from those before, until they are over."""
-        return not self.flow.gathers and not self.flow.buckets
+        return not self.flow.buckets and self.gathers_alike
 
     def peaks(self) -> dict[tuple[str, str], Counter[str]]:
         """Bytes by purpose when they are most, of each pass with one microbatch in flight."""
         found: dict[tuple[str, str], Counter[str]] = {}
         moments = _MOMENTS[min(len(_MOMENTS), self.strategy.num_micro) - 1]
+        last = BACKWARD if self.later is None else WEIGHTS
         # The last microbatch stands for those before it.
-        once = LATER in moments and self.sends_nothing and self.later is None
+        once = LATER in moments and self.ends_alike
+        opened = None
         for moment in moments:
             if moment == LATER and once:
                 continue
-            before = self.m.meter.live
+            before, over = self.regions.live, opened
             opened = self._ahead()
-            self.first_kept = self.first_kept or self.m.meter.live - before
+            lost = 0 if over is None else over.root.storage.num_bytes  # of the microbatch before, which goes now
+            del over
             found[FORWARD, LATER if moment == LAST else moment] = self._most()
+            self.kept = self.regions.live + lost - before
             self._back(opened, last=moment == LAST)
-            if moment == LAST and once:
-                found[BACKWARD, LATER] = self._most()
             if self.later is not None:
                 found[BACKWARD, moment] = self._most()
-                self.waiting = self.m.meter.live - before
+                if moment == LAST and once:
+                    found[BACKWARD, LATER] = found[BACKWARD, LAST]
+                self.waiting = self.regions.live - before
                 self.later.run(self.later.taken())
+            if moment == LAST and once:
+                found[last, LATER] = self._most()
             if moment == LAST:
                 self.gathers.finish()
                 self.buckets.finish()
                 self.optimize()
-            found[BACKWARD if self.later is None else WEIGHTS, moment] = self._most()
+            found[last, moment] = self._most()
         if once:
-            found[BACKWARD, LAST] = max(found[BACKWARD, LATER], found[BACKWARD, LAST], key=Counter.total)
+            found[last, LAST] = max(found[last, LATER], found[last, LAST], key=Counter.total)
         for kind in (FORWARD, BACKWARD) if self.later is None else (FORWARD, BACKWARD, WEIGHTS):
             found.setdefault((kind, FRESH), found[kind, LATER if kind == FORWARD else LAST])
             found.setdefault((kind, LATER), found[kind, FRESH])
@@ -249,12 +275,9 @@ class ChunkRun(StepRun):
 
     def _most(self) -> Counter[str]:
         """Since the last call."""
-        meter = self.m.meter
-        parts = Counter(meter.at_peak)
-        meter.peak, meter.at_peak = meter.live, dict(meter.by_purpose)
-        return parts
+        return self.regions.fullest()
 
-    def kept(self) -> int:
+    def kept_by_another(self) -> int:
         """What one more microbatch keeps."""
         opened = [self._ahead()]
         before = self.m.meter.live

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 
-from autosbp.api import PlanOptions, load_cluster, make_plan
+from autosbp.api import LogicalGraph, PlanOptions, load_cluster, make_plan
 from autosbp.costmodel.memory.autograd import Machine
 from autosbp.costmodel.memory.stage import ChunkRun, _run
 from autosbp.costmodel.memory.tensors import Meter
+from autosbp.costmodel.recompute import block_runs, recomputable_blocks
 from autosbp.costmodel.stages import Chunk, Stages
 from autosbp.pipeline import GPIPE
 from autosbp.plan import Strategy
@@ -21,7 +25,7 @@ class EveryPass(ChunkRun):
     """No pass stands for another."""
 
     @property
-    def sends_nothing(self) -> bool:
+    def ends_alike(self) -> bool:
         return False
 
 
@@ -48,10 +52,42 @@ def test_passes_that_stand_for_others_take_what_these_do(stages: int, micro_batc
     assert all(once) == (stages == 8)
 
 
-def check(chunk: Chunk, strategy: Strategy) -> bool:
+def check(chunk: Chunk, strategy: Strategy, *, defers: bool = False) -> bool:
     """Whether the chunk's passes stood for others."""
-    peaks, kept, waiting = _run(chunk, strategy, "cuda", False)
-    assert waiting == 0
-    assert peaks == EveryPass(chunk, strategy, machine()).peaks()
-    assert kept == ChunkRun(chunk, strategy, machine()).kept()
-    return ChunkRun(chunk, strategy, machine()).sends_nothing
+    peaks, kept, waiting = _run(chunk, strategy, "cuda", defers)
+    every = EveryPass(chunk, strategy, machine(), defers=defers)
+    assert peaks == every.peaks()
+    assert waiting == every.waiting
+    assert kept == ChunkRun(chunk, strategy, machine()).kept_by_another()
+    return ChunkRun(chunk, strategy, machine()).ends_alike
+
+
+@pytest.mark.parametrize("defers", [False, True])
+@pytest.mark.parametrize("kept", [0, 5, 16])
+@pytest.mark.parametrize("count", [8, 2, 1])
+@pytest.mark.parametrize("storage", ["as_used", "use"])
+def test_blocks_that_are_left_out_take_what_they_would(storage: str, count: int, kept: int, defers: bool) -> None:
+    """Two stages of 16 layers on 4 devices each, recomputed but for the last ones; of so many microbatches."""
+    strategy, bound = two_stages(storage, count)
+    assert strategy.pipeline is not None
+    runs = block_runs(recomputable_blocks(bound), 1, strategy.pipeline.cuts, kept)
+    strategy = replace(strategy, recompute=runs)
+    for chunk in Stages(bound, strategy).chunks:
+        run = ChunkRun(chunk, strategy, machine(), defers=defers)
+        run.leave_out()
+        # Copies of one message for all blocks stay where nothing is recomputed.
+        assert run.repeats.skips or (storage == "use" and kept == 16)
+        assert run.may_leave_out == (storage == "use")
+        check(chunk, strategy, defers=defers)
+
+
+@cache
+def two_stages(storage: str, count: int) -> tuple[Strategy, LogicalGraph]:
+    """A strategy of Llama 7B, and its graph."""
+    graph, cluster = graph_of("llama-7b"), load_cluster("dgx-a100-80g:1")
+    options = PlanOptions(
+        global_batch=4 * count, stages=2, micro_batch=4, schedules=(GPIPE,), storage=storage, tensor_parallel=4,
+        recompute=0, memory_limit_bytes=1 << 50, baselines=(),
+    )  # fmt: skip
+    strategy = make_plan(graph, cluster, None, options).strategy
+    return strategy, Planner(graph, cluster, None, options, None).problems.bound(4)
