@@ -106,6 +106,32 @@ class TestRefused:
             with pytest.raises(ValueError, match="expected"):
                 run(**wrong)
 
+    def test_messages_beside_what_is_given(self) -> None:
+        assert self.loops is not None
+        good = {
+            "firsts": [0, 1, 2], "arcs": [[1, 0, 6, 0, 2], [0, 6, 0, 2, 0]], "tables": [0.0] * 12, "begins": [0, 2, 5],
+            "costs": [0.0] * 5, "shares": [1.0, 1.0], "messages": [0.0] * 5, "values": [0, 0], "excess": [0.0] * 5,
+            "shifts": [0.0] * 5,
+        }  # fmt: skip
+
+        def run(first: int = 0, end: int = 2, back: bool = False, **changed: object) -> None:
+            assert self.loops is not None
+            arrays = [np.array(value) for value in {**good, **changed}.values()]
+            self.loops.pass_messages(*arrays, first, end, back, 1e-9, 0.0)
+
+        run()
+        run(back=True)
+        for wrong in [
+            {"firsts": [0, 1, 3]}, {"firsts": [0, 2, 1]}, {"firsts": [0, 2]}, {"begins": [0, 2, 6]}, {"begins": [0, 0, 5]},
+            {"arcs": [[2, 0, 6, 0, 2], [0, 6, 0, 2, 0]]}, {"arcs": [[0, 0, 6, 0, 2], [0, 6, 0, 2, 0]]},
+            {"arcs": [[1, 7, 6, 0, 2], [0, 6, 0, 2, 0]]}, {"arcs": [[1, 0, 6, 4, 2], [0, 6, 0, 2, 0]]},
+            {"arcs": [[1, 0, 6, 0, 3], [0, 6, 0, 2, 0]]}, {"arcs": [[1, 0, 6, 0], [0, 6, 0, 2]]},
+            {"tables": [0.0] * 11}, {"costs": [0.0] * 4}, {"messages": [0.0] * 4}, {"values": [0]}, {"excess": [0.0]},
+            {"shifts": [0.0] * 4}, {"shares": [1.0]}, {"end": 3}, {"first": -1}, {"values": [2, 0], "first": 1},
+        ]:  # fmt: skip
+            with pytest.raises(ValueError, match="expected"):
+                run(**wrong)  # type: ignore[arg-type]
+
     def test_arrays_of_other_kinds_or_orders(self) -> None:
         assert self.loops is not None
         cube = np.zeros((2, 2, 2))

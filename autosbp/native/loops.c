@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 3 /* of what is in here; autosbp/native/__init__.py asks for it */
+#define VERSION 4 /* of what is in here; autosbp/native/__init__.py asks for it */
 #define BLOCK 64  /* sources of a block of cheapest ways: those of some hundred stops stay in the second cache */
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
@@ -69,6 +69,79 @@ message_of(const double *base, const double *table, double grain, double *restri
     for (Py_ssize_t b = 0; b < columns; b++) least = LEAST(out[b], least);
     for (Py_ssize_t b = 0; b < columns; b++) out[b] = floor((out[b] - least) / grain) * grain;
     return least;
+}
+
+/* Of an arc: the variable at its other end; where its table begins with a row for each value of its own variable, and where with
+ * one for each of the other's; and where messages to its variable, and to the other, lie. */
+enum { OTHER, OWN_ROWS, OTHER_ROWS, INTO, OUT, ARC };
+
+/* Tree-reweighted messages (autosbp/search/searchers/messages.py) of some variables, forward: values are chosen on the way. total,
+ * own: room for the values of any variable. */
+static void
+forward(int64_t first, int64_t end, const int64_t *firsts, const int64_t *arcs, const double *tables, const int64_t *begins,
+        const double *costs, const double *shares, double grain, double *messages, int64_t *values, double *total, double *own)
+{
+    for (int64_t i = first; i < end; i++) {
+        const int64_t size = begins[i + 1] - begins[i];
+        const double *base = costs + begins[i];
+        memcpy(total, base, sizeof(double) * size);
+        memcpy(own, base, sizeof(double) * size);
+        for (int64_t at = firsts[i]; at < firsts[i + 1]; at++) {
+            const int64_t *arc = arcs + at * ARC;
+            const double *into = messages + arc[INTO];
+            const double *chosen = arc[OTHER] < i ? tables + arc[OTHER_ROWS] + values[arc[OTHER]] * size : into;
+            for (int64_t x = 0; x < size; x++) total[x] += into[x];
+            for (int64_t x = 0; x < size; x++) own[x] += chosen[x];
+        }
+        int64_t best = 0;
+        double least = total[0];
+        for (int64_t x = 1; x < size; x++) {
+            least = LEAST(total[x], least);
+            if (own[x] < own[best]) best = x;
+        }
+        values[i] = best;
+        for (int64_t x = 0; x < size; x++) total[x] = shares[i] * (total[x] - least);
+        for (int64_t at = firsts[i]; at < firsts[i + 1]; at++) {
+            const int64_t *arc = arcs + at * ARC;
+            if (arc[OTHER] < i) continue;
+            for (int64_t x = 0; x < size; x++) own[x] = total[x] - messages[arc[INTO] + x];
+            message_of(own, tables + arc[OWN_ROWS], grain, messages + arc[OUT], size,
+                       begins[arc[OTHER] + 1] - begins[arc[OTHER]]);
+        }
+    }
+}
+
+/* And backward, from end - 1 to first: excess, as costs, is what values take more than the least; shifts, as messages, what edges
+ * gain. What bound comes to is returned. */
+static double
+backward(int64_t first, int64_t end, const int64_t *firsts, const int64_t *arcs, const double *tables, const int64_t *begins,
+         const double *costs, const double *shares, double grain, double *messages, double *excess, double *shifts,
+         double bound, double *own)
+{
+    for (int64_t i = end - 1; i >= first; i--) {
+        const int64_t size = begins[i + 1] - begins[i];
+        double *total = excess + begins[i];
+        memcpy(total, costs + begins[i], sizeof(double) * size);
+        for (int64_t at = firsts[i]; at < firsts[i + 1]; at++) {
+            const double *into = messages + arcs[at * ARC + INTO];
+            for (int64_t x = 0; x < size; x++) total[x] += into[x];
+        }
+        double least = total[0];
+        for (int64_t x = 1; x < size; x++) least = LEAST(total[x], least);
+        bound += least;
+        for (int64_t x = 0; x < size; x++) total[x] -= least;
+        for (int64_t at = firsts[i]; at < firsts[i + 1]; at++) {
+            const int64_t *arc = arcs + at * ARC;
+            if (arc[OTHER] >= i) continue;
+            const int64_t others = begins[arc[OTHER] + 1] - begins[arc[OTHER]];
+            for (int64_t x = 0; x < size; x++) own[x] = shares[i] * total[x] - messages[arc[INTO] + x];
+            const double sent = message_of(own, tables + arc[OWN_ROWS], grain, messages + arc[OUT], size, others);
+            bound += sent;
+            memcpy(shifts + arc[INTO], own, sizeof(double) * size);
+            for (int64_t x = 0; x < others; x++) shifts[arc[OUT] + x] = -(messages[arc[OUT] + x] + sent);
+        }
+    }
+    return bound;
 }
 
 /* Steps in turn, again and again, until no stop of these sources gets cheaper; now is (stops, BLOCK). */
@@ -312,6 +385,70 @@ free:
     return done;
 }
 
+static PyObject *
+pass_messages(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    static const char *const FORMATS[] = {"lq", "lq", "d", "lq", "d", "d", "d", "lq", "d", "d"};
+    enum { FIRSTS, ARCS, TABLES, BEGINS, COSTS, SHARES, MESSAGES, VALUES, EXCESS, SHIFTS, ARRAYS };
+    PyObject *arrays[ARRAYS], *done = NULL;
+    Py_buffer views[ARRAYS];
+    Py_ssize_t first, end;
+    int back, taken = 0;
+    double grain, bound;
+    if (!PyArg_ParseTuple(arguments, "OOOOOOOOOOnnpdd", &arrays[FIRSTS], &arrays[ARCS], &arrays[TABLES], &arrays[BEGINS],
+                          &arrays[COSTS], &arrays[SHARES], &arrays[MESSAGES], &arrays[VALUES], &arrays[EXCESS],
+                          &arrays[SHIFTS], &first, &end, &back, &grain, &bound))
+        return NULL;
+    for (; taken < ARRAYS; taken++)
+        if (take(arrays[taken], &views[taken], taken == ARCS ? 2 : 1, FORMATS[taken], taken >= MESSAGES ? PyBUF_WRITABLE : 0))
+            goto free;
+    const int64_t count = views[SHARES].shape[0], num_arcs = views[ARCS].shape[0], room = views[MESSAGES].shape[0];
+    const int64_t *firsts = views[FIRSTS].buf, *arcs = views[ARCS].buf, *begins = views[BEGINS].buf;
+    int64_t *values = views[VALUES].buf, most = 0;
+    int fits = views[FIRSTS].shape[0] == count + 1 && views[BEGINS].shape[0] == count + 1 && views[VALUES].shape[0] == count &&
+               views[ARCS].shape[1] == ARC && views[EXCESS].shape[0] == views[COSTS].shape[0] &&
+               views[SHIFTS].shape[0] == room && first >= 0 && end <= count && first <= end;
+    fits = fits && within(firsts, count + 1, num_arcs + 1) && within(begins, count + 1, views[COSTS].shape[0] + 1);
+    for (int64_t i = 0; fits && i < count; i++) {
+        const int64_t size = begins[i + 1] - begins[i];
+        fits = size > 0 && firsts[i] <= firsts[i + 1];
+        most = size > most ? size : most;
+    }
+    for (int64_t i = 0; fits && i < count; i++)
+        for (int64_t at = firsts[i]; fits && at < firsts[i + 1]; at++) {
+            const int64_t *arc = arcs + at * ARC;
+            fits = within(arc + OTHER, 1, count) && arc[OTHER] != i;
+            if (!fits) break;
+            const int64_t size = begins[i + 1] - begins[i], others = begins[arc[OTHER] + 1] - begins[arc[OTHER]];
+            const int64_t last = views[TABLES].shape[0] - size * others + 1;
+            fits = within(arc + OWN_ROWS, 2, last) && within(arc + INTO, 1, room - size + 1) &&
+                   within(arc + OUT, 1, room - others + 1) &&
+                   (arc[OTHER] > i || back || first <= arc[OTHER] || within(values + arc[OTHER], 1, others));
+        }
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, SHAPES);
+        goto free;
+    }
+    double *space = PyMem_RawMalloc(sizeof(double) * 2 * (most ? most : 1));
+    if (!space) {
+        PyErr_NoMemory();
+        goto free;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    if (back)
+        bound = backward(first, end, firsts, arcs, views[TABLES].buf, begins, views[COSTS].buf, views[SHARES].buf, grain,
+                         views[MESSAGES].buf, views[EXCESS].buf, views[SHIFTS].buf, bound, space);
+    else
+        forward(first, end, firsts, arcs, views[TABLES].buf, begins, views[COSTS].buf, views[SHARES].buf, grain,
+                views[MESSAGES].buf, values, space, space + most);
+    Py_END_ALLOW_THREADS
+    PyMem_RawFree(space);
+    done = PyFloat_FromDouble(bound);
+free:
+    while (taken--) PyBuffer_Release(&views[taken]);
+    return done;
+}
+
 static PyMethodDef METHODS[] = {
     {"least_sums", least_sums, METH_VARARGS,
      "least_sums(one, two, out, first, end): out[i, a, b] = min over x of one[i, x, a] + two[i, x, b], for first <= a < end."},
@@ -324,6 +461,9 @@ static PyMethodDef METHODS[] = {
     {"run_passes", run_passes, METH_VARARGS,
      "run_passes(firsts, passes, sources, follows, own_s, sends_s, num_micro, beside, starts, ready): when each pass of a "
      "pipeline's stages begins, and when each stage is done."},
+    {"pass_messages", pass_messages, METH_VARARGS,
+     "pass_messages(firsts, arcs, tables, begins, costs, shares, messages, values, excess, shifts, first, end, back, grain, "
+     "bound): a sweep over variables first to end - 1 of a graph, forward to values, or back to a bound, which is returned."},
     {NULL, NULL, 0, NULL},
 };
 

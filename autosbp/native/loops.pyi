@@ -17,3 +17,8 @@ def run_passes(
     own_s: NDArray[np.float64], sends_s: NDArray[np.float64], num_micro: int, beside: bool,
     starts: NDArray[np.float64], ready: NDArray[np.float64], /,
 ) -> None: ...
+def pass_messages(
+    firsts: NDArray[np.int64], arcs: NDArray[np.int64], tables: NDArray[np.float64], begins: NDArray[np.int64],
+    costs: NDArray[np.float64], shares: NDArray[np.float64], messages: NDArray[np.float64], values: NDArray[np.int64],
+    excess: NDArray[np.float64], shifts: NDArray[np.float64], first: int, end: int, back: bool, grain: float, bound: float, /,
+) -> float: ...

@@ -12,7 +12,7 @@ import pytest
 
 from autosbp.native import LOOPS
 from autosbp.search import SearchOptions, search
-from autosbp.search.searchers import loops, tables
+from autosbp.search.searchers import loops, message_passes, tables
 from autosbp.search.searchers.messages import Messages
 from autosbp.search.searchers.pruning import canonical
 from autosbp.search.searchers.tables import min_of_sum
@@ -23,6 +23,7 @@ from autosbp.testing.searchers import random_problem
 def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "_state", {"kernels": None, "additions": 0.0})
     monkeypatch.setattr(loops, "_is_imported", lambda: False)
+    monkeypatch.setattr(message_passes, "LOOPS", None)
 
 
 @pytest.fixture(params=["C", "numba"])
@@ -34,6 +35,7 @@ def compiler(request: pytest.FixtureRequest) -> str:
 
 def with_loops(monkeypatch: pytest.MonkeyPatch, compiler: str, *, halves: bool = False) -> None:
     monkeypatch.setattr(loops, "_state", {"kernels": LOOPS if compiler == "C" else None, "additions": 0.0})
+    monkeypatch.setattr(message_passes, "LOOPS", LOOPS if compiler == "C" else None)
     monkeypatch.setattr(loops, "WORTH_LOADING", -np.inf)
     monkeypatch.setattr(tables, "IN_LOOPS", 0.0)
     monkeypatch.setattr(tables, "IN_HALVES_OF_LOOPS", 0.0 if halves else np.inf)
@@ -72,26 +74,36 @@ def test_minima_of_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch, comp
 
 
 @pytest.mark.usefixtures("numpy_alone")
-def test_messages_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
-    def passed() -> list[tuple[tuple[int, ...], float, bytes]]:
-        found = []
+@pytest.mark.parametrize("whole", [False, True])
+def test_messages_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch, compiler: str, whole: bool) -> None:
+    """One at a time, or whole passes; at two prices of memory."""
+
+    def passed() -> list[object]:
+        found: list[object] = []
         for seed in range(20):
             problem = random_problem(
                 np.random.default_rng(seed),
                 num_variables=8, max_domain=9, edge_probability=0.5, forbidden_probability=0.1, memory_share=None,
             )  # fmt: skip
-            messages = Messages(canonical(problem).problem, lambda: None)
-            values = [messages.sweep() for _ in range(4)][-1]
-            found.append(
-                (values, messages.bound_s, b"".join(part.tobytes() for pair in messages.shifts for part in pair))
-            )
+            checks: list[int] = []
+            messages = Messages(canonical(problem).problem, lambda checks=checks: checks.append(1))
+            for price in (0.0, 0.3):
+                messages.reprice([price] * messages.problem.num_variables)
+                values = [messages.sweep() for _ in range(4)][-1]
+                shifts = b"".join(part.tobytes() for pair in messages.shifts for part in pair)
+                kept = [each.tolist() for each in messages.kept(1.1 * messages.bound_s)]
+                found.append((values, messages.bound_s, messages.priced(values), shifts, kept))
+            assert checks
         return found
 
     expected = passed()
     assert loops._state["kernels"] is None
     with_loops(monkeypatch, compiler)
+    monkeypatch.setattr(message_passes, "CHECKED", 100.0)
+    if not whole:
+        monkeypatch.setattr(message_passes, "MOST_ADDITIONS", 0.0)
     assert passed() == expected
-    assert loops._state["kernels"] is not None
+    assert loops._state["kernels"] is not None or whole
 
 
 @pytest.mark.usefixtures("numpy_alone")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from autosbp.search._base import Costs, SearchProblem
 from autosbp.search.searchers.loops import kernels
 from autosbp.search.searchers.memory import Meet, line, sum_below
+from autosbp.search.searchers.message_passes import MessagePasses, can_pass
 from autosbp.search.searchers.run import magnitude
 
 Shifts = list[tuple[Costs, Costs]]
@@ -63,6 +64,13 @@ class Messages:
         self._forbidden = 2.0 * sum(map(_spread(), (*problem.unary_s, *(e.table for e in problem.edges)))) or 1.0
         self._grain = GRAIN * self._forbidden
         self._finite: dict[tuple[int, bool], Costs] = {}
+        self._excess: list[Costs] = []
+        self._base_s = -np.inf
+        self.prices: Sequence[float] = [0.0] * problem.num_variables
+        self._passes = MessagePasses(problem, _shares(problem), self._of, check) if can_pass(problem) else None
+        if self._passes is not None:
+            return
+        self._share = _shares(problem)
         self._unary = [self._of(costs) for costs in problem.unary_s]
         self._arcs: list[list[Arc]] = [[] for _ in problem.names]
         sizes = [len(costs) for costs in problem.unary_s]
@@ -72,31 +80,41 @@ class Messages:
             self._arcs[edge.u].append(Arc(edge.v, self._of(edge.table), 2 * id(edge.table), to_u, to_v))
             self._arcs[edge.v].append(Arc(edge.u, self._of(edge.table, True), 2 * id(edge.table) + 1, to_v, to_u))
             self._messages += [np.zeros(sizes[edge.u]), np.zeros(sizes[edge.v])]
-        self._share = [
-            1.0 / max(1, sum(arc.other > i for arc in arcs), sum(arc.other < i for arc in arcs))
-            for i, arcs in enumerate(self._arcs)
-        ]
         self._priced: dict[tuple[int, int, float], Costs] = {}
         self._made: dict[tuple[int, bytes], tuple[Costs, float]] = {}
-        self._excess: list[Costs] = []
-        self._base_s = -np.inf
-        self.prices: Sequence[float] = [0.0] * problem.num_variables
 
     def reprice(self, prices_s_per_byte: Sequence[float]) -> None:
         """Begin anew at other prices of memory, from the messages of the last ones."""
         self.prices, self.bound_s, self._excess = prices_s_per_byte, -np.inf, []
-        self._priced.clear()
+        if self._passes is not None:
+            self._passes.reprice(prices_s_per_byte)
+        else:
+            self._priced.clear()
 
     def priced(self, values: Sequence[int]) -> float:
         """What an assignment costs at the prices, what is forbidden included, without ``fixed_s``."""
+        if self._passes is not None:
+            return self._passes.priced(values)
         total = sum(float(self._costs(i)[value]) for i, value in enumerate(values))
         return total + sum(float(self._of(e.table)[values[e.u], values[e.v]]) for e in self.problem.edges)
 
     def sweep(self) -> tuple[int, ...]:
         """One pass forward, which chooses values on its way, and one backward, which proves a bound."""
-        values = self._forward()
-        self._backward()
+        if self._passes is not None:
+            values = self._passes.forward(self._grain)
+            self._settle(*self._passes.backward(self._grain))
+        else:
+            values = self._forward()
+            self._settle(*self._backward())
         return values
+
+    def _settle(self, bound: float, excess: list[Costs], shifts: Shifts) -> None:
+        """A pass back is over."""
+        if bound > self.bound_s:
+            self.shifts = shifts
+        # Bounds rise with each variable; what a value exceeded it by is known of the moment that its variable was passed.
+        self._excess, self._base_s = (excess if np.isfinite(self.bound_s) else []), self.bound_s
+        self.bound_s = max(self.bound_s, bound)
 
     def kept(self, upper_s: float) -> list[NDArray[np.bool_]]:
         """The values that assignments of at most ``upper_s`` can hold, priced, ``fixed_s`` left out."""
@@ -146,7 +164,7 @@ class Messages:
                     self._send(arc, self._share[i] * total)
         return tuple(values)
 
-    def _backward(self) -> None:
+    def _backward(self) -> tuple[float, list[Costs], Shifts]:
         """The bound is what the shifts make of least entries. A value's excess is over the least of the chains through its
         variable, whose sums are known here."""
         bound, excess = 0.0, [np.zeros(0)] * len(self._arcs)
@@ -165,11 +183,7 @@ class Messages:
                     sent = self._send(arc, self._share[i] * total)
                     bound += sent
                     shifts[arc.into // 2] = -(self._messages[arc.out] + sent), gained
-        if bound > self.bound_s:
-            self.shifts = shifts
-        # Bounds rise with each variable; what a value exceeded it by is known of the moment that its variable was passed.
-        self._excess, self._base_s = (excess if np.isfinite(self.bound_s) else []), self.bound_s
-        self.bound_s = max(self.bound_s, bound)
+        return bound, excess, shifts
 
     def _send(self, arc: Arc, share: Costs) -> float:
         """A message, whose least entry is 0; what that took away."""
@@ -190,6 +204,15 @@ class Messages:
             self._made[key] = known
         self._messages[arc.out] = known[0]
         return known[1]
+
+
+def _shares(problem: SearchProblem) -> list[float]:
+    """Of each variable, one part in as many chains as go through it."""
+    above, below = [0] * problem.num_variables, [0] * problem.num_variables
+    for edge in problem.edges:
+        above[edge.u] += 1
+        below[edge.v] += 1
+    return [1.0 / max(1, *each) for each in zip(above, below, strict=True)]
 
 
 def sweeps(messages: Messages, upper_s: Callable[[], float], most: int = MAX_SWEEPS) -> Iterator[tuple[int, ...]]:
