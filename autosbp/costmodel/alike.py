@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from autosbp.beside import in_turn
-from autosbp.costmodel.stages import Chunk, Hashed, Stages
-from autosbp.graph.ir import Arg, DType, Ref, map_arg
+from autosbp.costmodel.stages import Chunk, Stages
+from autosbp.graph.hashed import Hashed
 
 T = TypeVar("T")
 
@@ -52,33 +52,10 @@ def chunk_key(stages: Stages, chunk: Chunk) -> Hashable:
 
 def _kind(stages: Stages, chunk: Chunk) -> Hashable:
     graph, strategy = chunk.graph, stages.strategy
-    numbers: dict[str, int] = {}
-
-    def number(name: str) -> int:
-        return numbers.setdefault(name, len(numbers))
-
-    def place(arg: Arg) -> Hashable:
-        if isinstance(arg, Ref):
-            return (number(arg.name), arg.index)
-        return ("dtype", arg.name) if isinstance(arg, DType) else (type(arg).__name__, arg)
-
-    last = chunk.index + 1 == len(stages.chunks)
+    numbers, wiring = graph.wiring
     shared = {name for group in stages.shared for name in group.names}
-    received = tuple((number(ref.name), ref.index, graph.meta(ref), graph.has_gradient(ref)) for ref in graph.received)
     before = tuple(str(strategy.signatures[ref.name].outs[ref.index]) for ref in graph.received)
-    nodes = tuple(
-        (
-            number(node.name), node.op, node.rule, node.outputs, tuple(map_arg(arg, place) for arg in node.args),
-            tuple((key, map_arg(arg, place)) for key, arg in sorted(node.kwargs.items())),
-            strategy.signatures.get(node.name), node.name in graph.differentiable,
-        )
-        for node in graph.nodes
-    )  # fmt: skip
-    parameters = tuple(
-        (number(leaf.name), leaf.meta, leaf.trained, strategy.parameters[leaf.name], leaf.name in shared)
-        for leaf in graph.parameters
-    )
-    data = tuple((number(leaf.name), leaf.meta) for leaf in graph.data)
-    results = tuple((number(ref.name), ref.index) for ref in graph.results)
+    signatures = tuple([strategy.signatures.get(node.name) for node in graph.nodes])
+    parameters = tuple([(strategy.parameters[leaf.name], leaf.name in shared) for leaf in graph.parameters])
     runs = tuple((numbers[a], numbers[b]) for a, b in strategy.recompute if a in numbers and b in numbers)
-    return received, before, nodes, parameters, data, results, last, runs
+    return wiring, before, signatures, parameters, chunk.index + 1 == len(stages.chunks), runs

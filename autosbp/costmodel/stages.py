@@ -15,6 +15,7 @@ from autosbp.costmodel.collectives import Collective, StepCollectives
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, Pass, stage_passes
 from autosbp.errors import InputError
 from autosbp.graph.chunks import ChunkGraph, cut_graph
+from autosbp.graph.hashed import Hashed
 from autosbp.graph.ir import LogicalGraph, Parameter, Ref
 from autosbp.pipeline import ZERO_BUBBLE, Pipeline
 from autosbp.plan import Strategy
@@ -61,23 +62,6 @@ class Chunk:
     @cached_property
     def flow(self) -> ParameterFlow:
         return parameter_flow(self.graph, self.strategy, self.shared)
-
-
-class Hashed:
-    """A large key, compared by content; its hash is worked out once."""
-
-    __slots__ = ("_content", "_hash")
-
-    def __init__(self, content: Hashable) -> None:
-        self._content, self._hash = content, hash(content)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, Hashed) and self._hash == other._hash and self._content == other._content
 
 
 class Stages:

@@ -13,7 +13,11 @@ from functools import cached_property
 from typing import Any
 
 from autosbp.errors import InputError
-from autosbp.graph.ir import LogicalGraph, Node, Ref, TensorMeta
+from autosbp.graph.hashed import Hashed
+from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Ref, TensorMeta, map_arg
+
+MOST_KNOWN = 16
+"""Cuts of a graph whose chunks are kept."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,33 @@ class ChunkGraph(LogicalGraph):
     def positions(self) -> Mapping[str, int]:
         return self.whole.positions
 
+    @cached_property
+    def wiring(self) -> tuple[Mapping[str, int], Hashed]:
+        """Names by numbers, and what the chunk does to them: equal for chunks that differ in names alone."""
+        numbers: dict[str, int] = {}
+
+        def number(name: str) -> int:
+            return numbers.setdefault(name, len(numbers))
+
+        def place(arg: Arg) -> Hashable:
+            if isinstance(arg, Ref):
+                return (number(arg.name), arg.index)
+            return ("dtype", arg.name) if isinstance(arg, DType) else (type(arg).__name__, arg)
+
+        received = tuple((number(ref.name), ref.index, self.meta(ref), self.has_gradient(ref)) for ref in self.received)
+        nodes = tuple(
+            (
+                number(node.name), node.op, node.rule, node.outputs, tuple(map_arg(arg, place) for arg in node.args),
+                tuple((key, map_arg(arg, place)) for key, arg in sorted(node.kwargs.items())),
+                node.name in self.differentiable,
+            )
+            for node in self.nodes
+        )  # fmt: skip
+        parameters = tuple((number(leaf.name), leaf.meta, leaf.trained) for leaf in self.parameters)
+        data = tuple((number(leaf.name), leaf.meta) for leaf in self.data)
+        results = tuple((number(ref.name), ref.index) for ref in self.results)
+        return numbers, Hashed((received, nodes, parameters, data, results))
+
     def bind(self, **values: int) -> ChunkGraph:
         """The whole graph is bound, so that there is nothing left to bind; ``InputError`` for a symbol."""
         if values:
@@ -55,11 +86,23 @@ class ChunkGraph(LogicalGraph):
 
 
 def cut_graph(graph: LogicalGraph, cuts: Sequence[str]) -> tuple[ChunkGraph, ...]:
-    """The chunks between ``cuts``, the ops with which each but the first begins. ``graph`` is bound.
+    """The chunks between ``cuts``, the ops with which each but the first begins; the last few are kept with the graph, as
+    strategies that are cut alike follow each other. ``graph`` is bound.
 
     Raises:
         InputError: for cuts that are no ops, that depend on no parameter, or that are out of order.
     """
+    known: dict[tuple[str, ...], tuple[ChunkGraph, ...]] = graph.derived.setdefault("chunks", {})
+    key = tuple(cuts)
+    if key not in known:
+        chunks = _cut(graph, key)
+        while len(known) >= MOST_KNOWN:
+            del known[next(iter(known))]
+        known[key] = chunks
+    return known[key]
+
+
+def _cut(graph: LogicalGraph, cuts: Sequence[str]) -> tuple[ChunkGraph, ...]:
     homes = _homes(graph, cuts)
     last_use = {graph.loss: len(cuts)}
     for node in graph.nodes:

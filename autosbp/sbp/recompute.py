@@ -40,7 +40,10 @@ class Segment:
 
 def check_recompute(graph: LogicalGraph, strategy: Strategy, programs: Sequence[LogicalGraph]) -> None:
     """``InputError`` unless the strategy's runs are ops of the graph, in order, apart, and each in one of its programs."""
+    if not strategy.recompute:
+        return
     place = {node.name: at for at, node in enumerate(graph.nodes)}
+    names = [{node.name for node in part.nodes} for part in programs]
     before = -1
     for at, (first, last) in enumerate(strategy.recompute):
         for name in (first, last):
@@ -49,7 +52,7 @@ def check_recompute(graph: LogicalGraph, strategy: Strategy, programs: Sequence[
         if not before < place[first] <= place[last]:
             raise InputError(f"{FIELD}[{at}]", [first, last], "ops in the program's order, behind the run before")
         before = place[last]
-        if not any({first, last} <= {node.name for node in part.nodes} for part in programs):
+        if not any(first in own and last in own for own in names):
             raise InputError(f"{FIELD}[{at}]", [first, last], "no cut between stages in a run is expected")
 
 

@@ -9,10 +9,11 @@ is sent stays until the runtime waits for it (``KEPT_SENDS``). A message-driven 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -127,45 +128,67 @@ def _run(chunk: Chunk, strategy: Strategy, device: str, defers: bool) -> tuple[P
 def _fullest(order: Order, needs: Mapping[int, Needs], last: int, beside: Counter[str]) -> Counter[str]:
     """By purpose, during the pass in which all is most. ``last`` is the last microbatch, ``beside`` what is there besides,
     by the kind of the pass."""
-    chunks = list(needs)
-    each = [needs[chunk] for chunk in chunks]
-    own = np.searchsorted(chunks, order.chunks)
-    places = np.arange(len(own))
-    forward, backward, weights = (order.kinds == at for at in range(len(KINDS)))
-
-    def of(values: Iterable[int]) -> Ints:
-        """Of the chunk of each pass."""
-        return np.fromiter(values, dtype=np.int64, count=len(each))[own]
-
-    # A chunk has gradients from the end of its first backward pass on.
-    firsts = [int(np.argmax(backward & (own == at))) for at in range(len(each))]
-    later = places > np.array(firsts)[own]
+    each = [needs[chunk] for chunk in sorted(needs)]
+    known = _moments(order, last)
     waiting = {when: [need.there(when).total() for need in each] for when in (FRESH, LATER)}
-    there = sum(waiting[FRESH]) + sum(
-        np.where(places > first, late - fresh, 0)
-        for first, fresh, late in zip(firsts, waiting[FRESH], waiting[LATER], strict=True)
-    )
-    there = there - np.where(later, of(waiting[LATER]), of(waiting[FRESH]))
-    kept, deferred = of(need.kept for need in each), of(need.deferred for need in each)
-    change = np.where(forward, kept, np.where(backward, deferred + of(need.sent for need in each) - kept, -deferred))
-    flight = np.cumsum(change) - change  # of microbatches, before each pass
-    running = np.where(backward, kept, np.where(weights, deferred, 0))  # is in the pass's own peak
-    more = flight - running + np.where(forward, beside[FORWARD], 0) + np.where(backward, beside[BACKWARD], 0)
-    moments = np.where(~forward & (order.micros == last), 2, later)
-    total = more + there
-    for kind, passes in ((FORWARD, forward), (BACKWARD, backward), (WEIGHTS, weights)):
-        for at, moment in enumerate((FRESH, LATER) if kind == FORWARD else (FRESH, LATER, LAST)):
-            peaks = of(need.peaks.get((kind, moment), Counter()).total() for need in each)
-            total += np.where(passes & (moments == at), peaks, 0)
+    there = [sum(waiting[FRESH])]  # by how many chunks have gradients
+    for chunk in known.firsts:
+        there.append(there[-1] + waiting[LATER][chunk] - waiting[FRESH][chunk])
+    # Of each kind what it changes for the passes behind it, what is there besides microbatches in flight, and its own peak.
+    changes, besides, peaks = [], [], []
+    for kind, moment, own, have in known.kinds:
+        need = each[own]
+        runs = {FORWARD: 0, BACKWARD: need.kept, WEIGHTS: need.deferred}[kind]  # in flight, and in the pass's own peak
+        keeps = {FORWARD: need.kept, BACKWARD: need.deferred + need.sent, WEIGHTS: 0}[kind]
+        changes.append(keeps - runs)
+        besides.append(beside[kind] - runs)
+        others = there[have] - waiting[LATER if own in known.firsts[:have] else FRESH][own]
+        peaks.append(others + need.peaks.get((kind, moment), Counter()).total())
+    change = np.array(changes)[known.kind]
+    more = np.cumsum(change) - change + np.array(besides)[known.kind]
+    total = more + np.array(peaks)[known.kind]
     fullest = int(total.argmax())
     if total[fullest] <= 0:
         return Counter()
-    at_work, kind = int(own[fullest]), KINDS[order.kinds[fullest]]
-    parts = Counter(each[at_work].peaks.get((kind, (FRESH, LATER, LAST)[moments[fullest]]), Counter()))
+    kind, moment, at_work, have = known.kinds[known.kind[fullest]]
+    parts = Counter(each[at_work].peaks.get((kind, moment), Counter()))
     parts += Counter(activations=int(more[fullest]))
     for at, other in enumerate(each):
-        parts += other.there(LATER if fullest > firsts[at] else FRESH) if at != at_work else Counter()
+        parts += other.there(LATER if at in known.firsts[:have] else FRESH) if at != at_work else Counter()
     return parts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moments:
+    """The passes of a stage, by all that tells what is there during one: of which kind each is. A kind is that of the pass and
+    its moment, which of the stage's chunks it goes through, and how many chunks have gradients by then. ``firsts`` are the
+    chunks in the order in which they come to have some."""
+
+    kinds: list[tuple[str, str, int, int]]
+    kind: Ints
+    firsts: list[int]
+
+
+@lru_cache(maxsize=256)
+def _moments(order: Order, last: int) -> _Moments:
+    own = np.searchsorted(np.unique(order.chunks), order.chunks)
+    chunks = range(int(own.max()) + 1)
+    whens = (FRESH, LATER, LAST)
+    forward, backward = (order.kinds == KINDS.index(kind) for kind in (FORWARD, BACKWARD))
+    # A chunk has gradients from the end of its first backward pass on.
+    firsts = np.array([int(np.argmax(backward & (own == at))) for at in chunks])
+    places = np.arange(len(own))
+    when = np.where(~forward & (order.micros == last), whens.index(LAST), places > firsts[own])
+    have = np.searchsorted(np.sort(firsts), places)
+    shape = len(KINDS), len(whens), len(chunks), len(chunks) + 1
+    numbers = np.ravel_multi_index((order.kinds, when, own, have), shape)
+    place = np.zeros(math.prod(shape), dtype=np.int64)
+    place[numbers] = 1
+    found = np.flatnonzero(place)
+    place[found] = np.arange(len(found))
+    columns = (column.tolist() for column in np.unravel_index(found, shape))
+    kinds = [(KINDS[of], whens[moment], *rest) for of, moment, *rest in zip(*columns, strict=True)]
+    return _Moments(kinds, place[numbers], np.argsort(firsts, kind="stable").tolist())
 
 
 def _registers(stages: Stages, stage: int) -> Counter[str]:
