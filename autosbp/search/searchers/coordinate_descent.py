@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ DEFAULT_RESTARTS = 16
 VALUES_OF_PART = 1 << 14
 """Starts that try about so many values at the least belong together: single ones of small problems are soon over."""
 MAX_SWEEPS = 200
+LOOKS = 16
+"""At variables, between two at the time."""
 FIRST_PRICE, PRICE_STEP, MAX_PRICE_STEPS = 1e-4, 3.0, 20
 
 
@@ -94,8 +97,8 @@ class _State:
     assignment: list[int]
     used_bytes: int
     price: float  # seconds per byte over the limit
-    priced_at: tuple[float, int] = (0.0, 0)  # price and bytes over the limit of what is known
-    known: dict[tuple[int, ...], tuple[int, bool]] = field(default_factory=dict)
+    known_price: float = 0.0
+    known: dict[tuple[int, ...], tuple[int, bool]] = field(default_factory=dict)  # at this price, and with as much used
 
     @property
     def over_bytes(self) -> int:
@@ -103,22 +106,7 @@ class _State:
         return 0 if limit is None else self.used_bytes - limit
 
     def best(self, variable: int) -> tuple[int, bool]:
-        """The cheapest value, and whether it is cheaper than the one there is. Like variables of like surroundings, as in
-        repeated blocks, are looked at once as long as memory costs the same."""
-        near, assignment = self.near, self.assignment
-        if not near.kinds:
-            return self._best(variable)
-        priced_at = (self.price, self.over_bytes) if self.price > 0.0 else (0.0, 0)
-        if priced_at != self.priced_at:
-            self.priced_at = priced_at
-            self.known.clear()
-        key = (near.kinds[variable], assignment[variable], *[assignment[other] for other, _ in near.rows[variable]])
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = self._best(variable)
-        return found
-
-    def _best(self, variable: int) -> tuple[int, bool]:
+        """The cheapest value, and whether it is cheaper than the one there is."""
         costs = self.costs(variable)
         best = int(costs.argmin())
         return best, bool(costs[best] < costs[self.assignment[variable]])
@@ -136,29 +124,45 @@ class _State:
 def _sweep(state: _State, run: Run) -> None:
     """Sweeps until nothing changes. Leaves early, with the assignment intact, when the run must stop.
 
-    A variable is looked at again only when a neighbour has changed, or, while memory is priced, when anything has.
+    A variable is looked at again only when a neighbour has changed, or, while memory is priced, when anything has. Like
+    variables of like surroundings, as in repeated blocks, are looked at once as long as memory costs the same.
     """
-    assignment, memory, rows = state.assignment, state.near.memory_bytes, state.near.rows
-    stale = [True] * len(assignment)
+    near, assignment, known = state.near, state.assignment, state.known
+    memory, others, kinds = near.memory_bytes, near.others, near.kinds
+    count, priced = len(assignment), state.price > 0.0
+    most = math.inf if run.options.max_evaluations is None else run.options.max_evaluations
+    if state.price != state.known_price:
+        state.known_price = state.price
+        known.clear()
+    stale, looked = [True] * count, 0
     for _ in range(MAX_SWEEPS):
         changed = False
-        for i in range(len(assignment)):
+        for i in range(count):
             if not stale[i]:
                 continue
-            if run.should_stop():
+            if (not looked % LOOKS or run.evaluations >= most) and run.should_stop():
                 return
-            best, better = state.best(i)
-            run.evaluations += len(memory[i])
+            looked += 1
             now = assignment[i]
+            if kinds:
+                key = (kinds[i], now, *[assignment[other] for other in others[i]])
+                found = known.get(key)
+                if found is None:
+                    found = known[key] = state.best(i)
+                best, better = found
+            else:
+                best, better = state.best(i)
+            run.evaluations += len(memory[i])
             stale[i] = False
             if better:
                 used = int(memory[i][best]) - int(memory[i][now])
                 state.used_bytes += used
                 assignment[i] = best
                 changed = True
-                if used and state.price > 0.0:
-                    stale = [True] * len(assignment)
-                for other, _ in rows[i]:
+                if used and priced:
+                    known.clear()
+                    stale = [True] * count
+                for other in others[i]:
                     stale[other] = True
         if not changed:
             return

@@ -20,8 +20,8 @@ class Neighbourhood:
     Forbidden entries (inf) hold ``forbidden_s`` instead, which exceeds the spread of all finite costs together. So
     fewer forbidden pairs always cost less, and a start that holds some can be improved step by step.
 
-    ``rows[i]`` holds, for each neighbour j of variable i, ``(j, table)`` with ``table[x_j]`` the costs over x_i. Variables of
-    one of the ``kinds`` have the same costs and tables: like ones of repeated blocks.
+    ``rows[i]`` holds, for each neighbour j of variable i, ``(j, table)`` with ``table[x_j]`` the costs over x_i; ``others[i]``
+    these neighbours. Variables of one of the ``kinds`` have the same costs and tables: like ones of repeated blocks.
     """
 
     unary_s: tuple[Costs, ...]
@@ -30,6 +30,7 @@ class Neighbourhood:
     memory_limit_bytes: int | None
     forbidden_s: float
     most_bytes: tuple[int, ...]
+    others: tuple[tuple[int, ...], ...]
     kinds: tuple[int, ...] = ()
     _known: dict[tuple[int, ...], Costs] = field(default_factory=dict)
 
@@ -69,6 +70,7 @@ class Neighbourhood:
             memory_limit_bytes=None if limit is None else limit - problem.fixed_memory_bytes,
             forbidden_s=forbidden_s,
             most_bytes=tuple(most),
+            others=tuple(tuple([other for other, _ in row]) for row in rows),
             kinds=kind_of if 2 * len(kinds) <= len(kind_of) else (),
         )
 
@@ -76,7 +78,7 @@ class Neighbourhood:
         """Seconds that each value of ``variable`` adds, given the others' values; not to be written to."""
         if not self.kinds:
             return self._sum(variable, assignment)
-        key = (self.kinds[variable], *(assignment[other] for other, _ in self.rows[variable]))
+        key = (self.kinds[variable], *[assignment[other] for other in self.others[variable]])
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= MAX_KNOWN:
