@@ -106,6 +106,13 @@ class TestRefused:
             with pytest.raises(ValueError, match="expected"):
                 run(**wrong)
 
+    def test_chunks_of_shapes_that_do_not_go_together(self) -> None:
+        assert self.loops is not None
+        self.loops.deal_out(np.zeros((2, 3, 4)), np.zeros((5, 4)))
+        for bands, rows in [((2, 3, 4), (5, 3)), ((0, 3, 4), (5, 4)), ((3, 4), (5, 4)), ((2, 3, 4), (4,))]:
+            with pytest.raises(ValueError, match="expected"):
+                self.loops.deal_out(np.zeros(bands), np.zeros(rows))
+
     def test_messages_beside_what_is_given(self) -> None:
         assert self.loops is not None
         good = {

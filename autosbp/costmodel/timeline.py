@@ -92,7 +92,11 @@ class Timeline:
         self._op_times = all_op_times_s(graph, strategy, self.flow.items, compute)
         self._shown: dict[Signature, str] = {}
         self._returning: list[Hashable] = []
-        self._own_events: dict[tuple[int, str, bool], list[Event]] = {}
+        place = self.flow.place
+        self._brought = [isinstance(item, Box) and item.key in place for item in self.flow.items]
+        self._own_events: dict[tuple[int, str], list[Event]] = {}
+        self._sent_events: dict[tuple[int, str], list[Event]] = {}
+        self._returned_events: dict[tuple[int, int], list[Event]] = {}
         self._seconds: dict[tuple[str, int, tuple[int, ...]], float] = {}
 
     def events(self) -> Iterator[Event]:
@@ -176,14 +180,16 @@ class Timeline:
 
     def _own(self, at: int, item: Item, phase: str, parameters: bool) -> list[Event]:
         """What an item does itself, the same in every microbatch; boxes of gathered parameters only with ``parameters``."""
-        key = (at, phase, parameters or not (isinstance(item, Box) and item.key in self.flow.place))
-        if key not in self._own_events:
+        if self._brought[at] and not parameters:
+            return []
+        found = self._own_events.get((at, phase))
+        if found is None:
             made = self._box(at, item, phase) if isinstance(item, Box) else self._computed(at, item, phase)
-            self._own_events[key] = list(made) if key[2] else []
-        return self._own_events[key]
+            found = self._own_events[at, phase] = list(made)
+        return found
 
     def _box(self, at: int, box: Box, phase: str) -> Iterator[Event]:
-        own = box.key not in self.flow.place and (phase == "forward" or at in self.flow.passing)
+        own = not self._brought[at] and (phase == "forward" or at in self.flow.passing)
         for step in box.steps if phase == "forward" else box.steps[::-1]:
             yield from self._step(box, step, phase, own)
 
@@ -198,11 +204,17 @@ class Timeline:
     def _sent(self, places: Sequence[int], phase: str) -> Iterator[Event]:
         """Parameters that are sent for here: a flat message is under way from now on, a path is waited for."""
         for place in places:
-            for call in self.step.gathered((place,), phase):
-                event, gather = self._call(call), self.flow.gathers[place]
-                if gather.flat:
-                    event = replace(event, key=(phase == "forward", place), share_s=self._share_s(gather, call))
-                yield event
+            if (place, phase) not in self._sent_events:
+                self._sent_events[place, phase] = list(self._sending(place, phase))
+            yield from self._sent_events[place, phase]
+
+    def _sending(self, place: int, phase: str) -> Iterator[Event]:
+        gather = self.flow.gathers[place]
+        for call in self.step.gathered((place,), phase):
+            event = self._call(call)
+            if gather.flat:
+                event = replace(event, key=(phase == "forward", place), share_s=self._share_s(gather, call))
+            yield event
 
     def _arrival(self, places: Sequence[int], phase: str) -> Iterator[Event]:
         """What is read next has to be there."""
@@ -213,8 +225,8 @@ class Timeline:
     def _ready(self, at: int, returns: bool, last: bool) -> Iterator[Event]:
         """Gradients that are complete here: those of gathered parameters go back, few at a time; those of B parameters
         are reduced."""
-        for gather in self.step.ready.get(at, ()) if returns else ():
-            yield from self._returned(gather)
+        for number, gather in enumerate(self.step.ready.get(at, ()) if returns else ()):
+            yield from self._returned(gather, (at, number))
         for bucket in self.step.complete.get(at, ()) if last else ():
             yield self._reduced(bucket)
 
@@ -222,17 +234,24 @@ class Timeline:
         seconds = synchronisation_s(self.graph, self.strategy, bucket, self.boxing.network, self.message)
         return replace(self._call(self.step.reduced(bucket)), duration_s=seconds, key=("sync", *bucket.names))
 
-    def _returned(self, gather: Gather) -> Iterator[Event]:
-        events = [self._call(call) for call in self.step.returned(gather)]
-        if not gather.flat:
-            yield from events
-            return
-        key = ("returned", *(box.key for box in gather.boxes))
-        if len(self._returning) == IN_FLIGHT:
-            yield Event("gradients", "wait", "backward", 0.0, after=(self._returning.pop(0),))
-        self._returning.append(key)
-        for event, call in zip(events, self.step.returned(gather), strict=True):
-            yield replace(event, key=key, share_s=self._share_s(gather, call))
+    def _returned(self, gather: Gather, place: tuple[int, int]) -> Iterator[Event]:
+        key = ("returned", *place)
+        if place not in self._returned_events:
+            calls = self.step.returned(gather)
+            events = map(self._call, calls)
+            self._returned_events[place] = (
+                [
+                    replace(event, key=key, share_s=self._share_s(gather, call))
+                    for event, call in zip(events, calls, strict=True)
+                ]
+                if gather.flat
+                else list(events)
+            )
+        if gather.flat:
+            if len(self._returning) == IN_FLIGHT:
+                yield Event("gradients", "wait", "backward", 0.0, after=(self._returning.pop(0),))
+            self._returning.append(key)
+        yield from self._returned_events[place]
 
     def _share_s(self, gather: Gather, call: Collective) -> float:
         """The shares of full messages that a flat gather's parameters pay."""

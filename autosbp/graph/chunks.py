@@ -94,12 +94,13 @@ def cut_graph(graph: LogicalGraph, cuts: Sequence[str]) -> tuple[ChunkGraph, ...
     """
     known: dict[tuple[str, ...], tuple[ChunkGraph, ...]] = graph.derived.setdefault("chunks", {})
     key = tuple(cuts)
-    if key not in known:
+    chunks = known.get(key)
+    if chunks is None:
         chunks = _cut(graph, key)
-        while len(known) >= MOST_KNOWN:
-            del known[next(iter(known))]
+        for oldest in list(known)[: len(known) + 1 - MOST_KNOWN]:
+            known.pop(oldest, None)
         known[key] = chunks
-    return known[key]
+    return chunks
 
 
 def _cut(graph: LogicalGraph, cuts: Sequence[str]) -> tuple[ChunkGraph, ...]:

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 4 /* of what is in here; autosbp/native/__init__.py asks for it */
+#define VERSION 5 /* of what is in here; autosbp/native/__init__.py asks for it */
 #define BLOCK 64  /* sources of a block of cheapest ways: those of some hundred stops stay in the second cache */
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
@@ -199,6 +199,22 @@ run_all(const int64_t *firsts, const int64_t *passes, const int64_t *sources, co
             ready[stage] = now;
             sent[stage] = behind;
             at[stage] = place;
+        }
+    }
+}
+
+/* out[j] = min over d of the greater of band[d, j] and before[j - d - 1]: the slowest of chunks up to each place, the last of which
+ * has d places within. */
+WIDEST static void
+deal_of(const double *band, const double *before, double *restrict out, Py_ssize_t depth, Py_ssize_t count)
+{
+    for (Py_ssize_t j = 0; j < count; j++) out[j] = INFINITY;
+    for (Py_ssize_t d = 0; d < depth && d + 1 < count; d++) {
+        const double *restrict own = band + d * count + d + 1, *restrict ago = before;
+        double *restrict to = out + d + 1;
+        for (Py_ssize_t j = 0; j < count - d - 1; j++) {
+            const double v = own[j] > ago[j] ? own[j] : ago[j];
+            to[j] = LEAST(v, to[j]);
         }
     }
 }
@@ -449,6 +465,32 @@ free:
     return done;
 }
 
+static PyObject *
+deal_out(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *arrays[2], *done = NULL;
+    Py_buffer bands, rows;
+    if (!PyArg_ParseTuple(arguments, "OO", &arrays[0], &arrays[1])) return NULL;
+    if (take(arrays[0], &bands, 3, "d", 0)) return NULL;
+    if (take(arrays[1], &rows, 2, "d", PyBUF_WRITABLE)) goto free_bands;
+    const Py_ssize_t kinds = bands.shape[0], depth = bands.shape[1], count = bands.shape[2];
+    if (rows.shape[1] != count || !kinds) {
+        PyErr_SetString(PyExc_ValueError, SHAPES);
+        goto free_rows;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t at = 1; at < rows.shape[0]; at++)
+        deal_of((double *)bands.buf + at % kinds * depth * count, (double *)rows.buf + (at - 1) * count,
+                (double *)rows.buf + at * count, depth, count);
+    Py_END_ALLOW_THREADS
+    done = Py_NewRef(Py_None);
+free_rows:
+    PyBuffer_Release(&rows);
+free_bands:
+    PyBuffer_Release(&bands);
+    return done;
+}
+
 static PyMethodDef METHODS[] = {
     {"least_sums", least_sums, METH_VARARGS,
      "least_sums(one, two, out, first, end): out[i, a, b] = min over x of one[i, x, a] + two[i, x, b], for first <= a < end."},
@@ -461,6 +503,9 @@ static PyMethodDef METHODS[] = {
     {"run_passes", run_passes, METH_VARARGS,
      "run_passes(firsts, passes, sources, follows, own_s, sends_s, num_micro, beside, starts, ready): when each pass of a "
      "pipeline's stages begins, and when each stage is done."},
+    {"deal_out", deal_out, METH_VARARGS,
+     "deal_out(bands, rows): rows after the first, the least slowest of ever more chunks up to each place, where a chunk of each "
+     "kind in turn takes bands[kind, d, j] up to place j with d places within."},
     {"pass_messages", pass_messages, METH_VARARGS,
      "pass_messages(firsts, arcs, tables, begins, costs, shares, messages, values, excess, shifts, first, end, back, grain, "
      "bound): a sweep over variables first to end - 1 of a graph, forward to values, or back to a bound, which is returned."},

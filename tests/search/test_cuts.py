@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+import autosbp.search.stages.cuts as cuts_module
 from autosbp.api import load_cluster
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.deliveries import LinkModel
@@ -110,3 +111,28 @@ def test_nothing_is_cut_where_all_pipelines_take_longer_than_that(model: str, st
         left = found(share * min(estimates))
         assert left == estimates or (not left and share <= 1.0), "none that takes less is left out"
     assert not found(0.0)
+
+
+@pytest.mark.skipif(cuts_module.LOOPS is None, reason="loops in C are not built here")
+@pytest.mark.parametrize("seed", range(100))
+def test_compiled_loops_deal_out_what_numpy_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(seed)
+    stages, virtual = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    places = made(rng, stages)
+    if stages * virtual > len(places.names) + 1:
+        return
+    expected = Cutter(places, PER_BYTE, stages).cut(stages * virtual)
+    calls: list[int] = []
+    dealt = cuts_module._dealt
+
+    def both(bands: Sequence[np.ndarray], first: np.ndarray, num_chunks: int) -> np.ndarray:
+        compiled = dealt(bands, first, num_chunks)
+        with monkeypatch.context() as patch:
+            patch.setattr(cuts_module, "LOOPS", None)
+            np.testing.assert_array_equal(dealt(bands, first, num_chunks), compiled)
+        calls.append(1)
+        return compiled
+
+    monkeypatch.setattr(cuts_module, "_dealt", both)
+    assert Cutter(places, PER_BYTE, stages).cut(stages * virtual) == expected
+    assert calls or stages * virtual == 1

@@ -21,7 +21,7 @@ from autosbp.costmodel.memory.ops import Call, run_op, widths_of
 from autosbp.costmodel.memory.repeats import Mark, Regions, Repeats, UnlikeError, find_repeats
 from autosbp.costmodel.memory.splits import run_split
 from autosbp.costmodel.memory.state import optimizer_bytes
-from autosbp.costmodel.memory.tensors import DATA, GRADIENTS, PARAMETERS, Meter, Shape, Tensor, contiguous
+from autosbp.costmodel.memory.tensors import DATA, PARAMETERS, Meter, Shape, Tensor, contiguous
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Ref
 from autosbp.plan import Strategy
 from autosbp.sbp.choices import axis_choices, implemented_axes
@@ -157,8 +157,11 @@ class StepRun:
     @property
     def gathers_alike(self) -> bool:
         """Whether every microbatch gathers what the others do, and, but the first, finds as much on its way back."""
-        gathers = len(self.flow.gathers)
-        return not gathers or (self.gathers_anew and gathers >= IN_FLIGHT)
+        gathers = self.flow.gathers
+        if not gathers:
+            return True
+        # Where copies of one parameter are not flat, the last microbatch adds up their gradients as they come.
+        return self.gathers_anew and len(gathers) >= IN_FLIGHT and all(gather.flat for gather in gathers)
 
     @property
     def gathers_anew(self) -> bool:
@@ -174,7 +177,7 @@ class StepRun:
 
     def leave_out(self, deferring: frozenset[str] = frozenset()) -> None:
         """Run few of the blocks that are alike; ops may leave gradients of their weights for a pass of their own."""
-        self.repeats = find_repeats(self.graph, self.strategy, self.flow, self.last_reader, deferring)
+        self.repeats = find_repeats(self.graph, self.strategy, self.flow, self.last_reader, self.outputs, deferring)
 
     def step(self) -> Counter[str]:
         """One step: the passes that differ. Bytes by purpose when they are most; ``UnlikeError`` where blocks are left out
@@ -199,19 +202,18 @@ class StepRun:
         self.gathers.finish()
         found.append(self.regions.fullest())
         self.buckets.finish()
-        self.regions.begin_anew({GRADIENTS: self._left_out_bytes()})
+        self.regions.begin_anew(-self._left_in_buckets())
         self.optimize()
         found.append(self.regions.fullest())
         return max(found, key=Counter.total)
 
-    def _left_out_bytes(self) -> int:
-        """Of gradients of blocks that are left out, but for those in buckets."""
-        within = {name for bucket in self.flow.buckets for name in bucket.names}
+    def _left_in_buckets(self) -> int:
+        """Bytes of gradients of blocks that are left out which go to buckets."""
+        within = {name for bucket in self.flow.buckets if len(bucket.names) > 1 for name in bucket.names}
         return sum(
-            skip.count * self.gradients.of[name].num_bytes
+            skip.count * self.stored[name].num_bytes
             for skip in self.repeats.skips.values()
-            for name in self.repeats.parameters_of_copy(skip)
-            if name in self.gradients.of and name not in within
+            for name in self.repeats.parameters_of_copy(skip) & within
         )
 
     def optimize(self) -> None:
@@ -233,6 +235,7 @@ class StepRun:
         while at < len(self.flow.items):
             mark = self.repeats.marks.get(at)
             if mark is not None:
+                self.repeats.check(mark, values)
                 self.regions.pass_by(mark)
                 self.m.nodes.append(Notice(partial(self.come_back, mark)))
                 if mark.is_last:

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosbp.costmodel.memory.tensors import Meter
+from autosbp.costmodel.memory.tensors import GRADIENTS, Meter, Tensor
 from autosbp.graph.ir import Arg, LogicalGraph, Node, Parameter, Ref
 from autosbp.plan import Strategy
 from autosbp.sbp.parameters import ParameterFlow
@@ -78,6 +79,22 @@ class Repeats:
             skip.begin + (number + 1) * skip.period: Mark(skip, number) for skip in skips for number in range(BEFORE)
         }
         self._items = items
+        self._handed: dict[Skip, Sequence[Hashable]] = {}
+
+    def check(self, mark: Mark, values: Mapping[ReadKey, Tensor]) -> None:
+        """Raise ``UnlikeError`` where the third copy hands on what the second did in another order of memory. All that a copy
+        does follows from what it is handed, so that once two hand on the same all others do, too."""
+        if not mark.number:
+            return
+        end = mark.skip.begin + (mark.number + 1) * mark.skip.period
+        handed = [
+            (end - at, place, values[key].shape, values[key].strides, values[key].is_view, values[key].node is None)
+            for at in range(end - mark.skip.period, end)
+            for place, key in enumerate(made_by(self._items[at]))
+            if key in values
+        ]
+        if self._handed.setdefault(mark.skip, handed) != handed:
+            raise UnlikeError
 
     def parameters_of_copy(self, skip: Skip) -> set[str]:
         """Names, among others, of what the last copy before those that are left out reads as it is stored."""
@@ -126,10 +143,11 @@ class Regions:
         """Bytes that would be there, as of the last phase."""
         return self.meter.live + sum(self.added.values())
 
-    def begin_anew(self, added: Bytes) -> None:
-        """Forget what was counted since the last phase; ``added`` is what is left out from now on."""
+    def begin_anew(self, gradients: int) -> None:
+        """Forget what was counted since the last phase; of gradients so many bytes more are there from now on."""
         meter = self.meter
-        self.added, self._found, self._opened, self._start = added, [], None, dict(meter.by_purpose)
+        self.added = _sum(self.added, {GRADIENTS: gradients}) if gradients else self.added
+        self._found, self._opened, self._start = [], None, dict(meter.by_purpose)
         meter.peak, meter.at_peak = meter.live, dict(meter.by_purpose)
 
     def pass_by(self, mark: Mark | None) -> None:
@@ -191,19 +209,25 @@ def find_repeats(
     strategy: Strategy,
     flow: ParameterFlow,
     last_reader: Mapping[int, Sequence[ReadKey]],
+    outputs: Sequence[ReadKey],
     deferring: frozenset[str] = frozenset(),
 ) -> Repeats:
     """What may be left out of a program.
 
     Args:
         last_reader: after which item which values have no reader left.
+        outputs: what is there when all is over.
         deferring: ops whose weights' gradients are a pass of their own.
     """
-    kinds = _Kinds(graph, strategy, flow, last_reader, deferring)
+    ops = np.array([-1 if isinstance(item, Box) else _own(graph, item.node) for item in flow.items], dtype=np.int64)
+    periods = [period for period in _periods(ops) if _runs(ops, period)]
+    if not periods:  # not even by their ops
+        return Repeats((), flow.items)
+    kinds = _Kinds(graph, strategy, flow, last_reader, outputs, deferring)
     numbers = kinds.numbers()
     best: tuple[Skip, ...] = ()
     saved = 0
-    for period in _periods(numbers):
+    for period in periods:
         skips = tuple(kinds.skips(numbers, period))
         items = sum(skip.count * skip.period for skip in skips)
         if items > saved:
@@ -222,6 +246,17 @@ def _periods(numbers: NDArray[np.int64]) -> list[int]:
     return [gap for gap, _ in gaps.most_common(MOST_PERIODS)]
 
 
+def _runs(numbers: NDArray[np.int64], period: int) -> list[tuple[int, int]]:
+    """From which item, and to before which, all are like those a period on, for so long that copies may be left out."""
+    alike = np.concatenate([[0], numbers[:-period] == numbers[period:], [0]])
+    edges = np.flatnonzero(np.diff(alike)).tolist()
+    return [each for each in zip(edges[::2], edges[1::2], strict=True) if _copies(*each, period) >= BEFORE + 1 + LEAST]
+
+
+def _copies(begin: int, end: int, period: int) -> int:
+    return (end - begin) // period + 1
+
+
 class _Kinds:
     """The items of a program, told apart by all that a dry run of them depends on."""
 
@@ -231,13 +266,18 @@ class _Kinds:
         strategy: Strategy,
         flow: ParameterFlow,
         last_reader: Mapping[int, Sequence[ReadKey]],
+        outputs: Sequence[ReadKey],
         deferring: frozenset[str],
     ) -> None:
-        self.graph, self.strategy, self.flow = graph, strategy, flow
+        self.graph, self.strategy, self.flow, self.outputs = graph, strategy, flow, outputs
         self.last_reader, self.deferring = last_reader, deferring
         self.leaves = {leaf.name: leaf for leaf in graph.parameters}
         self.made = {key: at for at, item in enumerate(flow.items) for key in made_by(item)}
-        self.readers = Counter(read.name for item in flow.items for read in _reads(item) if isinstance(read, Ref))
+        self.read_at: dict[ReadKey, list[int]] = {Ref(name): [] for name in self.leaves}  # of parameters
+        for at, item in enumerate(flow.items):
+            for read in _reads(item):
+                if read in self.read_at:
+                    self.read_at[read].append(at)
         data = Counter(read for item in flow.items for read in _reads(item) if self._is_data(read))
         self.shared = {read for read, readers in data.items() if readers > 1}  # it may be by all copies
         self.begins = {segment.first for segment in flow.segments}
@@ -288,29 +328,32 @@ class _Kinds:
         return (isinstance(item, Op) and item.signature is None) or (isinstance(item, Box) and item.data)
 
     def _parameter(self, leaf: Parameter) -> Hashable:
-        return leaf.meta, leaf.trained, self.strategy.parameters[leaf.name], self.readers[leaf.name]
+        return leaf.meta, leaf.trained, self.strategy.parameters[leaf.name], len(self.read_at[Ref(leaf.name)])
 
     def skips(self, numbers: NDArray[np.int64], period: int) -> Iterator[Skip]:
         """Where copies of so many items follow each other, those that may be left out."""
-        alike = np.concatenate([[0], numbers[:-period] == numbers[period:], [0]])
-        edges = np.flatnonzero(np.diff(alike)).tolist()
-        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        for begin, end in _runs(numbers, period):
             while begin in self.inside:  # copies begin between segments
                 begin += 1
-            copies = (end - begin) // period + 1
-            skip = Skip(begin, period, copies - BEFORE - 1)
+            skip = Skip(begin, period, _copies(begin, end, period) - BEFORE - 1)
             if skip.count >= LEAST and self._is_handed_on(skip):
                 yield skip
 
     def _is_handed_on(self, skip: Skip) -> bool:
-        """Whether nothing behind reads of the copies anything but what the last ones made."""
+        """Whether nothing behind reads of the copies anything but what the last ones made, and nothing else what they read of
+        parameters."""
         items, moved = self.flow.items, skip.count * skip.period
-        for at in range(skip.end, len(items)):
-            for read in _reads(items[at]):
-                made = self.made.get(read, -1)
-                if skip.begin <= made < skip.end and not skip.begin <= made - moved < skip.first:
-                    return False
-        return True
+        behind = {read for at in range(skip.end, len(items)) for read in _reads(items[at])}
+        for key in (*behind, *self.outputs):
+            made = self.made.get(key, -1)
+            if skip.begin <= made < skip.end and not skip.begin <= made - moved < skip.first:
+                return False
+        own = {read for at in range(skip.begin, skip.end) for read in _reads(items[at])}
+        return all(
+            len({(at - skip.begin) // skip.period for at in self.read_at[key]}) == 1
+            for key in own
+            if key in self.read_at
+        )
 
 
 def _reads(item: Item) -> tuple[ReadKey, ...]:
@@ -323,7 +366,8 @@ def _own(graph: LogicalGraph, node: Node) -> int:
     if known is not None and known[0] is node:
         number: int = known[1]
         return number
-    numbers: dict[Hashable, int] = graph.derived.setdefault("own kinds", {})
+    # Threads that share a graph may both find a number for a kind: one of them stays.
+    numbers, fresh = graph.derived.setdefault("own kinds", (dict[Hashable, int](), count()))
 
     def literal(arg: Arg) -> Hashable:
         return Ref if isinstance(arg, Ref) else (type(arg).__name__, arg)
@@ -335,7 +379,7 @@ def _own(graph: LogicalGraph, node: Node) -> int:
         _literals(node.args, literal),
         tuple((key, _literals(node.kwargs[key], literal)) for key in sorted(node.kwargs)),
     )
-    number = numbers.setdefault(kind, len(numbers))
+    number = numbers.setdefault(kind, next(fresh))
     graph.derived["own", node.name] = node, number
     return number
 

@@ -21,7 +21,7 @@ class Neighbourhood:
     fewer forbidden pairs always cost less, and a start that holds some can be improved step by step.
 
     ``rows[i]`` holds, for each neighbour j of variable i, ``(j, table)`` with ``table[x_j]`` the costs over x_i; ``others[i]``
-    these neighbours. Variables of one of the ``kinds`` have the same costs and tables: like ones of repeated blocks.
+    these neighbours. Variables of one of the ``kinds`` have the same costs, bytes and tables: like ones of repeated blocks.
     """
 
     unary_s: tuple[Costs, ...]
@@ -60,8 +60,8 @@ class Neighbourhood:
         limit = problem.memory_limit_bytes
         kinds: dict[tuple[int, ...], int] = {}
         kind_of = tuple(
-            kinds.setdefault((id(costs), *(id(table) for _, table in row)), len(kinds))
-            for costs, row in zip(problem.unary_s, rows, strict=True)
+            kinds.setdefault((id(costs), id(use), *(id(table) for _, table in row)), len(kinds))
+            for costs, use, row in zip(problem.unary_s, problem.memory_bytes, rows, strict=True)
         )
         return Neighbourhood(
             unary_s=tuple(finite(costs) for costs in problem.unary_s),

@@ -17,6 +17,8 @@ from autosbp.search._base import Costs, SearchProblem
 
 MOST_ADDITIONS = 2e8
 """Of a pass: more take longer than Python and equal messages made once."""
+MOST_ENTRIES = 1e7
+"""Of different tables: 160 MB, as each lies there twice."""
 CHECKED = 5e7
 """Additions between two looks at the time: about 10 ms."""
 Ints = NDArray[np.int64]
@@ -37,7 +39,8 @@ class MessagePasses:
         self._check = check
         self.shares, self.sizes = np.array(shares), np.array([len(costs) for costs in problem.unary_s], dtype=np.int64)
         self.begins = _begins(self.sizes)
-        self.unary = np.concatenate([finite(costs) for costs in problem.unary_s])
+        made = {id(costs): finite(costs) for costs in problem.unary_s}
+        self.unary = np.concatenate([made[id(costs)] for costs in problem.unary_s])
         self.memory = np.concatenate(problem.memory_bytes).astype(np.float64)
         self.costs = self.unary
         ends = np.array([(edge.u, edge.v) for edge in problem.edges], dtype=np.int64).reshape(-1, 2)
@@ -94,8 +97,10 @@ class MessagePasses:
 
 
 def can_pass(problem: SearchProblem) -> bool:
-    """Whether passes in C are there, and are quicker."""
-    return LOOPS is not None and 0 < sum(edge.table.size for edge in problem.edges) <= MOST_ADDITIONS
+    """Whether passes in C are there, are quicker, and do not take much memory."""
+    additions = sum(edge.table.size for edge in problem.edges)
+    entries = sum({id(edge.table): edge.table.size for edge in problem.edges}.values())
+    return LOOPS is not None and 0 < additions <= MOST_ADDITIONS and entries <= MOST_ENTRIES
 
 
 def _laid_out(problem: SearchProblem, finite: Finite) -> tuple[Costs, Ints]:

@@ -67,7 +67,7 @@ class Messages:
         self._excess: list[Costs] = []
         self._base_s = -np.inf
         self.prices: Sequence[float] = [0.0] * problem.num_variables
-        self._passes = MessagePasses(problem, _shares(problem), self._of, check) if can_pass(problem) else None
+        self._passes = MessagePasses(problem, _shares(problem), self._filled, check) if can_pass(problem) else None
         if self._passes is not None:
             return
         self._share = _shares(problem)
@@ -127,9 +127,11 @@ class Messages:
         """What is forbidden costs more than all else together."""
         key = (id(array), flip)
         if key not in self._finite:
-            turned = array.T if flip else array
-            self._finite[key] = np.ascontiguousarray(np.where(np.isinf(turned), self._forbidden, turned))
+            self._finite[key] = np.ascontiguousarray(self._filled(array.T if flip else array))
         return self._finite[key]
+
+    def _filled(self, array: Costs) -> Costs:
+        return np.where(np.isinf(array), self._forbidden, array)
 
     def _costs(self, i: int) -> Costs:
         price = self.prices[i]

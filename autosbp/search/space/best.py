@@ -16,7 +16,7 @@ from typing import Protocol
 from autosbp.errors import InfeasibleError
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import INFINITE, ROUNDING
-from autosbp.search.space.opening import Look, Opened
+from autosbp.search.space.opening import BrokenPromiseError, Look, Opened
 from autosbp.search.space.space_solver import BOUNDED, Kind
 from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
@@ -57,14 +57,29 @@ class Best(Walking):
         """The best strategy over these structures, at least as good as ``best``; when time is over, of those looked at. Others
         that it may begin with are ``offers``, which are taken where nothing fits at once, or there is much to look for. Raises
         ``InfeasibleError``, and ``OutOfTimeError`` where it gives up without one."""
+        every, before = list(structures), Tally(tally.share, tally.evaluations, [*tally.bounds], tally.cut)
+        self.trusts = kind.proves
+        try:
+            return self._found(every, kind, tally, best, offers)
+        except BrokenPromiseError:
+            # Once more, and all that cuts others short is costed first.
+            self.trusts = False
+            vars(tally).update(vars(before))
+            return self._found(every, kind, tally, best, offers)
+
+    def _found(
+        self, structures: Sequence[Structure], kind: Kind, tally: Tally, best: Candidate | None, offers: Offers | None
+    ) -> Candidate:
         self.best, self.problem, self.failures, self._floors = best, None, [], {}
         self.cut = self.late = False
+        self.promised = None
         try:
             found = self._over(structures, kind, tally, offers)
             tally.cut |= self.late
             return found
         except OutOfTimeError:
             self.cut = tally.cut = True
+            self.keep_promise()
             floor = min(self._floors.values(), default=-INFINITE)
             tally.bounds.append(floor if floor < INFINITE else -INFINITE)
             if self.best is None:
@@ -109,6 +124,7 @@ class Best(Walking):
         alone = self.best is not None and self.best.strategy.num_stages == 1
         ahead = rest if alone and kind.relaxes and kind.proves else []
         more, walks = self._opened_beside(ahead, piped, kind, tally)
+        self.keep_promise()
         tight = [walk for walk in walks if self._promise(walk)[0]]
         self._look_into([walk for walk in walks if walk not in tight], kind, tally, spent)
         opened += more + self._opened([structure for structure in rest if structure not in ahead], kind, tally)

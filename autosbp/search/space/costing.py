@@ -49,6 +49,8 @@ class Costing(Timed):
     """
 
     costs_all = False
+    promised: Candidate | None = None
+    """One that is taken to be the best before it is costed: what it takes is known, but not that it fits."""
 
     def __init__(
         self,
@@ -187,7 +189,8 @@ class Costing(Timed):
     def _tell(self) -> bool:
         """Tell of the best strategy so far: a problem's cost is none, as it may exceed the memory. Whether to go on."""
         if self.report is not None and not self.stopped and not is_child():
-            self.stopped = not self.report(self._cutoff)
+            known = self.best is None or self.best is not self.promised
+            self.stopped = not self.report(self._cutoff if known else INFINITE)
         return not self.stopped
 
     @property

@@ -1,7 +1,8 @@
 """Structures without a pipeline, looked at for the first time: a bound of each, and its optimum without the memory limit.
 
 None needs another before an optimum is costed, so that two cores share them. The quickest is costed first: mostly it cuts
-the others short.
+the others short. What costs a strategy takes is what its problem says, so that where one fits by far it does so before it is
+costed; if another one is quicker, it never is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from functools import partial
 
 from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
+from autosbp.plan import Costs
+from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.recomputing import Recomputing
 from autosbp.search.space.space_solver import Free, Kind, Optimum
@@ -20,6 +23,8 @@ from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Space, Structure
 
+ROOMY = 0.9
+"""Of the memory limit: what takes no more, added up by op, mostly fits at its fullest moment."""
 NEARLY = 1.05
 """Times the bound of a structure: what takes no longer is a good strategy to begin with."""
 
@@ -51,11 +56,18 @@ class Opened:
     structure: Structure
 
 
+class BrokenPromiseError(Exception):
+    """What was taken to be the best does not fit."""
+
+
 class Opening(Recomputing):
-    """See the module's docstring. ``largest_bounds``: no microbatch takes less of a sample than the largest one."""
+    """See the module's docstring. ``largest_bounds``: no microbatch takes less of a sample than the largest one. ``trusts``:
+    the first optimum that has room by far, by what search adds up, cuts others short before it is costed."""
 
     largest_bounds = True
+    trusts = False
     _floors: dict[Hashable, float]
+    _promised_in: Space
 
     def _opened(self, structures: Sequence[Structure], kind: Kind, tally: Tally) -> list[Opened]:
         """Those that are left open, once all were looked at; optima that fit are kept."""
@@ -132,9 +144,32 @@ class Opening(Recomputing):
         if optimum is None or look.first is None or (optimum.cost_s >= self._cutoff and not kind.pinned):
             return False
         space = self._space(structure, self.micro_batches(structure.stages)[look.first], kind.storages[0])
+        free = look.free if self.trusts and self.best is None and self._is_charged(kind) else None
+        if free is not None and free.memory_bytes <= ROOMY * self.limit:
+            self._promise_of(space, optimum, free)
+            return True
         candidate = self._fitting(space, self._costed(space, [(0.0, optimum.strategy)]))
         self._keep(candidate)
         return candidate is not None
+
+    def _promise_of(self, space: Space, optimum: Optimum, free: Free) -> None:
+        """Take an optimum to be the best strategy so far."""
+        nothing = Costs(optimum.cost_s, optimum.cost_s, 0.0, 0.0, 0.0, 0.0, 0, free.memory_bytes, {})
+        self.best = self.promised = Candidate(optimum.strategy, nothing)
+        self._promised_in = space
+
+    def keep_promise(self) -> None:
+        """Cost what was taken to be the best, where nothing better was found since; raises ``BrokenPromiseError`` where it does
+        not fit."""
+        promised, self.promised = self.promised, None
+        if promised is None or self.best is not promised:
+            return
+        self.best = None
+        space = self._promised_in
+        candidate = self._fitting(space, self._costed(space, [(0.0, promised.strategy)]))
+        if candidate is None:
+            raise BrokenPromiseError
+        self._keep(candidate)
 
     def _open_roomily(self, opened: Sequence[Opened], kind: Kind, tally: Tally) -> None:
         """Where no optimum fits at the largest microbatch that can: keep those that do at the largest that leaves room to

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.stages import sent_bytes
 from autosbp.graph.ir import LogicalGraph, Ref
+from autosbp.native import LOOPS
 from autosbp.plan import Strategy
 
 Floats = NDArray[np.float64]
@@ -219,18 +220,9 @@ class _Balance:
         """The slowest of 1, 2, ... chunks up to each place, of chunks that take no more than the ceiling; of what is above it
         some amount above it."""
         alike = self.places.pace is None and not self.places.held
-        bands = {at: _band(self._chunks(at), ceiling) for at in range(1 if alike else min(self.stages, num_chunks))}
-        depth, count = max(map(len, bands.values())), len(self.chosen) + 1
-        # Of row ``at`` the last ones are what ``at + 1`` chunks come to; ``ago[at, d, j]`` are those of d places before.
-        rows = np.full((num_chunks, depth + count), np.inf)
-        rows[0, depth:] = self._chunks(0)[:, 0]
-        ago = sliding_window_view(rows, count, axis=1)[:, depth - 1 :: -1]
-        room = {at: np.empty_like(band) for at, band in bands.items()}
-        for at in range(1, num_chunks):
-            stage = at % len(bands)
-            through = np.maximum(bands[stage], ago[at - 1, : len(bands[stage])], out=room[stage])
-            through.min(axis=0, out=rows[at, depth:])
-        return rows[:, depth:]
+        kinds = range(1 if alike else min(self.stages, num_chunks))
+        bands = [_band(self._chunks(at), ceiling) for at in kinds]
+        return _dealt(bands, self._chunks(0)[:, 0], num_chunks)
 
     def _chunks(self, stage: int) -> Floats:
         """``[j, i]``: up to place j from place i; place 0 is the model's begin, the last end its end."""
@@ -251,6 +243,28 @@ def _longest_s(places: Places, chosen: NDArray[np.int64] | NDArray[np.bool_], st
     """The most that a stage takes between two of these places with none between them: some chunk has it."""
     before_s, total_s, _ = pace_of(places, stage)
     return float(np.diff(before_s[chosen], prepend=0.0, append=total_s).max())
+
+
+def _dealt(bands: Sequence[Floats], first: Floats, num_chunks: int) -> Floats:
+    """The slowest of 1, 2, ... chunks up to each place, given the ``first`` and, of those of each kind in turn, ``_band``."""
+    depth, count = max(map(len, bands)), len(first)
+    if LOOPS is not None:
+        padded, dealt = np.full((len(bands), depth, count), np.inf), np.empty((num_chunks, count))
+        for own, band in zip(padded, bands, strict=True):
+            own[: len(band)] = band
+        dealt[0] = first
+        LOOPS.deal_out(padded, dealt)
+        return dealt
+    # Of row ``at`` the last ones are what ``at + 1`` chunks come to; ``ago[at, d, j]`` are those of d places before.
+    rows = np.full((num_chunks, depth + count), np.inf)
+    rows[0, depth:] = first
+    ago = sliding_window_view(rows, count, axis=1)[:, depth - 1 :: -1]
+    room = [np.empty_like(band) for band in bands]
+    for at in range(1, num_chunks):
+        kind = at % len(bands)
+        through = np.maximum(bands[kind], ago[at - 1, : len(bands[kind])], out=room[kind])
+        through.min(axis=0, out=rows[at, depth:])
+    return rows[:, depth:]
 
 
 def _band(chunk: Floats, ceiling: float) -> Floats:

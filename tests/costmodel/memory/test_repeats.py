@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -13,11 +14,18 @@ from autosbp.costmodel.memory import memory_bytes, rank_memory
 from autosbp.costmodel.memory.autograd import Machine
 from autosbp.costmodel.memory.rank import StepRun
 from autosbp.costmodel.memory.repeats import Mark, Regions, Skip, UnlikeError
+from autosbp.costmodel.memory.stage import ChunkRun, stage_memory
 from autosbp.costmodel.memory.tensors import Meter, Storage
 from autosbp.costmodel.recompute import block_runs, recomputable_blocks
-from autosbp.plan import Strategy
+from autosbp.costmodel.stages import Chunk, Stages
+from autosbp.errors import InputError
+from autosbp.pipeline import GPIPE, ZERO_BUBBLE, Pipeline
+from autosbp.plan import Signature, Strategy
+from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.parameters import parameter_flow
+from autosbp.sbp.placement import B, I, NdSbp, P, S
 from autosbp.search.planner import Planner
+from tests.costmodel.memory.programs import Program, data_parallel, on_one_device, random_blocks
 from tests.search.plans import graph_of
 
 MODELS = {
@@ -109,3 +117,179 @@ def test_what_is_left_out_has_its_most_at_one_of_its_ends(kept: int, rise: int, 
     left_out = Regions(few)
     assert run(few, 4, left_out, Skip(0, 1, count)) == expected
     assert left_out.added.get("activations", 0) == count * kept
+
+
+class EveryStep(StepRun):
+    """All passes, one after the other."""
+
+    gathers_alike = False  # type: ignore[assignment]
+
+
+class EveryPass(ChunkRun):
+    ends_alike = False  # type: ignore[assignment]
+
+
+def every_step(graph: LogicalGraph, strategy: Strategy, device: str) -> Counter[str]:
+    return EveryStep(graph, strategy, parameter_flow(graph, strategy), Machine(Meter(), device=device)).step()
+
+
+def tensors(graph: LogicalGraph, strategy: Strategy, device: str) -> Counter[str]:
+    """What a step takes but for the optimizer's state."""
+    return Counter({**memory_bytes(graph, strategy, device=device), "optimizer": 0})
+
+
+def phases(run: StepRun, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
+    """What each phase of a step takes; that has more to tell than the fullest of them."""
+    found: list[Counter[str]] = []
+    fullest = Regions.fullest
+
+    def kept(self: Regions) -> Counter[str]:
+        found.append(fullest(self))
+        return found[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Regions, "fullest", kept)
+        run.step()
+    return found
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_made_up_blocks_take_what_all_of_them_do(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one device, in each phase of a step: residuals, blocks that read two back, what all share, squares of weights."""
+    compared = 0
+    for seed in range(first, first + 50):
+        rng = random.Random(seed)
+        graph, runs, _ = random_blocks(rng)
+        strategy = on_one_device(graph, 2 * rng.choice([1, 2, 3, 5]), 2, recompute=runs)
+        flow, device = parameter_flow(graph, strategy), rng.choice(["cpu", "cuda"])
+        every, few = (StepRun(graph, strategy, flow, Machine(Meter(), device=device)) for _ in range(2))
+        few.leave_out()
+        if few.repeats.skips:
+            try:
+                found = phases(few, monkeypatch)
+            except UnlikeError:
+                continue
+            assert found == phases(every, monkeypatch), seed
+            compared += 1
+        assert tensors(graph, strategy, device) == every_step(graph, strategy, device), seed
+    assert compared > 5
+
+
+@pytest.mark.parametrize("first", range(0, 120, 40))
+def test_made_up_chunks_take_what_all_of_their_blocks_do(first: int) -> None:
+    compared = 0
+    for seed in range(first, first + 40):
+        rng = random.Random(seed)
+        graph, runs, begins = random_blocks(rng)
+        cut = rng.choice([begins[1], begins[-1]])
+        inside = [run for run in runs if int(run[0][1:]) < int(cut[1:]) <= int(run[1][1:])]
+        pipeline = Pipeline(2, (cut,), rng.choice([GPIPE, ZERO_BUBBLE]))
+        strategy = on_one_device(
+            graph, 2 * rng.choice([2, 4, 6]), 2, pipeline=pipeline, recompute=tuple(r for r in runs if r not in inside)
+        )
+        try:
+            chunks = Stages(graph, strategy).chunks
+        except InputError:  # an op of data is no cut
+            continue
+        for chunk in chunks:
+            compared += compare(chunk, strategy, rng.choice(["cpu", "cuda"]), defers=pipeline.schedule == ZERO_BUBBLE)
+    assert compared > 5
+
+
+def compare(chunk: Chunk, strategy: Strategy, device: str, *, defers: bool) -> bool:
+    """Whether blocks were left out, which makes no difference."""
+    few, every = (
+        kind(chunk, strategy, Machine(Meter(), device=device), defers=defers) for kind in (ChunkRun, EveryPass)
+    )
+    few.leave_out()
+    try:
+        found = few.peaks()
+    except UnlikeError:
+        return False
+    assert found == every.peaks()
+    assert (few.kept, few.waiting) == (every.kept, every.waiting)
+    return bool(few.repeats.skips)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("bucket_bytes", [1000, 20_000, 25 << 20])
+def test_gradients_that_are_alone_in_their_messages_stay_where_they_are(count: int, bucket_bytes: int) -> None:
+    """And those that are not, go to buckets that are there from the start; the optimizer takes most, of one large weight."""
+    made = Program("bfloat16")
+    last = made.input("x", 4, 64)
+    for at in range(12):
+        last = made.relu(made.linear(last, made.weight(f"w{at}", 64, 64)))
+    graph = made.graph(made.sum(made.linear(last, made.weight("large", 4096, 64))))
+    strategy = data_parallel(graph, 4 * count, 4, bucket_bytes=bucket_bytes)
+    assert memory_bytes(graph, strategy) == dict(rank_memory(graph, strategy).parts)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_copies_of_several_blocks_in_one_message(count: int, recomputed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Program("bfloat16")
+    last = made.input("x", 4, 64)
+    for at in range(36):
+        last = made.relu(made.linear(last, made.weight(f"w{at}", 64, 64)))
+    graph = made.graph(made.sum(last))
+    runs = tuple((f"n{2 * at + 1}", f"n{2 * at + 2}") for at in range(36)) if recomputed else ()
+    strategy = data_parallel(graph, 4 * count, 4, split=True, bucket_bytes=100_000, gather="use", recompute=runs)
+    every, few = runs_of(strategy, graph)
+    assert few.repeats.skips
+    assert phases(few, monkeypatch) == phases(every, monkeypatch)
+    assert memory_bytes(graph, strategy) == dict(rank_memory(graph, strategy).parts)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_chunks_may_send_on_what_many_blocks_made(count: int) -> None:
+    """Long skips, as of U-Nets, over a cut."""
+    made, kept, cut = Program(), list[str](), ""
+    last = made.linear(made.input("x", 32, 16), made.weight("in", 16, 16))
+    for at in range(10):
+        last = made.relu(made.linear(last, made.weight(f"a{at}", 16, 16)))
+        kept.append(last)
+    for at in range(10):
+        last = made.add(last, kept.pop())
+        cut = cut or last
+        last = made.relu(made.linear(last, made.weight(f"b{at}", 16, 16)))
+    graph = made.graph(made.sum(last))
+    strategy = on_one_device(graph, 4 * count, 4, pipeline=Pipeline(2, (cut,), GPIPE))
+    stages = Stages(graph, strategy)
+    for chunk in stages.chunks:
+        for defers in (False, True):
+            compare(chunk, strategy, "cpu", defers=defers)
+    assert sum(stage_memory(stages, 0).values()) > 0
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_two_copies_of_a_parameter_that_are_not_flat(count: int) -> None:
+    """Split over rows, and read whole and split over columns: the last microbatch adds their gradients up as they come."""
+    made = Program("bfloat16")
+    one, other, third = (made.input(name, 4, 64) for name in ("x1", "x2", "x3"))
+    made.weight("w", 64, 64)
+    made.weight("large", 4096, 64)
+    signatures: dict[str, Signature] = {}
+
+    def signed(name: str, ins: tuple[NdSbp, ...], out: NdSbp) -> str:
+        signatures[name] = Signature(ins, (out,))
+        return name
+
+    whole, rows, columns, partial = (B,), (S(0),), (S(1),), (P,)
+    sums = [
+        signed(made.sum(signed(made.linear(x, weight), ins, out)), (out,), partial)
+        for x, weight, ins, out in (
+            (one, "w", (rows, whole), rows),
+            (other, "w", (columns, columns), partial),
+            (third, "large", (whole, rows), columns),
+        )
+    ]  # fmt: skip
+    loss = sums[0]
+    for each in sums[1:]:
+        loss = signed(made.add(loss, each), (partial, partial), partial)
+    graph = made.graph(loss)
+    size = graph.parameters[0].meta.num_bytes
+    paths = {((64, 64), size, True, rows, to): (rows, to) for to in (whole, columns)}
+    paths[(), graph.meta(graph.loss).num_bytes, True, partial, (I,)] = (partial, (I,))
+    mesh = Mesh((Axis("d", 2, 0),), (2,))
+    strategy = Strategy(mesh, signatures, {"w": rows, "large": rows}, paths, 4 * count, 4, "sgd", "use")
+    assert tensors(graph, strategy, "cpu") == every_step(graph, strategy, "cpu")
