@@ -32,7 +32,6 @@ MODELS = {
     "gpt2": True,  # blocks are left out
     "bert-large": True,
     "llama-7b": True,
-    "t5-large": False,  # every block of the decoder reads what the encoder made
     "resnet50": False,
     "moe": False,
 }
@@ -61,7 +60,7 @@ def runs_of(strategy: Strategy, graph: LogicalGraph) -> tuple[StepRun, StepRun]:
 @pytest.mark.parametrize("recompute", [None, 0, 5])
 @pytest.mark.parametrize("storage", ["as_used", "step", "use"])
 @pytest.mark.parametrize("micro_batch", [8, 32, 64])
-@pytest.mark.parametrize("model", ["gpt2", "bert-large", "llama-7b"])
+@pytest.mark.parametrize("model", ["gpt2", "llama-7b"])
 def test_memory_is_that_of_all_blocks(model: str, micro_batch: int, storage: str, recompute: int | None) -> None:
     """Of 8, 2 and 1 microbatches; recomputed but for so many blocks."""
     strategy, graph = planned(model, micro_batch, storage)
