@@ -185,3 +185,15 @@ def test_however_short_the_limit_there_is_a_plan_where_one_fits(limit_s: float, 
     options = replace(OPTIONS, time_limit_s=limit_s, searcher=searcher)
     document = make_plan(capture("zoo:gpt2-demo"), CLUSTER, None, options).document
     assert document["ended_early"] and document["step_time_s"] > 0
+
+
+def test_without_a_strategy_stages_are_looked_into_before_anything_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where nothing fits without stages, and time is over from the beginning: none is searched under the memory limit."""
+    work = Work(monkeypatch, 0)
+    options = PlanOptions(global_batch=64, memory_limit_bytes=6 << 30, time_limit_s=100.0, baselines=())
+    plan = make_plan(capture("zoo:gpt2-1.5b"), load_cluster("dgx-a100-40g:2"), None, options)
+    assert plan.document["ended_early"]
+    assert plan.strategy.num_stages > 1 and not plan.strategy.recompute
+    assert len(work.done) < 70  # more than a hundred, were walks ended before their first strategy

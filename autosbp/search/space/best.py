@@ -101,7 +101,7 @@ class Best(Walking):
             if self.best is not None and tally.evaluations - begun >= enough:
                 self.late = True
                 return True
-            return self.best is not None and self._out_of_time()
+            return self._is_over()
 
         # What is quick first: without stages, layouts that tell few axes apart. Where that fits in memory, it cuts all else
         # short. Pipelines then: where memory binds, they are the quickest to fit.
@@ -238,7 +238,7 @@ class Best(Walking):
         for direction in (range(roomy, len(sizes)), range(roomy - 1, first - 1, -1)):
             for at in direction:
                 before = self._cutoff
-                if bound >= before or (self.best is not None and self._out_of_time()):
+                if bound >= before or self._is_over():
                     return
                 if shut[at]:
                     continue

@@ -64,6 +64,10 @@ class Timed:
         self.late |= over
         return over
 
+    def _is_over(self) -> bool:
+        """Whether there is a strategy, and nothing is begun any more."""
+        return self.best is not None and self._out_of_time()
+
     def _remaining_s(self) -> float:
         first_s = FIRST_S if self.best is None and not self.gives_up else 0.0
         return max(self.deadline - time.monotonic(), LEAST * self.options.time_limit_s, first_s)

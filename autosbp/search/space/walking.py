@@ -171,7 +171,7 @@ class Walking(Opening):
         shut = self.shut(walk.structure, kind, tight=self._promise(walk)[0])
         whole, least = self.problems.global_batch, INFINITE
         for at in range(walk.start, len(walk.sizes)):
-            if bounds[at] >= self._cutoff or self._out_of_time():
+            if bounds[at] >= self._cutoff or self._is_over():
                 break
             if shut[at]:
                 continue
@@ -185,7 +185,7 @@ class Walking(Opening):
         for at in range(walk.start - 1, -1, -1):
             # What larger microbatches save is in the walk's bound; about how long stages wait is known.
             waited = self.problems.waits(walk.structure.stages, whole // walk.sizes[at])
-            if walk.bound * (1 + waited * walk.sizes[at] / whole) >= self._cutoff or self._out_of_time():
+            if walk.bound * (1 + waited * walk.sizes[at] / whole) >= self._cutoff or self._is_over():
                 break
             if shut[at]:
                 continue
