@@ -81,7 +81,7 @@ def test_nothing_is_begun_once_time_is_over_and_there_is_a_strategy(
 
 
 def test_baselines_that_there_was_no_time_for_are_not_called_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
-    Work(monkeypatch, 4)  # behind a first strategy, and the first baseline
+    Work(monkeypatch, 3)  # behind a first strategy, which is not costed yet, and the first baseline
     document = make_plan(graph(), CLUSTER, None, OPTIONS).document
     first, *others = document["baselines"].values()
     assert first["feasible"] is True and first["step_time_s"] >= document["step_time_s"]
@@ -190,8 +190,8 @@ def test_however_short_the_limit_there_is_a_plan_where_one_fits(limit_s: float, 
 def test_without_a_strategy_stages_are_looked_into_before_anything_that_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where nothing fits without stages, and time is over from the beginning: none is searched under the memory limit."""
-    work = Work(monkeypatch, 0)
+    """Where nothing fits without stages, and time is over behind the first searches: none is under the memory limit."""
+    work = Work(monkeypatch, 3)
     options = PlanOptions(global_batch=64, memory_limit_bytes=6 << 30, time_limit_s=100.0, baselines=())
     plan = make_plan(capture("zoo:gpt2-1.5b"), load_cluster("dgx-a100-40g:2"), None, options)
     assert plan.document["ended_early"]
