@@ -81,3 +81,26 @@ def test_time_that_is_over_leaves_no_promise() -> None:
     for limit_s in (0.01, 0.1, 0.3):
         plan = planned("gpt2", time_limit_s=limit_s)
         assert plan.document["memory_bytes_per_device"] == sum(plan.document["memory_breakdown"].values()) > 0
+
+
+@pytest.mark.parametrize("limit_mib", [4350, 4500])
+def test_what_takes_smaller_messages_than_was_promised_cuts_nothing_short(
+    limit_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Problems have the seconds of the largest messages of gradients, and the bytes of the smallest. With a gap that the
+    promise is within, and what it takes is not, too."""
+    options = {
+        "global_batch": 512, "micro_batch": 32, "storage": "as_used", "memory_limit_bytes": limit_mib << 20,
+        "baselines": (), "time_limit_s": 200.0,
+    }  # fmt: skip
+
+    def plan(**more: float) -> Any:
+        given = PlanOptions(**options, **more)
+        return make_plan(graph_of("gpt2"), load_cluster("dgx-a100-40g:2"), None, given).document
+
+    trusted, near = plan(), plan(gap_tolerance=0.02458)
+    monkeypatch.setattr(opening, "ROOMY", 0.0)
+    assert plan() == trusted
+    assert plan(gap_tolerance=0.02458) == near
+    assert near["gap"] <= 0.02458
+    assert trusted["strategy"]["bucket_bytes"] < 25 << 20

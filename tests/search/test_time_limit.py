@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
+from autosbp.errors import InfeasibleError
 from autosbp.findings import findings
 from autosbp.search import planner
 from autosbp.search.bounds.work import work_bound_s
@@ -20,6 +21,7 @@ from autosbp.search.space import space_solver, timed
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.stage_limited import StageLimited
 from autosbp.search.space.timed import OutOfTimeError, Timed
+from autosbp.search.space.walking import Walking
 
 CLUSTER = load_cluster("local:2x2")
 OPTIONS = PlanOptions(global_batch=64, time_limit_s=100.0, baselines=("data_parallel", "zero3", "megatron"))
@@ -197,3 +199,16 @@ def test_without_a_strategy_stages_are_looked_into_before_anything_that_takes_lo
     assert plan.document["ended_early"]
     assert plan.strategy.num_stages > 1 and not plan.strategy.recompute
     assert len(work.done) < 70  # more than a hundred, were walks ended before their first strategy
+
+
+def test_stages_are_looked_into_no_further_once_a_caller_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing was found, and nothing fits."""
+    monkeypatch.setattr("autosbp.beside._has_room", lambda: False)
+    begun: list[int] = []
+    pipelined = Walking._pipelined
+    monkeypatch.setattr(Walking, "_pipelined", lambda self, *given: begun.append(1) or pipelined(self, *given))
+    options = PlanOptions(global_batch=64, memory_limit_bytes=250 << 20, recompute=0, baselines=(), time_limit_s=100.0)
+    with pytest.raises(InfeasibleError):
+        cluster = load_cluster("dgx-a100-40g:2")
+        make_plan(capture("zoo:gpt2"), cluster, None, options, progress=lambda *_: False)
+    assert not begun

@@ -49,8 +49,6 @@ class Costing(Timed):
     """
 
     costs_all = False
-    promised: Candidate | None = None
-    """One that is taken to be the best before it is costed: what it takes is known, but not that it fits."""
 
     def __init__(
         self,

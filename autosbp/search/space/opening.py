@@ -18,7 +18,7 @@ from autosbp.plan import Costs
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.recomputing import Recomputing
-from autosbp.search.space.space_solver import Free, Kind, Optimum
+from autosbp.search.space.space_solver import BOUNDED, Free, Kind, Optimum
 from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Space, Structure
@@ -57,7 +57,7 @@ class Opened:
 
 
 class BrokenPromiseError(Exception):
-    """What was taken to be the best does not fit."""
+    """What was taken to be the best does not fit, or is none."""
 
 
 class Opening(Recomputing):
@@ -145,7 +145,7 @@ class Opening(Recomputing):
             return False
         space = self._space(structure, self.micro_batches(structure.stages)[look.first], kind.storages[0])
         free = look.free if self.trusts and self.best is None and self._is_charged(kind) else None
-        if free is not None and free.memory_bytes <= ROOMY * self.limit:
+        if free is not None and free.memory_bytes <= ROOMY * self.limit and self.host_has_room(optimum.strategy):
             self._promise_of(space, optimum, free)
             return True
         candidate = self._fitting(space, self._costed(space, [(0.0, optimum.strategy)]))
@@ -153,21 +153,21 @@ class Opening(Recomputing):
         return candidate is not None
 
     def _promise_of(self, space: Space, optimum: Optimum, free: Free) -> None:
-        """Take an optimum to be the best strategy so far."""
+        """Take an optimum to be the best strategy so far. Nobody asks what else it costs before it is costed."""
         nothing = Costs(optimum.cost_s, optimum.cost_s, 0.0, 0.0, 0.0, 0.0, 0, free.memory_bytes, {})
         self.best = self.promised = Candidate(optimum.strategy, nothing)
         self._promised_in = space
 
     def keep_promise(self) -> None:
         """Cost what was taken to be the best, where nothing better was found since; raises ``BrokenPromiseError`` where it does
-        not fit."""
+        not fit, or takes longer, as with smaller messages of gradients."""
         promised, self.promised = self.promised, None
         if promised is None or self.best is not promised:
             return
         self.best = None
         space = self._promised_in
         candidate = self._fitting(space, self._costed(space, [(0.0, promised.strategy)]))
-        if candidate is None:
+        if candidate is None or candidate.costs.step_time_s > promised.costs.step_time_s * (1 + BOUNDED):
             raise BrokenPromiseError
         self._keep(candidate)
 

@@ -27,12 +27,14 @@ class Timed:
         best: the best strategy so far. Without one, search goes on until there is one, however long that takes.
         gives_up: it ends without one, too: its caller has another.
         stopped: a caller ended it, as at the end.
+        promised: the best, where it is taken to be that before it is costed: what it takes is known, but not that it fits.
         enough_s: a step that is no longer is as good as was asked for, and ends it likewise.
         late: something was left because time was over.
     """
 
     options: PlanOptions
     best: Candidate | None
+    promised: Candidate | None = None
     gives_up = False
     stopped = False
     enough_s = 0.0
@@ -56,7 +58,8 @@ class Timed:
             raise OutOfTimeError
 
     def _is_enough(self) -> bool:
-        return self.best is not None and self.best.costs.step_time_s <= self.enough_s
+        best = self.best
+        return best is not None and best is not self.promised and best.costs.step_time_s <= self.enough_s
 
     def _out_of_time(self) -> bool:
         """Whether nothing is begun any more, asked where something would be."""
@@ -65,8 +68,8 @@ class Timed:
         return over
 
     def _is_over(self) -> bool:
-        """Whether there is a strategy, and nothing is begun any more."""
-        return self.best is not None and self._out_of_time()
+        """Whether nothing is begun any more, and there is a strategy, or a caller ended the search."""
+        return (self.best is not None or self.stopped) and self._out_of_time()
 
     def _remaining_s(self) -> float:
         first_s = FIRST_S if self.best is None and not self.gives_up else 0.0

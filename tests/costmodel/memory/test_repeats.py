@@ -121,11 +121,17 @@ def test_what_is_left_out_has_its_most_at_one_of_its_ends(kept: int, rise: int, 
 class EveryStep(StepRun):
     """All passes, one after the other."""
 
-    gathers_alike = False  # type: ignore[assignment]
+    @property
+    def gathers_alike(self) -> bool:
+        return False
 
 
 class EveryPass(ChunkRun):
-    ends_alike = False  # type: ignore[assignment]
+    """All passes of a chunk."""
+
+    @property
+    def ends_alike(self) -> bool:
+        return False
 
 
 def every_step(graph: LogicalGraph, strategy: Strategy, device: str) -> Counter[str]:
