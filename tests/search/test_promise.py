@@ -10,7 +10,7 @@ from autosbp.api import Plan, PlanOptions, load_cluster, make_plan
 from autosbp.search.space import costing, opening
 from tests.search.plans import graph_of
 
-CASES = {"gpt2": 64, "bert-large": 256, "vgg13": 256, "moe": 64}
+CASES = {"gpt2": 64, "vgg13": 256}
 
 
 def planned(name: str, **options: Any) -> Plan:
@@ -78,19 +78,18 @@ def test_what_does_not_fit_after_all_cuts_nothing_short(monkeypatch: pytest.Monk
 
 def test_time_that_is_over_leaves_no_promise() -> None:
     """The first strategy is costed, however short the time."""
-    for limit_s in (0.01, 0.1, 0.3):
+    for limit_s in (0.01, 0.2):
         plan = planned("gpt2", time_limit_s=limit_s)
         assert plan.document["memory_bytes_per_device"] == sum(plan.document["memory_breakdown"].values()) > 0
 
 
-@pytest.mark.parametrize("limit_mib", [4350, 4500])
 def test_what_takes_smaller_messages_than_was_promised_cuts_nothing_short(
-    limit_mib: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Problems have the seconds of the largest messages of gradients, and the bytes of the smallest. With a gap that the
     promise is within, and what it takes is not, too."""
     options = {
-        "global_batch": 512, "micro_batch": 32, "storage": "as_used", "memory_limit_bytes": limit_mib << 20,
+        "global_batch": 512, "micro_batch": 32, "storage": "as_used", "memory_limit_bytes": 4350 << 20,
         "baselines": (), "time_limit_s": 200.0,
     }  # fmt: skip
 

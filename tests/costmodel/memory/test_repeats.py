@@ -59,10 +59,10 @@ def runs_of(strategy: Strategy, graph: LogicalGraph) -> tuple[StepRun, StepRun]:
 
 @pytest.mark.parametrize("recompute", [None, 0, 5])
 @pytest.mark.parametrize("storage", ["as_used", "step", "use"])
-@pytest.mark.parametrize("micro_batch", [8, 32, 64])
+@pytest.mark.parametrize("micro_batch", [8, 64])
 @pytest.mark.parametrize("model", ["gpt2", "llama-7b"])
 def test_memory_is_that_of_all_blocks(model: str, micro_batch: int, storage: str, recompute: int | None) -> None:
-    """Of 8, 2 and 1 microbatches; recomputed but for so many blocks."""
+    """Of 8 and 1 microbatches; recomputed but for so many blocks."""
     strategy, graph = planned(model, micro_batch, storage)
     if recompute is not None:
         strategy = replace(strategy, recompute=block_runs(recomputable_blocks(graph), 1, (), recompute))
@@ -158,7 +158,7 @@ def phases(run: StepRun, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
     return found
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
+@pytest.mark.parametrize("first", range(0, 200, 50))
 def test_made_up_blocks_take_what_all_of_them_do(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one device, in each phase of a step: residuals, blocks that read two back, what all share, squares of weights."""
     compared = 0
@@ -180,7 +180,7 @@ def test_made_up_blocks_take_what_all_of_them_do(first: int, monkeypatch: pytest
     assert compared > 5
 
 
-@pytest.mark.parametrize("first", range(0, 120, 40))
+@pytest.mark.parametrize("first", range(0, 80, 40))
 def test_made_up_chunks_take_what_all_of_their_blocks_do(first: int) -> None:
     compared = 0
     for seed in range(first, first + 40):
