@@ -212,7 +212,7 @@ class StepRun:
         within = {name for bucket in self.flow.buckets if len(bucket.names) > 1 for name in bucket.names}
         return sum(
             skip.count * self.stored[name].num_bytes
-            for skip in self.repeats.skips.values()
+            for skip in self.repeats.skips
             for name in self.repeats.parameters_of_copy(skip) & within
         )
 

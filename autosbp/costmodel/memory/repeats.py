@@ -74,7 +74,7 @@ class Repeats:
     """What is left out of a program."""
 
     def __init__(self, skips: Sequence[Skip], items: Sequence[Item]) -> None:
-        self.skips = {skip.first: skip for skip in skips}
+        self.skips = tuple(skips)
         self.marks = {
             skip.begin + (number + 1) * skip.period: Mark(skip, number) for skip in skips for number in range(BEFORE)
         }
