@@ -62,7 +62,8 @@ class BrokenPromiseError(Exception):
 
 class Opening(Recomputing):
     """See the module's docstring. ``largest_bounds``: no microbatch takes less of a sample than the largest one. ``trusts``:
-    the first optimum that has room by far, by what search adds up, cuts others short before it is costed."""
+    the first optimum that has room by far, by what search adds up, cuts others short before it is costed, unless it would end the
+    search: what is enough is costed at once."""
 
     largest_bounds = True
     trusts = False
@@ -144,7 +145,8 @@ class Opening(Recomputing):
         if optimum is None or look.first is None or (optimum.cost_s >= self._cutoff and not kind.pinned):
             return False
         space = self._space(structure, self.micro_batches(structure.stages)[look.first], kind.storages[0])
-        free = look.free if self.trusts and self.best is None and self._is_charged(kind) else None
+        promises = self.trusts and self.best is None and self._is_charged(kind) and optimum.cost_s > self.enough_s
+        free = look.free if promises else None
         if free is not None and free.memory_bytes <= ROOMY * self.limit and self.host_has_room(optimum.strategy):
             self._promise_of(space, optimum, free)
             return True
