@@ -1,1 +1,1 @@
-"""Measurements that the README quotes, each ``python -m benchmarks.NAME [--json]``."""
+"""Measurements that `docs/benchmarks.md` quotes, each ``python -m benchmarks.NAME [--json]``."""

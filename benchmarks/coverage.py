@@ -1,4 +1,4 @@
-"""Which ops of which models have layouts: ``python -m benchmarks.coverage [MODEL ...] [--json] [--write README.md]``.
+"""Which ops of which models have layouts: ``python -m benchmarks.coverage [MODEL ...] [--json] [--write docs/models.md]``.
 
 For each model, captured at full size from its config: the distinct ops that depend on a parameter, those with a
 hand-written rule, those whose layouts were discovered, and those left replicated. Of the last, ops that carry FLOPs are
