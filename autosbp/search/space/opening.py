@@ -62,8 +62,8 @@ class BrokenPromiseError(Exception):
 
 class Opening(Recomputing):
     """See the module's docstring. ``largest_bounds``: no microbatch takes less of a sample than the largest one. ``trusts``:
-    the first optimum that has room by far, by what search adds up, cuts others short before it is costed, unless it would end the
-    search: what is enough is costed at once."""
+    the first optimum that has room by far, by what search adds up, cuts others short before it is costed, unless it would
+    end the search: what is enough is costed at once."""
 
     largest_bounds = True
     trusts = False
