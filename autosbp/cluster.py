@@ -140,8 +140,7 @@ class Cluster:
     def from_dict(data: object) -> Cluster:
         """Read the file format; raises ``InputError`` that names the field, the value and the limit. With ``groups``,
         ``device``, ``levels`` and ``host`` follow from these, and may be left out."""
-        fields = Fields(data, "", ("schema", "name", "device", "levels", "source", "host", "groups", "link"))
-        fields.schema(SCHEMA)
+        fields = Fields(data, "", ("schema", "name", "device", "levels", "source", "host", "groups", "link"), SCHEMA)
         source = fields.raw("source", "")
         if not isinstance(source, str):
             raise InputError("source", source, "a string is expected")
@@ -234,7 +233,7 @@ def load_cluster(spec: str) -> Cluster:
     known = presets()["clusters"]
     if name not in known:
         choices = ", ".join(sorted(known))
-        raise InputError("cluster", spec, f"a .yaml or .json file, or PRESET:NODES with one of {choices}")
+        raise InputError("cluster", spec, f"PRESET:NODES with one of {choices}, or a .yaml or .json file is expected")
     data = {"schema": SCHEMA, "name": spec, **known[name]}
     if not colon:
         return Cluster.from_dict(data)

@@ -106,7 +106,7 @@ class InfeasibleError(AutosbpError):
     Args:
         constraint: name of the violated constraint, such as ``memory_limit_bytes``.
         limit: its value.
-        needed: the least value that would do, where known.
+        needed: the least value that would do, where known; of what was ``found`` by search, less may do, too.
         conflict: constraints that exclude each other, such as ``stages=4``: without any one of them there is a strategy.
     """
 
@@ -119,11 +119,14 @@ class InfeasibleError(AutosbpError):
         needed: float | None,
         detail: str = "",
         conflict: tuple[str, ...] = (),
+        *,
+        found: bool = False,
     ) -> None:
         self.constraint, self.limit, self.needed = constraint, limit, needed
-        self.detail, self.conflict = detail, conflict
-        least = "" if needed is None else f"; at least {_number(needed)} is needed"
-        parts = [f"{constraint} = {limit if isinstance(limit, str) else _number(limit)}{least}", detail]
+        self.detail, self.conflict, self.found = detail, conflict, found
+        parts = [f"{constraint} = {limit if isinstance(limit, str) else _number(limit)}", detail]
+        if needed is not None:
+            parts[0] += f"; {_number(needed)} would do" if found else f"; at least {_number(needed)} is needed"
         if len(conflict) > 1:
             parts.append(f"{' and '.join(conflict)} exclude each other: without any one of them there is a plan")
         elif conflict:

@@ -135,6 +135,11 @@ def _next(document: Mapping[str, Any]) -> list[str]:
     advice = []
     if document["provenance"].get("calibration_id") is None and "groups" not in document["cluster"]:
         advice.append("Costs come from the cluster's data sheet: a calibration measures it.")
+    gap, tolerance = document.get("gap"), document["options"].get("gap_tolerance")
     if ended_early(document):
         advice.append("A longer time limit may give a better plan, and a better bound.")
+    elif gap and tolerance is not None and gap > tolerance and document.get("searcher") in _PROVING:
+        advice.append(
+            f"All was looked at: more time would not prove the {percent(tolerance, 1.0)} that the gap may have."
+        )
     return advice

@@ -64,7 +64,7 @@ def read_group(data: object, path: str) -> Group:
 def read_link(data: object) -> Link:
     """The link between groups from its mapping; raises ``InputError``."""
     fields = Fields(data, "link", ("latency_s", "bandwidth_bytes_per_s"))
-    return Link(fields.number("latency_s", low=0.0, high=10.0), fields.positive("bandwidth_bytes_per_s"))
+    return Link(fields.number("latency_s", low=0.0, high=10.0), fields.rate("bandwidth_bytes_per_s"))
 
 
 def joined_levels(groups: Sequence[Group], link: Link | None) -> tuple[Level, ...]:

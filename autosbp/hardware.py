@@ -145,8 +145,8 @@ def read_device(data: object, path: str = "device") -> Device:
         fields.text("name"),
         fields.text("kind", choices=("cpu", "cuda")),
         fields.integer("memory_bytes", low=1),
-        {key: peaks.positive(key) for key in sorted(peaks.data)},
-        fields.positive("memory_bandwidth_bytes_per_s"),
+        {key: peaks.rate(key) for key in sorted(peaks.data)},
+        fields.rate("memory_bandwidth_bytes_per_s"),
         fields.number("efficiency", 0.5, low=1e-3, high=1.0),
         fields.number("op_overhead_s", 5e-6, low=0.0, high=1.0),
         _curves(fields.raw("curves"), f"{path}.curves") if fields.has("curves") else None,
@@ -157,8 +157,8 @@ def read_host(data: object, path: str = "host") -> Host:
     """A host from its mapping; raises ``InputError``."""
     fields = Fields(data, path, tuple(Host.__slots__))
     return Host(
-        fields.positive("link_bytes_per_s"),
-        fields.positive("memory_bandwidth_bytes_per_s"),
+        fields.rate("link_bytes_per_s"),
+        fields.rate("memory_bandwidth_bytes_per_s"),
         fields.integer("memory_bytes", low=1),
     )
 
@@ -173,7 +173,7 @@ def read_levels(entries: Sequence[object], path: str = "levels") -> tuple[Level,
             raise InputError(level.at("name"), name, "1 to 16 lower-case letters or underscores are expected")
         count = level.integer("count", low=1, high=MAX_DEVICES)
         latency_s = level.number("latency_s", low=0.0, high=10.0)
-        levels.append(Level(name, count, latency_s, level.positive("bandwidth_bytes_per_s")))
+        levels.append(Level(name, count, latency_s, level.rate("bandwidth_bytes_per_s")))
     if not 1 <= len(levels) <= 2:
         raise InputError(path, len(levels), "one level (devices) or two (nodes, devices) are expected")
     if len({level.name for level in levels}) != len(levels):

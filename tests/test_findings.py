@@ -53,6 +53,10 @@ def test_a_gap_is_told_with_its_bound() -> None:
     assert "above the optimum (lower bound" in certificate(document)
     # Search looked at all: with more time it would do the same.
     assert not any("longer time limit" in sentence for sentence in findings(document))
+    said = "All was looked at: more time would not prove the {} that the gap may have."
+    for tolerance, text in ((document["gap"] / 2, f"{50 * document['gap']:.1f} %"), (2 * document["gap"], None)):
+        asked = {**document, "options": {**document["options"], "gap_tolerance": tolerance}}
+        assert (said.format(text) in findings(asked)) == (text is not None)
 
 
 @pytest.mark.parametrize(

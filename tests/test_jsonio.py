@@ -27,7 +27,16 @@ def merged_at_once(halves: int) -> str:
 
 @pytest.mark.parametrize(
     "text",
-    ["a: 2001-99-99", "[" * 5000, "a: *b", "!!python/object:os.system {}", "{a: ", "\x00", "? {}\n: 1", merged_at_once(5001)],
+    [
+        "a: 2001-99-99",
+        "[" * 5000,
+        "a: *b",
+        "!!python/object:os.system {}",
+        "{a: ",
+        "\x00",
+        "? {}\n: 1",
+        merged_at_once(5001),
+    ],
     ids=["no date", "deep", "no anchor", "python", "cut off", "control", "key", "merges"],
 )
 def test_bad_yaml_is_refused(text: str) -> None:
@@ -48,6 +57,34 @@ def test_what_is_merged_again_and_again_does_not_grow() -> None:
 @pytest.mark.parametrize("text", ["1e9", "1.0e9", "1.E+9", "+1.0e09", "10.0e+8", ".1e10"])
 def test_numbers_of_yaml_may_have_exponents_without_a_sign(text: str) -> None:
     assert loads_yaml(f"a: {text}") == {"a": 1e9}
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "+1e-06", "1.E-6"])
+def test_numbers_of_yaml_may_have_exponents_without_a_point(text: str) -> None:
+    assert loads_yaml(f"a: {text}") == {"a": 1e-6}
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"b": [{"a": 1, "c": 2, "a": 1}]}'])
+def test_of_two_members_of_one_name_neither_is_taken(text: str) -> None:
+    with pytest.raises(InputError, match="^a: [12] is not accepted; each name is expected once in an object"):
+        loads(text)
+    assert loads(text, checks_names=False)
+
+
+def test_another_kind_of_document_is_refused_before_its_fields_are() -> None:
+    with pytest.raises(InputError, match="^schema: 'other/2' is not accepted; 'own/1' is the version"):
+        Fields({"other": 1, "schema": "other/2"}, "", ("schema",), "own/1")
+    with pytest.raises(InputError, match="^at.schema: None is not accepted; this field is required"):
+        Fields({"other": 1}, "at", ("schema",), "own/1")
+    with pytest.raises(InputError, match="^other: 1 is not accepted; known fields are schema"):
+        Fields({"other": 1, "schema": "own/1"}, "", ("schema",), "own/1")
+
+
+@pytest.mark.parametrize("rate", [0, 5e-324, 0.99, 1e25, float("nan"), True, "1"])
+def test_a_rate_is_of_one_a_second_at_the_least(rate: object) -> None:
+    with pytest.raises(InputError, match=r"^at.rate: .* is not accepted; a number in \[1, 1e\+24\] is expected"):
+        Fields({"rate": rate}, "at", ("rate",)).rate("rate")
+    assert Fields({"rate": 1}, "at", ("rate",)).rate("rate") == 1.0
 
 
 @pytest.mark.parametrize("text", ["1e9x", "e9", "1e", "v1.0e9", "'1e9'"])

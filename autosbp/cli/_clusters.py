@@ -18,9 +18,13 @@ Preset = Annotated[
 
 
 def clusters(preset: Preset = None, as_json: AsJson = False) -> None:
-    """List the cluster presets; or show one, with where its numbers are from."""
+    """List the cluster presets; or show one, with where its numbers are from. With --json one is a cluster file, to begin one's
+    own with."""
     if preset is not None:
-        _show(described(preset), as_json)
+        if as_json:
+            print_json(load_cluster(preset).to_dict())
+        else:
+            _show(described(preset))
         return
     found = {name: described(name) for name in sorted(presets()["clusters"])}
     if as_json:
@@ -63,10 +67,7 @@ def _rate(bytes_per_s: float) -> str:
     return f"{count(bytes_per_s)}B/s"
 
 
-def _show(document: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(document)
-        return
+def _show(document: dict[str, Any]) -> None:
     device = document["device"]
     rows = [
         (level["name"], str(level["count"]), seconds(level["latency_s"]), _rate(level["bandwidth_bytes_per_s"]))

@@ -136,7 +136,13 @@ Start = Annotated[
 ]
 Pareto = Annotated[
     int | None,
-    typer.Option("--pareto", metavar="N", help="Up to N plans, from the fastest to the one that takes least memory."),
+    typer.Option(
+        "--pareto",
+        metavar="N",
+        min=2,
+        max=64,
+        help="2 to N plans, from the fastest to the one that takes least memory.",
+    ),
 ]
 
 
@@ -219,7 +225,10 @@ def plan(
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return () if text == "none" else tuple(name.strip() for name in text.split(","))
+    names = tuple(name.strip() for name in text.split(","))
+    if "none" in names and len(names) > 1:
+        raise InputError("baselines", text, "none stands alone")
+    return () if names == ("none",) else names
 
 
 def _pairs(texts: list[str], option: str, form: str, member: str) -> dict[str, str]:

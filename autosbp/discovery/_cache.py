@@ -71,8 +71,7 @@ def read_cached(key: dict[str, Any]) -> FoundRule | None:
     try:
         if len(text) > MAX_FILE_BYTES:
             raise InputError(str(path), len(text), f"at most {MAX_FILE_BYTES} bytes are read")
-        fields = Fields(loads(text, str(path)), "", ("schema", "key", "rule"))
-        fields.schema(SCHEMA)
+        fields = Fields(loads(text, str(path)), "", ("schema", "key", "rule"), SCHEMA)
         if fields.raw("key") != key:
             raise InputError("key", "...", "the key that the file's name is the hash of is expected")
         return read_rule(fields.raw("rule"), "rule")

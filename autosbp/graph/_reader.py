@@ -47,8 +47,8 @@ class Reader:
             data,
             "",
             ("schema", "name", "symbols", "parameters", "inputs", "constants", "rules", "nodes", "loss", "provenance"),
+            SCHEMA,
         )
-        self.fields.schema(SCHEMA)
         self.symbols: dict[str, int] = {}
         self.metas: dict[str, tuple[TensorMeta, ...]] = {}
         self.rules: dict[str, FoundRule] = {}

@@ -59,7 +59,7 @@ def with_conflict(
         if not _holds(options, fewer, feasible):
             kept = fewer
     conflict = tuple(each.text for each in kept)
-    return InfeasibleError(error.constraint, error.limit, error.needed, error.detail, conflict)
+    return InfeasibleError(error.constraint, error.limit, error.needed, error.detail, conflict, found=error.found)
 
 
 def _fewer(kept: list[Constraint], exclude: Callable[[list[Constraint]], bool]) -> list[Constraint]:

@@ -130,12 +130,22 @@ def first_plan(
         def feasible(fewer: PlanOptions) -> bool:
             return Planner(graph, cluster, calibration, fewer, None).feasible()
 
-        found = with_conflict(error, options, feasible)
+        found = with_conflict(_of_batch(error, planner), options, feasible)
         if planner is None and found.constraint == "memory_limit_bytes" and found.conflict:
             # Refused before a search: what would do is not known yet.
             free = replace(options, memory_limit_bytes=None, baselines=())
             found = with_need(found, Planner(graph, cluster, calibration, free, None).leanest(share=NEED_SHARE))
         raise found from None
+
+
+def _of_batch(error: InfeasibleError, planner: Planner | None) -> InfeasibleError:
+    """Where nobody asked for a microbatch, it is the batch that no microbatch of splits evenly."""
+    if error.constraint != "micro_batch" or planner is None or planner.options.micro_batch is not None:
+        return error
+    detail = (
+        f"no microbatch splits evenly: of {error.limit} {'samples' if error.limit != 1 else 'sample'}, {error.detail}"
+    )
+    return InfeasibleError("global_batch", planner.global_batch, error.needed, detail, error.conflict)
 
 
 def _by_memory(candidate: Candidate) -> tuple[int, float]:
@@ -148,7 +158,7 @@ def with_need(error: InfeasibleError, lean: Sequence[Candidate]) -> InfeasibleEr
         return error
     needed, detail = lean[0].costs.memory_bytes_per_device, "that is the least that any strategy found takes"
     detail = f"{detail}; {error.detail}" if error.detail else detail
-    return InfeasibleError(error.constraint, error.limit, needed, detail, error.conflict)
+    return InfeasibleError(error.constraint, error.limit, needed, detail, error.conflict, found=True)
 
 
 class Planner:
@@ -400,7 +410,8 @@ class Planner:
         detail = "that is a device's part of its host, which has to hold what is offloaded"
         if lean:
             detail += f"; without it a device takes {lean[0].costs.memory_bytes_per_device} bytes of {self.limit}"
-        return InfeasibleError("host.memory_bytes", host_of(self.cluster).memory_bytes, self._host_needs, detail)
+        limit = host_of(self.cluster).memory_bytes
+        return InfeasibleError("host.memory_bytes", limit, self._host_needs, detail, found=True)
 
     def kind(self) -> Kind:
         """Pinned parameters say themselves how they are stored."""

@@ -25,4 +25,5 @@ def zoo_graph(name: str) -> LogicalGraph:
     """The shipped graph of a model; an unknown name is an ``InputError`` that lists the known ones."""
     if name not in zoo_names():
         raise InputError("zoo", name, f"one of {', '.join(zoo_names())} is expected")
-    return from_dict(loads(gzip.decompress((_FOLDER / f"{name}{_SUFFIX}").read_bytes()), f"zoo:{name}"))
+    text = gzip.decompress((_FOLDER / f"{name}{_SUFFIX}").read_bytes())
+    return from_dict(loads(text, f"zoo:{name}", checks_names=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from autosbp.cluster import Cluster, load_cluster
+from autosbp.errors import InputError
 from service.models import ClusterRow
 from service.schemas._base import Document
 from service.schemas.clusters import PresetCluster
@@ -19,7 +20,7 @@ from service.state import State
 def create(state: State, body: Document) -> tuple[ClusterRow, bool]:
     """Store a spec or a preset; the row, and whether it is new."""
     if "preset" in body:
-        cluster = read("preset", load_cluster, PresetCluster.read(body).preset)
+        cluster = read("preset", _preset, PresetCluster.read(body).preset)
     else:
         cluster = read("cluster", Cluster.from_dict, body)
     return put_once(state.database, _row(cluster))
@@ -28,6 +29,14 @@ def create(state: State, body: Document) -> tuple[ClusterRow, bool]:
 def store(session: Session, cluster: Cluster) -> tuple[ClusterRow, bool]:
     """Insert the cluster if it is not there."""
     return insert_once(session, _row(cluster))
+
+
+def _preset(spec: str) -> Cluster:
+    """A preset by its name, never a file."""
+    try:
+        return load_cluster(spec)
+    except InputError as error:
+        raise InputError(error.field.replace("cluster", "preset", 1), error.value, error.limit) from None
 
 
 def _row(cluster: Cluster) -> ClusterRow:

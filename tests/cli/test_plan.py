@@ -321,3 +321,15 @@ def test_two_values_of_one_name_are_a_contradiction(
     assert (error["constraint"], error["limit"]) == (field, values[1])
     assert f"layers.0.weight is given {values[0]}, too" in error["message"]
     assert run(*start, option, one, option, one).exit_code == 0
+
+
+@pytest.mark.parametrize("names", ["none,megatron", "zero3, none"])
+def test_no_baselines_are_not_some(run: Run, names: str) -> None:
+    done = run("plan", "zoo:mlp-small", "--cluster", "local:2", "--baselines", names)
+    assert done.exit_code == 2 and f"baselines: {names!r} is not accepted; none stands alone" in done.stderr
+
+
+@pytest.mark.parametrize("points", ["0", "1", "65"])
+def test_a_front_has_two_plans_at_the_least(run: Run, points: str) -> None:
+    done = run("plan", "zoo:mlp-small", "--cluster", "local:2", "--pareto", points)
+    assert done.exit_code == 2 and "'--pareto'" in done.stderr and "searching" not in done.stderr

@@ -72,13 +72,20 @@ def test_the_conflict_is_a_minimal_set(name: str) -> None:
 def test_stages_that_the_batch_does_not_fill_are_named(pins: dict[str, str]) -> None:
     error = refused(micro_batch=64, stages=4, schedules=("1f1b",), pins=pins)
     assert (error.constraint, error.limit) == ("stages", 4)
-    assert "do not fill them" in error.detail
+    assert "do not fill them; at most 1 can be filled" in error.detail
+
+
+def test_a_batch_that_does_not_split_is_named_where_no_microbatch_was_asked_for() -> None:
+    error = refused(global_batch=7, data_parallel=4)
+    assert (error.constraint, error.limit, error.conflict) == ("global_batch", 7, ("data_parallel=4",))
+    assert "no microbatch splits evenly: of 7 samples, no even split" in error.detail
+    assert refused(global_batch=7, data_parallel=4, micro_batch=7).constraint == "micro_batch"
 
 
 def test_the_memory_that_is_named_is_enough() -> None:
     error = refused(memory_limit_bytes=1_800_000, stages=1)
     assert error.constraint == "memory_limit_bytes"
-    assert error.needed is not None
+    assert error.needed is not None and f"; {int(error.needed)} would do" in str(error)
     options = PlanOptions(64, baselines=(), stages=1, memory_limit_bytes=int(error.needed))
     found = make_plan(graph_of("mlp-small"), load_cluster("local:2x2"), None, options)
     assert found.document["memory_bytes_per_device"] <= error.needed

@@ -134,6 +134,7 @@ BAD = {
     "a partial parameter": ({"layers.0.weight": "P"}, "pins.layers.0.weight", "one of B, I, S0, S1"),
     "a partial store": ({"layers.0.bias": "P -> P"}, "pins.layers.0.bias", "whole or split"),
     "an uneven split": ({"layers.3.bias": "S0"}, "pins.layers.3.bias", "[16] over (2, 2, 2, 2, 2)"),
+    "a pattern of what cannot be": ({"layers.*.weight": "P"}, "pins.layers.*.weight", "of layers.0.weight, linear_0"),
     "entries for another mesh": ({"layers.0.weight": "S0,B"}, "pins.layers.0.weight", "each of 5 mesh axes"),
     "a stored op": ({"linear_1": "S0 -> B"}, "pins.linear_1", "only parameters are stored"),
     "more groups of axes than a view has": ({"layers.0.weight": "B,S0,B,S0,B"}, "pins", "at most three groups"),

@@ -41,7 +41,7 @@ def test_the_same_cluster_again_is_200_with_the_same_id(client: TestClient) -> N
         (documents.cluster(device="abacus"), "device"),
         (documents.cluster(levels=[{**documents.cluster()["levels"][0], "count": 0}]), "levels[0].count"),
         (documents.cluster(levels=[{**documents.cluster()["levels"][0], "latency_s": 10**400}]), None),
-        ({"preset": "nonsense:4"}, "cluster"),
+        ({"preset": "nonsense:4"}, "preset"),
         ({"preset": "/etc/passwd"}, "preset"),
         ({"preset": "x.yaml"}, "preset"),
         ({"preset": 3}, "preset"),

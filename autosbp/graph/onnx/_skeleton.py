@@ -86,8 +86,7 @@ class Skeleton:
     def from_dict(document: Mapping[str, Any]) -> Skeleton:
         """Read the document; ``InputError`` names what it refuses."""
         known = ("schema", "name", "producer", "opset", "inputs", "outputs", "tensors", "nodes")
-        fields = Fields(document, "model", known)
-        fields.schema(SCHEMA)
+        fields = Fields(document, "model", known, SCHEMA)
         nodes = fields.sequence("nodes")
         if len(nodes) > _MAX_NODES:
             raise InputError("model.graph.node", f"{len(nodes)} ops", f"at most {_MAX_NODES} ops are accepted")

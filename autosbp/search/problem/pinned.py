@@ -87,7 +87,12 @@ def read_pins(graph: LogicalGraph, mesh: Mesh, pins: Mapping[str, str]) -> Pins:
         return Pins({}, {}, {})
     reader = _Reader(graph.bind(**graph.symbols), mesh)
     for name, pattern in reader.named(pins).items():
-        reader.read(name, pins[pattern])
+        try:
+            reader.read(name, pins[pattern])
+        except InputError as error:
+            if pattern == name:
+                raise
+            raise InputError(f"pins.{pattern}", error.value, f"of {name}, {error.limit}") from None
     found = Pins(reader.used, reader.stored, reader.made)
     for cluster in form_clusters(reader.graph):
         for axis in range(mesh.ndim):

@@ -40,7 +40,9 @@ class Structures:
             detail = "a stage with this number needs more stages than are allowed, or than model and batch fill"
             raise InfeasibleError("stage_of", self.last_stage, None, detail)
         if not found:
-            raise InfeasibleError("stages", self.options.stages or 1, None, "model and batch do not fill them")
+            most = max((stages for stages, _ in self._asked(None) if stages == 1 or fills(stages)), default=1)
+            detail = f"model and batch do not fill them; at most {most} can be filled on these devices"
+            raise InfeasibleError("stages", self.options.stages or 1, None, detail)
         if self.options.storage == AS_USED and not self.pins:
             return [replace(structure, allowed=without_copies(structure.allowed)) for structure in found]
         return found
