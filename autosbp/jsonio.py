@@ -39,7 +39,7 @@ def digest(document: object, length: int = 16) -> str:
 
 def loads(text: str | bytes, what: str = "document", *, checks_names: bool = True) -> Any:
     """Parse JSON; NaN, infinity (1e999, too), syntax errors and halves of characters are an ``InputError`` of ``what``, and
-    names that stand twice in an object one of the name. Our own files need no such check, which takes half of the time again."""
+    names that stand twice in an object one of the name. Our own files need no such check, which takes half as long again."""
 
     def finite(number: str) -> float:
         value = float(number)
