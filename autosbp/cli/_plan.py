@@ -26,6 +26,7 @@ from autosbp.cli._pareto import front_paths, left_of_others, show_front
 from autosbp.cli._run import console, note, print_json
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.findings import certificate, findings
+from autosbp.jsonio import check_integer
 from autosbp.units import num_bytes, percent, seconds
 
 if TYPE_CHECKING:
@@ -137,11 +138,7 @@ Start = Annotated[
 Pareto = Annotated[
     int | None,
     typer.Option(
-        "--pareto",
-        metavar="N",
-        min=2,
-        max=64,
-        help="2 to N plans, from the fastest to the one that takes least memory.",
+        "--pareto", metavar="N", help="Up to N plans, 2 to 64, from the fastest to the one that takes least memory."
     ),
 ]
 
@@ -183,9 +180,12 @@ def plan(
     With --pareto, also plans that take less memory and more time; with -o plan.json they go to plan.2.json and so on.
     """
     from autosbp.pipeline import RUNNABLE
+    from autosbp.search.pareto import MAX_POINTS
     from autosbp.search.plan_options import DEFAULT_BASELINES, PlanOptions
 
     check_output(output)
+    if pareto is not None:
+        check_integer("pareto", pareto, 2, MAX_POINTS)
     options = PlanOptions(
         *(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance),
         pins=_pairs(pin or [], "--pin", "NAME=LAYOUT", "pins"),
