@@ -30,6 +30,15 @@ def spec(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+DEVICE = {
+    "name": "x",
+    "kind": "cpu",
+    "memory_bytes": 1,
+    "peak_flops": {"float32": 1.0},
+    "memory_bandwidth_bytes_per_s": 1.0,
+}
+
+
 def level(name: str = "g", **changes: Any) -> dict[str, Any]:
     return {"name": name, "count": 4, "latency_s": 1e-6, "bandwidth_bytes_per_s": 1e9} | changes
 
@@ -146,6 +155,12 @@ def test_bad_spec_names_field_value_and_limit(given: str, field: str, limit: str
         ({"levels": {"g": 4}}, "levels", "list"),
         ({"device": "tpu"}, "device", "a100-80g"),
         ({"device": {"name": "x"}}, "device.peak_flops", "required"),
+        ({"device": {**DEVICE, "peak_flops": {"float32": 1e-300}}}, "device.peak_flops.float32", "[1, 1e+24]"),
+        (
+            {"device": {**DEVICE, "memory_bandwidth_bytes_per_s": 5e-324}},
+            "device.memory_bandwidth_bytes_per_s",
+            "[1, 1e+24]",
+        ),
         ({"schema": "autosbp.cluster/9"}, "schema", "autosbp.cluster/1"),
         ({"source": 7}, "source", "string"),
         ({"owner": "me"}, "owner", "known fields"),
