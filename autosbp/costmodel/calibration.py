@@ -15,7 +15,7 @@ from autosbp.cluster import Cluster
 from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import InputError
-from autosbp.jsonio import MAX_RATE, Fields, below, check_integer, digest
+from autosbp.jsonio import Fields, below, check_integer, digest
 
 SCHEMA = "autosbp.calibration/1"
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
@@ -26,8 +26,6 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MAX_NAME = 100
 BETA_FLOOR_S_PER_BYTE = 1e-15
 """1 PB/s, the least that is fitted: times that do not grow with size say only that beta is too small to see."""
-MAX_ALPHA_S, MAX_BETA_S_PER_BYTE = 1e6, 1e3
-"""Of fits that are read: what no network takes."""
 _MAX = sys.float_info.max
 
 
@@ -331,10 +329,8 @@ def _fit(entry: object, path: str, limits: tuple[int, ...], signed: bool) -> Col
     return CollectiveFit(
         fields.text("kind", choices=KINDS),
         shape,
-        fields.number("alpha_s", low=-MAX_ALPHA_S if signed else 0.0, high=MAX_ALPHA_S),
-        fields.number(
-            "beta_s_per_byte", low=-MAX_BETA_S_PER_BYTE if signed else 1 / MAX_RATE, high=MAX_BETA_S_PER_BYTE
-        ),
+        fields.number("alpha_s", low=-_MAX if signed else 0.0, high=_MAX),
+        fields.number("beta_s_per_byte", low=-_MAX, high=_MAX) if signed else fields.positive("beta_s_per_byte"),
         fields.number("r2", low=-_MAX, high=1.0),
         fields.number("median_relative_error", high=_MAX),
         fields.number("max_relative_error", high=_MAX),
@@ -365,8 +361,7 @@ def _knots(fields: Fields) -> tuple[tuple[int, float], ...]:
             raise InputError(path, row, "[bytes, beta_s_per_byte] is expected")
         entry = Fields({"num_bytes": row[0], "beta_s_per_byte": row[1]}, path, ("num_bytes", "beta_s_per_byte"))
         low = knots[-1][0] + 1 if knots else 1
-        beta = entry.number("beta_s_per_byte", low=1 / MAX_RATE, high=MAX_BETA_S_PER_BYTE)
-        knots.append((entry.integer("num_bytes", low=low), beta))
+        knots.append((entry.integer("num_bytes", low=low), entry.positive("beta_s_per_byte")))
     return tuple(knots)
 
 
