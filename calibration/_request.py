@@ -24,6 +24,8 @@ BUDGET_S = 165.0
 """With the start of the command and the fits, a calibration so takes less than three minutes."""
 OVERLAP = "compute beside an all-reduce"
 """The name of the measurement of ``calibration._overlap``."""
+LAUNCHES = "the host asking for ops"
+"""The name of the measurement of ``calibration._launches``, of GPUs alone."""
 SHARING = "compute while others of the same cores wait"
 """The name of the measurement of ``calibration._sharing``."""
 _KB, _MB, _GB = 2**10, 2**20, 2**30
@@ -139,6 +141,6 @@ def op_name(key: str) -> str:
 def measurement_names(request: Request) -> list[str]:
     """The names of all measurements of the run, in order."""
     collectives = [one.name for sizes in series(request) for one in sizes]
-    return [
-        *collectives, *(one.name for one in waitings(request)), OVERLAP, SHARING, *map(op_name, request.op_keys)
-    ]  # fmt: skip
+    waits = [one.name for one in waitings(request)]
+    launches = [LAUNCHES] if request.backend == "nccl" else []
+    return [*collectives, *waits, OVERLAP, SHARING, *launches, *map(op_name, request.op_keys)]

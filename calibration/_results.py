@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autosbp.costmodel.calibration import BETA_FLOOR_S_PER_BYTE, Calibration, CollectiveFit, OpTime, Point
+from autosbp.costmodel.launches import Launches
 from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import CalibrationError, InputError
@@ -61,6 +62,7 @@ class Results:
     waiting_s: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
     overlap: Overlap | None = None
     sharing: Sharing | None = None
+    launches: Launches | None = None
     ops: dict[str, OpTime] = field(default_factory=dict)
     done: bool = False
     taken: bool = False
@@ -109,6 +111,9 @@ class Results:
         elif "sharing" in record:
             found = record["sharing"]
             self.sharing = None if found is None else Sharing(found["speedup"], tuple(found["units"]))
+            self.made.add(self.begun[-1])
+        elif "launches" in record:
+            self.launches = Launches(record["launches"]["forward_s"], record["launches"]["backward_s"])
             self.made.add(self.begun[-1])
         elif "op" in record:
             self.ops[record["op"]["key"]] = OpTime(record["op"]["forward_s"], record["op"]["backward_s"])
@@ -170,7 +175,7 @@ def assemble(request: Request, results: Results, method: str, partial: bool = Fa
     notes += [*_few_repeats(request, fits), *_left_out(results)]
     return Calibration(
         request.cluster, request.backend, method, tuple(fits), results.ops, results.done, tuple(notes),
-        overlap=results.overlap, sharing=results.sharing,
+        overlap=results.overlap, sharing=results.sharing, launches=results.launches,
     )  # fmt: skip
 
 

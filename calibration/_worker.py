@@ -3,7 +3,8 @@
 Started by ``calibration._launch`` as ``torchrun -m calibration._worker REQUEST.json RESULTS.jsonl``; it also runs under
 any other launcher that sets torchrun's environment. Lines of the results file are objects: ``{"request": ID}``, then
 ``{"ranks": [pid, ...]}``, ``{"begin": NAME}`` before each measurement and ``{"point": ...}``, ``{"waiting": ...}``,
-``{"overlap": ...}``, ``{"sharing": ...}``, ``{"op": ...}`` or ``{"left_out": REASON}`` after it, and ``{"done": true}``.
+``{"overlap": ...}``, ``{"sharing": ...}``, ``{"launches": ...}``, ``{"op": ...}`` or ``{"left_out": REASON}`` after it, and
+``{"done": true}``.
 What the file holds already is not measured again.
 """
 
@@ -36,6 +37,7 @@ from calibration._collectives import (
     prepare,
     wait_for_device,
 )
+from calibration._launches import measure_launches
 from calibration._overlap import measure_overlap
 from calibration._placements import Placement
 from calibration._request import MIN_SIZES, Measurement, Request, op_name, series
@@ -46,7 +48,8 @@ from calibration._waiting import measure_waiting
 
 _COLLECTIVE_BATCH_S = 0.005
 _SPREAD_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}  # more than the caches that a rank has
-_OP_BATCH_S = 0.02  # several slices of the scheduler: ranks that share cores then share them within a batch
+# Several slices of the scheduler: ranks that share cores then share them within a batch. What a GPU's queue holds, on one.
+_OP_BATCH_S = {"cpu": 0.02, "cuda": 2e-4}
 
 
 def main(request_path: str, results_path: str) -> None:
@@ -65,6 +68,7 @@ def main(request_path: str, results_path: str) -> None:
         measure_waiting(request, device, log, known.made, budget)
         measure_overlap(request, device, log, known.made)
         measure_sharing(request, device, log, known.made)
+        measure_launches(device, log, known.made)
         _measure_ops(request, device, log, known.made, budget)
         log.write({"done": True})
     end_rank()
@@ -224,7 +228,7 @@ def _op_times(request: Request, key: str, box_s: float, device: torch.device, lo
             together=_together(device, log),
             repeats=request.repeats,
             box_s=op_s,
-            batch_s=min(_OP_BATCH_S, request.op_s),
+            batch_s=min(_OP_BATCH_S[device.type], request.op_s),
             seconds_of=lambda call, count: call_seconds(call, count, str(device)),
         )
         by_rank = gather_series(times, device)

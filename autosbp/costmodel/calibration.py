@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from autosbp.cluster import Cluster
+from autosbp.costmodel.launches import Launches
 from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import InputError
@@ -179,6 +180,7 @@ class Calibration:
     corrections: tuple[Correction, ...] = ()
     overlap: Overlap | None = None
     sharing: Sharing | None = None
+    launches: Launches | None = None
 
     @property
     def correction(self) -> Correction:
@@ -202,6 +204,7 @@ class Calibration:
             **({"corrections": [asdict(one) for one in self.corrections]} if self.corrections else {}),
             **({"overlap": self.overlap.to_dict()} if self.overlap else {}),
             **({"sharing": self.sharing.to_dict()} if self.sharing else {}),
+            **({"launches": self.launches.to_dict()} if self.launches else {}),
         }
 
     @staticmethod
@@ -223,6 +226,7 @@ class Calibration:
                 "corrections",
                 "overlap",
                 "sharing",
+                "launches",
             ),
             SCHEMA,
         )
@@ -246,6 +250,7 @@ class Calibration:
             ),
             _overlap(fields.raw("overlap")) if fields.has("overlap") else None,
             Sharing.from_dict(fields.raw("sharing"), "sharing", cluster.num_devices) if fields.has("sharing") else None,
+            _launches(fields.raw("launches")) if fields.has("launches") else None,
         )
         keys = set[tuple[object, ...]]()
         for index, fit in enumerate(calibration.collectives):
@@ -278,6 +283,11 @@ def _overlap(entry: object) -> Overlap:
         fields.number("network", high=Overlap.HIGH),
         fields.number("message", 0.0, high=Overlap.HIGH),
     )
+
+
+def _launches(entry: object) -> Launches:
+    fields = Fields(entry, "launches", ("forward_s", "backward_s"))
+    return Launches(fields.number("forward_s", high=Launches.HIGH), fields.number("backward_s", high=Launches.HIGH))
 
 
 def _flag(value: object) -> bool:

@@ -30,6 +30,15 @@ BACKWARD_FLOPS: Mapping[str, float] = {"aten.scaled_dot_product_attention.defaul
 SIZE_ARGUMENTS: Mapping[str, int] = {"aten.reshape.default": 1, "aten.expand.default": 1}
 """Position of the argument that must become the local output shape."""
 
+_PICK_FIRST_DIM = frozenset(("aten.embedding.default",))
+_PICK_DIM = frozenset(
+    f"aten.{name}" for name in (
+        "gather.default", "index_select.default", "scatter.src", "scatter.value", "scatter_add.default", "index_add.default",
+        "scatter_reduce.two",
+    )
+)  # fmt: skip
+_PICK_ANY_DIM = frozenset(("aten.index.Tensor", "aten.index_put.default"))
+
 
 def op_key(
     node: Node,
@@ -39,8 +48,12 @@ def op_key(
     grads: Sequence[bool],
     highs: Sequence[int | None],
 ) -> str:
-    """The identity of a timed op: its arguments with local shapes, as canonical JSON (see ``costmodel.op_bench``)."""
+    """The identity of a timed op: its arguments with local shapes, as canonical JSON (see ``costmodel.op_bench``). ``highs``
+    are exclusive bounds of integers; what picks along a dim is below that dim's local size too."""
     position = -1
+    limit = _picked_size(node, ins[0]) if ins else None
+    if limit is not None:
+        highs = [None if high is None else min(high, limit) for high in highs]
 
     def encode(arg: Arg) -> Any:
         nonlocal position
@@ -57,6 +70,16 @@ def op_key(
         args[SIZE_ARGUMENTS[node.op]] = list(out)
     kwargs = {key: encode(arg) for key, arg in node.kwargs.items()}
     return canonical({"op": node.op, "args": args, "kwargs": kwargs}).decode()
+
+
+def _picked_size(node: Node, shape: tuple[int, ...]) -> int | None:
+    """Of the dims of the first operand along which others pick, the smallest size: a GPU that is asked for more fails for
+    good."""
+    if node.op in _PICK_FIRST_DIM:
+        return shape[0]
+    if node.op in _PICK_DIM and type(node.args[1]) is int:
+        return shape[node.args[1]] if shape else 1
+    return min(shape, default=1) if node.op in _PICK_ANY_DIM else None
 
 
 def with_divided(node: Node, paths: Sequence[tuple[Path, int]]) -> Node:
@@ -98,6 +121,7 @@ class ComputeModel:
         self.curves = None if self.measured else device.curves
         self._overlap = None if calibration is None else calibration.overlap
         self.sharing = None if calibration is None else _sharing(device, calibration)
+        self.launches = None if calibration is None else calibration.launches
         self._forward: dict[str, RatioCurve] = {}
         self._backward: dict[str, RatioCurve] = {}
         self._learn()

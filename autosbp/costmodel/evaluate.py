@@ -17,7 +17,8 @@ from autosbp.costmodel.memory import memory_bytes
 from autosbp.costmodel.network import beta_factor
 from autosbp.costmodel.pipelined import evaluate_pipelined
 from autosbp.costmodel.simulate import alone_s
-from autosbp.costmodel.timeline import Event, Timeline
+from autosbp.costmodel.timeline import Timeline
+from autosbp.costmodel.timeline_event import Event
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Costs, Strategy
 from autosbp.sbp.parameters import ParameterFlow, parameter_flow

@@ -3,7 +3,7 @@
 A key is the canonical JSON text (``autosbp.jsonio.canonical``) of ``{"op": NAME, "args": [...], "kwargs": {...}}``.
 A tensor is ``{"t": shape, "d": dtype, "g": requires grad, "hi": exclusive upper bound of integers}`` (``g`` and ``hi``
 may be absent; integers are then 0 or 1), a dtype is ``{"dtype": name}``; all else is plain JSON. Values are random from
-a fixed seed. This module imports torch; only what measures imports it.
+a fixed seed, drawn on the device. This module imports torch; only what measures imports it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ _DTYPES = {
 
 MAX_COPIES = 32
 Call = Callable[[], object]
+_QUEUED = 64
+"""Calls that a GPU's queue has room for, of a few kernels each."""
+_ASKED_S, _TRIES, _CYCLES_PER_S = 1e-4, 3, 2e9
+"""What the host takes to ask for a call, at first; how often more is tried; a GPU's clock, or a faster one's."""
 
 
 def run_op(key: str, device: str = "cpu", spread_bytes: int = 0) -> tuple[Call, Call]:
@@ -46,20 +50,35 @@ def run_op(key: str, device: str = "cpu", spread_bytes: int = 0) -> tuple[Call, 
 
 
 def call_seconds(call: Call, count: int, device: str) -> float:
-    """Seconds of ``count`` calls one after the other, all together; on a GPU by its own events, so that neither the host
-    nor the way to it is timed where the device has work waiting."""
+    """Seconds of ``count`` calls one after the other, all together; of a GPU its own, as if it never waited for the host,
+    which in a step of its size it seldom does."""
     if device.partition(":")[0] != "cuda":
         started = time.perf_counter()
         for _ in range(count):
             call()
         return time.perf_counter() - started
+    return sum(_queued_s(call, min(_QUEUED, count - at)) for at in range(0, count, _QUEUED))
+
+
+def _queued_s(call: Call, count: int) -> float:
+    """Seconds of these calls by a GPU's events. Its queue has something before them that takes until the host has asked for
+    all of them, unless a call waits for the device itself."""
     event: Any = torch.cuda.Event  # untyped in torch
     begin, end = event(enable_timing=True), event(enable_timing=True)
-    begin.record()
-    for _ in range(count):
-        call()
-    end.record()
-    end.synchronize()
+    before_s = _ASKED_S * count
+    for _ in range(_TRIES):
+        torch.cuda._sleep(round(before_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
+        started = time.perf_counter()
+        begin.record()
+        for _ in range(count):
+            call()
+        end.record()
+        asked_s = time.perf_counter() - started
+        in_time = not begin.query()
+        end.synchronize()
+        if in_time:
+            break
+        before_s = 2 * asked_s
     return float(1e-3 * begin.elapsed_time(end))
 
 
@@ -72,7 +91,9 @@ def _prepared(key: str, device: str) -> tuple[Call, Call, int]:
     """One set of inputs, and the bytes of these and of the outputs."""
     document = Fields(loads(key, "op key"), "op key", ("op", "args", "kwargs"))
     op = _resolve(document.text("op"))
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(
+        0
+    )  # on the device: the host takes seconds for what fills a GPU's caches
     args = [_value(item, f"args[{index}]", generator, device) for index, item in enumerate(document.sequence("args"))]
     given = document.mapping("kwargs", {})
     kwargs = {str(name): _value(item, f"kwargs.{name}", generator, device) for name, item in given.items()}
@@ -126,10 +147,10 @@ def _value(item: Any, path: str, generator: torch.Generator, device: str) -> Any
     dtype = _DTYPES[fields.text("d", choices=tuple(_DTYPES))]
     try:
         if dtype.is_floating_point:
-            tensor = torch.randn(shape, generator=generator).to(device, dtype)
+            tensor = torch.randn(shape, generator=generator, device=device).to(dtype)
         else:
             high = fields.integer("hi", 2, low=1)
-            tensor = torch.randint(high, shape, generator=generator).to(device, dtype)
+            tensor = torch.randint(high, shape, generator=generator, device=device).to(dtype)
     except RuntimeError as error:
         raise InputError(fields.at("t"), shape, f"a shape that fits in memory is expected ({error})") from None
     if fields.raw("g", False) is True:

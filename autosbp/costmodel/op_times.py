@@ -75,6 +75,4 @@ def local_op_key(
     grads = [graph.has_gradient(ref) for ref in refs]
     high = max((leaf.high for leaf in graph.inputs if leaf.high is not None), default=1)
     highs = [None if meta.is_float or meta.dtype == "bool" else high for meta in metas]
-    if "embedding" in item.node.op:
-        highs = [None if bound is None else min(bound, ins[0][0]) for bound in highs]
     return op_key(item.node, ins, out, [meta.dtype for meta in metas], grads, highs)

@@ -36,7 +36,8 @@ from autosbp.costmodel.sharing import Paces
 from autosbp.costmodel.simulate import Part, alone_parts, alone_s
 from autosbp.costmodel.stage_models import StageModels, stage_limits
 from autosbp.costmodel.stages import Chunk, StageCall, Stages
-from autosbp.costmodel.timeline import LOSS, Event, Timeline
+from autosbp.costmodel.timeline import LOSS, Timeline
+from autosbp.costmodel.timeline_event import Event
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.handed import handed_over

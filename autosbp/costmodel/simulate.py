@@ -14,7 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from autosbp.costmodel.overlap import Overlap
-from autosbp.costmodel.timeline import Event
+from autosbp.costmodel.timeline_event import Event
 from autosbp.handed import handed_over
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.collectives import RECOMPUTE, Collective, StepCollectives
 from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.launches import with_waits
 from autosbp.costmodel.offload import optimizer_s
 from autosbp.costmodel.op_times import all_op_times_s
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.costmodel.synchronisation import shared_message_bytes, synchronisation_s
+from autosbp.costmodel.timeline_event import Event
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.boxing import COLLECTIVES, Step, message_bytes, split_factor
@@ -31,38 +32,6 @@ IN_FLIGHT = 2
 
 LOSS = "loss"
 """The key of its sum, which is under way while backward runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that the rank does.
-
-    Args:
-        name: of the op, value or parameter.
-        category: compute, comm, optimizer, or wait, which takes no time of its own.
-        phase: forward, recompute, backward, sync or update.
-        duration_s: alone on the machine.
-        details: a collective has the ``kind``, ``num_bytes`` and ``axes`` of ``costmodel.collectives.Collective``.
-        level: of the cluster that a collective crosses, the slowest.
-        key: names a collective that the program does not wait for; None for what it does.
-        after: keys of those that have to be over first.
-        share_s: of a message that parameters share, what they would pay if it were full; None where nothing is shared.
-    """
-
-    name: str
-    category: str
-    phase: str
-    duration_s: float
-    details: Mapping[str, Any] = field(default_factory=dict)
-    level: int = 0
-    key: Hashable = None
-    after: tuple[Hashable, ...] = ()
-    share_s: float | None = None
-
-    @property
-    def summed_s(self) -> float:
-        """What counts in a sum over parameters, as search needs it."""
-        return self.duration_s if self.share_s is None else self.share_s
 
 
 class Timeline:
@@ -94,6 +63,9 @@ class Timeline:
         self._returning: list[Hashable] = []
         place = self.flow.place
         self._brought = [isinstance(item, Box) and item.key in place for item in self.flow.items]
+        computed = [isinstance(item, Op) and item.signature is not None for item in self.flow.items]
+        self._num_ops = sum(computed)
+        self._num_recomputed = sum(sum(computed[each.first : each.last + 1]) for each in self.flow.ends.values())
         self._own_events: dict[tuple[int, str], list[Event]] = {}
         self._sent_events: dict[tuple[int, str], list[Event]] = {}
         self._returned_events: dict[tuple[int, int], list[Event]] = {}
@@ -135,12 +107,23 @@ class Timeline:
 
     def forward_pass(self, gathers: bool) -> Iterator[Event]:
         """One microbatch forward, see ``_micro``."""
+        events, launches = self._forward_events(gathers), self.compute.launches
+        return events if launches is None else with_waits(events, self._num_ops * launches.forward_s, "forward")
+
+    def backward_pass(self, last: bool) -> Iterator[Event]:
+        """One microbatch backward."""
+        events, launches = self._backward_events(last), self.compute.launches
+        if launches is None:
+            return events
+        host_s = self._num_ops * launches.backward_s + self._num_recomputed * launches.forward_s
+        return with_waits(events, host_s, "backward")
+
+    def _forward_events(self, gathers: bool) -> Iterator[Event]:
         self._returning.clear()
         for at, item in enumerate(self.flow.items):
             yield from self._forward(at, item, gathers)
 
-    def backward_pass(self, last: bool) -> Iterator[Event]:
-        """One microbatch backward."""
+    def _backward_events(self, last: bool) -> Iterator[Event]:
         returns = last or self.strategy.gather == "use"
         for at in range(len(self.flow.items) - 1, -1, -1):
             yield from self._recomputed(at)

@@ -30,22 +30,27 @@ class FullPrecision:
         make: an optimizer over tensors of one device.
         parameters: those that are trained; one without a gradient is left as it is.
 
-    A gradient is float32 only while its parameter's step runs, so no more than one is there at a time.
+    A gradient is float32 only while its parameter's step runs. Parameters step together while their gradients take no more
+    than the largest one's: a step of each alone takes the host longer than a GPU.
     """
 
     def __init__(self, make: Callable[[list[torch.Tensor]], Any], parameters: Iterable[torch.Tensor]) -> None:
         self.parameters = list(parameters)
         long = [parameter for parameter in self.parameters if not is_short(parameter)]
         self._rest = make(long) if long else None
-        copies = [(each, each.detach().float().requires_grad_()) for each in self.parameters if is_short(each)]
-        self._short = [(parameter, copy, make([copy])) for parameter, copy in copies]
+        self._short = []
+        for group in _together([each for each in self.parameters if is_short(each)]):
+            copies = [each.detach().float().requires_grad_() for each in group]
+            self._short.append((group, copies, make(copies)))
 
     @property
     def state(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
         """By parameter, the float32 copy among it."""
         found = dict(self._rest.state) if self._rest is not None else {}
         return found | {
-            parameter: {**optimizer.state.get(copy, {}), "copy": copy} for parameter, copy, optimizer in self._short
+            parameter: {**optimizer.state.get(copy, {}), "copy": copy}
+            for parameters, copies, optimizer in self._short
+            for parameter, copy in zip(parameters, copies, strict=True)
         }
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
@@ -57,9 +62,31 @@ class FullPrecision:
         """One step of all parameters that have a gradient."""
         if self._rest is not None:
             self._rest.step()
-        for parameter, copy, optimizer in self._short:
-            if parameter.grad is not None:
-                copy.grad = parameter.grad.float()
-                optimizer.step()
+        for parameters, copies, optimizer in self._short:
+            stepped, results = [], []
+            for parameter, copy in zip(parameters, copies, strict=True):
+                if parameter.grad is not None:
+                    copy.grad = parameter.grad.float()
+                    stepped.append(parameter)
+                    results.append(copy)
+            if not stepped:
+                continue
+            optimizer.step()
+            for copy in results:
                 copy.grad = None
-                parameter.copy_(copy)
+            torch._foreach_copy_(stepped, results)
+
+
+def _together(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Groups, in order, none of which has more elements than the largest parameter."""
+    given = list(parameters)
+    largest = max((each.numel() for each in given), default=0)
+    groups: list[list[torch.Tensor]] = []
+    left = 0
+    for each in given:
+        if not groups or each.numel() > left:
+            groups.append([])
+            left = largest
+        groups[-1].append(each)
+        left -= each.numel()
+    return groups

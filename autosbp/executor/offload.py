@@ -35,13 +35,16 @@ class HostOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Gradients down, one step, parameters up."""
+        """Gradients down, one step, parameters up. What goes up need not be there when this returns: a GPU goes on behind it,
+        and the next step waits for it with its gradients."""
         for parameter, copy, gradient in zip(self.parameters, self.copies, self._gradients, strict=True):
-            copy.grad = None if parameter.grad is None else gradient.copy_(parameter.grad)
+            copy.grad = None if parameter.grad is None else gradient.copy_(parameter.grad, non_blocking=True)
+        for device in {parameter.device for parameter in self.parameters if parameter.device.type == "cuda"}:
+            torch.cuda.current_stream(device).synchronize()
         self.optimizer.step()
         for parameter, copy in zip(self.parameters, self.copies, strict=True):
             if copy.grad is not None:
-                parameter.copy_(copy)
+                parameter.copy_(copy, non_blocking=True)
 
     @staticmethod
     def _copy(parameter: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,10 @@ its gradient is reduced where autograd left it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -46,7 +47,8 @@ class GradientBuckets:
         self._pending: list[Any] = []
         for name in self._home:
             parameter: Any = parameters[name]
-            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
+            # Weakly: what autograd holds no collector of garbage sees, and this object holds the parameters.
+            parameter.register_post_accumulate_grad_hook(partial(_accumulated, WeakMethod(self._accumulated), name))
 
     def _accumulated(self, name: str, _: torch.Tensor) -> None:
         """Autograd has added up what the program sends to a parameter."""
@@ -79,6 +81,13 @@ class GradientBuckets:
         group, ranks = self.runtime.group(axes)
         self.runtime.record("all_reduce", flat, ranks)
         self._pending.append(_dist.start_all_reduce(flat, group))
+
+
+def _accumulated(tell: WeakMethod[Callable[[str, torch.Tensor], None]], name: str, parameter: torch.Tensor) -> None:
+    """Tell the buckets, while they live."""
+    told = tell()
+    if told is not None:
+        told(name, parameter)
 
 
 class FlatGradients:

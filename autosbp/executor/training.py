@@ -39,7 +39,7 @@ class TrainingLoop(ABC):
         """Loss of the global batch; every parameter of this rank has its whole gradient."""
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One training step; returns the loss before it."""
+        """One training step; returns the loss before it, on the device, for which nothing has waited yet."""
         loss = self.forward_backward(batch)
         self.optimizer.step()
         self.runtime.step += 1
@@ -141,7 +141,7 @@ class Trainer(TrainingLoop):
             self.gathers.finish()
             self.buckets.finish()
             self.runtime.finish()
-        return (torch.stack(losses).double().sum() * self.scale).cpu()
+        return torch.stack(losses).double().sum() * self.scale
 
     def expected(self) -> list[Issued]:
         """What the cost model charged for one step, as this rank takes part in it."""

@@ -22,11 +22,10 @@ from autosbp.executor.determinism import digest, require_determinism
 from autosbp.executor.measure import quartiles, step_memory
 from autosbp.executor.parameters import full_parameters
 from autosbp.executor.pipeline import make_trainer
-from autosbp.executor.reference import Reference, fitting_batch
+from autosbp.executor.reference import Reference, fitting_batch, reference_device
 from autosbp.executor.training import random_batch
 from autosbp.gathering import gather_json
 from autosbp.graph.serialize import from_dict
-from autosbp.limits import free_bytes
 from autosbp.plan import Plan, simulated_s
 from autosbp.processes import end_rank, keep_to_cores
 from autosbp.sbp.whole_batch import difference
@@ -48,6 +47,8 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+        # The host has nothing else to do; an optimizer that is on it has.
+        torch.set_num_threads(max(len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"]), 1))
     else:
         keep_to_cores(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     dist.init_process_group("nccl" if cuda else "gloo", timeout=COLLECTIVE_TIMEOUT)
@@ -90,9 +91,12 @@ def main() -> None:
         mine["parameters_digest"] = digest(trainer.locals)
     everyone = gather_json(mine, device)
     if rank == 0:
-        size = fitting_batch(graph, strategy.global_batch, strategy.micro_batch, free_bytes())
+        optimizer = strategy.optimizer
+        del trainer, on_device  # one device has seldom room for both
+        where, room = reference_device(graph, strategy.micro_batch, device)
+        size = fitting_batch(graph, strategy.global_batch, strategy.micro_batch, room)
         reference = Reference(
-            graph, parameters, global_batch=strategy.global_batch, micro_batch=size, optimizer=strategy.optimizer
+            graph, parameters, global_batch=strategy.global_batch, micro_batch=size, optimizer=optimizer, device=where
         )
         wanted = [float(reference.step(batch)) for _ in range(min(REFERENCE_STEPS, len(losses)))]
         result = report(plan, everyone, losses, wanted)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import copysign, inf
 
 from autosbp.graph.ir import Arg, Constant, DType, LogicalGraph, TensorMeta
 
 
 def cast_floats(graph: LogicalGraph, old: str, new: str) -> LogicalGraph:
-    """Every tensor of dtype ``old`` becomes ``new``; used to check numerics in float64."""
+    """Every tensor of dtype ``old`` becomes ``new``, and numbers beyond what that holds the last that it holds: masks add the
+    least float32, which would be infinite."""
+    import torch
+
     from autosbp.graph.materialise import constant_tensor, dtype_of, make_constant
 
     def meta(value: TensorMeta) -> TensorMeta:
         return TensorMeta(value.shape, new if value.dtype == old else value.dtype)
 
+    most = float(torch.finfo(dtype_of(new)).max)
+
     def arg(value: Arg) -> Arg:
+        if isinstance(value, float) and most < abs(value) < inf:
+            return copysign(most, value)
         return DType(new) if isinstance(value, DType) and value.name == old else value
 
     def constant(value: Constant) -> Constant:

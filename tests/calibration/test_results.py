@@ -13,6 +13,7 @@ import pytest
 
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import OpTime
+from autosbp.costmodel.launches import Launches
 from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import CalibrationError, InputError
@@ -20,7 +21,7 @@ from autosbp.jsonio import canonical
 from autosbp.processes import start_ticks
 from calibration import Request, assemble, read_partial, read_results
 from calibration._launch import continue_or_begin, mark_taken
-from calibration._request import OVERLAP, SHARING, series, waitings
+from calibration._request import LAUNCHES, OVERLAP, SHARING, measurement_names, series, waitings
 from calibration._worker import Log
 
 REQUEST = Request(load_cluster("local:2"), "gloo", (1024, 4096, 16384), op_keys=("k",))
@@ -52,6 +53,16 @@ def test_a_whole_run_is_a_complete_calibration(tmp_path: Path) -> None:
     assert all(fit.waiting_s == 2e-3 for fit in calibration.collectives)
     assert calibration.sharing == Sharing(1.75, (0, 0)) and calibration.overlap == Overlap(3.0, 0.5, 1.5)
     assert calibration.notes == () and read_results(path).pids == (7, 8)
+
+
+def test_what_the_host_takes_to_ask_is_of_gpus_alone(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    *first, last, done = lines()
+    asked = [{"begin": LAUNCHES}, {"launches": {"forward_s": 3e-5, "backward_s": 5e-5}}]
+    path.write_bytes(b"".join([*first, last, *(canonical(each) + b"\n" for each in asked), done]))
+    assert assemble(REQUEST, read_results(path), "relative").launches == Launches(3e-5, 5e-5)
+    assert LAUNCHES not in measurement_names(REQUEST)
+    assert LAUNCHES in measurement_names(replace(REQUEST, backend="nccl"))
 
 
 def test_a_run_that_ended_early_is_refused_by_name_or_taken_as_partial(tmp_path: Path) -> None:

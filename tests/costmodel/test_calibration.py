@@ -150,6 +150,9 @@ BAD: list[tuple[list[Any], Any, str]] = [
     (["sharing"], {"speedup": 2.0, "units": [0, 1, 4, 0]}, "sharing.units[2]"),
     (["sharing"], {"speedup": 2.0, "units": [0, 1, -1, 0]}, "sharing.units[2]"),
     (["sharing"], {"speedup": 2.0}, "sharing.units"),
+    (["launches"], {"forward_s": 1e-5}, "launches.backward_s"),
+    (["launches"], {"forward_s": 0.2, "backward_s": 1e-5}, "launches.forward_s"),
+    (["launches"], {"forward_s": 1e-5, "backward_s": -1e-5}, "launches.backward_s"),
 ]
 
 
@@ -206,6 +209,7 @@ def test_the_published_schema_takes_older_and_newer_documents() -> None:
     document["corrections"] = [{"compute": 0.5, "network": 2.0, "waiting_s": 0.0, "num_trials": 1}]
     document["overlap"] = {"compute": 0.0, "network": 10.0}  # as before messages were measured
     document["sharing"] = {"speedup": 1.5, "units": [0, 1, 0, 1]}
+    document["launches"] = {"forward_s": 3e-5, "backward_s": 5e-5}
     for overlap in ({}, {"message": 2.5}):
         document["overlap"] |= overlap
         VALIDATOR.validate(document)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
 import torch
 
+from autosbp.api import PlanOptions, load_cluster, op_keys
 from autosbp.costmodel.op_bench import call_seconds, run_op
 from autosbp.errors import InputError
 from autosbp.jsonio import canonical
+from autosbp.sources import load_model
 
 
 def key(op: str, *args: Any, **kwargs: Any) -> str:
@@ -109,28 +112,84 @@ def test_calls_on_a_cpu_are_timed_all_together() -> None:
     assert 0.03 <= call_seconds(lambda: time.sleep(0.01), 3, "cpu") < 0.3
 
 
+class Gpu:
+    """A stand-in for the device: each call queues 2 ms of work, and an event is reached when what is before it is done. The
+    first ``late`` times the host has asked for all calls only after the device had nothing left to do before them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, late: int = 0) -> None:
+        self.queued_ms, self.late = 7.0, late
+        self.reached: list[float] = []
+        self.slept: list[int] = []
+        monkeypatch.setattr(torch.cuda, "Event", lambda **_: Event(self))
+        monkeypatch.setattr(torch.cuda, "_sleep", self.slept.append)
+
+    def call(self) -> None:
+        self.queued_ms += 2.0
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.at_ms = gpu, -1.0
+
+    def record(self) -> None:
+        self.at_ms = self.gpu.queued_ms
+
+    def query(self) -> bool:
+        self.gpu.late -= 1
+        return self.gpu.late >= 0
+
+    def synchronize(self) -> None:
+        self.gpu.reached.append(self.at_ms)
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.at_ms - self.at_ms
+
+
 def test_calls_on_a_gpu_are_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the device: each call queues 2 ms of work, and an event is reached when what is before it is done."""
-    queued_ms, reached = [0.0], list[str]()
+    gpu = Gpu(monkeypatch)
+    assert call_seconds(gpu.call, 5, "cuda:1") == pytest.approx(10e-3)
+    assert gpu.reached == [17.0]  # once, behind all calls
+    assert len(gpu.slept) == 1 and gpu.slept[0] > 0
 
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-            self.at_ms = -1.0
 
-        def record(self) -> None:
-            self.at_ms = queued_ms[0]
+def test_calls_that_a_gpu_would_have_waited_for_are_timed_again_behind_more_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = Gpu(monkeypatch, late=1)
 
-        def synchronize(self) -> None:
-            reached.append(f"{self.at_ms:g}")
+    def slow() -> None:
+        time.sleep(2e-3)
+        gpu.call()
 
-        def elapsed_time(self, end: Event) -> float:
-            return end.at_ms - self.at_ms
+    assert call_seconds(slow, 3, "cuda") == pytest.approx(6e-3)
+    assert len(gpu.slept) == 2 and gpu.slept[1] > gpu.slept[0]
 
-    def call() -> None:
-        queued_ms[0] += 2.0
 
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    queued_ms[0] = 7.0
-    assert call_seconds(call, 5, "cuda:1") == pytest.approx(10e-3)
-    assert reached == ["17"]  # once, behind all calls
+def test_calls_that_wait_for_the_gpu_themselves_are_timed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch, late=100)
+    assert call_seconds(gpu.call, 3, "cuda") == pytest.approx(6e-3)
+    assert len(gpu.slept) == 3
+
+
+def test_no_more_calls_are_queued_than_a_gpu_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch)
+    assert call_seconds(gpu.call, 150, "cuda") == pytest.approx(300e-3)
+    assert len(gpu.reached) == 3
+
+
+@pytest.mark.parametrize("name", ["bert-large", "t5-large", "moe", "resnet50"])
+def test_what_is_timed_picks_within_the_dims_of_a_devices_part(name: str) -> None:
+    # On a GPU an index out of bounds ends all that comes after it: BERT's sentence labels are 0 or 1, its tokens below 30522.
+    picked = 0
+    for key in op_keys(load_model(f"zoo:{name}"), load_cluster("local:2x2"), PlanOptions(global_batch=8)):
+        document = json.loads(key)
+        args = document["args"]
+        if document["op"] == "aten.embedding.default":
+            limit, index = args[0]["t"][0], args[1]
+        elif document["op"] == "aten.gather.default":
+            limit, index = args[0]["t"][args[1]], args[2]
+        else:
+            continue
+        assert index["hi"] <= limit, key
+        picked += 1
+    assert picked

@@ -6,15 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from autosbp.api import PlanOptions, make_plan, predict_costs
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.boxing import BoxingModel
+from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.collectives import StepCollectives, collectives
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.evaluate import simulated_s
+from autosbp.costmodel.launches import Launches, with_waits
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.overlap import Overlap
 from autosbp.costmodel.simulate import Part, Simulation, alone_parts, alone_s
-from autosbp.costmodel.timeline import LOSS, Event, Timeline
+from autosbp.costmodel.timeline import LOSS, Timeline
+from autosbp.costmodel.timeline_event import Event
 from autosbp.search.sampling import sample_strategies
 from autosbp.zoo import zoo_graph
 
@@ -42,6 +46,28 @@ def step_s(*events: Event, overlap: Overlap = APART) -> float:
 
 def test_a_collective_beside_ops_hides_behind_them() -> None:
     assert step_s(collective(2.0, "a"), op(3.0), wait("a")) == pytest.approx(3.0)
+
+
+def test_a_pass_takes_no_less_than_the_host_needs_to_ask_for_it() -> None:
+    events = [op(1.0), collective(5.0, "a"), op(0.5), wait("a")]
+    assert [event.name for event in with_waits(events, 1.5, "forward")] == [event.name for event in events]
+    waits = list(with_waits(events, 2.0, "forward"))
+    assert waits[:-1] == events and waits[-1].category == "compute" and waits[-1].duration_s == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_small_ops_of_a_gpu_take_what_the_host_needs(stages: int) -> None:
+    graph, cluster = zoo_graph("gpt2-demo"), load_cluster("dgx-h200:1")
+    options = PlanOptions(global_batch=16, micro_batch=8, stages=stages, recompute=1, baselines=())
+    strategy = make_plan(graph, cluster, None, options).strategy
+    quick, slow, costs = Launches(1e-9, 1e-9), Launches(1e-3, 2e-3), []
+    for launches in (None, quick, slow):
+        calibration = Calibration(cluster, "nccl", "relative", (), launches=launches)
+        costs.append(predict_costs(graph, strategy, cluster, calibration))
+    assert costs[0] == costs[1]  # a GPU that is asked in no time waits for nothing
+    ops = [node for node in graph.nodes if node.name in strategy.signatures]
+    least_s = strategy.num_micro * len(ops) * (1e-3 + 1e-3 + 2e-3) / stages  # forward, most of it again, backward
+    assert 0.8 * least_s < costs[2].simulated_step_time_s < 2.0 * least_s
 
 
 def test_the_sum_of_the_loss_is_under_way_while_backward_runs() -> None:

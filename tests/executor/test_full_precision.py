@@ -46,3 +46,27 @@ def test_a_parameter_without_a_gradient_is_left_as_it_is() -> None:
 
 def test_parameters_as_long_as_float32_have_no_copies() -> None:
     assert not isinstance(make_optimizer("adamw", [torch.ones(2, requires_grad=True)], RATE), FullPrecision)
+
+
+def test_parameters_that_step_together_do_as_each_alone() -> None:
+    sizes = [(3,), (8, 8), (4, 4), (6, 6), (2,), (64,)]
+    torch.manual_seed(0)
+    starts, gradients = ([torch.randn(size).bfloat16() for size in sizes] for _ in range(2))
+    together, alone = ([each.clone().requires_grad_() for each in starts] for _ in range(2))
+    optimizer = make_optimizer("adamw", together, RATE)
+    for _ in range(3):
+        for each, gradient in zip(together, gradients, strict=True):
+            each.grad = gradient.clone() if each.shape != (4, 4) else None  # one of a group has none
+        optimizer.step()
+    for each, gradient in zip(alone, gradients, strict=True):
+        if each.shape != (4, 4):
+            _train([each], [[gradient]] * 3)
+    assert all(got.detach().equal(wanted.detach()) for got, wanted in zip(together, alone, strict=True))
+    assert set(optimizer.state) == set(together)
+    steps = [group for group, _, _ in optimizer._short]
+    assert [[tuple(each.shape) for each in group] for group in steps] == [
+        [(3,)],
+        [(8, 8)],
+        [(4, 4), (6, 6), (2,)],
+        [(64,)],
+    ]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from autosbp.api import LogicalGraph, PlanOptions, load_cluster, make_plan, run_trial
 from autosbp.executor.parameters import full_parameters
-from autosbp.executor.reference import Reference, fitting_batch
+from autosbp.executor.reference import Reference, fitting_batch, reference_device
 from autosbp.executor.training import random_batch
 from autosbp.graph.capture import capture
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
@@ -151,3 +151,14 @@ def test_one_device_without_room_for_the_whole_batch_has_its_losses_from_parts(n
         assert float(parts.step(batch)) == pytest.approx(float(whole.step(batch)), rel=1e-12)
     assert fitting_batch(graph, BATCH, 2, None) == fitting_batch(graph, BATCH, 2, 2**30) == BATCH
     assert fitting_batch(graph, BATCH, 2, 1000) == 2
+
+
+def test_a_reference_runs_on_a_gpu_that_has_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, gpu = graph_of(LOSSES["sum"]), torch.device("cuda", 0)
+    free = [2**40]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 2**40))
+    where, room = reference_device(graph, 2, gpu)
+    assert where == gpu and room is not None and room < 2**40
+    free[0] = 2**40 - room  # what parameters take, and nothing for what ops make
+    assert reference_device(graph, 2, gpu)[0] == torch.device("cpu")
+    assert reference_device(graph, 2, torch.device("cpu"))[0] == torch.device("cpu")

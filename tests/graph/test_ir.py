@@ -74,6 +74,15 @@ def test_casting_changes_every_float_tensor_and_cast() -> None:
     ) == 2.0  # fmt: skip
 
 
+def test_casting_keeps_numbers_within_what_the_new_type_holds() -> None:
+    given = document()
+    least = float(torch.finfo(torch.float32).min)
+    given["nodes"][0]["kwargs"] = {"scale": least, "near": 1.5}
+    short = cast_floats(from_dict(given), "float32", "bfloat16").nodes[0].kwargs
+    assert short == {"scale": float(torch.finfo(torch.bfloat16).min), "near": 1.5}
+    assert cast_floats(from_dict(given), "float32", "float64").nodes[0].kwargs["scale"] == least
+
+
 @pytest.mark.parametrize(
     "name",
     [

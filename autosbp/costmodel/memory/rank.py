@@ -2,8 +2,8 @@
 
 ``executor.training`` is what this stands for, line by line: what a rank stores, one pass after another forward and back
 in the order of the program, gathers of parameters and buckets of gradients around it, and the optimizer. Peaks are of
-tensors: what kernels allocate inside themselves, what NCCL and Gloo stage, the CUDA context, and what an allocator rounds
-up or cannot reuse, come on top.
+tensors, and on a GPU of what cuBLAS holds (``libraries``): what kernels allocate inside themselves, what NCCL and Gloo stage,
+the CUDA context, and what an allocator rounds up or cannot reuse, come on top.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 from autosbp.costmodel.memory import boxes
 from autosbp.costmodel.memory.again import Recomputation
 from autosbp.costmodel.memory.autograd import Leaf, Machine, Notice
+from autosbp.costmodel.memory.libraries import held
 from autosbp.costmodel.memory.messages import IN_FLIGHT, Buckets, Gathers, Gradients
 from autosbp.costmodel.memory.ops import Call, run_op, widths_of
 from autosbp.costmodel.memory.repeats import Mark, Regions, Repeats, UnlikeError, find_repeats
@@ -91,7 +92,7 @@ def rank_memory(
 def _by_purpose(run: StepRun, parts: Mapping[str, int]) -> dict[str, int]:
     parts = {**parts, "optimizer": optimizer_bytes(run.graph.trained, run.strategy)}
     order = ("parameters", "gradients", "optimizer", "activations", "gathered", "temporaries", "data")
-    return {name: parts.get(name, 0) for name in order if name != "gathered" or run.flow.gathers}
+    return {name: parts.get(name, 0) for name in order if name != "gathered" or run.flow.gathers} | held(run.m.device)
 
 
 class StepRun:

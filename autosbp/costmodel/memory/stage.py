@@ -20,6 +20,7 @@ import numpy as np
 from autosbp.costmodel.alike import KnownChunks, chunk_key
 from autosbp.costmodel.memory.autograd import Leaf, Machine, Node, Notice
 from autosbp.costmodel.memory.later import LaterWeights, Sink
+from autosbp.costmodel.memory.libraries import held
 from autosbp.costmodel.memory.rank import StepRun
 from autosbp.costmodel.memory.repeats import Mark, UnlikeError
 from autosbp.costmodel.memory.state import optimizer_bytes
@@ -63,7 +64,7 @@ def stage_memory(
     order = stage_order(stages.pipeline, stage, strategy.num_micro)
     total = _fullest(order, needs, strategy.num_micro - 1, _registers(stages, stage))
     total["optimizer"] = optimizer_bytes(stages.trained_of(stage), strategy)
-    return {name: total[name] for name in PURPOSES if total[name] or name != "gathered"}
+    return {name: total[name] for name in PURPOSES if total[name] or name != "gathered"} | held(device)
 
 
 @dataclass(frozen=True, slots=True)

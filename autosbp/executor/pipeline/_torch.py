@@ -7,7 +7,8 @@ of their microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -36,6 +37,8 @@ KINDS = {
     WEIGHTS: _ComputationType.BACKWARD_WEIGHT,
 }
 """The library's names for passes of zero-bubble schedules."""
+GONE = torch.empty(0)
+"""The buffer of a message that nothing needs any more."""
 
 
 class TorchPipelining:
@@ -134,14 +137,51 @@ class _Stage(PipelineStage):
         """What the backward pass that has just run left to do."""
         return partial(self.program.weights, self._micro)
 
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        with self._without_buffers():
+            return super()._prepare_forward_infra(*args, **kwargs)
+
+    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        with self._without_buffers():
+            return super()._prepare_backward_infra(*args, **kwargs)
+
+    @contextmanager
+    def _without_buffers(self) -> Iterator[None]:
+        """The library makes those of all microbatches ahead: now without data, and without the gradients that torch 2.11
+        asks of all, integers too."""
+        device, training = self.device, self.has_backward
+        self.device, self.has_backward = torch.device("meta"), False
+        yield
+        self.device, self.has_backward = device, training
+
+    def _create_grad_send_info(self, args_recv_info: tuple[Any, ...]) -> list[int | None]:
+        """Torch 2.11 would send a gradient of every value."""
+        sources = super()._create_grad_send_info(args_recv_info)
+        pairs = zip(sources, self.program.receives, strict=True)
+        return [source if value.gradient else None for source, value in pairs]
+
+    def _validate_fwd_outputs(self, outputs: tuple[torch.Tensor, ...]) -> None:
+        """Torch 2.11 would refuse other strides than a new tensor's, also of axes of size one."""
+
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        self._make_buffers(self.args_recv_info[fwd_chunk_id])
-        return self._posted("forward", fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
+        infos = self.args_recv_info[fwd_chunk_id]
+        for info, value in zip(infos, self.program.receives, strict=True):
+            info.buffer = self._buffer(value).requires_grad_(value.gradient)
+        return self._posted("forward", fwd_chunk_id, infos)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        if not self.is_last:
-            self._make_buffers(self.grad_recv_info[bwd_chunk_id])
-        return self._posted("backward", bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
+        gradients = self._gradients(bwd_chunk_id)
+        for info, value in gradients:
+            info.buffer = self._buffer(value)
+        return self._posted("backward", bwd_chunk_id, tuple(info for info, _ in gradients))
+
+    def _gradients(self, micro: int) -> list[tuple[Any, Crossing]]:
+        """Those that come; torch 2.11 would wait for one of every value."""
+        pairs = zip(self.grad_recv_info[micro], self.program.sends, strict=True)
+        return [(info, value) for info, value in pairs if value.gradient]
+
+    def _buffer(self, value: Crossing) -> torch.Tensor:
+        return torch.empty(value.shape, dtype=value.dtype, device=self.device)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._sent(super().get_fwd_send_ops(fwd_chunk_id))
@@ -159,18 +199,12 @@ class _Stage(PipelineStage):
         self.program.before_backward(bwd_chunk_id)
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         self.program.after_backward()
-        for infos in (self.args_recv_info[bwd_chunk_id], () if self.is_last else self.grad_recv_info[bwd_chunk_id]):
-            for info in infos:
-                info.buffer = None
+        for info in (*self.args_recv_info[bwd_chunk_id], *(info for info, _ in self._gradients(bwd_chunk_id))):
+            info.buffer = GONE
 
-    def _make_buffers(self, infos: Sequence[Any]) -> None:
-        for info in infos:
-            if info.buffer is None and info.tensor_meta is not None and not info.is_root_arg:
-                info.buffer = torch.empty(info.tensor_meta.shape, dtype=info.tensor_meta.dtype, device=self.device)
-
-    def _posted(self, phase: str, micro: int, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+    def _posted(self, phase: str, micro: int, infos: tuple[Any, ...]) -> list[dist.P2POp]:
         """A receive counts where a pass waits for it."""
-        here = dist.get_rank()
+        here, operations = dist.get_rank(), self._get_recv_ops(infos)
         self._arriving[phase, micro] = [
             Issued("p2p", each.tensor.numel() * each.tensor.element_size(), (each.peer, here)) for each in operations
         ]
@@ -179,6 +213,8 @@ class _Stage(PipelineStage):
     def _sent(self, operations: list[dist.P2POp]) -> list[dist.P2POp]:
         here = dist.get_rank()
         for each in operations:
+            # Torch 2.11 would keep what autograd recorded of it until the end of the step.
+            each.tensor = each.tensor.detach()
             size = each.tensor.numel() * each.tensor.element_size()
             self.runtime.issued.append(Issued("p2p", size, (here, each.peer)))
         return operations

@@ -95,7 +95,7 @@ class PipelineTrainer(TrainingLoop):
             for shared, gradients in self.shared:
                 self._sum(shared, gradients)
             self.runtime.finish()
-        return (self._told_losses().double().sum() * self.parts.scale).cpu()
+        return self._told_losses().double().sum() * self.parts.scale
 
     def expected(self) -> list[Issued]:
         """What the cost model charged for one step, as this rank takes part in it."""

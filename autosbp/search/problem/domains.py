@@ -263,11 +263,8 @@ class UnaryCosts:
             split = any(cluster.options[option][at].implemented for option in row)
             paths = tuple((path, size) for option, size in zip(row, sizes, strict=True) for path in divided[option])
             if (ins, out, split, paths) not in cache:
-                bounds = [
-                    None if high is None else min(high, ins[0][0]) if "embedding" in node.op else high for high in highs
-                ]
                 local = with_divided(node, paths)
-                cache[ins, out, split, paths] = "" if split else op_key(local, ins, out, dtypes, grads, bounds)
+                cache[ins, out, split, paths] = "" if split else op_key(local, ins, out, dtypes, grads, highs)
             keys.append(cache[ins, out, split, paths])
         return keys
 

@@ -139,8 +139,8 @@ def every_step(graph: LogicalGraph, strategy: Strategy, device: str) -> Counter[
 
 
 def tensors(graph: LogicalGraph, strategy: Strategy, device: str) -> Counter[str]:
-    """What a step takes but for the optimizer's state."""
-    return Counter({**memory_bytes(graph, strategy, device=device), "optimizer": 0})
+    """What a step takes but for the optimizer's state, and what libraries hold."""
+    return Counter({**memory_bytes(graph, strategy, device=device), "optimizer": 0, "libraries": 0})
 
 
 def phases(run: StepRun, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:

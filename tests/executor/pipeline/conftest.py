@@ -15,7 +15,7 @@ from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Strategy
 from autosbp.torchrun import run_ranks
 from tests.executor.conftest import GPT2, graph_of
-from tests.executor.pipeline.strategies import LAYOUTS, pipelined
+from tests.executor.pipeline.strategies import LAYOUTS, gated, pipelined
 from tests.models.conftest import graph_of as model_of
 
 CASES: dict[str, Sequence[tuple[int, str, str, int]]] = {
@@ -35,6 +35,7 @@ CASES: dict[str, Sequence[tuple[int, str, str, int]]] = {
         (2, "ZeRO-3", ZERO_BUBBLE, 2),
         (4, "whole", INTERLEAVED, 2),
     ),
+    "gated": tuple((4, "whole", schedule, 1) for schedule in (GPIPE, ONE_F_ONE_B, ZERO_BUBBLE)),
 }  # fmt: skip
 RECOMPUTED = {
     ("gpt2", "ZeRO-3", ONE_F_ONE_B), ("gpt2", "tensor parallel", INTERLEAVED), ("gpt2", "data parallel", ZERO_BUBBLE),
@@ -51,6 +52,8 @@ Reports = dict[str, list[dict[str, Any]]]
 
 
 def model(name: str) -> LogicalGraph:
+    if name == "gated":
+        return gated()
     return model_of("t5") if name == "t5" else graph_of(name)
 
 
@@ -106,7 +109,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     """Reports of all ranks by case. GPT-2, and what runs in float32, trains with SGD: Adam makes a whole step of a gradient
     that is rounding, such as that of GPT-2's key bias."""
     folder = tmp_path_factory.mktemp("pipeline")
-    cases = [case("gpt2", "sgd"), case("mlp", "adamw"), case("t5", "adamw"), dropout()]
+    cases = [case("gpt2", "sgd"), case("mlp", "adamw"), case("t5", "adamw"), case("gated", "sgd"), dropout()]
     single = case("mlp", "sgd")
     cases.append({**single, "strategies": single["strategies"][:3], "dtypes": ["float32"]})
     (folder / "request.json").write_text(json.dumps({"cases": cases}))

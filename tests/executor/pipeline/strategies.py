@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from autosbp.api import load_graph
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
@@ -21,8 +22,40 @@ from autosbp.search.problem.clusters import OpCluster
 from autosbp.search.problem.strategy import strategy_of
 
 MICRO = 4
+FLOAT = {"dtype": "float32"}
 SCHEDULES = ((GPIPE, 1), (ONE_F_ONE_B, 1), (INTERLEAVED, 2), (ZERO_BUBBLE, 1), (ZERO_BUBBLE, 2))
 """Schedules with the chunks that a stage has."""
+
+
+def gated() -> LogicalGraph:
+    """loss = sum(((X U)^T V * (X U > 0)^T)^T W)^2: cut in four, the gate, which has no gradient, crosses with a value that
+    has one, and both transposes do, whose strides are those of no fresh tensor at a batch of one."""
+
+    def node(name: str, op: str, args: list[object], shape: list[object], dtype: str = "float32") -> dict[str, object]:
+        refs = [{"ref": arg} if isinstance(arg, str) else arg for arg in args]
+        return {"name": name, "op": f"aten.{op}", "args": refs, "outputs": [{"shape": shape, "dtype": dtype}]}
+
+    batch_first, batch_second = ["batch", 4, 64], [4, "batch", 64]
+    return load_graph({
+        "schema": "autosbp.graph/1",
+        "name": "gated",
+        "symbols": {"batch": 8},
+        "parameters": [{"name": name, "shape": [64, 64], **FLOAT} for name in "uvw"],
+        "inputs": [{"name": "x", "shape": batch_first, **FLOAT}],
+        "constants": [],
+        "nodes": [
+            node("xu", "linear.default", ["x", "u"], batch_first),
+            node("turned", "permute.default", ["xu", [1, 0, 2]], batch_second),
+            node("gate", "gt.Scalar", ["turned", 0], batch_second, "bool"),
+            node("uv", "linear.default", ["turned", "v"], batch_second),
+            node("kept", "mul.Tensor", ["uv", "gate"], batch_second),
+            node("back", "permute.default", ["kept", [1, 0, 2]], batch_first),
+            node("vw", "linear.default", ["back", "w"], batch_first),
+            node("square", "pow.Tensor_Scalar", ["vw", 2], batch_first),
+            node("loss", "sum.default", ["square"], []),
+        ],
+        "loss": {"ref": "loss"},
+    })  # fmt: skip
 
 
 def one_stage(graph: LogicalGraph, size: int, micro_batch: int, allowed: Allowed | None = None) -> Strategy:

@@ -7,7 +7,7 @@ import pytest
 
 from autosbp.graph.chunks import cut_graph
 from tests.executor.pipeline.conftest import CASES, Reports, model
-from tests.executor.pipeline.strategies import even_cuts
+from tests.executor.pipeline.strategies import even_cuts, gated
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +58,14 @@ def test_values_went_through_stages_that_do_not_read_them(reports: Reports) -> N
     chunks = cut_graph(graph.bind(**dict.fromkeys(graph.symbols, 1)), even_cuts(graph, 8))
     assert any(set(each.received) & set(each.results) - {r for n in each.nodes for r in n.refs()} for each in chunks)
     assert "t5 4 stages whole interleaved_1f1b 2 float64" in reports
+
+
+def test_values_without_gradient_and_with_odd_strides_went_through_stages(reports: Reports) -> None:
+    graph = gated()
+    chunks = cut_graph(graph.bind(batch=1), even_cuts(graph, 4))
+    received = {ref.name: each.has_gradient(ref) for each in chunks for ref in each.received}
+    assert received == {"turned": True, "uv": True, "gate": False, "back": True}
+    assert sum(label.startswith("gated 4 stages") for label in reports) == 3
 
 
 def test_memory_of_the_fullest_rank_is_near_what_is_measured(reports: Reports) -> None:
