@@ -192,6 +192,6 @@ class ComputeModel:
         forward, backward = self.roofline_s(work.op, work.dtype, np.array([work.flops]), np.array([work.num_bytes]))
         return float(forward[0]), float(backward[0])
 
-    def optimizer_s(self, parameter_bytes: NDArray[np.float64], tensors_touched: float = 7.0) -> NDArray[np.float64]:
-        """One fused optimizer step: reads the parameter, gradient and two states, writes the parameter and two states."""
-        return self.device.op_overhead_s + tensors_touched * parameter_bytes / self.copy_bytes_per_s
+    def optimizer_s(self, moved_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Steps of an optimizer that read and write so many bytes (``costmodel.optimizer``)."""
+        return self.device.op_overhead_s + moved_bytes / self.copy_bytes_per_s

@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 from autosbp.cluster import Cluster, Host
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory.state import optimizer_bytes_per_element
+from autosbp.costmodel.optimizer import step_bytes
 from autosbp.errors import InputError
 from autosbp.graph.ir import Parameter
 from autosbp.plan import Strategy
 from autosbp.sbp.boxing import split_factor
-
-TOUCHED = {"adamw": 7, "sgd": 3}
-"""Tensors that a step reads and writes: the parameter, its gradient, and two states."""
 
 
 def host_of(cluster: Cluster) -> Host:
@@ -32,18 +30,27 @@ def host_of(cluster: Cluster) -> Host:
 
 
 def optimizer_s(
-    compute: ComputeModel, cluster: Cluster, optimizer: str, parameter_bytes: NDArray[np.float64], *, offload: bool
+    compute: ComputeModel,
+    cluster: Cluster,
+    optimizer: str,
+    parameter_bytes: NDArray[np.float64],
+    width: int,
+    *,
+    offload: bool,
 ) -> NDArray[np.float64]:
-    """Seconds of the optimizer's step, where its state is; raises ``InputError`` where there is no host."""
-    return (
-        offloaded_s(host_of(cluster), optimizer, parameter_bytes) if offload else compute.optimizer_s(parameter_bytes)
-    )
+    """Seconds of the optimizer's step, where its state is, of parameters of so many bytes, ``width`` of them an element;
+    raises ``InputError`` where there is no host."""
+    moved_bytes = step_bytes(width, optimizer) / width * parameter_bytes
+    if not offload:
+        return compute.optimizer_s(moved_bytes)
+    return offloaded_s(host_of(cluster), parameter_bytes, moved_bytes)
 
 
-def offloaded_s(host: Host, optimizer: str, parameter_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Seconds of the step of parameters of so many bytes on one device: down, step, up."""
-    moved = 2.0 * parameter_bytes / host.link_bytes_per_s
-    return moved + TOUCHED[optimizer] * parameter_bytes / host.memory_bandwidth_bytes_per_s
+def offloaded_s(
+    host: Host, parameter_bytes: NDArray[np.float64], moved_bytes: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Seconds of the step of parameters on one device: down, step, up."""
+    return 2.0 * parameter_bytes / host.link_bytes_per_s + moved_bytes / host.memory_bandwidth_bytes_per_s
 
 
 def host_bytes(trained: Iterable[Parameter], strategy: Strategy) -> int:

@@ -39,7 +39,7 @@ from autosbp.costmodel.stages import Chunk, StageCall, Stages
 from autosbp.costmodel.timeline import LOSS, Timeline
 from autosbp.costmodel.timeline_event import Event
 from autosbp.errors import InputError
-from autosbp.graph.ir import LogicalGraph
+from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph
 from autosbp.handed import handed_over
 from autosbp.pipeline import MESSAGE_DRIVEN, ZERO_BUBBLE
 from autosbp.plan import Costs, StageCosts, Strategy
@@ -340,11 +340,13 @@ class _Pipelined:
 
     def _optimizer_s(self, stage: int) -> float:
         mesh, strategy = self.strategy.mesh, self.strategy
-        sizes = [
-            leaf.meta.num_bytes / split_factor(strategy.parameters[leaf.name], mesh)
-            for leaf in self.stages.trained_of(stage)
-        ]
+        sizes: dict[int, list[float]] = {}
+        for leaf in self.stages.trained_of(stage):
+            local = leaf.meta.num_bytes / split_factor(strategy.parameters[leaf.name], mesh)
+            sizes.setdefault(DTYPE_BYTES[leaf.meta.dtype], []).append(local)
         boxing, compute = self.models[stage]
-        cluster = boxing.network.cluster
-        seconds = optimizer_s(compute, cluster, strategy.optimizer, np.array(sizes), offload=strategy.offload)
-        return float(seconds.sum())
+        cluster, name, offload = boxing.network.cluster, strategy.optimizer, strategy.offload
+        return sum(
+            float(optimizer_s(compute, cluster, name, np.array(local), width, offload=offload).sum())
+            for width, local in sizes.items()
+        )

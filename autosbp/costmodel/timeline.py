@@ -16,7 +16,7 @@ from autosbp.costmodel.op_times import all_op_times_s
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.costmodel.synchronisation import shared_message_bytes, synchronisation_s
 from autosbp.costmodel.timeline_event import Event
-from autosbp.graph.ir import LogicalGraph
+from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.boxing import COLLECTIVES, Step, message_bytes, split_factor
 from autosbp.sbp.buckets import AT_END, Bucket
@@ -311,6 +311,7 @@ class Timeline:
                     self.boxing.network.cluster,
                     self.strategy.optimizer,
                     np.array([local]),
+                    DTYPE_BYTES[leaf.meta.dtype],
                     offload=self.strategy.offload,
                 )[0]
             )

@@ -32,8 +32,10 @@ class LeastWork:
     def seconds(self) -> float:
         """What no step is shorter than; -inf where nothing is known."""
         sizes = self.sizes[:1] if self.in_proportion else self.sizes
-        offload = self.options.offload
-        return work_bound_s(self.bound, sizes, self.global_batch, self.cluster, self.calibration, offload=offload)
+        return work_bound_s(
+            self.bound, sizes, self.global_batch, self.cluster, self.calibration,
+            optimizer=self.options.optimizer, offload=self.options.offload,
+        )  # fmt: skip
 
     @property
     def enough_s(self) -> float:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from autosbp.cluster import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.optimizer import moved_bytes
 from autosbp.graph.ir import LogicalGraph, Node
 from autosbp.sbp.rules import sharding_of
 
@@ -56,6 +57,7 @@ def work_bound_s(
     cluster: Cluster,
     calibration: Calibration | None,
     *,
+    optimizer: str = "adamw",
     offload: bool = False,
 ) -> float:
     """Seconds that no strategy's step is shorter than; ``-inf`` where ops were timed.
@@ -70,8 +72,8 @@ def work_bound_s(
     if any(model.measured for model in models):
         return float("-inf")
     work = _least_work([(bound(size), global_batch / size) for size in sizes])
-    trained_bytes = 0 if offload else sum(leaf.meta.num_bytes for leaf in bound(max(sizes)).trained)
-    taken = np.array([[*_seconds(work, model), _optimizer_s(trained_bytes, model)] for model in models])
+    moved = 0.0 if offload else float(moved_bytes(bound(max(sizes)).trained, optimizer).sum())
+    taken = np.array([[*_seconds(work, model), _optimizer_s(moved, model)] for model in models])
     counts = np.array([count for _, count in devices], dtype=np.float64)
     return _dealt_out(taken, counts)
 
@@ -116,5 +118,5 @@ def _seconds(work: Work, model: ComputeModel) -> Sequence[float]:
     return found
 
 
-def _optimizer_s(num_bytes: int, model: ComputeModel) -> float:
+def _optimizer_s(num_bytes: float, model: ComputeModel) -> float:
     return float(model.optimizer_s(np.array([num_bytes]))[0]) - model.device.op_overhead_s

@@ -14,7 +14,7 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory import state_bytes_per_element
 from autosbp.costmodel.offload import optimizer_s
-from autosbp.graph.ir import TensorMeta
+from autosbp.graph.ir import DTYPE_BYTES, TensorMeta
 from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
 from autosbp.sbp.storage import gathered_parts, split_dim
@@ -108,7 +108,7 @@ class ParameterCosts:
                 copies = 0.0 if storage == USE else local
                 gradients = np.where(chosen, local / parts + copies, gradients)
                 if storage == USE:
-                    once_s = weights.once * self._optimizer_s(local / parts)
+                    once_s = weights.once * self._optimizer_s(meta, local / parts)
                     often = np.where(chosen, apart_s - once_s, often)
         return Stored(seconds, weights.state * memory, weights.state * gradients, often)
 
@@ -147,7 +147,7 @@ class ParameterCosts:
     def _used(self, meta: TensorMeta, local: Floats, placed: Placed) -> tuple[Floats, Floats]:
         rows, states = placed.rows, placed.states
         reduced = np.array([sbp == B for sbp in states], dtype=bool)[rows]
-        seconds = self._optimizer_s(local) + self._over_b("all_reduce", local, placed)
+        seconds = self._optimizer_s(meta, local) + self._over_b("all_reduce", local, placed)
         stored = tuple(I if sbp == P else sbp for sbp in states)
         copies = np.zeros(len(rows))
         if stored != states:
@@ -166,7 +166,7 @@ class ParameterCosts:
         over = self._over_b
         own_s, gather, scatter, state = self._known(
             "split", meta, placed, lambda: (
-                self._optimizer_s(local / parts), copied_s + over("all_gather", local, placed),
+                self._optimizer_s(meta, local / parts), copied_s + over("all_gather", local, placed),
                 over("reduce_scatter", local, placed), self._state(meta, local / parts),
             ),
         )  # fmt: skip
@@ -199,8 +199,9 @@ class ParameterCosts:
             seconds[chosen] = self.boxing.network.shared_times_s(kind, local[chosen], self.message, shape)
         return seconds
 
-    def _optimizer_s(self, local: Floats) -> Floats:
-        return optimizer_s(self.compute, self.boxing.network.cluster, self.optimizer, local, offload=self.offload)
+    def _optimizer_s(self, meta: TensorMeta, local: Floats) -> Floats:
+        cluster, width = self.boxing.network.cluster, DTYPE_BYTES[meta.dtype]
+        return optimizer_s(self.compute, cluster, self.optimizer, local, width, offload=self.offload)
 
     def _state(self, meta: TensorMeta, local: Floats) -> Floats:
         elements = local / (meta.num_bytes / prod(meta.sizes))
