@@ -32,6 +32,15 @@ def test_new_layout() -> None:
     assert log.bus_factor == pytest.approx(1.75, rel=1e-3)
 
 
+def test_the_newest_release_says_the_same_in_text_and_in_json() -> None:
+    text, written = (read_nccl_log(DATA / f"h200_all_reduce.{form}") for form in ("txt", "json"))
+    assert text.kind == written.kind == "all_reduce" and text.ends and len(text.out_of_place) == 9
+    for side in ("out_of_place", "in_place"):
+        for one, other in zip(getattr(text, side), getattr(written, side), strict=True):
+            assert one.num_bytes == other.num_bytes and one.num_repeats == other.num_repeats == 20
+            assert one.median_s == pytest.approx(other.median_s, abs=0.006e-6)  # text has two decimals of a microsecond
+
+
 def test_old_layout_without_root_and_with_error_column() -> None:
     log = read_nccl_log(DATA / "old_all_reduce_256gpu.txt")
     assert [point.num_bytes for point in log.out_of_place] == [2**power for power in range(25, 31)]
