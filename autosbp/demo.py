@@ -23,6 +23,7 @@ from rich.table import Table
 from autosbp.client import Client, Job
 from autosbp.cluster import Cluster, Device, Level, load_cluster
 from autosbp.errors import ServiceError
+from autosbp.hardware import presets
 from autosbp.jsonio import canonical
 from autosbp.plan import simulated_s
 
@@ -87,9 +88,23 @@ def this_machine() -> Cluster:
         return load_cluster("local:2x2")
     name, memory = gpus[0]
     count = 1 << (len(gpus).bit_length() - 1)
+    known = _preset_of(name, memory)
+    if known is not None:
+        return load_cluster(f"{known}:1x{count}")
     peak = {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12}
     device = Device(name, "cuda", memory, peak, 1.5e12)
     return Cluster(f"this machine: {count} x {name}", (Level("g", count, 5e-6, 100e9),), device)
+
+
+def _preset_of(name: str, memory: int) -> str | None:
+    """The first cluster of the data file whose devices are called so and have so much memory, but for a tenth."""
+    words = name.lower().replace("-", " ").split()
+    for preset in presets()["clusters"]:
+        device = load_cluster(preset).device
+        alike = abs(device.memory_bytes / memory - 1) < 0.1
+        if device.kind == "cuda" and device.name.partition("-")[0] in words and alike:
+            return str(preset)
+    return None
 
 
 def _gpus() -> list[tuple[str, int]]:
