@@ -26,6 +26,7 @@ from autosbp.search._costed_baselines import Baselines, Offered
 from autosbp.search._document import plan_document
 from autosbp.search._garbage import seldom_collected
 from autosbp.search._least_work import LeastWork
+from autosbp.search._refusals import of_batch, with_need
 from autosbp.search._watch import BASELINES, FEWER, SEARCH, Progress, Watch
 from autosbp.search.fewer import fewer_devices
 from autosbp.search.plan_options import PlanOptions, require_reproducible, require_room, require_state
@@ -130,7 +131,9 @@ def first_plan(
         def feasible(fewer: PlanOptions) -> bool:
             return Planner(graph, cluster, calibration, fewer, None).feasible()
 
-        found = with_conflict(_of_batch(error, planner), options, feasible)
+        if planner is not None:
+            error = of_batch(error, options, planner.global_batch)
+        found = with_conflict(error, options, feasible)
         if planner is None and found.constraint == "memory_limit_bytes" and found.conflict:
             # Refused before a search: what would do is not known yet.
             free = replace(options, memory_limit_bytes=None, baselines=())
@@ -138,27 +141,8 @@ def first_plan(
         raise found from None
 
 
-def _of_batch(error: InfeasibleError, planner: Planner | None) -> InfeasibleError:
-    """Where nobody asked for a microbatch, it is the batch that no microbatch of splits evenly."""
-    if error.constraint != "micro_batch" or planner is None or planner.options.micro_batch is not None:
-        return error
-    detail = (
-        f"no microbatch splits evenly: of {error.limit} {'samples' if error.limit != 1 else 'sample'}, {error.detail}"
-    )
-    return InfeasibleError("global_batch", planner.global_batch, error.needed, detail, error.conflict)
-
-
 def _by_memory(candidate: Candidate) -> tuple[int, float]:
     return candidate.costs.memory_bytes_per_device, candidate.costs.step_time_s
-
-
-def with_need(error: InfeasibleError, lean: Sequence[Candidate]) -> InfeasibleError:
-    """The error with the least memory of the strategies found, leanest first, as what is needed."""
-    if not lean:
-        return error
-    needed, detail = lean[0].costs.memory_bytes_per_device, "that is the least that any strategy found takes"
-    detail = f"{detail}; {error.detail}" if error.detail else detail
-    return InfeasibleError(error.constraint, error.limit, needed, detail, error.conflict, found=True)
 
 
 class Planner:

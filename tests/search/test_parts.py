@@ -91,6 +91,7 @@ def test_problems_that_are_solved_at_once_start_no_process(monkeypatch: pytest.M
     SEARCHERS[name](small, SearchOptions(max_evaluations=2_000))
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("name", SHARING)
 def test_both_processes_end_at_the_time_limit_with_the_best_so_far(answers: list[bytes], name: str) -> None:
     options = SearchOptions(time_limit_s=0.4, max_evaluations=10**12)

@@ -15,6 +15,7 @@ from autosbp.api import PlanOptions, load_cluster, make_plan
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory import rank_memory
+from autosbp.costmodel.memory.libraries import held_bytes
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InfeasibleError
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
@@ -37,6 +38,9 @@ from autosbp.search.space.stage_limited import Left, StageLimited
 from autosbp.search.stages.layouts import Structure
 from autosbp.search.stages.pipelines import Shape
 from tests.search.plans import graph_of
+
+HELD = held_bytes("cuda")
+"""Of each limit: what a device's libraries have of it."""
 
 GIB = 2**30
 STORAGES = (FASTEST, STEP, USE)
@@ -99,7 +103,7 @@ def test_no_strategy_of_unlike_layers_is_shut_out(met: Met, model: str, batch: i
     free = make_plan(graph, cluster, None, options).document["memory_bytes_per_device"]
     for share in (0.8, 0.4):
         with suppress(InfeasibleError):
-            make_plan(graph, cluster, None, replace(options, memory_limit_bytes=int(share * free)))
+            make_plan(graph, cluster, None, replace(options, memory_limit_bytes=int(share * (free - HELD)) + HELD))
     assert problems.folding is None and len({strategy.num_stages for strategy, _ in met}) > 1
     for strategy, costs in met:
         kinds = (strategy.pipeline.schedule,) if strategy.pipeline else (ONE_F_ONE_B,)
@@ -115,7 +119,7 @@ def test_no_strategy_of_unlike_layers_is_shut_out(met: Met, model: str, batch: i
     ("model", "options"),
     [
         ("gpt2", PlanOptions(BATCH, memory_limit_bytes=2 * GIB, stages=2, schedules=(ONE_F_ONE_B,), time_limit_s=60)),
-        ("mlp-small", PlanOptions(32, memory_limit_bytes=3_429_377, stages=1)),
+        ("mlp-small", PlanOptions(32, memory_limit_bytes=3_429_377 + HELD, stages=1)),
     ],
 )
 def test_memory_raises_the_bound_and_changes_no_plan(

@@ -9,6 +9,11 @@ LIBRARY_BYTES: Mapping[str, int] = {"cuda": 2 * 32 * 2**20 + 2**20}
 1 MiB: seen with torch 2.11 on an H200 (``python -m benchmarks.gpu``)."""
 
 
+def held_bytes(device: str) -> int:
+    """All of it."""
+    return LIBRARY_BYTES.get(device, 0)
+
+
 def held(device: str) -> dict[str, int]:
     """By purpose, of a kind of device; empty where there is none."""
     return {"libraries": LIBRARY_BYTES[device]} if device in LIBRARY_BYTES else {}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel, BoxingTable
 from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.memory.libraries import held_bytes
 from autosbp.distinct import distinct
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph, Ref
@@ -163,7 +164,7 @@ class _Assembly(TiedParameters):
         variables = {name: self._tied_parameter(name, users, domains) for name, users in tied.items()}
         problem = SearchProblem(
             tuple(self.names), tuple(self.unary), tuple(self.memory), tuple(self.edges), self.limit,
-            fixed_memory_bytes=sum(leaf.meta.num_bytes for leaf in graph.data),
+            fixed_memory_bytes=sum(leaf.meta.num_bytes for leaf in graph.data) + held_bytes(self.boxing.device.kind),
         )  # fmt: skip
         clusters = tuple(self.analysis.clusters)
         if self.builder.others:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from autosbp.costmodel.memory.libraries import held_bytes
 from autosbp.errors import InfeasibleError
 from autosbp.search.bounds.block_room import Hints, Recomputed, Wanted
 from autosbp.search.bounds.stage_bound import Learnt, StageBounds
@@ -170,7 +171,8 @@ class StageLimited(SpaceSolver):
     def _bounds_of(self, structure: Structure, kind: Kind) -> StageBounds:
         key = structure.key
         if key not in self._stage_bounds:
-            wanted = Wanted(kind.storages, self._recomputed(), self.options.schedules, self.limit)
+            room = self.limit - held_bytes(self.problems.compute.device.kind)
+            wanted = Wanted(kind.storages, self._recomputed(), self.options.schedules, room)
             sizes = self.micro_batches(structure.stages)
             hints = dict(self._hints.get(structure.stages, {}))
             self._stage_bounds[key] = StageBounds(self.problems, structure, sizes, wanted, hints)
