@@ -31,7 +31,7 @@ Call = Callable[[], object]
 _QUEUED = 64
 """Calls that a GPU's queue has room for, of a few kernels each."""
 _ASKED_S, _TRIES, _CYCLES_PER_S = 1e-4, 3, 2e9
-"""What the host takes to ask for a call, at first; how often more is tried; a GPU's clock, or a faster one's."""
+"""What the host takes to ask for a call, at first; how often it is tried; a GPU's clock, or a faster one's."""
 
 
 def run_op(key: str, device: str = "cpu", spread_bytes: int = 0) -> tuple[Call, Call]:
@@ -91,9 +91,8 @@ def _prepared(key: str, device: str) -> tuple[Call, Call, int]:
     """One set of inputs, and the bytes of these and of the outputs."""
     document = Fields(loads(key, "op key"), "op key", ("op", "args", "kwargs"))
     op = _resolve(document.text("op"))
-    generator = torch.Generator(device).manual_seed(
-        0
-    )  # on the device: the host takes seconds for what fills a GPU's caches
+    # On the device: the host takes seconds for what fills a GPU's caches.
+    generator = torch.Generator(device).manual_seed(0)
     args = [_value(item, f"args[{index}]", generator, device) for index, item in enumerate(document.sequence("args"))]
     given = document.mapping("kwargs", {})
     kwargs = {str(name): _value(item, f"kwargs.{name}", generator, device) for name, item in given.items()}

@@ -3,7 +3,7 @@ float32 moments (Micikevicius et al. 2018), as ``costmodel.optimizer`` and ``cos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,13 +77,12 @@ class FullPrecision:
             torch._foreach_copy_(stepped, results)
 
 
-def _together(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+def _together(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Groups, in order, none of which has more elements than the largest parameter."""
-    given = list(parameters)
-    largest = max((each.numel() for each in given), default=0)
+    largest = max((each.numel() for each in parameters), default=0)
     groups: list[list[torch.Tensor]] = []
     left = 0
-    for each in given:
+    for each in parameters:
         if not groups or each.numel() > left:
             groups.append([])
             left = largest

@@ -5,6 +5,7 @@ python -m autosbp.executor.worker REQUEST.json RESULT.json
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -91,13 +92,14 @@ def main() -> None:
         mine["parameters_digest"] = digest(trainer.locals)
     everyone = gather_json(mine, device)
     if rank == 0:
-        optimizer = strategy.optimizer
         del trainer, on_device  # one device has seldom room for both
+        gc.collect()
         where, room = reference_device(graph, strategy.micro_batch, device)
         size = fitting_batch(graph, strategy.global_batch, strategy.micro_batch, room)
         reference = Reference(
-            graph, parameters, global_batch=strategy.global_batch, micro_batch=size, optimizer=optimizer, device=where
-        )
+            graph, parameters, global_batch=strategy.global_batch, micro_batch=size, optimizer=strategy.optimizer,
+            device=where,
+        )  # fmt: skip
         wanted = [float(reference.step(batch)) for _ in range(min(REFERENCE_STEPS, len(losses)))]
         result = report(plan, everyone, losses, wanted)
         result["differs_as"] = difference(graph, strategy.global_batch, strategy.micro_batch)

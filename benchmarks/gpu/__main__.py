@@ -70,9 +70,9 @@ def steps(kind: str, preset: str) -> dict[str, Any]:
         dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
         _steps_of(CASES[kind], kind, preset, rows)
         dist.destroy_process_group()
-    done = [row for row in rows if "error" not in row] or [
-        dict.fromkeys(("timed_ops_error", "data_sheet_error", "memory_error"), 1.0)
-    ]
+    done = [row for row in rows if "error" not in row]
+    if not done:
+        return {"rows": rows}
     return {
         "median_step_error": statistics.median(abs(row["timed_ops_error"]) for row in done),
         "median_step_error_of_data_sheet": statistics.median(abs(row["data_sheet_error"]) for row in done),
