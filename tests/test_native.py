@@ -81,6 +81,28 @@ class TestRefused:
             with pytest.raises(ValueError, match="are expected"):
                 self.loops.cheapest_ways(np.array(sources), np.array(targets), np.array(seconds), costs)
 
+    def test_works_between_borders_that_are_not_there(self) -> None:
+        assert self.loops is not None
+        good = {
+            "begins": [0, 1], "ends": [1, 2], "works": np.ones((2, 2)), "prices": np.zeros((2, 3)), "lowest": [1, 2],
+            "highest": [1, 2], "least": np.array([[0.0, np.inf, np.inf]] * 3), "sources": np.zeros((2, 3), dtype=np.int64),
+        }  # fmt: skip
+
+        def run(**changed: object) -> float:
+            given = {name: np.array(value) for name, value in {**good, **changed}.items()}
+            assert self.loops is not None
+            self.loops.cut_works(*given.values())
+            return float(given["least"][2, 2])
+
+        assert run() == 2.0
+        for wrong in [
+            {"begins": [0, 2]}, {"begins": [-1, 1]}, {"ends": [1, 3]}, {"ends": [2, 1]}, {"begins": [0]}, {"lowest": [1, 3]},
+            {"highest": [-1, 2]}, {"lowest": [1]}, {"works": np.ones((2, 3))}, {"works": np.ones((1, 2))},
+            {"prices": np.zeros((2, 4))}, {"least": np.zeros((2, 3))}, {"sources": np.zeros((2, 2), dtype=np.int64)},
+        ]:  # fmt: skip
+            with pytest.raises(ValueError, match="are expected"):
+                run(**wrong)
+
     def test_passes_that_are_not_there(self) -> None:
         assert self.loops is not None
         good = {

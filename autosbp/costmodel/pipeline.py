@@ -85,8 +85,8 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ran:
-    """When each stage is done, and when each pass began, by its number."""
+class Ran:
+    """When each stage is done, and when each pass began, by its number (``Orders``)."""
 
     ready: list[float]
     starts: Sequence[float] | Floats
@@ -159,19 +159,30 @@ def chunk_times(chunks: Sequence[Chunk], num_stages: int, send_s: float) -> list
     return [Times(chunk, at, len(chunks), send_s if num_stages > 1 else None) for at, chunk in enumerate(chunks)]
 
 
-def _run(pipeline: Pipeline, times: Sequence[Times], num_micro: int, *, beside: bool) -> _Ran:
-    """Each turn runs every stage as far as what it waits for is there. What a pass sends goes ``beside`` the next of the
-    same direction, or before any."""
-    orders = orders_of(pipeline, num_micro)
+def _run(pipeline: Pipeline, times: Sequence[Times], num_micro: int, *, beside: bool) -> Ran:
     own_s = [time.own_s[kind] for kind in KINDS for time in times]
     sends_s = [time.sends_s[kind] for kind in KINDS for time in times]
+    return run_orders(orders_of(pipeline, num_micro), own_s, sends_s, num_micro, beside=beside)
+
+
+def run_orders(
+    orders: Orders, own_s: Sequence[float], sends_s: Sequence[float], num_micro: int, *, beside: bool
+) -> Ran:
+    """When passes begin, each after the one before it on its stage and the one that hands it its input. Each turn runs every
+    stage as far as what it waits for is there.
+
+    Args:
+        own_s, sends_s: of each kind of pass and each chunk, seconds and those of what it sends.
+        beside: what a pass sends goes beside the next of the same direction, or else before any.
+    """
     if LOOPS is not None:
         return _run_compiled(orders, np.array(own_s), np.array(sends_s), num_micro, beside=beside)
+    num_stages = len(orders.firsts) - 1
     nobody = len(own_s) * num_micro
     ends = [-1.0] * nobody + [0.0]  # when what a pass sends is there
     starts = [0.0] * nobody
-    ready, at = [0.0] * pipeline.num_stages, [0] * pipeline.num_stages
-    sent = [0.0] * pipeline.num_stages
+    ready, at = [0.0] * num_stages, [0] * num_stages
+    sent = [0.0] * num_stages
     moved = True
     while moved:
         moved = False
@@ -191,16 +202,16 @@ def _run(pipeline: Pipeline, times: Sequence[Times], num_micro: int, *, beside: 
                     now, behind = behind, 0.0
             moved = moved or place > at[stage]
             ready[stage], at[stage], sent[stage] = now, place, behind
-    return _Ran(ready, starts)
+    return Ran(ready, starts)
 
 
-def _run_compiled(orders: Orders, own_s: Floats, sends_s: Floats, num_micro: int, *, beside: bool) -> _Ran:
+def _run_compiled(orders: Orders, own_s: Floats, sends_s: Floats, num_micro: int, *, beside: bool) -> Ran:
     assert LOOPS is not None
     starts, ready = np.zeros(len(own_s) * num_micro), np.zeros(len(orders.firsts) - 1)
     LOOPS.run_passes(
         orders.firsts, orders.passes, orders.sources, orders.follows, own_s, sends_s, num_micro, beside, starts, ready
     )  # fmt: skip
-    return _Ran(ready.tolist(), starts)
+    return Ran(ready.tolist(), starts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-VERSION = 5
+VERSION = 6
 """Of the loops that are called here: older ones, of an earlier checkout, are not."""
 
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 5 /* of what is in here; autosbp/native/__init__.py asks for it */
+#define VERSION 6 /* of what is in here; autosbp/native/__init__.py asks for it */
 #define BLOCK 64  /* sources of a block of cheapest ways: those of some hundred stops stay in the second cache */
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
@@ -219,6 +219,42 @@ deal_of(const double *band, const double *before, double *restrict out, Py_ssize
     }
 }
 
+/* Chunks behind each other, of the works that lie whole between a chunk's borders, begins to ends (least first): least[k + 1, j] is
+ * what chunks up to k take at the least with the last border at j, from the lowest to the highest of the chunk, prices of borders
+ * included, and from[k, j] the border before. now: room for all borders. */
+WIDEST static void
+cut_of(const int64_t *begins, const int64_t *ends, const double *works, const double *prices, const int64_t *lowest,
+       const int64_t *highest, double *least, int64_t *from, double *now, Py_ssize_t chunks, Py_ssize_t items, Py_ssize_t borders)
+{
+    for (Py_ssize_t k = 0; k < chunks; k++) {
+        const double *own = works + k * items, *price = prices + k * borders;
+        const Py_ssize_t first = k ? lowest[k - 1] : 0, last = k ? highest[k - 1] : 0;
+        double *to = least + (k + 1) * borders;
+        Py_ssize_t item = 0;
+        memcpy(now, least + k * borders, sizeof(double) * borders);
+        while (item < items && ends[item] <= first) item++;
+        for (Py_ssize_t j = first + 1; j <= highest[k]; j++) {
+            const Py_ssize_t end = LEAST(j, last + 1);
+            for (; item < items && ends[item] == j; item++) {
+                const double work = own[item];
+                const Py_ssize_t behind = LEAST(begins[item], last) + 1;
+                for (Py_ssize_t i = first; i < behind; i++) now[i] += work;
+            }
+            if (j < lowest[k]) continue;
+            double lows[8], low = INFINITY;
+            for (int lane = 0; lane < 8; lane++) lows[lane] = INFINITY;
+            Py_ssize_t i = first, best = first;
+            for (; i + 8 <= end; i += 8)
+                for (int lane = 0; lane < 8; lane++) lows[lane] = LEAST(now[i + lane], lows[lane]);
+            for (; i < end; i++) low = LEAST(now[i], low);
+            for (int lane = 0; lane < 8; lane++) low = LEAST(lows[lane], low);
+            while (best + 1 < end && now[best] > low) best++;
+            from[k * borders + j] = best;
+            to[j] = low + price[j];
+        }
+    }
+}
+
 static const char *const SHAPES = "arrays in C order whose shapes go together are expected";
 
 /* A view of a C-contiguous array of so many dims of 8 bytes each. */
@@ -402,6 +438,50 @@ free:
 }
 
 static PyObject *
+cut_works(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    static const char *const FORMATS[] = {"lq", "lq", "d", "d", "lq", "lq", "d", "lq"};
+    static const int DIMS[] = {1, 1, 2, 2, 1, 1, 2, 2};
+    enum { BEGINS, ENDS, WORKS, PRICES, LOWEST, HIGHEST, LEASTS, FROM, ARRAYS };
+    PyObject *arrays[ARRAYS], *done = NULL;
+    Py_buffer views[ARRAYS];
+    int taken = 0;
+    if (!PyArg_ParseTuple(arguments, "OOOOOOOO", &arrays[BEGINS], &arrays[ENDS], &arrays[WORKS], &arrays[PRICES], &arrays[LOWEST],
+                          &arrays[HIGHEST], &arrays[LEASTS], &arrays[FROM]))
+        return NULL;
+    for (; taken < ARRAYS; taken++)
+        if (take(arrays[taken], &views[taken], DIMS[taken], FORMATS[taken], taken >= LEASTS ? PyBUF_WRITABLE : 0)) goto free;
+    const Py_ssize_t chunks = views[WORKS].shape[0], items = views[WORKS].shape[1], borders = views[PRICES].shape[1];
+    const int64_t *begins = views[BEGINS].buf, *ends = views[ENDS].buf;
+    const int64_t *lowest = views[LOWEST].buf, *highest = views[HIGHEST].buf;
+    int fits = borders > 0 && views[PRICES].shape[0] == chunks && views[BEGINS].shape[0] == items &&
+               views[ENDS].shape[0] == items && views[LOWEST].shape[0] == chunks && views[HIGHEST].shape[0] == chunks &&
+               views[LEASTS].shape[0] == chunks + 1 && views[LEASTS].shape[1] == borders && views[FROM].shape[0] == chunks &&
+               views[FROM].shape[1] == borders && within(lowest, chunks, borders) && within(highest, chunks, borders) &&
+               within(begins, items, borders) && within(ends, items, borders);
+    for (Py_ssize_t item = 0; fits && item < items; item++)
+        fits = begins[item] < ends[item] && (!item || ends[item - 1] <= ends[item]);
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, SHAPES);
+        goto free;
+    }
+    double *now = PyMem_RawMalloc(sizeof(double) * borders);
+    if (!now) {
+        PyErr_NoMemory();
+        goto free;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    cut_of(begins, ends, views[WORKS].buf, views[PRICES].buf, lowest, highest, views[LEASTS].buf, views[FROM].buf, now, chunks,
+           items, borders);
+    Py_END_ALLOW_THREADS
+    PyMem_RawFree(now);
+    done = Py_NewRef(Py_None);
+free:
+    while (taken--) PyBuffer_Release(&views[taken]);
+    return done;
+}
+
+static PyObject *
 pass_messages(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     static const char *const FORMATS[] = {"lq", "lq", "d", "lq", "d", "d", "d", "lq", "d", "d"};
@@ -506,6 +586,9 @@ static PyMethodDef METHODS[] = {
     {"deal_out", deal_out, METH_VARARGS,
      "deal_out(bands, rows): rows after the first, the least slowest of ever more chunks up to each place, where a chunk of each "
      "kind in turn takes bands[kind, d, j] up to place j with d places within."},
+    {"cut_works", cut_works, METH_VARARGS,
+     "cut_works(begins, ends, works, prices, lowest, highest, least, from): rows of least after the first, what chunks of works "
+     "between borders take at the least up to each border that a chunk may end at, and where the last of them begins."},
     {"pass_messages", pass_messages, METH_VARARGS,
      "pass_messages(firsts, arcs, tables, begins, costs, shares, messages, values, excess, shifts, first, end, back, grain, "
      "bound): a sweep over variables first to end - 1 of a graph, forward to values, or back to a bound, which is returned."},

@@ -18,12 +18,17 @@ from autosbp.costmodel.pipelined import _Pipelined
 from autosbp.costmodel.timeline import Timeline
 from autosbp.pipeline import RUNNABLE, Pipeline
 from autosbp.search.bounds.block_room import BlockRoom
-from autosbp.search.bounds.wait_bound import WaitBounds
+from autosbp.search.bounds.chunk_work import STEP
+from autosbp.search.bounds.least_work import chunk_work
+from autosbp.search.bounds.stage_costs import Part
+from autosbp.search.bounds.stage_values import Prices
+from autosbp.search.bounds.wait_bound import MOST_STAGES, WaitBounds
 from autosbp.search.planner import Planner
 from autosbp.search.problem.weights import FASTEST
 from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.space_solver import Kind
 from autosbp.search.space.stage_limited import NEAR, Left, StageLimited
+from autosbp.search.stages.crossings import computed, cut_places
 from autosbp.search.stages.layouts import Structure
 from autosbp.search.stages.pipelines import shapes
 from tests.search.plans import graph_of
@@ -92,14 +97,14 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
         assert max(raised) > 1.5, "messages have to be in it"
 
 
-@pytest.mark.parametrize("model", ["vgg13", "vit-large"])
+@pytest.mark.parametrize("model", ["vgg13", "vit-large", "resnet50"])
 def test_waits_prove_what_work_alone_does_not(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     def planned() -> dict[str, float]:
         options = PlanOptions(global_batch=1024, baselines=())
         return make_plan(graph_of(model), load_cluster("dgx-a100-40g:4"), None, options).document
 
     proved = planned()
-    monkeypatch.setattr(StageLimited, "_waited", lambda _self, left, *_: left.bounds)
+    monkeypatch.setattr(StageLimited, "_waited", lambda _self, left, *_, **__: left.bounds)
     monkeypatch.setattr(BlockRoom, "_waiting", lambda *_: False)
     without = planned()
     assert proved["gap"] == 0 < without["gap"]
@@ -139,11 +144,13 @@ def test_the_least_bound_is_that_of_all_raised_one_by_one(
 
     def one_by_one(search: StageLimited, left: Left, kind: Kind, level: float) -> float:
         bounds = list(search._raised(left, kind, level, never))
+        left = replace(left, worked=list(bounds))
+        few = search.problems.folding is None and left.structure.stages <= MOST_STAGES
         if search.problems.folding is None or NEAR * level <= min(bounds):
             for at, bound in enumerate(bounds):
                 alone = [INFINITE] * len(bounds)
                 alone[at] = bound
-                bounds[at] = min(search._waited(replace(left, bounds=alone), kind, level, never))
+                bounds[at] = min(search._waited(replace(left, bounds=alone), kind, level, never, cut_by_cut=few))
         return min(bounds)
 
     def told(search: StageLimited, kind: Kind, level: float, overdue: Callable[[], bool]) -> float:
@@ -156,7 +163,9 @@ def test_the_least_bound_is_that_of_all_raised_one_by_one(
     make_plan(graph_of(model), load_cluster(cluster), None, options)
     assert seen
     for found, expected in seen:
-        assert found == pytest.approx(expected, rel=3e-4)  # bisections of block_room
+        assert found >= expected * (1 - 3e-4)  # bisections of block_room
+        # Games that are asked for less prove more of it in as many turns.
+        assert found <= expected * (1 + (0.02 if model == "resnet50" else 3e-4))
 
 
 def test_lines_are_below_messages() -> None:
@@ -169,3 +178,72 @@ def test_lines_are_below_messages() -> None:
             took = links.even_exchange_s(ranks, ranks + target, size)
             assert begin + slope * size <= took * (1 + 1e-12)
             assert begin + slope * size > 0.5 * took
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zero_bubble"])
+@pytest.mark.parametrize(
+    ("model", "preset", "batch", "stages", "count", "near"),
+    [("vgg13", "dgx-a100-40g:1", 64, 2, 4, 0.89), ("wide-deep", "dgx-a100-40g:1", 256, 4, 8, 0.4),
+     ("resnet50", "dgx-a100-40g:2", 128, 2, 2, 0.8), ("moe-small", "local:2x4", 64, 4, 4, 0.2)],
+)  # fmt: skip
+def test_no_plan_is_below_what_is_found_cut_by_cut(
+    model: str, preset: str, batch: int, stages: int, count: int, near: float, schedule: str
+) -> None:
+    """The best pipeline that search knows, whose cuts are good ones; the bound is far nearer to it than without games."""
+    graph, cluster = graph_of(model), load_cluster(preset)
+    options = PlanOptions(
+        global_batch=batch, micro_batch=batch // count, stages=stages, schedules=(schedule,), recompute=0, baselines=()
+    )
+    plan = make_plan(graph, cluster, None, options)
+    step_s, problems = plan.document["step_time_s"], Planner(graph, cluster, None, options, None).problems
+    structure = Structure(stages, plan.strategy.mesh)
+    waits = WaitBounds(problems, structure, [batch // count], FASTEST, (schedule,))
+    known = waits.raised(0, 0.0, 0.0, 2 * step_s)
+    found = []
+    for part in (0.9, 0.95, 1.0, 1.001):  # some of it is proved; above some pipelines are quicker
+        found.append(waits.raised(0, 0.0, 0.0, part * step_s, never))
+        assert min(known, part * step_s) * (1 - 1e-6) <= found[-1] <= step_s * (1 + 1e-9)
+    assert max(found) > near * step_s
+
+
+def test_parts_of_a_model_take_no_less_than_is_counted() -> None:
+    """Of chunks at random, against the optimum of what lies in them; without a cut nearly all is counted."""
+    planner = Planner(graph_of("resnet50"), load_cluster("dgx-a100-40g:4"), None, PlanOptions(global_batch=64), None)
+    problems, bound = planner.problems, planner.problems.bound(16)
+    structure = next(each for each in planner.structures() if each.stages == 2)
+    built = problems.stage_problem(structure, 16, (FASTEST,), again=False)
+    assert built.detail is not None
+    nodes = [node.name for node in computed(bound)]
+    places, at = cut_places(bound, None), {name: place for place, name in enumerate(nodes)}
+    work, dice = chunk_work(built, nodes, places, 4, lambda: None), np.random.default_rng(0)
+
+    def optimum(first: int, end: int) -> float:
+        """Of the clusters whose ops are all of these."""
+        inside = [
+            variable
+            for variable, cluster in enumerate(built.clusters)
+            if all(first <= at[node.name] < end for node in cluster.nodes if node.name in at)
+        ]
+        makers = {node.name: number for number, cluster in enumerate(built.clusters) for node in cluster.nodes}
+        for copy in range(len(built.clusters), built.problem.num_variables):
+            maker = makers.get(built.anchors[copy])
+            ends = {end for edge in built.problem.edges if copy in (edge.u, edge.v) for end in (edge.u, edge.v)}
+            if maker in inside and ends & ({*inside} - {maker}):
+                inside.append(copy)
+        return Part(built, inside, 4).at(Prices(0.0, 0.0, 0.0)).least_s if inside else 0.0
+
+    for _ in range(25):
+        first, end = sorted(dice.choice(len(nodes), 2, replace=False).tolist())
+        cuts = [max(1, first), max(first, 1) + 1 if end <= max(first, 1) else end]
+        counted = float(work.of_chunks(cuts)[1, STEP])
+        # Ops of clusters that a cut goes through, by themselves.
+        split = sum(
+            4 * (op.forward_s + op.backward_s)
+            for cluster, part in zip(built.clusters, built.detail.parts, strict=False)
+            for node, op in zip(cluster.nodes, part.ops, strict=True)
+            if node.name in at and cuts[0] <= at[node.name] < cuts[1]
+            and not all(cuts[0] <= at[each.name] < cuts[1] for each in cluster.nodes if each.name in at)
+        )  # fmt: skip
+        assert counted <= (optimum(*cuts) + split) * (1 + 1e-9) + 1e-12
+    whole = Part(built, range(built.problem.num_variables), 4).at(Prices(0.0, 0.0, 0.0)).least_s
+    assert 0.99 * whole <= float(work.columns[STEP].sum()) <= whole * (1 + 1e-9)

@@ -5,11 +5,15 @@ happens once. On top come what stages wait for each other (``bounds.bubble``), a
 messages of m microbatches over v p - 1 different cuts, forward and back, where stages wait for them.
 
 No stage has more of a microbatch than T / m seconds, so that some stages cannot have little of it, however the model is cut.
+
+What these leave open of a model of single ops is looked at cut by cut (``bounds.cut_game``), the schedule with the least bound
+first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,19 +21,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.errors import InfeasibleError
-from autosbp.pipeline import ZERO_BUBBLE
+from autosbp.pipeline import INTERLEAVED, ZERO_BUBBLE, Pipeline
 from autosbp.search.bounds.bubble import bubble_s, waits_of
+from autosbp.search.bounds.chunk_work import ChunkWork
+from autosbp.search.bounds.critical_paths import CriticalPaths
+from autosbp.search.bounds.cut_game import CutGame, Messages
 from autosbp.search.bounds.dealing import least_messages_s, work_between
+from autosbp.search.bounds.least_work import chunk_work
 from autosbp.search.bounds.sends import IN_TURN, Sends
 from autosbp.search.bounds.stage_costs import Part
+from autosbp.search.problem.build import BuiltProblem
 from autosbp.search.problem.clusters import OpCluster
 from autosbp.search.stages.crossings import computed
 from autosbp.search.stages.layouts import LayoutProblems, Structure
-from autosbp.search.stages.pipelines import shapes
+from autosbp.search.stages.pipelines import Shape, shapes
 
 Floats = NDArray[np.float64]
 ROUNDING = 1e-9
 BISECTIONS = 30
+MOST_STAGES, MOST_BORDERS, MOST_PASSES = 4, 4000, 20_000
+"""Of pipelines that are looked at cut by cut: stages, places, and passes of a step."""
+TURNS, MOST_ADDITIONS = 40, 4e9
+"""Of one schedule's game before another one's bound may be the least; and of all games of a structure and a size."""
 MOST_PLACES, MOST_CHUNKS = 400, 64
 """For cuts, and of a schedule: where there are more, the smallest messages are taken."""
 
@@ -80,13 +93,17 @@ class WaitBounds:
         self.storage, self.schedules = storage, schedules
         self._sends = Sends(problems, structure, sizes[0])
         self._models: dict[int, _Model | None] = {}
+        self._works: dict[int, ChunkWork] = {}
 
-    def raised(self, at: int, searched_s: float, worked_s: float, level: float) -> float:
+    def raised(
+        self, at: int, searched_s: float, worked_s: float, level: float, until: Callable[[], bool] | None = None
+    ) -> float:
         """A bound of work that is dealt out evenly, of microbatches of one size, with waits and messages, up to a level.
 
         Args:
             searched_s: a bound that has of what happens once the part of a step that no stage waits (``SpaceSolver._working``).
             worked_s: one that has all of it.
+            until: looks at pipelines cut by cut, until it says that time is over.
         """
         size, stages, known_s = self.sizes[at], self.structure.stages, max(searched_s, worked_s)
         model = self._model(size) if known_s < level else None
@@ -96,39 +113,93 @@ class WaitBounds:
         waits = self.problems.waits(stages, count)
         once_s = waits / (count + waits) * model.once_s
         work_s = max(stages * searched_s + once_s, stages * worked_s)
-        return max(known_s, self._least(model, size, work_s, level))
+        # Each size has to do what its own microbatches take.
+        work_s = max(work_s, self.problems.global_batch * model.passes_s + model.once_s)
+        return max(known_s, self._least(model, size, work_s, level, until))
 
-    def _least(self, model: _Model, size: int, work_s: float, level: float) -> float:
-        """The least step of microbatches of a size, not above ``level``; ``work_s`` is what all stages work, at the least."""
-        if self._step_s(model, size, work_s, level) >= level:
-            return level
+    def _least(self, model: _Model, size: int, work_s: float, level: float, until: Callable[[], bool] | None) -> float:
+        """The least step of microbatches of a size, not above ``level``; ``work_s`` is what all stages work, at the least.
+
+        What a step takes at the least if it takes no more than the level bounds it. It is looked at more closely, and cut
+        by cut where games tell more, of the schedule with the least bound first.
+        """
+        count = self.problems.global_batch // size
+        left = [
+            (self._step_s(model, size, work_s, level, shape), order, shape)
+            for order, shape in enumerate(shapes(self.structure.stages, count, self.schedules))
+        ]
+        heapq.heapify(left)
+        games: dict[int, CutGame | None] = {}
+        closer: set[int] = set()
+        additions = 0.0
+        while left and left[0][0] < level:
+            bound, order, shape = heapq.heappop(left)
+            if order not in games:
+                games[order] = None if until is None else self._game(shape, size)
+            game = games[order]
+            if game is not None and until is not None and game.is_open and additions < MOST_ADDITIONS and not until():
+                additions += game.raise_bound(level, TURNS, until) * game.additions
+                if game.bound_s <= bound:  # no nearer to what is known without it
+                    games[order] = None
+                bound = max(bound, float(game.bound_s))
+            elif order not in closer:
+                closer.add(order)
+                bound = max(bound, self._bisected(model, size, work_s, level, shape))
+            else:
+                return bound
+            heapq.heappush(left, (bound, order, shape))
+        return level
+
+    def _bisected(self, model: _Model, size: int, work_s: float, level: float, shape: Shape) -> float:
         low, high = 0.0, level
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._step_s(model, size, work_s, middle) >= middle else (low, middle)
+            stays = self._step_s(model, size, work_s, middle, shape) >= middle
+            low, high = (middle, high) if stays else (low, middle)
         return low
 
-    def _step_s(self, model: _Model, size: int, work_s: float, level: float) -> float:
-        """What a step takes, at the least, if it takes no more than ``level``."""
+    def _game(self, shape: Shape, size: int) -> CutGame | None:
+        """Of a schedule whose messages do not go beside passes."""
+        stages, count = self.structure.stages, self.problems.global_batch // size
+        defers = shape.schedule == ZERO_BUBBLE
+        chunks, borders = stages * shape.virtual, len(self._sends.places) + 2
+        passes = chunks * count * (2 + defers)
+        told = self.problems.folding is None and shape.schedule in (INTERLEAVED, ZERO_BUBBLE)
+        if not told or stages > MOST_STAGES or borders > MOST_BORDERS or passes > MOST_PASSES:
+            return None
+        cuts = self._sends.cuts(shape, count)
+        messages = Messages(np.stack([cut.ahead_s for cut in cuts]), np.stack([cut.back_s for cut in cuts]))
+        paths = CriticalPaths(Pipeline(stages, tuple(map(str, range(1, chunks))), shape.schedule), count)
+        return CutGame(paths, self._work(size), messages, defers=defers)
+
+    def _work(self, size: int) -> ChunkWork:
+        if size not in self._works:
+            nodes = [node.name for node in computed(self.problems.bound(size))]
+            count = self.problems.global_batch // size
+            self._works[size] = chunk_work(self._problem(size), nodes, self._sends.places, count, lambda: None)
+        return self._works[size]
+
+    def _problem(self, size: int) -> BuiltProblem:
+        return self.problems.stage_problem(self.structure, size, (self.storage,), again=False)
+
+    def _step_s(self, model: _Model, size: int, work_s: float, level: float, shape: Shape) -> float:
+        """What a step takes under a schedule, at the least, if it takes no more than ``level``."""
         stages = self.structure.stages
         count = self.problems.global_batch // size
+        if stages * shape.virtual > self._sends.most_chunks:
+            return np.inf
         room = level / count * np.arange(1.0, stages)  # of one microbatch, in so many stages
         forward, backward, lean = (each.least(size, room) for each in (model.forward, model.backward, model.lean))
         passes_s = model.passes_s * self.problems.global_batch
-        least = np.inf
-        for shape in shapes(stages, count, self.schedules):
-            if stages * shape.virtual > self._sends.most_chunks:
-                continue
-            back = lean if shape.schedule == ZERO_BUBBLE else backward
-            spent = max(bubble_s(waits, work_s, passes_s, count, forward, back) for waits in waits_of(shape, stages))
-            sent = max(spent + self._sends.least_s(shape, count), stages * self._sends.busiest_s(shape))
-            if sent < stages * level and model.between_s is not None and stages * shape.virtual <= MOST_CHUNKS:
-                # The smallest messages may be where no stage could make use of them.
-                between_s, cuts = self.problems.global_batch * model.between_s, self._sends.cuts(shape, count)
-                in_turn = count if shape.schedule in IN_TURN else 0
-                sent = max(sent, spent + least_messages_s(between_s, cuts, level, in_turn))
-            least = min(least, sent)
-        return float(least * (1 - ROUNDING)) / stages
+        back = lean if shape.schedule == ZERO_BUBBLE else backward
+        spent = max(bubble_s(waits, work_s, passes_s, count, forward, back) for waits in waits_of(shape, stages))
+        sent = max(spent + self._sends.least_s(shape, count), stages * self._sends.busiest_s(shape))
+        if sent < stages * level and model.between_s is not None and stages * shape.virtual <= MOST_CHUNKS:
+            # The smallest messages may be where no stage could make use of them.
+            between_s, cuts = self.problems.global_batch * model.between_s, self._sends.cuts(shape, count)
+            in_turn = count if shape.schedule in IN_TURN else 0
+            sent = max(sent, spent + least_messages_s(between_s, cuts, level, in_turn))
+        return float(sent * (1 - ROUNDING)) / stages
 
     def _model(self, size: int) -> _Model | None:
         """None where a microbatch does not split evenly."""
@@ -140,7 +211,7 @@ class WaitBounds:
 
     def _model_of(self, size: int) -> _Model:
         problems = self.problems
-        built = problems.stage_problem(self.structure, size, (self.storage,), again=False)
+        built = self._problem(size)
         assert built.detail is not None
         copies, parts = problems.copies(built.clusters), built.detail.parts[: len(built.clusters)]
         zero = np.zeros(1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,19 +82,37 @@ def _combinations(choices: tuple[tuple[int, ...], ...]) -> Rows:
     return rows
 
 
+class OpSeconds(NamedTuple):
+    """The least of an op, whatever its layout: forward, backward, and of backward what a schedule may put off."""
+
+    forward_s: float
+    backward_s: float
+    put_off_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class ValueCosts:
     """Per value of a variable: weighted seconds and bytes of a step; of these the bytes that a microbatch ``kept``, less what
     another variable may count, too, and what its parameters take, ``stored`` in one way or another; and, without weights, the
-    least seconds of the ops' ``forward_s`` and ``backward_s``, of which those of the latter that a schedule may put off."""
+    least seconds of each of its ``ops``, in their order."""
 
     seconds: Floats
     memory: NDArray[np.int64]
     kept: Floats
     stored: tuple[Stored, ...]
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    put_off_s: float = 0.0
+    ops: tuple[OpSeconds, ...] = ()
+
+    @property
+    def forward_s(self) -> float:
+        return sum(op.forward_s for op in self.ops)
+
+    @property
+    def backward_s(self) -> float:
+        return sum(op.backward_s for op in self.ops)
+
+    @property
+    def put_off_s(self) -> float:
+        return sum(op.put_off_s for op in self.ops)
 
     def of(self, mask: NDArray[np.bool_]) -> ValueCosts:
         """Some of the values."""
@@ -146,13 +165,12 @@ class UnaryCosts:
         kept, twice = np.zeros((2, len(domain.rows)))
         stored = [none_stored(len(domain.rows)) for _ in self.ways]
         saved: set[tuple[Ref, tuple[Sbp, ...]]] = set()
-        forward_s = backward_s = put_off_s = 0.0
+        ops: list[OpSeconds] = []
         for at, node in enumerate(domain.cluster.nodes):
             ahead, back = self._compute_s(domain, node, at)
             seconds += (2 if node.name in self.again else 1) * ahead + back
-            forward_s += float(ahead.min())
-            backward_s += float(back.min())
-            put_off_s += WEIGHTS_SHARE * float(back.min()) * (node.op == LINEAR)
+            least = float(back.min())
+            ops.append(OpSeconds(float(ahead.min()), least, WEIGHTS_SHARE * least * (node.op == LINEAR)))
             seconds += self._internal_s(domain, node, at)
             weight = weights.working if node.name in self.again else weights.kept
             for ref, states in self._saved(domain.cluster, node, shared_reads):
@@ -178,7 +196,7 @@ class UnaryCosts:
                 seconds += self._loss_s(domain)
         total = weights.micro * seconds + stored[0].seconds
         memory = np.ceil(kept + stored[0].memory).astype(np.int64)
-        return ValueCosts(total, memory, kept - twice, tuple(stored), forward_s, backward_s, put_off_s)
+        return ValueCosts(total, memory, kept - twice, tuple(stored), tuple(ops))
 
     def kept_by_maker(self, ref: Ref) -> bool:
         """Whether an op keeps what it makes, of which this is a view: it need not be there a second time."""

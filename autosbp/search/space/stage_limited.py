@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from autosbp.costmodel.memory.libraries import held_bytes
 from autosbp.errors import InfeasibleError
 from autosbp.search.bounds.block_room import Hints, Recomputed, Wanted
 from autosbp.search.bounds.stage_bound import Learnt, StageBounds
-from autosbp.search.bounds.wait_bound import WaitBounds
+from autosbp.search.bounds.wait_bound import MOST_STAGES, WaitBounds
 from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.recompute import INTERVALS
 from autosbp.search.space.space_solver import Kind, SpaceSolver
@@ -29,12 +29,14 @@ of repeated blocks are looked at, too: they are not much."""
 @dataclass
 class Left:
     """A structure that is not shown to be worse: a bound for each size of its microbatches, largest first, and what it was when
-    it was ``searched``, of work that is dealt out evenly. It is ``tight`` where the quickest layouts do not fit."""
+    it was ``searched``, of work that is dealt out evenly; and before any waits, ``worked``. It is ``tight`` where the quickest
+    layouts do not fit."""
 
     structure: Structure
     bounds: list[float]
     searched: list[float]
     tight: bool = True
+    worked: list[float] = field(default_factory=list)
 
 
 class StageLimited(SpaceSolver):
@@ -43,10 +45,12 @@ class StageLimited(SpaceSolver):
     left: list[Left]
     _stage_bounds: dict[Hashable, StageBounds]
     _hints: dict[int, Hints]
+    _wait_bounds: dict[Hashable, WaitBounds]
 
     def begin(self) -> None:
         """Forget what is known of other structures."""
         self.left, self._stage_bounds, self._hints, self._relaxations, self._free = [], {}, {}, {}, {}
+        self._wait_bounds = {}
 
     def keep_open(self, structure: Structure, bounds: float | Sequence[float], *, tight: bool = True) -> None:
         """Leave it to ``settle`` to say more than these bounds, one for all or one a size."""
@@ -103,23 +107,43 @@ class StageLimited(SpaceSolver):
             tally.bounds.append(min([level, *(min(left.bounds) for left in self.left if left.bounds)]))
 
     def _least_raised(self, kind: Kind, level: float, overdue: Callable[[], bool]) -> float:
-        """Not above a level. What few stages wait is least: their bounds are how far those of more stages need to be raised."""
+        """Not above a level. What few stages wait is least: their bounds are how far those of more stages need to be raised.
+        Where few stages are looked at cut by cut, which takes longest, that is last, and no further than those of more
+        stages allow."""
         waiting = [left for left in self.left if min(left.bounds, default=INFINITE) < level]
         waiting.sort(key=lambda left: (left.structure.stages, min(left.bounds)))
+        if self.problems.folding is None:
+            few = [left for left in waiting if left.structure.stages <= MOST_STAGES]
+            many = [left for left in waiting if left.structure.stages > MOST_STAGES]
+            few = self._all_raised(few, kind, level, overdue)
+            many = self._all_raised(many, kind, level, overdue)
+            least = min([level, *(min(left.bounds) for left in many)])
+            few = self._all_raised(few, kind, least, overdue, cut_by_cut=True)
+            return min([least, *(min(left.bounds) for left in few)])
         least = level
         for some in (waiting[:FIRST], sorted(waiting[FIRST:], key=lambda left: min(left.bounds))):
             lower = [left for left in some if min(left.bounds) < least]
-            # One structure apart from another: which process does which makes no difference.
-            found = self._spread([partial(self._least_of, left, kind, least, overdue) for left in lower])
-            least = min([least, *found])
+            least = min([least, *(min(left.bounds) for left in self._all_raised(lower, kind, least, overdue))])
         return least
 
-    def _least_of(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> float:
-        """The least of a structure's bounds, raised up to a level."""
-        bounds = self._raised(left, kind, level, overdue)
-        if self.problems.folding is None or NEAR * self._cutoff <= min(bounds):
-            bounds = self._waited(replace(left, bounds=bounds), kind, level, overdue)
-        return min(bounds)
+    def _all_raised(
+        self, some: Sequence[Left], kind: Kind, level: float, overdue: Callable[[], bool], *, cut_by_cut: bool = False
+    ) -> list[Left]:
+        """With their bounds raised up to a level. One structure apart from another: which process does which makes no
+        difference."""
+        found = self._spread([partial(self._one_raised, left, kind, level, overdue, cut_by_cut) for left in some])
+        return [replace(left, bounds=bounds, worked=worked) for left, (bounds, worked) in zip(some, found, strict=True)]
+
+    def _one_raised(
+        self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool], cut_by_cut: bool
+    ) -> tuple[list[float], list[float]]:
+        """Its bounds, and those before waits."""
+        if not cut_by_cut:
+            worked = self._raised(left, kind, level, overdue)
+            left = replace(left, bounds=worked, worked=worked)
+        if self.problems.folding is None or NEAR * self._cutoff <= min(left.bounds):
+            return self._waited(left, kind, level, overdue, cut_by_cut=cut_by_cut), left.worked
+        return left.bounds, left.worked
 
     def _raised(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
         """Those of stages, where these are higher. What one structure teaches of prices is kept from the others."""
@@ -131,20 +155,28 @@ class StageLimited(SpaceSolver):
             bound if bound >= level else max(bound, stages.least(at, level)) for at, bound in enumerate(left.bounds)
         ]
 
-    def _waited(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
+    def _waited(
+        self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool], *, cut_by_cut: bool = False
+    ) -> list[float]:
         """With waits, as far as tells the least of them. Of repeated blocks, work dealt out evenly is looked at anew."""
         bounds = list(left.bounds)
         if left.structure.stages == 1 or kind.pinned:
             return bounds
         sizes = self.micro_batches(left.structure.stages)
-        waits = WaitBounds(self.problems, left.structure, sizes, kind.storages[0], self.options.schedules)
+        key = left.structure.key
+        if key not in self._wait_bounds:
+            self._wait_bounds[key] = WaitBounds(
+                self.problems, left.structure, sizes, kind.storages[0], self.options.schedules
+            )
+        waits = self._wait_bounds[key]
         for at in sorted(range(len(bounds)), key=bounds.__getitem__):
             if bounds[at] < level and not overdue():
                 # What all stages work is bounded twice; bounds of repeated blocks have waits in them.
-                searched_s, worked_s = left.searched[at], left.bounds[at]
+                searched_s, worked_s = left.searched[at], left.worked[at]
                 if self.problems.folding is not None:
                     searched_s = worked_s = self._evenly_s(left.structure, sizes[at], kind)
-                bounds[at] = max(bounds[at], waits.raised(at, searched_s, worked_s, level))
+                until = overdue if cut_by_cut else None
+                bounds[at] = max(bounds[at], waits.raised(at, searched_s, worked_s, level, until))
             level = min(level, bounds[at])
         return bounds
 

@@ -1,0 +1,122 @@
+"""The least step of all ways to cut a model: against every way to cut it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from autosbp.costmodel.pipeline import Chunk, pipeline_time
+from autosbp.native import LOOPS
+from autosbp.pipeline import INTERLEAVED, ZERO_BUBBLE, Pipeline
+from autosbp.search.bounds import chunk_work
+from autosbp.search.bounds.chunk_work import BACKWARD, FORWARD, ONCE, PUT_OFF, ChunkWork, Weights
+from autosbp.search.bounds.critical_paths import CriticalPaths
+from autosbp.search.bounds.cut_game import CutGame, Messages
+
+
+def never() -> bool:
+    return False
+
+
+def single_ops(dice: np.random.Generator, ops: int, count: int) -> ChunkWork:
+    """Ops of unequal seconds, with a border between any two."""
+    forward, backward, once = dice.random(ops) ** 3 + 0.01, dice.random(ops) ** 3 + 0.02, dice.random(ops) * (ops / 50)
+    put_off = backward / 3 * (dice.random(ops) < 0.7)
+    passes = forward + backward
+    columns = np.stack([count * passes + once, passes, forward, backward, put_off, once])
+    return ChunkWork(np.arange(ops), np.arange(1, ops + 1), columns, ops + 1, count)
+
+
+def step_s(work: ChunkWork, cuts: tuple[int, ...], sent: Messages, stages: int, schedule: str) -> float:
+    """As the cost model has it; of zero bubble, with the lag that is quickest."""
+    each = work.of_chunks(cuts)
+    late = each[:, PUT_OFF] if schedule == ZERO_BUBBLE else np.zeros(len(each))
+    ahead = [*(sent.ahead_s[at, cut - 1] for at, cut in enumerate(cuts)), 0.0]
+    back = [0.0, *(sent.back_s[at, cut - 1] for at, cut in enumerate(cuts))]
+    chunks = [
+        Chunk(*map(float, own))
+        for own in zip(each[:, FORWARD], each[:, BACKWARD] - late, late, ahead, back, strict=True)
+    ]
+    once = each[:, ONCE].reshape(-1, stages).sum(axis=0)
+    lags = range(stages) if schedule == ZERO_BUBBLE else (None,)
+    found = [pipeline_time(chunks, stages, work.count, 0.0, schedule, lag).ends for lag in lags]
+    return min(float((np.array(ends) + once).max()) for ends in found)
+
+
+@pytest.mark.parametrize("schedule", [INTERLEAVED, ZERO_BUBBLE])
+@pytest.mark.parametrize(
+    ("stages", "virtual", "count", "ops"), [(2, 2, 2, 11), (2, 3, 4, 10), (3, 2, 6, 10), (4, 2, 4, 10)]
+)
+def test_no_way_to_cut_is_below_the_bound_and_one_is_near(
+    schedule: str, stages: int, virtual: int, count: int, ops: int
+) -> None:
+    dice = np.random.default_rng(stages * virtual + ops)
+    for _ in range(4):
+        chunks = stages * virtual
+        work = single_ops(dice, ops, count)
+        sent = Messages(*(dice.random((2, chunks - 1, ops - 1)) * 0.05))
+        ways = combinations(range(1, ops), chunks - 1)
+        least = min(step_s(work, cuts, sent, stages, schedule) for cuts in ways)
+        pipeline = Pipeline(stages, tuple(map(str, range(1, chunks))), schedule)
+        paths, defers = CriticalPaths(pipeline, count), schedule == ZERO_BUBBLE
+        game = CutGame(paths, work, sent, defers=defers)
+        assert game.bound_s == 0.0
+        # Paths of zero bubble are of all lags: they may stay below the quickest.
+        level = least * ((0.9 if defers else 1.0) - 1e-7)
+        turns = game.raise_bound(level, 4000, never)
+        assert level <= game.bound_s <= least * (1 + 1e-9)
+        assert turns < 4000 and game.raise_bound(level, 4000, never) == 0, "what is proved is not looked at again"
+        # Where a way to cut is quicker than what is asked for, that is what is proved.
+        above = CutGame(paths, work, sent, defers=defers)
+        assert above.raise_bound(3 * least, 4000, never) < 4000 and not above.is_open
+        assert (0.9 if defers else 1 - 1e-6) * least <= above.bound_s <= least * (1 + 1e-9)
+
+
+def test_time_that_is_over_leaves_a_bound() -> None:
+    dice = np.random.default_rng(1)
+    work, sent = single_ops(dice, 30, 4), Messages(np.zeros((3, 29)), np.zeros((3, 29)))
+    paths = CriticalPaths(Pipeline(2, ("1", "2", "3"), INTERLEAVED), 4)
+    assert CutGame(paths, work, sent, defers=False).raise_bound(100.0, 100, lambda: True) == 0
+    some = CutGame(paths, work, sent, defers=False)
+    some.raise_bound(100.0, 1, never)
+    more = CutGame(paths, work, sent, defers=False)
+    more.raise_bound(100.0, 400, never)
+    assert 0.0 <= some.bound_s <= more.bound_s < 100.0
+
+
+def test_more_chunks_than_ops_cannot_be_cut() -> None:
+    work, sent = single_ops(np.random.default_rng(2), 3, 4), Messages(np.zeros((3, 2)), np.zeros((3, 2)))
+    game = CutGame(CriticalPaths(Pipeline(2, ("1", "2", "3"), INTERLEAVED), 4), work, sent, defers=False)
+    assert game.raise_bound(5.0, 10, never) == 0 and game.bound_s == np.inf
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cuts_that_take_least(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Works that reach over several borders, some of which take away; with the compiled loop and without, bit for bit."""
+    dice = np.random.default_rng(seed)
+    for _ in range(20):
+        borders, chunks = int(dice.integers(5, 11)), int(dice.integers(1, 5))
+        number = int(dice.integers(1, 25))
+        ends = np.sort(dice.integers(1, borders, number))
+        begins = np.array([dice.integers(0, end) for end in ends])
+        columns = dice.random((6, number)) * np.array([1, 1, 1, 1, 0.1, 1])[:, None]
+        work = ChunkWork(begins, ends, columns, borders, 3)
+        weights = Weights(*dice.random((4, chunks)))
+        prices = dice.random((chunks - 1, borders - 2))
+        lowest = np.arange(1, chunks)
+        highest = borders - 1 - chunks + np.arange(1, chunks)
+        found = work.least(weights, prices, lowest, highest)
+        ways = list(combinations(range(1, borders - 1), chunks - 1))
+        seconds = [
+            float((work.of_chunks(cuts) * work.weighted(weights)).sum())
+            + sum(prices[at, cut - 1] for at, cut in enumerate(cuts))
+            for cuts in ways
+        ]
+        assert found[0] == pytest.approx(min(seconds)) and tuple(found[1]) == ways[int(np.argmin(seconds))]
+        monkeypatch.setattr(chunk_work, "LOOPS", None)
+        assert work.least(weights, prices, lowest, highest) == found
+        monkeypatch.setattr(chunk_work, "LOOPS", LOOPS)
+        cuts = work.even(chunks)
+        assert cuts == sorted(set(cuts)) and all(1 <= cut <= borders - 2 for cut in cuts)
