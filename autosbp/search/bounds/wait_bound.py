@@ -49,11 +49,12 @@ MOST_PLACES, MOST_CHUNKS = 400, 64
 
 @dataclass(frozen=True)
 class _Model:
-    """Of one sample: the least ``passes_s`` of all variables together, boxing included; and what each takes at the least
-    forward, backward, and backward without what may be put off. Of a step: what happens once. ``between_s`` is the least work
-    between any two places for cuts, where any op may be one."""
+    """Of one sample: the least ``passes_s`` of all variables together, boxing included, and of the largest op; and what
+    each variable takes at the least forward, backward, and backward without what may be put off. Of a step: what happens
+    once. ``between_s`` is the least work between any two places for cuts, where any op may be one."""
 
     passes_s: float
+    largest_s: float
     forward: _Share
     backward: _Share
     lean: _Share
@@ -115,6 +116,10 @@ class WaitBounds:
         work_s = max(stages * searched_s + once_s, stages * worked_s)
         # Each size has to do what its own microbatches take.
         work_s = max(work_s, self.problems.global_batch * model.passes_s + model.once_s)
+        # One of the stages has the largest op.
+        known_s = max(known_s, self.problems.global_batch * model.largest_s * (1 - ROUNDING))
+        if known_s >= level:
+            return known_s
         return max(known_s, self._least(model, size, work_s, level, until))
 
     def _least(self, model: _Model, size: int, work_s: float, level: float, until: Callable[[], bool] | None) -> float:
@@ -231,7 +236,9 @@ class WaitBounds:
             passes_s = passes_s if whole.is_huge else max(passes_s, whole.shortest_s / size)
         of_forward, of_backward, of_lean = (_Share(each, seconds) for each in (forward, backward, lean))
         between_s = self._between_s(built.clusters, seconds) if problems.folding is None else None
-        return _Model(passes_s, of_forward, of_backward, of_lean, float(np.dot(once, copies)), between_s)
+        ops = (op for part in parts for op in part.ops)
+        largest_s = max((op.forward_s + op.backward_s for op in ops), default=0.0) / size
+        return _Model(passes_s, largest_s, of_forward, of_backward, of_lean, float(np.dot(once, copies)), between_s)
 
     def _between_s(self, clusters: Sequence[OpCluster], seconds: Floats) -> Floats | None:
         nodes = computed(self.problems.bound(self.sizes[0]))
