@@ -11,7 +11,7 @@ from autosbp.costmodel.pipeline import Chunk, pipeline_time
 from autosbp.native import LOOPS
 from autosbp.pipeline import INTERLEAVED, ZERO_BUBBLE, Pipeline
 from autosbp.search.bounds import chunk_work
-from autosbp.search.bounds.chunk_work import BACKWARD, FORWARD, ONCE, PUT_OFF, ChunkWork, Weights
+from autosbp.search.bounds.chunk_work import BACKWARD, FORWARD, ONCE, PUT_OFF, SHARED, STEP, ChunkWork, Weights
 from autosbp.search.bounds.critical_paths import CriticalPaths
 from autosbp.search.bounds.cut_game import CutGame, Messages
 
@@ -25,7 +25,7 @@ def single_ops(dice: np.random.Generator, ops: int, count: int) -> ChunkWork:
     forward, backward, once = dice.random(ops) ** 3 + 0.01, dice.random(ops) ** 3 + 0.02, dice.random(ops) * (ops / 50)
     put_off = backward / 3 * (dice.random(ops) < 0.7)
     passes = forward + backward
-    columns = np.stack([count * passes + once, passes, forward, backward, put_off, once])
+    columns = np.stack([count * passes + once, passes, forward, backward, put_off, once, 0 * once])
     return ChunkWork(np.arange(ops), np.arange(1, ops + 1), columns, ops + 1, count)
 
 
@@ -74,6 +74,36 @@ def test_no_way_to_cut_is_below_the_bound_and_one_is_near(
         assert (0.9 if defers else 1 - 1e-6) * least <= above.bound_s <= least * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("schedule", [INTERLEAVED, ZERO_BUBBLE])
+@pytest.mark.parametrize(("stages", "virtual", "count", "ops"), [(2, 2, 2, 9), (2, 3, 2, 9), (3, 2, 3, 9)])
+def test_parameters_may_be_gathered_once_or_in_each_use(
+    schedule: str, stages: int, virtual: int, count: int, ops: int
+) -> None:
+    """Each op has parameters that cost more once a step, or else forward and backward of each microbatch."""
+    dice = np.random.default_rng(ops + virtual)
+    for _ in range(6):
+        chunks, plain = stages * virtual, single_ops(dice, ops, count)
+        ahead, back = dice.random((2, ops)) ** 2 * (dice.random((2, ops)) < 0.4)
+        columns = plain.columns.copy()
+        columns[SHARED] = ahead + back
+        columns[STEP] += columns[SHARED]
+        work = ChunkWork(plain.begins, plain.ends, columns, ops + 1, count)
+        sent = Messages(*np.zeros((2, chunks - 1, ops - 1)))
+        least = np.inf
+        for in_each_use in (np.zeros(ops), np.ones(ops), dice.random(ops) < 0.5):
+            real = plain.columns.copy()
+            real[FORWARD] += in_each_use * ahead
+            real[BACKWARD] += in_each_use * back
+            real[ONCE] += (1 - in_each_use) * (ahead + back)
+            ways = combinations(range(1, ops), chunks - 1)
+            stored = ChunkWork(plain.begins, plain.ends, real, ops + 1, count)
+            least = min(least, *(step_s(stored, cuts, sent, stages, schedule) for cuts in ways))
+        pipeline = Pipeline(stages, tuple(map(str, range(1, chunks))), schedule)
+        game = CutGame(CriticalPaths(pipeline, count), work, sent, defers=schedule == ZERO_BUBBLE)
+        game.raise_bound(2 * least, 4000, never)
+        assert 0.5 * least < game.bound_s <= least * (1 + 1e-9)
+
+
 def test_time_that_is_over_leaves_a_bound() -> None:
     dice = np.random.default_rng(1)
     work, sent = single_ops(dice, 30, 4), Messages(np.zeros((3, 29)), np.zeros((3, 29)))
@@ -101,7 +131,7 @@ def test_cuts_that_take_least(monkeypatch: pytest.MonkeyPatch, seed: int) -> Non
         number = int(dice.integers(1, 25))
         ends = np.sort(dice.integers(1, borders, number))
         begins = np.array([dice.integers(0, end) for end in ends])
-        columns = dice.random((6, number)) * np.array([1, 1, 1, 1, 0.1, 1])[:, None]
+        columns = dice.random((7, number)) * np.array([1, 1, 1, 1, 0.1, 1, 1])[:, None]
         work = ChunkWork(begins, ends, columns, borders, 3)
         weights = Weights(*dice.random((4, chunks)))
         prices = dice.random((chunks - 1, borders - 2))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from autosbp.api import PlanOptions, load_cluster, make_plan
 from autosbp.costmodel.boxing import BoxingModel
@@ -16,6 +19,7 @@ from autosbp.costmodel.faster import faster_link
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.pipelined import _Pipelined
 from autosbp.costmodel.timeline import Timeline
+from autosbp.graph.capture import build_on_meta, capture
 from autosbp.pipeline import RUNNABLE, Pipeline
 from autosbp.search.bounds.block_room import BlockRoom
 from autosbp.search.bounds.chunk_work import STEP
@@ -24,7 +28,8 @@ from autosbp.search.bounds.stage_costs import Part
 from autosbp.search.bounds.stage_values import Prices
 from autosbp.search.bounds.wait_bound import MOST_STAGES, WaitBounds
 from autosbp.search.planner import Planner
-from autosbp.search.problem.weights import FASTEST
+from autosbp.search.problem.weights import FASTEST, USE
+from autosbp.search.problem.weights import STEP as STEP_STORED
 from autosbp.search.space.costing import INFINITE
 from autosbp.search.space.space_solver import Kind
 from autosbp.search.space.stage_limited import NEAR, Left, StageLimited
@@ -32,6 +37,8 @@ from autosbp.search.stages.crossings import computed, cut_places
 from autosbp.search.stages.layouts import Structure
 from autosbp.search.stages.pipelines import shapes
 from tests.search.plans import graph_of
+
+STORAGES = (FASTEST, STEP_STORED, USE)
 
 
 def never() -> bool:
@@ -79,7 +86,7 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
         work_s = sum(count * sum(chunk.passes_s) for chunk in found.chunks) + sum(
             sum(found._once_s(stage)) + found._optimizer_s(stage) for stage in range(stages)
         )
-        waits = WaitBounds(problems, structure, [batch // count], FASTEST, (shape.schedule,))
+        waits = WaitBounds(problems, structure, [batch // count], STORAGES, (shape.schedule,))
         model_of = waits._model(batch // count)
         assert model_of is not None
         waited = problems.waits(stages, count)
@@ -119,13 +126,13 @@ def test_bounds_that_are_at_the_level_stay() -> None:
         for each in Planner(graph, cluster, None, PlanOptions(global_batch=64), None).structures()
         if each.stages == 2
     )
-    waits = WaitBounds(problems, structure, [32, 16, 8], FASTEST, RUNNABLE)
+    waits = WaitBounds(problems, structure, [32, 16, 8], STORAGES, RUNNABLE)
     raised = [waits.raised(at, searched_s, 0.0, 2.0) for at, searched_s in enumerate((1e-4, 2e-4, 3.0))]
     assert 1e-4 < raised[0] < 2.0 and 2e-4 < raised[1] < 2.0 and raised[2] == 3.0
     assert waits.raised(0, 1e-4, 0.0, raised[0] / 2) == raised[0] / 2
     # More microbatches wait less, smaller parts of a stage do, too.
-    few = WaitBounds(problems, structure, [32], FASTEST, ("1f1b",)).raised(0, 1e-2, 0.0, 9.0)
-    many = WaitBounds(problems, structure, [8], FASTEST, ("1f1b",)).raised(0, 1e-2, 0.0, 9.0)
+    few = WaitBounds(problems, structure, [32], STORAGES, ("1f1b",)).raised(0, 1e-2, 0.0, 9.0)
+    many = WaitBounds(problems, structure, [8], STORAGES, ("1f1b",)).raised(0, 1e-2, 0.0, 9.0)
     assert few > many > 1e-2
 
 
@@ -197,13 +204,53 @@ def test_no_plan_is_below_what_is_found_cut_by_cut(
     plan = make_plan(graph, cluster, None, options)
     step_s, problems = plan.document["step_time_s"], Planner(graph, cluster, None, options, None).problems
     structure = Structure(stages, plan.strategy.mesh)
-    waits = WaitBounds(problems, structure, [batch // count], FASTEST, (schedule,))
+    waits = WaitBounds(problems, structure, [batch // count], STORAGES, (schedule,))
     known = waits.raised(0, 0.0, 0.0, 2 * step_s)
     found = []
     for part in (0.9, 0.95, 1.0, 1.001):  # some of it is proved; above some pipelines are quicker
         found.append(waits.raised(0, 0.0, 0.0, part * step_s, never))
         assert min(known, part * step_s) * (1 - 1e-6) <= found[-1] <= step_s * (1 + 1e-9)
     assert max(found) > near * step_s
+
+
+class Gathered(nn.Module):
+    """A light op whose parameters are large, in front of a heavy one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16384, bias=False)
+        self.last = nn.Parameter(torch.empty(2048, 512))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares = torch.softmax(self.first(x), -1)
+        return torch.matmul(torch.matmul(shares, shares.transpose(1, 2)), self.last).sum()
+
+
+def test_what_is_gathered_in_each_use_is_not_charged_once() -> None:
+    """A path that ends a stage without passing one of its chunks has no gathers of it. Against all ways to cut and to store."""
+    given = {"x": torch.zeros(4, 2048, 8, dtype=torch.bfloat16)}
+    graph = capture(build_on_meta(Gathered, torch.bfloat16), given, name="gathered")
+    cluster, _ = faster_link(load_cluster("dgx-a100-40g:2"), None, 1, 1 / 20)
+    cluster, _ = faster_link(cluster, None, 0, 400.0)
+    options = PlanOptions(
+        global_batch=16, micro_batch=8, stages=2, schedules=("interleaved_1f1b",), recompute=0, baselines=(),
+        data_parallel=8, tensor_parallel=1,
+    )  # fmt: skip
+    planner, bound = Planner(graph, cluster, None, options, None), graph.bind(batch=8)
+    names = [node.name for node in bound.nodes if node.name in bound.computed][1:]
+    least_s = np.inf
+    for storage in ("use", "step", "as_used"):
+        strategy = make_plan(graph, cluster, None, replace(options, storage=storage)).strategy
+        boxing = BoxingModel(NetworkModel(cluster), strategy.mesh)
+        for cuts in combinations(names, 3):
+            pipeline = Pipeline(2, cuts, "interleaved_1f1b")
+            cut = _Pipelined(bound, replace(strategy, pipeline=pipeline), boxing, ComputeModel(cluster.device))
+            least_s = min(least_s, *[max(cut.ends())])
+    structure = next(each for each in planner.structures() if each.stages == 2)
+    waits = WaitBounds(planner.problems, structure, [8], STORAGES, ("interleaved_1f1b",))
+    for part in (1.0, 1.05, 1.2):
+        found = waits.raised(0, 0.0, 0.0, part * least_s, never)
+        assert waits.raised(0, 0.0, 0.0, part * least_s) < 0.9 * least_s < found <= least_s * (1 + 1e-9)
 
 
 def test_parts_of_a_model_take_no_less_than_is_counted() -> None:

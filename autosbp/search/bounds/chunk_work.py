@@ -12,7 +12,7 @@ from autosbp.native import LOOPS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-STEP, PASSES, FORWARD, BACKWARD, PUT_OFF, ONCE = range(6)
+STEP, PASSES, FORWARD, BACKWARD, PUT_OFF, ONCE, SHARED = range(7)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,8 +30,8 @@ class Weights:
 class ChunkWork:
     """Works between two of the ``num_borders`` where chunks may begin or end, the model's ends among them: ``begins`` and
     ``ends`` are borders, least ends first. ``columns`` are the least seconds of each: of a whole step on one stage; of a
-    microbatch's passes; of these forward, and backward; of backward what may be put off; and of what is once a step.
-    ``count`` microbatches are a step."""
+    microbatch's passes; of these forward, and backward; of backward what may be put off; of what is once a step; and what is
+    more once, or else shared between one pass forward and one backward. ``count`` microbatches are a step."""
 
     begins: Ints
     ends: Ints
@@ -41,9 +41,11 @@ class ChunkWork:
 
     def weighted(self, weights: Weights) -> Floats:
         """[..., columns] for the weights of chunks: passes that all kinds have in common are of the whole step as far as
-        what is once a step counts along, as layouts are not the best for each by itself."""
+        what is once a step counts along, as layouts are not the best for each by itself. Parameters may be gathered once a
+        step or in each use: that counts where both what is once and passes do."""
         common = np.minimum(np.minimum(weights.forward, weights.backward), weights.put_off)
         step = np.minimum(weights.once, common / self.count)
+        shared = np.minimum(weights.once, np.minimum(weights.forward, weights.backward)) - step
         late = np.maximum(0.0, weights.backward - weights.put_off)
         return np.stack(
             [
@@ -53,6 +55,7 @@ class ChunkWork:
                 weights.backward - common,
                 -late,
                 weights.once - step,
+                np.maximum(shared, 0.0),
             ],
             axis=-1,
         )

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, KINDS, WEIGHTS
 from autosbp.search.bounds.chunk_work import FORWARD as FORWARD_COLUMN
-from autosbp.search.bounds.chunk_work import ONCE, PASSES, PUT_OFF, STEP, ChunkWork, Weights
+from autosbp.search.bounds.chunk_work import ONCE, PASSES, PUT_OFF, SHARED, STEP, ChunkWork, Weights
 from autosbp.search.bounds.critical_paths import CriticalPaths, Path
 from autosbp.search.bounds.matrix_game import mixtures
 
@@ -116,9 +116,10 @@ class CutGame:
         return self.bound_s < self._quickest_s * (1 - ROUNDING)
 
     def raise_bound(self, level: float, turns: int, overdue: Callable[[], bool]) -> int:
-        """Look at what is left below a level, for so many turns, or until time is over. Returns how many were taken."""
+        """Look at what is left below a level, for so many turns, or until time is over. Returns how many were taken. What was
+        proved for one level is not proved for a higher one."""
         taken = 0
-        while self.is_open and self.bound_s < level and taken < turns and not overdue():
+        while self._left and self.is_open and self.bound_s < level and taken < turns and not overdue():
             node = heapq.heappop(self._left)
             asked = min(level, self._quickest_s * (1 - ROUNDING))
             played = self._played(node, asked, overdue)
@@ -153,7 +154,7 @@ class CutGame:
             weights, mixed = self._solved(rows, columns)
             used.update((row, turns) for row, weight in zip(rows, weights.tolist(), strict=True) if weight > MIXED)
             least, cuts = self._answered(*self._average(rows, weights), node)
-            bound = max(bound, least)
+            bound = max(bound, least * (1 - ROUNDING))
             if bound >= level or overdue():
                 break
             known = len(rows)
@@ -256,7 +257,7 @@ class CutGame:
         seconds = np.tensordot(mixed, [cut.seconds for cut in cuts], axes=1)
         ahead_s = np.tensordot(mixed, [cut.ahead_s for cut in cuts], axes=1)
         back_s = np.tensordot(mixed, [cut.back_s for cut in cuts], axes=1)
-        once_s, forward_s = seconds[:, ONCE], seconds[:, FORWARD_COLUMN]
+        once_s, forward_s = seconds[:, ONCE] + seconds[:, SHARED], seconds[:, FORWARD_COLUMN]
         passes_s = np.maximum(seconds[:, PASSES], (seconds[:, STEP] - once_s) / self._work.count)
         late_s = seconds[:, PUT_OFF] if self._defers else np.zeros(self._chunks)
         own_s, sends_s = np.zeros((len(KINDS), self._chunks)), np.zeros((len(KINDS), self._chunks))

@@ -37,6 +37,7 @@ def chunk_work(
     """Of the problem of a stage that has the whole model (``LayoutProblems.stage_problem``).
 
     Args:
+        built: with the costs of every way to store parameters that a strategy may have, the least of a step first.
         nodes: the model's ops, in order; ``places`` are those before which there may be a cut.
         check: called often; may raise to abandon the work.
     """
@@ -50,21 +51,21 @@ def chunk_work(
         whole = between[variable]
         if whole is None:
             continue
-        own = part.stored[0] if part.stored else None
-        passes = part.seconds - (zero if own is None else own.seconds)
-        once_s = 0.0 if own is None else float((own.seconds - own.often).min())
+        passes = part.seconds - (part.stored[0].seconds if part.stored else zero)
+        once = [float((way.seconds - way.often).min()) for way in part.stored] or [0.0]
         more_s = max(float(passes.min()) / count - part.forward_s - part.backward_s, 0.0)
-        rows.append((whole, (0.0, more_s, 0.0, 0.0, 0.0, once_s)))
+        # Parameters that are gathered for each use cost less once, and more with each pass.
+        rows.append((whole, (0.0, more_s, 0.0, 0.0, 0.0, min(once), max(once[0] - min(once), 0.0))))
         for node, op in zip(cluster.nodes, part.ops, strict=True):
             if node.name in at and (seconds := op.forward_s + op.backward_s):
                 place = _between((at[node.name], at[node.name]), borders)
-                rows.append((place, (count * seconds, seconds, *op, 0.0)))
+                rows.append((place, (count * seconds, seconds, *op, 0.0, 0.0)))
                 alone[variable] += count * seconds
     for span, step_s in _steps(built.problem, between, alone, check):
-        rows.append((span, (step_s, 0.0, 0.0, 0.0, 0.0, 0.0)))
+        rows.append((span, (step_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
     begins, ends = np.array([span for span, _ in rows], dtype=np.int64).reshape(-1, 2).T
     keys, which = np.unique(ends * len(borders) + begins, return_inverse=True)
-    columns = np.array([seconds for _, seconds in rows]).reshape(-1, 6).T
+    columns = np.array([seconds for _, seconds in rows]).reshape(-1, 7).T
     summed = np.stack([np.bincount(which, column, len(keys)).astype(np.float64) for column in columns])
     return ChunkWork(keys % len(borders), keys // len(borders), summed, len(borders), count)
 

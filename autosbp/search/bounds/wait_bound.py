@@ -79,19 +79,24 @@ class _Share:
         return size * whole, size * np.maximum(whole - others, 0.0)
 
 
+class _OverError(Exception):
+    """Time is over."""
+
+
 class WaitBounds:
-    """Bounds of a structure by the sizes of its microbatches, largest first."""
+    """Bounds of a structure by the sizes of its microbatches, largest first. No way to store parameters takes fewer seconds
+    of a step than the first of ``storages``, which are all that a strategy may have."""
 
     def __init__(
         self,
         problems: LayoutProblems,
         structure: Structure,
         sizes: Sequence[int],
-        storage: str,
+        storages: Sequence[str],
         schedules: tuple[str, ...],
     ) -> None:
         self.problems, self.structure, self.sizes = problems, structure, sizes
-        self.storage, self.schedules = storage, schedules
+        self.storages, self.schedules = storages, schedules
         self._sends = Sends(problems, structure, sizes[0])
         self._models: dict[int, _Model | None] = {}
         self._works: dict[int, ChunkWork] = {}
@@ -140,7 +145,7 @@ class WaitBounds:
         while left and left[0][0] < level:
             bound, order, shape = heapq.heappop(left)
             if order not in games:
-                games[order] = None if until is None else self._game(shape, size)
+                games[order] = None if until is None else self._game(shape, size, until)
             game = games[order]
             if game is not None and until is not None and game.is_open and additions < MOST_ADDITIONS and not until():
                 additions += game.raise_bound(level, TURNS, until) * game.additions
@@ -163,8 +168,8 @@ class WaitBounds:
             low, high = (middle, high) if stays else (low, middle)
         return low
 
-    def _game(self, shape: Shape, size: int) -> CutGame | None:
-        """Of a schedule whose messages do not go beside passes."""
+    def _game(self, shape: Shape, size: int, until: Callable[[], bool]) -> CutGame | None:
+        """Of a schedule whose messages do not go beside passes; None, too, where time is over."""
         stages, count = self.structure.stages, self.problems.global_batch // size
         defers = shape.schedule == ZERO_BUBBLE
         chunks, borders = stages * shape.virtual, len(self._sends.places) + 2
@@ -175,17 +180,26 @@ class WaitBounds:
         cuts = self._sends.cuts(shape, count)
         messages = Messages(np.stack([cut.ahead_s for cut in cuts]), np.stack([cut.back_s for cut in cuts]))
         paths = CriticalPaths(Pipeline(stages, tuple(map(str, range(1, chunks))), shape.schedule), count)
-        return CutGame(paths, self._work(size), messages, defers=defers)
+        work = self._work(size, until)
+        return None if work is None else CutGame(paths, work, messages, defers=defers)
 
-    def _work(self, size: int) -> ChunkWork:
+    def _work(self, size: int, until: Callable[[], bool]) -> ChunkWork | None:
+        """None where time is over before it is known."""
+
+        def check() -> None:
+            if until():
+                raise _OverError
+
         if size not in self._works:
             nodes = [node.name for node in computed(self.problems.bound(size))]
             count = self.problems.global_batch // size
-            self._works[size] = chunk_work(self._problem(size), nodes, self._sends.places, count, lambda: None)
-        return self._works[size]
+            with suppress(_OverError):
+                built = self._problem(size, self.storages)
+                self._works[size] = chunk_work(built, nodes, self._sends.places, count, check)
+        return self._works.get(size)
 
-    def _problem(self, size: int) -> BuiltProblem:
-        return self.problems.stage_problem(self.structure, size, (self.storage,), again=False)
+    def _problem(self, size: int, storages: Sequence[str]) -> BuiltProblem:
+        return self.problems.stage_problem(self.structure, size, storages, again=False)
 
     def _step_s(self, model: _Model, size: int, work_s: float, level: float, shape: Shape) -> float:
         """What a step takes under a schedule, at the least, if it takes no more than ``level``."""
@@ -216,7 +230,7 @@ class WaitBounds:
 
     def _model_of(self, size: int) -> _Model:
         problems = self.problems
-        built = self._problem(size)
+        built = self._problem(size, self.storages[:1])
         assert built.detail is not None
         copies, parts = problems.copies(built.clusters), built.detail.parts[: len(built.clusters)]
         zero = np.zeros(1)

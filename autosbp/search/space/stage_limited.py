@@ -163,10 +163,10 @@ class StageLimited(SpaceSolver):
         if left.structure.stages == 1 or kind.pinned:
             return bounds
         sizes = self.micro_batches(left.structure.stages)
-        key = left.structure.key
+        key = (left.structure.key, kind.storages)
         if key not in self._wait_bounds:
             self._wait_bounds[key] = WaitBounds(
-                self.problems, left.structure, sizes, kind.storages[0], self.options.schedules
+                self.problems, left.structure, sizes, kind.storages, self.options.schedules
             )
         waits = self._wait_bounds[key]
         for at in sorted(range(len(bounds)), key=bounds.__getitem__):
