@@ -73,6 +73,5 @@ def local_op_key(
     """The key under which a calibration times this op at this local shape."""
     refs = list(item.node.refs())
     grads = [graph.has_gradient(ref) for ref in refs]
-    high = max((leaf.high for leaf in graph.inputs if leaf.high is not None), default=1)
-    highs = [None if meta.is_float or meta.dtype == "bool" else high for meta in metas]
+    highs = [None if meta.is_float or meta.dtype == "bool" else graph.high for meta in metas]
     return op_key(item.node, ins, out, [meta.dtype for meta in metas], grads, highs)

@@ -36,6 +36,10 @@ class ChunkGraph(LogicalGraph):
         return self.whole.metas
 
     @cached_property
+    def high(self) -> int:
+        return self.whole.high
+
+    @cached_property
     def computed(self) -> frozenset[str]:
         return self.whole.computed
 

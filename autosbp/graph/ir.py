@@ -214,6 +214,11 @@ class LogicalGraph:
         return (*self.inputs, *self.constants)
 
     @cached_property
+    def high(self) -> int:
+        """What all integers of the batch are below, for timing ops that index with them."""
+        return max((leaf.high for leaf in self.inputs if leaf.high is not None), default=1)
+
+    @cached_property
     def parameter_names(self) -> frozenset[str]:
         return frozenset(leaf.name for leaf in self.parameters)
 

@@ -40,6 +40,13 @@ def test_chunks_hold_every_op_that_depends_on_a_parameter_once_and_data_where_it
             known.add(node.name)
 
 
+def test_ops_of_a_chunk_are_timed_as_those_of_the_whole(graph: LogicalGraph) -> None:
+    """Integers of a chunk may come from inputs that it does not read: their bound is the whole graph's."""
+    chunks = cut_graph(graph, even_cuts(graph, 4))
+    assert any(not chunk.inputs for chunk in chunks) and graph.high > 1
+    assert {chunk.high for chunk in chunks} == {graph.high}
+
+
 def test_what_a_chunk_sends_the_next_receives_even_when_only_a_later_one_reads_it(graph: LogicalGraph) -> None:
     chunks = cut_graph(graph, even_cuts(graph, 8))
     assert chunks[0].received == chunks[-1].results == ()

@@ -145,7 +145,6 @@ class UnaryCosts:
         self.num_micro, self.weights = num_micro, weights or Weights(float(num_micro))
         self.nodes = {node.name: node for node in graph.nodes}
         self.trained = frozenset(leaf.name for leaf in graph.trained)
-        self.highs = {leaf.name: leaf.high for leaf in graph.inputs}
         message = shared_message_bytes(graph, bucket_bytes) if message is None else message
         placings = Placings(boxing.mesh)
         self.ways = [
@@ -334,4 +333,4 @@ def _high(graph: LogicalGraph, ref: Ref) -> int | None:
     """An exclusive bound of an integer tensor, for timing ops that index with it."""
     if graph.meta(ref).is_float or graph.meta(ref).dtype == "bool":
         return None
-    return max((leaf.high for leaf in graph.inputs if leaf.high is not None), default=1)
+    return graph.high
