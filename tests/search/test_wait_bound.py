@@ -71,7 +71,7 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
     plain = replace(strategy, pipeline=None)
     seconds = Timeline(bound, plain, boxing, compute).op_seconds()
     before = np.cumsum([seconds.get(name, 0.0) for name in names]) + np.arange(len(names)) * 1e-9
-    nearest, raised, seen = [], [], set()
+    nearest, raised, seen, known = [], [], set(), dict[str, WaitBounds]()
     for turn in range(40):
         shape = dice.choice(np.array([*shapes(stages, count, RUNNABLE)], dtype=object))
         if shape.virtual * stages > len(names) + 1:
@@ -86,7 +86,9 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
         work_s = sum(count * sum(chunk.passes_s) for chunk in found.chunks) + sum(
             sum(found._once_s(stage)) + found._optimizer_s(stage) for stage in range(stages)
         )
-        waits = WaitBounds(problems, structure, [batch // count], STORAGES, (shape.schedule,))
+        if shape.schedule not in known:
+            known[shape.schedule] = WaitBounds(problems, structure, [batch // count], STORAGES, (shape.schedule,))
+        waits = known[shape.schedule]
         model_of = waits._model(batch // count)
         assert model_of is not None
         waited = problems.waits(stages, count)
