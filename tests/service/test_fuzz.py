@@ -30,9 +30,9 @@ def check(service: Served, folder: Path, num_examples: int, phases: tuple[str, .
 
 
 @pytest.mark.slow
-def test_five_thousand_requests_find_nothing(tmp_path: Path) -> None:
+def test_thousands_of_requests_find_nothing(tmp_path: Path) -> None:
     with served(tmp_path) as service:
-        check(service, tmp_path, 15, PHASES, at_least=5000)
+        check(service, tmp_path, 6, PHASES, at_least=3000)
 
 
 @pytest.mark.slow
