@@ -149,7 +149,7 @@ def test_bounds_that_are_at_the_level_stay() -> None:
 def test_the_least_bound_is_that_of_all_raised_one_by_one(
     monkeypatch: pytest.MonkeyPatch, model: str, cluster: str, batch: int, limit: int | None
 ) -> None:
-    least_raised, seen = StageLimited._least_raised, list[tuple[float, float]]()
+    least_raised, seen = StageLimited._least_raised, list[tuple[float, float, float]]()
 
     def one_by_one(search: StageLimited, left: Left, kind: Kind, level: float) -> float:
         bounds = list(search._raised(left, kind, level, never))
@@ -164,17 +164,17 @@ def test_the_least_bound_is_that_of_all_raised_one_by_one(
 
     def told(search: StageLimited, kind: Kind, level: float, overdue: Callable[[], bool]) -> float:
         expected = min([level, *(one_by_one(search, left, kind, level) for left in search.left)])
-        seen.append((least_raised(search, kind, level, never), expected))
-        return seen[-1][0]
+        found = least_raised(search, kind, level, never)
+        seen.append((found, expected, level if search.problems.folding is None else expected))
+        return found
 
     monkeypatch.setattr(StageLimited, "_least_raised", told)
     options = PlanOptions(global_batch=batch, memory_limit_bytes=limit, baselines=())
     make_plan(graph_of(model), load_cluster(cluster), None, options)
     assert seen
-    for found, expected in seen:
-        assert found >= expected * (1 - 3e-4)  # bisections of block_room
-        # Games that are asked for less prove more of it in as many turns.
-        assert found <= expected * (1 + (0.02 if model == "resnet50" else 3e-4))
+    # Games that are asked for less prove more of it in as many turns: without repeated blocks all together may say more.
+    for found, expected, most in seen:
+        assert expected * (1 - 3e-4) <= found <= most * (1 + 3e-4)  # bisections of block_room
 
 
 def test_lines_are_below_messages() -> None:
