@@ -16,6 +16,7 @@ ENVIRONMENT = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.some(2)
 def test_without_a_gpu_it_says_so_and_stops(as_json: bool) -> None:
     command = [*COMMAND, *(["--json"] if as_json else [])]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=120)

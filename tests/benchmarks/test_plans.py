@@ -46,6 +46,7 @@ def test_a_case_is_a_function_of_its_seed() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.some(2)
 def test_nothing_that_is_asked_for_beats_what_is_free(seed: int) -> None:
     lines: list[str] = []
     case = replace(make_case(seed, ("mlp-small",)), num_asked=3)

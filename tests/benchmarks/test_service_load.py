@@ -13,6 +13,7 @@ from tests.service.postgres import Postgres, programs
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.some(2)
 def test_every_request_of_the_load_is_answered_and_every_stream_sees_the_last_event(
     tmp_path: Path, processes: int
 ) -> None:

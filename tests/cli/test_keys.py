@@ -76,6 +76,7 @@ def test_what_the_command_line_does_with_keys_is_in_the_audit_log(run: Run, tmp_
 
 
 @pytest.mark.parametrize("command", [("keys", "list"), ("serve", "--port", 0), ("work",)], ids=lambda words: words[0])
+@pytest.mark.some(3)
 def test_a_place_that_cannot_be_is_refused_in_a_line(tmp_path: Path, command: tuple[object, ...]) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "autosbp.db").write_text("no database " * 100)

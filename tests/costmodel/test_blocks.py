@@ -60,6 +60,7 @@ def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(("name", "count"), [("mixtral", 2), ("whisper", 2), ("t5", 0), ("resnet", 0)])
+@pytest.mark.some(2)
 def test_layers_that_share_more_than_one_value_can_be_recomputed(name: str, count: int) -> None:
     graph = graph_of(name)
     blocks = recomputable_blocks(graph.bind(**dict.fromkeys(graph.symbols, 4)))

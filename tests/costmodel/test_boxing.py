@@ -181,6 +181,7 @@ def test_planned_paths_start_end_and_cost_what_the_table_says(spec: str, shape: 
     ("sizes", "shape", "kind"),
     [((2, 2), (12, 6), "reduce_scatter"), ((2, 3), (12, 6), "reduce_scatter"), ((2, 2), (5, 7), "all_reduce")],
 )
+@pytest.mark.some(3)
 def test_paths_of_partial_maxima_and_minima_are_right_on_virtual_ranks(
     sizes: tuple[int, ...], shape: tuple[int, ...], kind: str, dtype: torch.dtype
 ) -> None:
@@ -221,6 +222,7 @@ EXECUTED = [
 
 
 @pytest.mark.parametrize(("sizes", "shape", "differentiable", "num_bytes"), EXECUTED)
+@pytest.mark.some(2)
 def test_planned_paths_between_all_layouts_are_right_on_virtual_ranks(
     sizes: tuple[int, ...], shape: tuple[int, ...], differentiable: bool, num_bytes: tuple[int, ...]
 ) -> None:

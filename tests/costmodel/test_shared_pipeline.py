@@ -138,6 +138,7 @@ def drawn(draw: random.Random, kinds: tuple[str, ...]) -> dict[str, list[tuple[i
 
 
 @pytest.mark.parametrize("seed", range(24))
+@pytest.mark.some(3)
 def test_passes_run_when_cores_that_serve_ranks_in_turns_have_them(seed: int) -> None:
     draw = random.Random(seed)
     schedule, virtual = SCHEDULES[seed % len(SCHEDULES)]

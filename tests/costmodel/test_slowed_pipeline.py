@@ -235,6 +235,7 @@ def simulated(case: Case, links: Links | None = None) -> Shared:
 
 
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.some(3)
 def test_passes_run_when_small_steps_of_time_have_them(seed: int) -> None:
     case = drawn(seed)
     expected, found = Stepped(case).run(), simulated(case, Links(case.counts, case.size))

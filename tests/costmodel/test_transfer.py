@@ -58,6 +58,7 @@ def through(model: TransferModel, plan: TransferPlan, sent: NdSbp, received: NdS
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].devices}-{pair[1].devices}")
+@pytest.mark.some(3)
 def test_the_plan_is_the_best_of_all_middle_layouts_on_random_networks(pair: tuple[PlacedMesh, PlacedMesh]) -> None:
     src_mesh, dst_mesh = pair
     for seed in range(12):

@@ -75,6 +75,7 @@ def predicted(graph: LogicalGraph) -> int:
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("size", [12, 48])
+@pytest.mark.some(3)
 def test_recurrent_layers_keep_what_their_steps_keep(kind: type[nn.RNNBase], size: int) -> None:
     module, x = Recurrent(kind, size, 1), torch.zeros(BATCH, ROWS, size)
     graph = discover_rules(capture(module, {"x": x}, name="recurrent")).bind(batch=BATCH)

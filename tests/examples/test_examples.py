@@ -75,6 +75,7 @@ def test_table_4_places_values_as_the_paper_says() -> None:
     assert "as in the paper, and as on one device" in printed("oneflow_table4")
 
 
+@pytest.mark.long
 def test_a_partial_value_kept_through_the_second_product_sends_less_and_is_what_search_finds() -> None:
     eager = rows("partial_deferral", "Y = U V W")
     assert {row["U V"] for row in eager.values()} == {"P"}
@@ -135,6 +136,7 @@ def test_split_classes_send_two_numbers_a_sample_and_train_as_one_device() -> No
     assert "left free, search stores the head S0,S0" in printed("insightface")
 
 
+@pytest.mark.long
 def test_split_tables_fit_and_send_less_where_data_parallelism_does_not_fit() -> None:
     found = rows("wide_deep", "per device and step")
     parallel = found["data parallel"]

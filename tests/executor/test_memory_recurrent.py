@@ -66,6 +66,7 @@ def _graph(
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.some(4)
 def test_the_peak_and_what_is_kept_are_what_torch_allocates(
     kind: type[nn.RNNBase], name: str, sizes: tuple[int, int]
 ) -> None:
@@ -75,6 +76,7 @@ def test_the_peak_and_what_is_kept_are_what_torch_allocates(
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("settings", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}])
+@pytest.mark.some(5)
 def test_so_they_are_in_bfloat16_where_steps_outweigh_the_scratch_of_one_product(
     kind: type[nn.RNNBase], sizes: tuple[int, int], settings: dict[str, Any]
 ) -> None:

@@ -13,6 +13,7 @@ from autosbp.costmodel.recompute import recomputing
 from autosbp.plan import Strategy
 from autosbp.search.sampling import sample_strategies
 from autosbp.torchrun import run_ranks
+from tests.forms import form
 from tests.models.configs import CONFIGS, SIZES, ZOO
 
 GLOBAL_BATCH = 8
@@ -32,10 +33,10 @@ def plan_of(name: str) -> Plan:
 
 
 def strategies_of(name: str) -> dict[str, Strategy]:
-    """The plan, its baselines, and two samples that are far from both."""
+    """The plan and two samples that are far from it; in the long form its baselines, too."""
     plan, cluster = plan_of(name), load_cluster("local:2x2")
     found = {"plan": plan.strategy}
-    for baseline in plan.document["baseline_strategies"]:
+    for baseline in form((), plan.document["baseline_strategies"]):
         found[baseline] = plan.baseline_strategy(baseline)
     samples = sample_strategies(graph_of(name), cluster, 2, global_batch=GLOBAL_BATCH, micro_batch=GLOBAL_BATCH)
     bound = graph_of(name).bind(**dict.fromkeys(graph_of(name).symbols, GLOBAL_BATCH))

@@ -16,6 +16,7 @@ from tests.models.configs import CONFIGS, SIZES
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.some(3)
 def test_loss_and_gradients_of_the_graph_are_those_of_the_module(name: str) -> None:
     config: dict[str, Any] = {**CONFIGS[name], "dtype": "float64"}
     with Double():

@@ -18,6 +18,7 @@ CLUSTERS = ("local:2x2", "local:2x3")
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.some(3)
 def test_a_random_chain_trains_as_on_one_device(seed: int, cluster: str) -> None:
     rng = random.Random(seed)
     graph = random_graph(rng)

@@ -63,6 +63,7 @@ def test_every_layout_that_splits_is_proved_for_some_case(op: str) -> None:
 
 
 @pytest.mark.parametrize(("op", "case"), ALL)
+@pytest.mark.some(4)
 def test_layouts_of_two_axes_are_chosen_independently(op: str, case: Case) -> None:
     graph, node = op_case(op, case)
     options = node_options(graph, node)

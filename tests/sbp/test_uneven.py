@@ -34,6 +34,7 @@ def signature_of(option: AxisOption) -> Signature:
 
 
 @pytest.mark.parametrize(("op", "case"), ALL)
+@pytest.mark.some(3)
 def test_a_layout_on_an_axis_that_does_not_divide_is_refused_or_right(op: str, case: Case) -> None:
     graph, node = op_case(op, case)
     for option in node_options(graph, node):

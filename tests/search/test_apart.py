@@ -113,6 +113,7 @@ def test_what_was_found_before_time_was_over_is_kept() -> None:
 
 
 @pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.some(2)
 def test_a_plan_under_a_memory_limit_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(layouts, "FEW_OPS", 1)
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)  # no limit strikes, however slow this machine is

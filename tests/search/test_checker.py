@@ -28,6 +28,7 @@ from autosbp.search import (
 from autosbp.search.certificate import CP_SAT, ENUMERATION, RELAXATION
 from autosbp.testing.searchers import random_problem
 from benchmarks.search_blocks import block_problem
+from tests.forms import form
 
 SEARCH = Path(__file__).parent.parent.parent / "autosbp" / "search"
 FORBIDDEN_SHARES = (0.0, 0.1, 0.5)
@@ -62,8 +63,10 @@ def test_the_checker_shares_no_code_with_the_searchers() -> None:
 
 
 def test_every_certificate_of_10_000_random_problems_is_accepted() -> None:
+    """The short form has a fifth of them."""
     closed: Counter[str] = Counter()
-    for seed in range(10_000):
+    count = form(2_000, 10_000)
+    for seed in range(count):
         problem = small(seed, seed // 12 % 7, MEMORY_SHARES[seed // 84 % 5])
         try:
             found = certificate_of(problem)
@@ -73,9 +76,9 @@ def test_every_certificate_of_10_000_random_problems_is_accepted() -> None:
         check_certificate(problem, found)
         closed[found.closed_by] += 1
         closed["priced"] += found.price_s_per_byte > 0.0
-    assert closed[RELAXATION] > 5_000
-    assert min(closed[ENUMERATION], closed["priced"]) > 300
-    assert closed["infeasible"] < 1_000
+    assert closed[RELAXATION] > count / 2
+    assert min(closed[ENUMERATION], closed["priced"]) > 0.03 * count
+    assert closed["infeasible"] < count / 10
 
 
 def test_exact_equals_brute_force_on_200_random_problems_with_memory_limits() -> None:

@@ -245,6 +245,7 @@ def test_what_is_not_known_of_groups_is_refused() -> None:
 @pytest.mark.parametrize(
     "asked", [{"data_parallel": 2}, {"tensor_parallel": 1, "stages": 2}, {"pins": {"linear_1": "S0"}, "stages": 2}]
 )
+@pytest.mark.some(2)
 def test_degrees_and_pins_hold_on_groups_too(asked: dict[str, Any]) -> None:
     plan = made("gpt2-demo", (3.0, 2), **asked)
     assert plan.strategy.num_stages == asked.get("stages", plan.strategy.num_stages)

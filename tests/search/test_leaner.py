@@ -12,6 +12,7 @@ from autosbp.api import PlanOptions, load_cluster, make_plan
 from autosbp.search import SEARCHERS, SearchOptions, SearchProblem, SearchResult
 from autosbp.search._base import Edge, cost_of, memory_of
 from autosbp.search.space.leaner import at_price, quickest_with_room
+from tests.forms import form
 from tests.search.plans import graph_of
 
 
@@ -88,7 +89,7 @@ def test_at_these_limits_more_memory_makes_a_pipeline_no_slower() -> None:
     options = PlanOptions(global_batch=4096, stages=32, micro_batch=64, baselines=())
     steps = [
         make_plan(graph, cluster, None, replace(options, memory_limit_bytes=limit)).document["step_time_s"]
-        for limit in (80 * 10**9, 90 * 10**9, 100 * 10**9, 160 * 10**9)
+        for limit in form((80 * 10**9, 100 * 10**9), (80 * 10**9, 90 * 10**9, 100 * 10**9, 160 * 10**9))
     ]
     assert steps == sorted(steps, reverse=True)
-    assert steps[2] < 15.0
+    assert steps[form(1, 2)] < 15.0

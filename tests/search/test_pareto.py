@@ -19,6 +19,7 @@ def front_of(model: str) -> tuple[Plan, ...]:
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.some(2)
 def test_plans_on_the_front_take_more_time_and_less_memory_one_after_the_other(model: str) -> None:
     front = front_of(model)
     assert 2 <= len(front) <= 5

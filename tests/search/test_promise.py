@@ -34,6 +34,7 @@ def costed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("baselines", [(), ("data_parallel", "megatron")])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.some(2)
 def test_plans_are_those_without_promises(
     name: str, baselines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, costed: list[Any]
 ) -> None:

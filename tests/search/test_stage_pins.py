@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.some(2)
 def test_ops_are_in_the_stages_that_they_are_given(name: str) -> None:
     graph, plan = graph_of("gpt2-demo"), planned(stage_of=CASES[name])
     strategy = plan.strategy

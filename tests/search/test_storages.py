@@ -33,6 +33,7 @@ def test_saved_bytes_are_the_most_of_all_assignments_and_asked_of_slower_ones_al
 
 
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
+@pytest.mark.some(3)
 def test_plans_are_those_of_a_search_of_all_ways(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     graph, cluster = graph_of("gpt2-demo"), load_cluster("local:2x2")
     free = make_plan(graph, cluster, options=PlanOptions(global_batch=16))

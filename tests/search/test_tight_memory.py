@@ -39,6 +39,7 @@ def slow_cluster(gpus: int, bandwidth: float) -> Cluster:
     )
 
 
+@pytest.mark.long
 def test_no_constraint_makes_a_plan_quicker() -> None:
     """Search thought that sixteen stages of ViT-L fit, found that they do not, and left them: 86 ms a step, 60 with blocks that
     are recomputed."""
@@ -99,6 +100,7 @@ def test_every_space_is_looked_at_before_the_gap_of_one_is_closed(monkeypatch: p
 @pytest.mark.parametrize(
     ("asked", "share"), [({"tensor_parallel": 1}, 0.85), ({"tensor_parallel": 2}, 0.6), ({"data_parallel": 1}, 0.5)]
 )
+@pytest.mark.some(3)
 def test_degrees_are_planned_under_a_memory_limit(asked: dict[str, int], share: float) -> None:
     """What they allow has no hash."""
     graph, cluster = graph_of("mlp-small"), slow_cluster(2, 2e9)

@@ -52,6 +52,7 @@ def never() -> bool:
      ("resnet50", "dgx-a100-40g:2", 1, 128, 8, 16), ("resnet50", "dgx-a100-40g:4", 50, 128, 4, 16),
      ("vit-large", "dgx-a100-40g:1", 1, 64, 4, 8), ("vit-large", "dgx-a100-40g:4", 50, 64, 4, 8)],
 )  # fmt: skip
+@pytest.mark.some(4)
 def test_no_pipeline_is_below_its_bound_however_it_is_cut(
     model: str, preset: str, slow: int, batch: int, stages: int, count: int
 ) -> None:
@@ -107,6 +108,7 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
 
 
 @pytest.mark.parametrize("model", ["vgg13", "vit-large", "resnet50"])
+@pytest.mark.some(3)
 def test_waits_prove_what_work_alone_does_not(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     def planned() -> dict[str, float]:
         options = PlanOptions(global_batch=1024, baselines=())
@@ -146,6 +148,7 @@ def test_bounds_that_are_at_the_level_stay() -> None:
         ("resnet50", "dgx-a100-40g:1", 64, None),
     ],
 )
+@pytest.mark.some(3)
 def test_the_least_bound_is_that_of_all_raised_one_by_one(
     monkeypatch: pytest.MonkeyPatch, model: str, cluster: str, batch: int, limit: int | None
 ) -> None:
@@ -195,6 +198,7 @@ def test_lines_are_below_messages() -> None:
     [("vgg13", "dgx-a100-40g:1", 64, 2, 4, 0.89), ("wide-deep", "dgx-a100-40g:1", 256, 4, 8, 0.4),
      ("resnet50", "dgx-a100-40g:2", 128, 2, 2, 0.8), ("moe-small", "local:2x4", 64, 4, 4, 0.2)],
 )  # fmt: skip
+@pytest.mark.some(3)
 def test_no_plan_is_below_what_is_found_cut_by_cut(
     model: str, preset: str, batch: int, stages: int, count: int, near: float, schedule: str
 ) -> None:

@@ -63,6 +63,7 @@ def test_pipelines_start_with_other_batches() -> None:
         ("zoo:gpt2-demo", "local:2x2", {"memory_limit_bytes": 60_000_000}, "at most 60000000 are allowed"),
     ],
 )
+@pytest.mark.some(2)
 def test_what_does_not_fit_is_left_aside_and_the_plan_says_why(
     model: str, cluster: str, asked: dict[str, int], why: str
 ) -> None:

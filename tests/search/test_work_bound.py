@@ -48,6 +48,7 @@ def test_of_one_device_it_is_all_but_the_launches(model: str) -> None:
 
 @pytest.mark.parametrize("launches", [False, True])
 @pytest.mark.parametrize("model", ["mlp-small", "gpt2-demo", "wide-deep-small"])
+@pytest.mark.some(3)
 def test_no_strategy_takes_less(model: str, launches: bool) -> None:
     cluster = load_cluster("local:2x2") if launches else without_launches("local:2x2")
     free = (replace(each, bandwidth_bytes_per_s=1e15, latency_s=1e-12) for each in cluster.levels)
@@ -61,6 +62,7 @@ def test_no_strategy_takes_less(model: str, launches: bool) -> None:
 
 
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE])
+@pytest.mark.some(2)
 def test_no_pipeline_takes_less(schedule: str) -> None:
     for stages in (2, 4):
         for recompute in (0, 1):

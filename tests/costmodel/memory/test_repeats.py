@@ -61,6 +61,7 @@ def runs_of(strategy: Strategy, graph: LogicalGraph) -> tuple[StepRun, StepRun]:
 @pytest.mark.parametrize("storage", ["as_used", "step", "use"])
 @pytest.mark.parametrize("micro_batch", [8, 64])
 @pytest.mark.parametrize("model", ["gpt2", "llama-7b"])
+@pytest.mark.some(4)
 def test_memory_is_that_of_all_blocks(model: str, micro_batch: int, storage: str, recompute: int | None) -> None:
     """Of 8 and 1 microbatches; recomputed but for so many blocks."""
     strategy, graph = planned(model, micro_batch, storage)

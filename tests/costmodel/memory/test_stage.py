@@ -66,6 +66,7 @@ def check(chunk: Chunk, strategy: Strategy, *, defers: bool = False) -> bool:
 @pytest.mark.parametrize("kept", [0, 5, 16])
 @pytest.mark.parametrize("count", [8, 2, 1])
 @pytest.mark.parametrize("storage", ["as_used", "use"])
+@pytest.mark.some(4)
 def test_blocks_that_are_left_out_take_what_they_would(storage: str, count: int, kept: int, defers: bool) -> None:
     """Two stages of 16 layers on 4 devices each, recomputed but for the last ones; of so many microbatches."""
     strategy, bound = two_stages(storage, count)

@@ -16,6 +16,7 @@ from autosbp.plan import Strategy
 from autosbp.torchrun import run_ranks
 from tests.executor.conftest import GPT2, graph_of
 from tests.executor.pipeline.strategies import LAYOUTS, gated, pipelined
+from tests.forms import form
 from tests.models.conftest import graph_of as model_of
 
 CASES: dict[str, Sequence[tuple[int, str, str, int]]] = {
@@ -27,13 +28,12 @@ CASES: dict[str, Sequence[tuple[int, str, str, int]]] = {
         (4, "whole", ONE_F_ONE_B, 1), (4, "whole", INTERLEAVED, 2), (4, "whole", ZERO_BUBBLE, 1),
     ),
     "mlp": (
-        (2, "tensor parallel", GPIPE, 1), (2, "tensor parallel", ONE_F_ONE_B, 1), (2, "ZeRO-3", INTERLEAVED, 2),
-        (2, "tensor parallel", ZERO_BUBBLE, 2), (4, "whole", ZERO_BUBBLE, 2),
+        (2, "ZeRO-3", INTERLEAVED, 2), (2, "tensor parallel", ZERO_BUBBLE, 2), (4, "whole", ZERO_BUBBLE, 2),
+        *form((), ((2, "tensor parallel", GPIPE, 1), (2, "tensor parallel", ONE_F_ONE_B, 1))),
     ),
     "t5": (
-        (2, "tensor parallel", ONE_F_ONE_B, 1), (2, "ZeRO-1", INTERLEAVED, 2), (2, "ZeRO-1", ZERO_BUBBLE, 1),
-        (2, "ZeRO-3", ZERO_BUBBLE, 2),
-        (4, "whole", INTERLEAVED, 2),
+        (2, "ZeRO-3", ZERO_BUBBLE, 2), (4, "whole", INTERLEAVED, 2),
+        *form((), ((2, "tensor parallel", ONE_F_ONE_B, 1), (2, "ZeRO-1", INTERLEAVED, 2), (2, "ZeRO-1", ZERO_BUBBLE, 1))),
     ),
     "gated": tuple((4, "whole", schedule, 1) for schedule in (GPIPE, ONE_F_ONE_B, ZERO_BUBBLE)),
 }  # fmt: skip

@@ -109,6 +109,7 @@ def test_what_slurm_refuses_says_why(place: Place, tmp_path: Path) -> None:
     assert launcher.find(key) is None
 
 
+@pytest.mark.long
 def test_a_calibration_of_the_command_line_measures_two_nodes_and_goes_on_where_it_ended(
     slurm: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +164,8 @@ def test_a_calibration_of_the_service_measures_two_nodes_and_keeps_no_search_wai
     settings = Settings(data_dir=tmp_path / "data", launcher="slurm", launcher_interface="lo")
     with running(settings) as client:
         cluster = client.post("/v1/clusters", json={"preset": "local:2x1"}).json()["id"]
-        job = client.post("/v1/calibrations", json={"cluster_id": cluster, "point_s": 0.01, "variants": False}).json()
+        asked = {"cluster_id": cluster, "point_s": 0.001, "variants": False}
+        job = client.post("/v1/calibrations", json=asked).json()
         documents.wait(client, job["id"], ("running",))
         model = client.post("/v1/models", json=documents.graph()).json()["id"]
         asked = {"model_id": model, "cluster_id": cluster, "options": documents.OPTIONS}

@@ -102,6 +102,7 @@ def paths(seen: Seen) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", NARROW), ("dark", WIDE)])
+@pytest.mark.some(2)
 def test_no_page_complains_overflows_or_breaks_a_rule_of_accessibility(seen: Seen, theme: Any, width: int) -> None:
     context = seen.browser.new_context(color_scheme=theme, viewport={"width": width, "height": 800})
     page = context.new_page()

@@ -81,6 +81,7 @@ def _pages(client: TestClient) -> list[tuple[str, str]]:
 _EVERYWHERE = ("origin", "host")
 
 
+@pytest.mark.some(2)
 def test_no_header_makes_a_page_fail(service: TestClient) -> None:
     """Every value of what is parsed in many places goes to every page, of the others each to some of them."""
     wrong, asked = [], 0
