@@ -80,8 +80,8 @@ def calibrate(
             A size is rounded up to a whole number of float32 per rank.
         repeats: most repeats per size; fewer (three at least) where ``point_s`` seconds, or its part of ``budget_s``, do
             not hold as many. The calibration's notes say how many points have fewer.
-        op_keys: ops to time with all ranks running at once, as ``autosbp.costmodel.op_bench`` reads them, heaviest
-            first; ``op_s`` seconds, at most, for each of forward and backward.
+        op_keys: ops to time with all ranks running at once, as ``autosbp.costmodel.op_bench`` reads them, those
+            first that tell most; ``op_s`` seconds, at most, for each of forward and backward.
         method: ``relative`` or ``ols``, see ``calibration._fit``.
         timeout_s: limit of the whole run.
         budget_s: time box of the run, from the start of the ranks to their end. Sizes that it does not hold are left

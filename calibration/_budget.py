@@ -21,7 +21,7 @@ OVERLAP_S, SHARING_S = 6.0, 8.0
 OP_S = 0.15
 """What an op takes besides its two boxes: its inputs are made, and it warms up."""
 LEAST_OPS = 8
-"""The heaviest ops are timed in any case: others are predicted from them."""
+"""The first ops are timed in any case: others are predicted from them."""
 END_S = 4.0
 """Ranks end, and their results are read."""
 VARIANT_SHARE = 0.5

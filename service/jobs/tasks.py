@@ -108,7 +108,7 @@ def calibrate(inputs: Document, context: TaskContext) -> Document:
     cluster = Cluster.from_dict(inputs["cluster"])
     options = api.PlanOptions.from_dict(inputs["options"])
     keys = [api.op_keys(api.load_graph(document), cluster, options) for document in inputs["graphs"]]
-    heaviest_first = dict.fromkeys(key for rank in zip_longest(*keys) for key in rank if key is not None)
+    in_turn = dict.fromkeys(key for rank in zip_longest(*keys) for key in rank if key is not None)
     context.progress(None, "calibrating")
     ways: dict[str, Any] = {"workdir": _folder(inputs["workdir"]), "cancelled": context.cancelled}
     if inputs.get("launching") is not None:
@@ -116,7 +116,7 @@ def calibrate(inputs: Document, context: TaskContext) -> Document:
     with _kept_private(ways["workdir"]):
         found = measure(
             cluster,
-            op_keys=list(heaviest_first),
+            op_keys=list(in_turn),
             progress=lambda step: _follow(step, context),
             timeout_s=inputs["timeout_s"],
             **inputs["effort"],
