@@ -7,7 +7,7 @@ setup:  ## create .venv with everything that demo and tests need
 demo: setup  ## the whole product on a real model, in a few minutes
 	@scripts/demo
 
-test: setup  ## style, types and all tests: LONG=1 for every case of those that take long
+test: setup  ## style, types and tests: LONG=1 for those, too, that take long
 	@scripts/test
 
 check: setup  ## style and types only

@@ -1,7 +1,7 @@
 """The short form of the tests, which CI runs, and the long one: ``LONG=1``, ``make test LONG=1``.
 
-Everything is tested in both; the long form has more cases of what takes long. Of a test that is marked ``some(n)`` the short
-form runs one of n cases, the same ones every time; of one that counts, as many as ``form`` says; what is marked ``long`` not.
+The long form has all tests, and more cases of what takes long. Of a test that is marked ``some(n)`` the short form runs one
+of n cases, the same ones every time; of one that counts, as many as ``form`` says; what is marked ``long`` it leaves out.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ TIMED = frozenset(("aten", "autosbp"))
 
 def op_keys(graph: LogicalGraph, cluster: Cluster, options: PlanOptions) -> list[str]:
     """Keys of the ops to time (``costmodel.compute.op_key``), in the order in which they tell most, at most ``MAX_KEYS``: of
-    every kind of op the heaviest, then all others, both heaviest first. What there is no time for is predicted from ops of
-    its kind; without any, from ops that may be far from it (copies, and the optimizer, from additions).
+    every kind of op the heaviest, then all others, both heaviest first. An op that is not timed is predicted from those of
+    its kind, or, where none is, from others that may be far from it; copies and the optimizer are predicted from additions.
 
     Those of the microbatch asked for, or of the whole global batch where none is.
     """
