@@ -53,9 +53,10 @@ class Accounting:
         )
 
     def __enter__(self) -> Self:
-        data, listening = self._folder / "mariadb", self._folder / "mariadb.socket"
+        data, scratch, listening = (self._folder / f"mariadb{end}" for end in ("", ".tmp", ".socket"))
         data.mkdir(parents=True)
-        options = ("mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", *_QUICK)
+        scratch.mkdir()  # a server that starts removes the temporary tables that it finds, another server's among them
+        options = ("mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", f"--tmpdir={scratch}", *_QUICK)
         tables = "".join((_TABLES / name).read_text() for name in _SCRIPTS)
         script = f"CREATE DATABASE mysql;\nUSE mysql;\n{tables}"
         with (self._folder / "bootstrap.out").open("wb") as log:

@@ -13,7 +13,7 @@ from service.launchers._base import JobStatus, UnavailableError
 from service.launchers._folder import JobFolder
 from service.launchers._slurm import SlurmLauncher
 from service.testing import accounting
-from service.testing.launchers import Place, wait_for
+from service.testing.launchers import Place
 from service.testing.slurm import VirtualSlurm, missing_programs
 from tests.service.documents import wait_until
 
@@ -42,13 +42,15 @@ def test_accounts_tell_how_forgotten_jobs_have_ended(slurm: VirtualSlurm, tmp_pa
     launcher, place = make(), Place(make, tmp_path, num_nodes=1)
     keys = {name: place.new_key() for name in ("late", "ended", "good", "bad", "lost")}
     folders = {name: JobFolder(tmp_path / "jobs", key) for name, key in keys.items()}
-    steps = {"late": "sleep=100", "ended": "sleep=100", "good": "say=done", "bad": "exit=5", "lost": "say=done"}
+    long = ("say=up", "sleep=100")
+    steps = {"late": long, "ended": long, "good": ("say=done",), "bad": ("exit=5",), "lost": ("say=done",)}
     for name in ("late", "ended", "good", "bad"):
-        launcher.submit(place.spec(keys[name], steps[name]), keys[name])
-    folders["lost"].prepare(place.spec(keys["lost"], steps["lost"]))
+        launcher.submit(place.spec(keys[name], *steps[name]), keys[name])
+    folders["lost"].prepare(place.spec(keys["lost"], *steps["lost"]))
     lost_id = launcher._submit(folders["lost"])
     for name in ("late", "ended"):
-        wait_for(launcher, keys[name], "running")
+        # Slurm says "running" before a job's step has begun; one that may not begin in time has failed, not timed out.
+        wait_until(lambda key=keys[name]: launcher.logs(key) == b"node 0: up\n")
     slurm.client("scontrol", "update", f"JobId={folders['late'].native_id}", "EndTime=now+1seconds")
     slurm.client("scancel", str(folders["ended"].native_id))
 
