@@ -136,6 +136,7 @@ def test_a_trial_of_another_cluster_and_one_given_twice_are_refused(
     assert "local:2x2" in error["limit"] and "local:2:" in error["value"]
 
 
+@pytest.mark.long
 def test_of_two_that_change_one_calibration_at_once_neither_is_lost(run: Run, kept: Kept, calibration: Path) -> None:
     before = read(calibration)
     for _ in range(2):

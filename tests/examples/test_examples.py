@@ -89,6 +89,7 @@ def test_a_partial_value_kept_through_the_second_product_sends_less_and_is_what_
     assert max(number(row["error"]) for row in plans.values()) < 1e-5
 
 
+@pytest.mark.long
 def test_zero_falls_out_of_storage_layouts() -> None:
     memory = rows("zero", "KiB per device: predicted / measured")
     for part in ("parameters", "optimizer"):

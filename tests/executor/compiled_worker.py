@@ -52,7 +52,7 @@ def main() -> None:
         strategy = Strategy.from_dict(rescale(case, "float64"))
         batch = random_batch(graph, strategy.global_batch, seed=2)
         device = torch.device("cpu")
-        trainer = Trainer(graph, strategy, parameters, device=device, compiler=request["compiler"])
+        trainer = Trainer(graph, strategy, parameters, device=device, compiler=case["compiler"])
         report = compare(trainer, Trainer(graph, strategy, parameters, device=device), batch)
         reports: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(reports, report)

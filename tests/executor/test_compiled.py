@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,16 @@ from tests.executor.test_parameter_flow import data_parallel, perceptron
 from tests.forms import form
 
 
-def run(folder: Path, compiler: str, models: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Reports of all ranks by model."""
-    folder.mkdir()
+def run(folder: Path, compilers: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """Reports of all ranks by model, each compiled as ``compilers`` says."""
     gpt2 = capture_hf_config({**GPT2, "n_layer": 1, "resid_pdrop": 0.1}, seq_len=32)
     gathering = store_split(perceptron(), data_parallel(2), "use")
     cases = [
         {"label": "gpt2", "graph": gpt2.to_dict(), "strategy": split_linears(gpt2, ("b0",), ("k", "n")).to_dict()},
         {"label": "perceptron", "graph": perceptron().to_dict(), "strategy": gathering.to_dict()},
     ]  # fmt: skip
-    asked = {"compiler": compiler, "cases": [case for case in cases if case["label"] in models]}
-    (folder / "request.json").write_text(json.dumps(asked))
+    asked = [{**case, "compiler": compilers[case["label"]]} for case in cases]
+    (folder / "request.json").write_text(json.dumps({"cases": asked}))
     outcome = run_ranks(
         "tests.executor.compiled_worker",
         [str(folder / "request.json"), str(folder / "result.json")],
@@ -51,8 +50,7 @@ def test_compiled_programs_train_as_they_do_op_by_op(tmp_path: Path, monkeypatch
     # Each rank compiles in itself: a pool of compilers for each of the four would import torch once a process.
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     best = "inductor" if shutil.which("g++") else "aot_eager"
-    reports = run(tmp_path / "perceptron", best, ["perceptron"])
-    reports |= run(tmp_path / "gpt2", form("aot_eager", best), ["gpt2"])
+    reports = run(tmp_path, {"perceptron": best, "gpt2": form("aot_eager", best)})
     assert set(reports) == {"gpt2", "perceptron"}
     for label, ranks in reports.items():
         assert all(rank["loss"] <= 1e-9 and rank["gradient"] <= 1e-9 for rank in ranks), (label, ranks)

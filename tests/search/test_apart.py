@@ -142,6 +142,7 @@ def _noted(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, looked: list[
     monkeypatch.setattr(kind, name, noted)
 
 
+@pytest.mark.long
 def test_bounds_that_were_learnt_say_the_same() -> None:
     options = PlanOptions(global_batch=16, memory_limit_bytes=LIMITS[0])
     planner = Planner(graph_of("gpt2-demo"), load_cluster("local:2x2"), None, options, None)

@@ -82,6 +82,7 @@ def test_without_a_price_it_is_the_quickest_and_at_a_high_one_the_leanest() -> N
     assert at_price(problem, 1e9, solved).memory_bytes == leanest
 
 
+@pytest.mark.long
 def test_at_these_limits_more_memory_makes_a_pipeline_no_slower() -> None:
     """The quickest schedule was left where a slower one had room: 10^12 parameters took 15.4 s a step with 86 GB, 16.2 with
     100."""

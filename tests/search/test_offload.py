@@ -74,6 +74,7 @@ def test_what_search_charges_is_what_the_strategy_is_charged() -> None:
     assert costs.optimizer_s == pytest.approx(held / 4 * (2 / 2e9 + 7 / 3e9), rel=1e-9)
 
 
+@pytest.mark.long
 def test_a_host_without_room_is_no_way_out() -> None:
     small = replace(SLOW, memory_bytes=1000)
     assert not planned_on(small, memory_limit_bytes=60_000_000).strategy.offload
@@ -82,6 +83,7 @@ def test_a_host_without_room_is_no_way_out() -> None:
         planned_on(small, **LEAST)
 
 
+@pytest.mark.long
 def test_what_just_fits_on_devices_is_found_where_the_hosts_are_slow() -> None:
     """Search, which adds memory up by op, finds nothing on devices alone; the leanest strategy fits at its fullest moment."""
     just = {**LEAST, "memory_limit_bytes": 2_138_500}

@@ -42,6 +42,7 @@ def test_each_plan_on_the_front_is_whole_and_fits_its_limit(model: str) -> None:
         assert bool(document["baselines"]) == (at == 0)
 
 
+@pytest.mark.long
 def test_a_plan_within_less_memory_is_not_faster_than_the_front() -> None:
     graph, cluster = capture("zoo:mlp-small"), load_cluster("local:2x2")
     front = front_of("mlp-small")

@@ -84,6 +84,7 @@ def test_time_that_is_over_leaves_no_promise() -> None:
         assert plan.document["memory_bytes_per_device"] == sum(plan.document["memory_breakdown"].values()) > 0
 
 
+@pytest.mark.long
 def test_what_takes_smaller_messages_than_was_promised_cuts_nothing_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

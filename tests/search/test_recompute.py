@@ -126,6 +126,7 @@ def test_options_are_checked_and_read_back() -> None:
         planned("moe-small", "local:4", recompute=1)
 
 
+@pytest.mark.long
 def test_what_fits_first_cuts_the_others_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing fits without recomputation, and there are no baselines to begin with: Llama 70B on 2 x 8 A100 took three
     times as long as with them, as spaces were costed whose estimates one that fits, made uneven, rules out."""

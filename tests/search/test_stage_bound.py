@@ -96,7 +96,7 @@ def test_no_strategy_is_shut_out_with_its_own_memory_as_the_limit(
 @pytest.mark.parametrize("storage", ["as_used", None])
 @pytest.mark.parametrize("batch", [4, 64])
 @pytest.mark.parametrize("model", ["mlp-small", "wide-deep-small"])
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 def test_no_strategy_of_unlike_layers_is_shut_out(met: Met, model: str, batch: int, storage: str | None) -> None:
     graph, cluster = graph_of(model), load_cluster("dgx-a100-40g:1")
     options = PlanOptions(global_batch=batch, storage=storage, baselines=())

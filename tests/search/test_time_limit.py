@@ -160,6 +160,7 @@ def test_the_other_process_ends_with_a_search_that_is_ended(monkeypatch: pytest.
         os.waitpid(-1, os.WNOHANG)
 
 
+@pytest.mark.long
 def test_what_was_proved_of_every_structure_by_then_is_the_bound_of_a_plan_that_is_cut_short() -> None:
     model, cluster = capture("zoo:gpt2"), load_cluster("dgx-a100-40g:1")
     options = PlanOptions(global_batch=64, time_limit_s=100.0, baselines=(), memory_limit_bytes=3 * 2**30)

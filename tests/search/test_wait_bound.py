@@ -52,7 +52,7 @@ def never() -> bool:
      ("resnet50", "dgx-a100-40g:2", 1, 128, 8, 16), ("resnet50", "dgx-a100-40g:4", 50, 128, 4, 16),
      ("vit-large", "dgx-a100-40g:1", 1, 64, 4, 8), ("vit-large", "dgx-a100-40g:4", 50, 64, 4, 8)],
 )  # fmt: skip
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 def test_no_pipeline_is_below_its_bound_however_it_is_cut(
     model: str, preset: str, slow: int, batch: int, stages: int, count: int
 ) -> None:
@@ -108,7 +108,7 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
 
 
 @pytest.mark.parametrize("model", ["vgg13", "vit-large", "resnet50"])
-@pytest.mark.some(3)
+@pytest.mark.long
 def test_waits_prove_what_work_alone_does_not(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     def planned() -> dict[str, float]:
         options = PlanOptions(global_batch=1024, baselines=())

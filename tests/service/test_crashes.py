@@ -33,6 +33,7 @@ def test_jobs_end_once_whatever_moment_a_worker_on_postgresql_dies_at(tmp_path: 
     check(scenarios.worker_crash_points(tmp_path, postgres, points), len(points))
 
 
+@pytest.mark.long
 def test_jobs_of_a_killed_worker_go_on_at_another(tmp_path: Path, postgres: Postgres) -> None:
     check(scenarios.worker_kills(tmp_path, postgres, 1, seed=0), 1)
 

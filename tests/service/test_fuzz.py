@@ -37,6 +37,7 @@ def test_thousands_of_requests_find_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_nor_do_some_on_postgresql_with_jobs_that_wait(postgres: Postgres, tmp_path: Path) -> None:
     with served(tmp_path, postgres.database()) as service:
         check(service, tmp_path, form(3, 8), ("fuzzing", "stateful"), form(100, 300))

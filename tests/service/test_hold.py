@@ -76,6 +76,7 @@ def test_a_refused_service_and_the_command_line_leave_the_schema_of_a_running_on
     database.close()
 
 
+@pytest.mark.long
 def test_the_command_line_makes_a_servers_database_but_leaves_one_of_an_earlier_release_as_it_is(
     tmp_path: Path,
 ) -> None:

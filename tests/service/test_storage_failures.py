@@ -57,7 +57,7 @@ def test_a_read_only_or_full_database_recovers(settings: Settings, pragma: str, 
 
 
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 def test_storage_that_fails_is_503_or_507_and_recovers_without_a_restart(name: str, tmp_path: Path) -> None:
     """A real service each; ``make storage`` has them as a table."""
     if lacks := WAYS[name].lacks():

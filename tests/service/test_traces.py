@@ -106,6 +106,7 @@ def found_at(module: str, trace_id: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_ranks_that_end_with_the_service_have_the_trace_of_their_task(tmp_path: Path, receiver: Receiver) -> None:
     with Server(tmp_path, otel=True) as server, client_of(server) as client:
         found = documents.wait(client, search(client)["id"])

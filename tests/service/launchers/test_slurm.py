@@ -157,6 +157,7 @@ def test_a_trial_of_the_command_line_trains_on_two_nodes(
     assert (launch.spec.num_nodes, launch.outcome()) == (2, ("succeeded", ""))
 
 
+@pytest.mark.long
 def test_a_calibration_of_the_service_measures_two_nodes_and_keeps_no_search_waiting(
     slurm: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def asked(client: TestClient) -> dict[str, str]:
     return {"strategy_id": job["result"]["strategy_id"]}
 
 
+@pytest.mark.long
 def test_a_trial_goes_on_through_a_restart_of_the_service_with_other_settings(settings: Settings) -> None:
     with running(settings) as client:
         trial = {**asked(client), "steps": 5, "warmup": 1}

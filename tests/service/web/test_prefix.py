@@ -47,6 +47,7 @@ def opened() -> Iterator[Browser]:
         yield opened
 
 
+@pytest.mark.some(2)
 def test_programs_and_the_command_line_work_below_a_path(proxy: Proxy, tmp_path: Path) -> None:
     with Client(proxy.url) as client, httpx.Client() as plain:
         model = client.post_model(documents.graph())
@@ -96,6 +97,7 @@ def walk(tab: Tab, proxy: Proxy) -> set[str]:
     return {path[len(ROOT) :].partition("?")[0] for path in seen}
 
 
+@pytest.mark.some(2)
 def test_a_browser_plans_and_finds_every_page_below_the_path(proxy: Proxy, opened: Browser) -> None:
     tab = opened.new_page()
     said = complaints(tab)
@@ -110,6 +112,7 @@ def test_a_browser_plans_and_finds_every_page_below_the_path(proxy: Proxy, opene
     tab.close()
 
 
+@pytest.mark.some(2)
 def test_a_session_is_of_the_path_alone_and_signing_in_goes_on_where_it_was_asked_for(
     tmp_path: Path, opened: Browser
 ) -> None:
