@@ -23,6 +23,7 @@ def test_without_a_gpu_it_says_so_and_stops(as_json: bool) -> None:
     assert (json.loads(done.stdout)["error"] if as_json else done.stdout.strip()) == "no GPU"
 
 
+@pytest.mark.long
 def test_its_steps_run_on_a_cpu_too(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     command = [*COMMAND, "steps", "--device", "cpu", "-o", str(out)]

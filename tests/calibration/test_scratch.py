@@ -100,6 +100,7 @@ def test_what_is_refused_leaves_no_folder(root: Path) -> None:
 
 
 @pytest.mark.clock
+@pytest.mark.long
 def test_a_killed_run_without_a_named_folder_is_continued(root: Path) -> None:
     call = "from autosbp.cluster import load_cluster; from calibration import calibrate; import sys\n" + (
         "calibrate(load_cluster('local:2'), sizes=(1024, 65536, 262144), variants=False, point_s=0.1,"

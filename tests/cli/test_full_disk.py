@@ -65,6 +65,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.mark.clock
+@pytest.mark.long
 def test_a_disk_that_gets_full_meanwhile_is_named_and_the_run_goes_on_when_there_is_room(
     disk: Disk, tmp_path: Path
 ) -> None:
