@@ -112,7 +112,6 @@ def test_a_browser_plans_and_finds_every_page_below_the_path(proxy: Proxy, opene
     tab.close()
 
 
-@pytest.mark.some(2)
 def test_a_session_is_of_the_path_alone_and_signing_in_goes_on_where_it_was_asked_for(
     tmp_path: Path, opened: Browser
 ) -> None:
