@@ -22,7 +22,7 @@ def why_document(plan: Plan, found: tuple[OpAlternatives, ...], step: float) -> 
         for each in found
     ]
     mesh = [name for name, *_ in plan.document["strategy"]["mesh"]["axes"]]
-    return {"plan_id": plan.plan_id, "step_time_s": step, "axes": mesh, "ops": ops}
+    return {"plan_id": plan.stored_id, "step_time_s": step, "axes": mesh, "ops": ops}
 
 
 def _entry(one: Alternative, step_s: float) -> dict[str, Any]:
@@ -58,4 +58,4 @@ def what_if_document(plan: Plan, found: tuple[Change, ...], step: float, *, cali
         for each in sorted(found, key=lambda one: one.best.step_time_s)
     ]
     costs = "calibration, scaled" if calibrated else "data sheet"
-    return {"plan_id": plan.plan_id, "step_time_s": step, "costs": costs, "changes": changes}
+    return {"plan_id": plan.stored_id, "step_time_s": step, "costs": costs, "changes": changes}

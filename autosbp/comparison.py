@@ -6,26 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from autosbp.cluster import prime_factors
+from autosbp.plan import current_document
 
 COSTS = ("step_time_s", "comm_bytes_per_device", "memory_bytes_per_device")
+_PARTS = ("compute_s", "exposed_comm_s", "hidden_comm_s", "bubble_s", "optimizer_s")
 _CHOICES = ("global_batch", "micro_batch", "optimizer", "gather", "pipeline", "recompute", "offload", "bucket_bytes")
 
 
 def difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
-    """What the second of two plan documents does otherwise. Layouts are compared on the finest mesh, where both strategies'
-    devices have the same; as they are written elsewhere."""
+    """What the second of two plan documents, of any release, does otherwise. Layouts are compared on the finest mesh, where
+    both strategies' devices have the same; as they are written elsewhere."""
+    one, two = current_document(one), current_document(two)
     left, right = one["strategy"], two["strategy"]
     comparable = left["mesh"]["axes"] == right["mesh"]["axes"]
     if not comparable and left["mesh"]["level_counts"] == right["mesh"]["level_counts"]:
         left, right, comparable = _on_finest(left), _on_finest(right), True
     costs = {name: _pair(one[name], two[name]) for name in COSTS}
-    costs |= {name: _pair(one["breakdown"].get(name), two["breakdown"].get(name)) for name in one["breakdown"]}
+    costs |= {name: _pair(one["breakdown"].get(name), two["breakdown"].get(name)) for name in _PARTS}
     return {
         "a": one["plan_id"],
         "b": two["plan_id"],
-        "same": one["plan_id"] == two["plan_id"],
+        "same": _stored_id(one) == _stored_id(two),
         "same_graph": one["provenance"].get("graph_hash") == two["provenance"].get("graph_hash"),
         "costs": costs,
+        "exposed_comm_by_purpose_s": _by_purpose(one["breakdown"], two["breakdown"]),
         "mesh": _pair(_mesh(one["strategy"]), _mesh(two["strategy"])),
         "same_mesh": comparable,
         "choices": {
@@ -34,6 +38,17 @@ def difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]
         "parameters": _changes(left["parameters"], right["parameters"]),
         "ops": _changes(left["signatures"], right["signatures"]),
     }
+
+
+def _stored_id(document: Mapping[str, Any]) -> str:
+    return str(document.get("earlier_plan_id", document["plan_id"]))
+
+
+def _by_purpose(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """None where a plan of an earlier release does not say."""
+    known = [parts.get("exposed_comm_by_purpose_s") for parts in (one, two)]
+    names = sorted({name for exposed in known for name in exposed or ()})
+    return {name: _pair(*(None if exposed is None else exposed.get(name, 0.0) for exposed in known)) for name in names}
 
 
 def _on_finest(strategy: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from autosbp.cluster import Cluster, Device, Level, load_cluster
 from autosbp.errors import ServiceError
 from autosbp.hardware import presets
 from autosbp.jsonio import canonical
-from autosbp.plan import simulated_s
 
 MODEL = "gpt2-demo"
 GLOBAL_BATCH = 16
@@ -186,10 +185,10 @@ def _table(trials: Mapping[str, Mapping[str, Any]]) -> Table:
         measured = result["step_time_s"]
         table.add_row(
             name,
-            f"{simulated_s(predicted) * 1e3:.0f}",
+            f"{predicted['step_time_s'] * 1e3:.0f}",
             f"{measured['median'] * 1e3:.0f}",
             f"{measured['iqr'] * 1e3:.0f}",
-            f"{simulated_s(predicted) / measured['median'] - 1:+.0%}",
+            f"{predicted['step_time_s'] / measured['median'] - 1:+.0%}",
             f"{predicted['memory_bytes_per_device'] / 1e6:.0f}/{result['memory_bytes'] / 1e6:.0f}",
             f"{predicted['comm_bytes_per_device'] / 1e6:.1f}",
             f"{result['loss_difference']:.0e}",

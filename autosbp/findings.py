@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autosbp.plan import EARLIER_OBJECTIVE
 from autosbp.units import num_bytes, percent, seconds
 
 _TIGHT = 0.9
@@ -23,6 +24,18 @@ _ADVICE = {
     "bubble_s": ("Waiting of stages", "more microbatches fill the pipeline"),
     "optimizer_s": ("The optimizer", "split more parameters, or enlarge the global batch"),
 }
+"""Of each part of a step, the four of which add up to it."""
+PURPOSES = {
+    "gradient_sync": "gradient sync",
+    "parameter_gather": "parameter gather",
+    "tensor_parallel": "tensor parallelism",
+    "expert_parallel": "expert parallelism",
+    "pipeline": "messages between stages",
+    "loss": "sum of the loss",
+}
+"""What communication is for (``costmodel.timeline_event.PURPOSES``), in words."""
+_NOTABLE = 0.01
+"""Of a step: communication that takes less is not told of."""
 
 
 def certificate(document: Mapping[str, Any]) -> str:
@@ -46,6 +59,8 @@ def above_optimum(gap: float) -> str:
 
 def why_no_bound(document: Mapping[str, Any]) -> str:
     """Why nothing is known of the optimum."""
+    if _is_earlier(document):
+        return "an earlier release searched it, by a sum in which nothing overlaps; plan again"
     if ended_early(document):
         return "search ended before all was looked at; a longer time limit may give one"
     if document.get("searcher") in _PROVING:
@@ -56,14 +71,19 @@ def why_no_bound(document: Mapping[str, Any]) -> str:
 def ended_early(document: Mapping[str, Any]) -> bool:
     """Whether a searcher that proves bounds was stopped, by its time limit or by whom it told how it went. Plans of releases
     that did not say so have no gap then."""
-    known = document.get("ended_early", document.get("gap") is None)
+    known = document.get("ended_early", document.get("gap") is None and not _is_earlier(document))
     return bool(known) and document.get("searcher") in _PROVING
+
+
+def _is_earlier(document: Mapping[str, Any]) -> bool:
+    return EARLIER_OBJECTIVE in document.get("warnings", ())
 
 
 def findings(document: Mapping[str, Any]) -> list[str]:
     """Sentences, most important first."""
     return [
         _what_binds(document),
+        *_communication(document),
         *_stages(document),
         *_memory(document),
         *_fewer(document),
@@ -73,20 +93,55 @@ def findings(document: Mapping[str, Any]) -> list[str]:
 
 
 def of_links(links: Mapping[str, float], step_s: float) -> list[str]:
-    """Which link communication takes most of its time on."""
+    """Which link communication takes most of its time on, whether anybody waits for it or not."""
     spent = sum(links.values())
     if not spent:
         return []
     name = max(links, key=lambda level: links[level])
-    share = percent(links[name], spent)
-    return [f"Of communication, {share} crosses links of level {name}: {percent(links[name], step_s)} of the step."]
+    share, of_step = percent(links[name], spent), percent(links[name], step_s)
+    return [f"Of all communication, {share} crosses links of level {name}, for as long as {of_step} of the step."]
+
+
+def purposes(breakdown: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of exposed communication by what it is for, in words, longest first; none where plans of earlier releases do not
+    say."""
+    exposed = breakdown.get("exposed_comm_by_purpose_s") or {}
+    longest = sorted((pair for pair in exposed.items() if pair[1] > 0), key=lambda pair: -pair[1])
+    return {PURPOSES.get(name, name): seconds_of for name, seconds_of in longest}
 
 
 def _what_binds(document: Mapping[str, Any]) -> str:
     breakdown, step = document["breakdown"], document["step_time_s"]
-    largest = max(_ADVICE, key=lambda name: breakdown[name])
+    largest = _largest(breakdown)
     name, advice = _ADVICE[largest]
-    return f"{name} binds with {percent(breakdown[largest], step)} of the step: {advice}."
+    mostly = _mostly(breakdown) if largest == "exposed_comm_s" else ""
+    return f"{name} binds with {percent(breakdown[largest], step)} of the step{mostly}: {advice}."
+
+
+def _largest(breakdown: Mapping[str, Any]) -> str:
+    return max(_ADVICE, key=lambda name: float(breakdown[name]))
+
+
+def _mostly(breakdown: Mapping[str, Any]) -> str:
+    """Of exposed communication, the purpose that takes most."""
+    found = purposes(breakdown)
+    if not found:
+        return ""
+    name = next(iter(found))
+    part = "all" if len(found) == 1 else "most" if found[name] > sum(found.values()) / 2 else "the largest part"
+    return f", {part} of it {name}"
+
+
+def _communication(document: Mapping[str, Any]) -> list[str]:
+    """How much is waited for, where that is not what binds, and how much is hidden."""
+    breakdown, step = document["breakdown"], document["step_time_s"]
+    exposed, hidden, said = breakdown["exposed_comm_s"], breakdown.get("hidden_comm_s", 0.0), []
+    if exposed > _NOTABLE * step and _largest(breakdown) != "exposed_comm_s":
+        said.append(f"Communication is waited for during {percent(exposed, step)} of the step{_mostly(breakdown)}.")
+    if hidden > _NOTABLE * step:
+        share = percent(hidden, exposed + hidden)
+        said.append(f"{seconds(hidden)} of communication, {share} of all of it, are hidden behind computation.")
+    return said
 
 
 def _stages(document: Mapping[str, Any]) -> list[str]:

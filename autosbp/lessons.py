@@ -48,7 +48,7 @@ class _Trial:
     result_id: str
 
     def predicted_s(self, calibration: Calibration) -> float:
-        return predict_costs(self.graph, self.plan.strategy, self.plan.cluster, calibration).simulated_step_time_s
+        return predict_costs(self.graph, self.plan.strategy, self.plan.cluster, calibration).step_time_s
 
 
 def learn_from_trials(calibration: Calibration, folders: Sequence[Path]) -> Taught:
@@ -99,7 +99,7 @@ def experience_of(
         )
         raise InputError(f"{path}.cluster", f"{cluster.name}: {_levels(cluster.levels_key)}", limit)
     fields = Fields(result, path, result)
-    if fields.raw("plan_id") != plan.plan_id:
+    if fields.raw("plan_id") not in (plan.plan_id, plan.stored_id):
         raise InputError(fields.at("plan_id"), fields.raw("plan_id"), f"{plan.plan_id}, the trial's plan, is expected")
     if not fields.boolean("collectives_match"):
         limit = "true is expected: what was measured is not what the plan is charged for"
@@ -116,7 +116,7 @@ def experience(
 
     def predict(correction: Correction) -> float:
         corrected = replace(calibration, corrections=(correction,))
-        return predict_costs(graph, strategy, cluster, corrected).simulated_step_time_s
+        return predict_costs(graph, strategy, cluster, corrected).step_time_s
 
     return Experience.of(predict, measured_s)
 

@@ -13,7 +13,12 @@ from autosbp.pipeline import Pipeline
 from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.placement import NdSbp, format_nd_sbp, parse_nd_sbp
 
-SCHEMA = "autosbp.plan/1"
+SCHEMA, EARLIER_SCHEMA = "autosbp.plan/2", "autosbp.plan/1"
+"""The version that is written, and one that is read, too: its plans were searched by a sum in which nothing overlaps."""
+EARLIER_OBJECTIVE = (
+    "An earlier release searched this plan, by a sum in which no communication overlaps computation: another one may be "
+    "faster, and nothing is known of its gap."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,6 @@ class Signature:
 
 COSTED = (
     "step_time_s",
-    "simulated_step_time_s",
     "breakdown",
     "comm_bytes_per_device",
     "memory_bytes_per_device",
@@ -48,12 +52,12 @@ COSTED = (
 """What a plan says of its winner and of each baseline."""
 
 
-OWN = ("plan_id", "memory_breakdown", "by_stage", "ended_early")
+OWN = ("plan_id", "earlier_plan_id", "memory_breakdown", "by_stage", "ended_early")
 """What a plan says of its winner alone."""
 
 
-def simulated_s(costs: Mapping[str, Any]) -> float:
-    """What a trial of a plan, or of a baseline in it, should measure; plans of earlier releases only have the sum."""
+def predicted_step_s(costs: Mapping[str, Any]) -> float:
+    """The step of costs that were stored by any release: earlier ones had a sum in ``step_time_s``, and this beside it."""
     return float(costs.get("simulated_step_time_s", costs["step_time_s"]))
 
 
@@ -227,21 +231,28 @@ class StageCosts:
 class Costs:
     """What the cost model predicts of one strategy, per device and training step.
 
-    ``step_time_s`` is the sum of the parts, what search minimises and bounds; ``simulated_step_time_s`` what is left of it
-    where collectives run beside ops, and what a trial should measure. ``stages`` are there where these are on groups of
+    ``step_time_s`` is the simulated step, with communication beside computation where the executor has it so: what search
+    minimises and bounds, and what a trial should measure. It is the sum of ``compute_s``, the communication that a rank waits
+    for, which is ``exposed`` by purpose (``costmodel.timeline_event.PURPOSES``), ``bubble_s`` and ``optimizer_s``.
+    ``hidden_comm_s`` is the communication that it does not wait for. ``stages`` are there where these are on groups of
     unlike devices; memory is then that of the stage that is nearest to its limit.
     """
 
     step_time_s: float
-    simulated_step_time_s: float
     compute_s: float
-    exposed_comm_s: float
+    exposed: Mapping[str, float]
+    hidden_comm_s: float
     bubble_s: float
     optimizer_s: float
     comm_bytes_per_device: int
     memory_bytes_per_device: int
     memory: Mapping[str, int]
     stages: tuple[StageCosts, ...] = ()
+
+    @property
+    def exposed_comm_s(self) -> float:
+        """Communication that a rank waits for."""
+        return sum(self.exposed.values(), 0.0)
 
     def excess_bytes(self, limit: int) -> int:
         """What the fullest device has above a limit, or above its own memory where that is known and less; negative where
@@ -258,10 +269,11 @@ class Costs:
     def to_dict(self) -> dict[str, Any]:
         return {
             "step_time_s": self.step_time_s,
-            "simulated_step_time_s": self.simulated_step_time_s,
             "breakdown": {
                 "compute_s": self.compute_s,
                 "exposed_comm_s": self.exposed_comm_s,
+                "exposed_comm_by_purpose_s": {name: self.exposed[name] for name in sorted(self.exposed)},
+                "hidden_comm_s": self.hidden_comm_s,
                 "bubble_s": self.bubble_s,
                 "optimizer_s": self.optimizer_s,
             },
@@ -310,6 +322,11 @@ class Plan:
         return str(self.document["plan_id"])
 
     @property
+    def stored_id(self) -> str:
+        """The id that a service has it under: of a plan that an earlier release wrote, the one that it had then."""
+        return str(self.document.get("earlier_plan_id", self.plan_id))
+
+    @property
     def strategy(self) -> Strategy:
         return Strategy.from_dict(self.document["strategy"])
 
@@ -355,10 +372,11 @@ class Plan:
 
     @staticmethod
     def from_dict(data: object) -> Plan:
-        """Read a plan; raises ``InputError`` for another version, a malformed strategy or an id that does not match."""
+        """Read a plan, one of ``EARLIER_SCHEMA`` with what it says of its step made that of today, under another id; raises
+        ``InputError`` for another version, a malformed strategy or an id that does not match."""
         if not isinstance(data, Mapping):
             raise InputError("plan", data, "a mapping is expected")
-        if data.get("schema") != SCHEMA:
+        if data.get("schema") not in (SCHEMA, EARLIER_SCHEMA):
             raise InputError("schema", data.get("schema"), f"{SCHEMA!r} is the version this release reads")
         for key in ("plan_id", "strategy", "cluster", "baselines", "baseline_strategies", "provenance"):
             if key not in data:
@@ -370,7 +388,51 @@ class Plan:
         Cluster.from_dict(data["cluster"])
         if data["plan_id"] != plan_id_of(data):
             raise InputError("plan_id", data["plan_id"], f"{plan_id_of(data)} is the hash of this plan")
-        return Plan({key: value for key, value in data.items() if key != "search_s"}, data.get("search_s"))
+        document = {key: value for key, value in data.items() if key != "search_s"}
+        if data["schema"] == EARLIER_SCHEMA:
+            document = {**current_document(document), "earlier_plan_id": data["plan_id"]}
+            document["plan_id"] = plan_id_of(document)
+        return Plan(document, data.get("search_s"))
+
+
+def current_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan's document as this release writes it, but for its id: of ``EARLIER_SCHEMA`` steps are those that were simulated
+    beside the sum, and bounds, and the steps of fewer devices, which were of the sum, are gone."""
+    if document.get("schema") != EARLIER_SCHEMA:
+        return dict(document)
+    fields = Fields(document, "", document)
+    kept = {name: value for name, value in document.items() if name != "fewer_devices"}
+    return {
+        **_with_simulated_step(kept, ""),
+        "schema": SCHEMA,
+        "lower_bound_s": None,
+        "gap": None,
+        "warnings": [*fields.sequence("warnings", ()), EARLIER_OBJECTIVE],
+        "baselines": {
+            name: _with_simulated_step(entry, f"baselines.{name}")
+            for name, entry in fields.mapping("baselines").items()
+        },
+    }
+
+
+def _with_simulated_step(costs: object, path: str) -> dict[str, Any]:
+    """The parts of the sum, of which the step has less: what of communication was hidden, then of waiting, then of computation;
+    or more communication, where messages slowed each other down."""
+    fields = Fields(costs, path, costs if isinstance(costs, Mapping) else ())
+    found = {name: value for name, value in fields.data.items() if name != "simulated_step_time_s"}
+    if not all(map(fields.has, ("simulated_step_time_s", "step_time_s", "breakdown"))):
+        return found
+    step_s = fields.number("simulated_step_time_s")
+    left_s = fields.number("step_time_s") - step_s
+    parts = dict(fields.mapping("breakdown"))
+    sums = Fields(parts, fields.at("breakdown"), parts)
+    exposed_s = sums.number("exposed_comm_s")
+    for name in ("exposed_comm_s", "bubble_s", "compute_s"):
+        less_s = min(left_s, sums.number(name))
+        parts[name] -= less_s
+        left_s -= less_s
+    parts["hidden_comm_s"] = max(0.0, exposed_s - parts["exposed_comm_s"])
+    return {**found, "step_time_s": step_s, "breakdown": parts}
 
 
 def plan_id_of(document: Mapping[str, Any]) -> str:

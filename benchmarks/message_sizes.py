@@ -1,7 +1,6 @@
 """What the size of messages of gradients changes: ``python -m benchmarks.message_sizes [--json]``.
 
-Plans are made with messages of up to 25 MiB, and their strategies costed again with other sizes: the sum that search
-minimises (``step_time_s``), the step in which collectives run beside ops (``simulated_step_time_s``), and memory, each in
+Plans are made with messages of up to 25 MiB, and their strategies costed again with other sizes: the step and memory, each in
 percent of what it is at 25 MiB. ``--calibration FILE --model MODEL`` looks at a cluster as it was measured, where ops and
 collectives slow each other down.
 """
@@ -55,7 +54,6 @@ class Row:
 
     bucket_bytes: int
     step_percent: float
-    simulated_percent: float
     memory_percent: float
 
 
@@ -67,7 +65,6 @@ class Result:
     cluster: str
     options: dict[str, Any]
     step_time_s: float
-    simulated_step_time_s: float
     rows: tuple[Row, ...]
 
 
@@ -80,14 +77,13 @@ def measure(case: Case, cluster: Cluster, calibration: Calibration | None, sizes
 
     usual = costs(plan.strategy)
     rows = tuple(_row(size, costs(replace(plan.strategy, bucket_bytes=size)), usual) for size in sizes)
-    return Result(*(case.model, cluster.name, case.options, usual.step_time_s, usual.simulated_step_time_s, rows))
+    return Result(*(case.model, cluster.name, case.options, usual.step_time_s, rows))
 
 
 def _row(size: int, found: Costs, usual: Costs) -> Row:
     return Row(
         size,
         100 * (found.step_time_s / usual.step_time_s - 1),
-        100 * (found.simulated_step_time_s / usual.simulated_step_time_s - 1),
         100 * (found.memory_bytes_per_device / usual.memory_bytes_per_device - 1),
     )
 
@@ -97,10 +93,7 @@ def show(result: Result) -> None:
     print(f"{result.model} on {result.cluster} ({asked}): {result.step_time_s:.4g} s")
     for row in result.rows:
         size = "all" if row.bucket_bytes == SIZES[-1] else f"{row.bucket_bytes // MIB} MiB"
-        print(
-            f"{size:>10}  sum {row.step_percent:+.3f} %  simulated {row.simulated_percent:+.3f} %  "
-            f"memory {row.memory_percent:+.2f} %"
-        )
+        print(f"{size:>10}  step {row.step_percent:+.3f} %  memory {row.memory_percent:+.2f} %")
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ _ROUTES = (  # tried in this order: those that are asked for most come first
     *(jobs.routes, strategies.routes, searches.routes, models.routes, clusters.routes, calibrations.routes),
     *(analyses.routes, trials.routes, artifacts.routes, health.routes, health.measured, keys.routes, audit.routes),
 )
-API_VERSION = "1.22"
+API_VERSION = "1.23"
 """Of the HTTP interface: the first number grows with what breaks clients, the second with what is new."""
 _TAGS = [
     {"name": "models", "description": "Model graphs, addressed by their content."},

@@ -10,18 +10,19 @@ import pytest
 from autosbp.costmodel.calibration import Calibration
 from autosbp.demo import like_the_plan, run_demo, this_machine
 from autosbp.plan import Plan
+from autosbp.search.plan_options import DEFAULT_BASELINES
 
 
 @pytest.mark.slow
 def test_the_demo_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_demo(tmp_path, quick=True) == 0
     shown = capsys.readouterr().out
-    for row in ("autosbp", "data_parallel", "megatron"):
+    for row in ("autosbp", *DEFAULT_BASELINES):
         assert row in shown
     assert "collectives issued equal collectives charged, on every rank: yes" in shown
     plan = Plan.from_dict(json.loads((tmp_path / "plan.json").read_text()))
-    same = like_the_plan(plan.document, ("autosbp", "data_parallel", "megatron"))
-    assert same == [name for name in ("data_parallel", "megatron") if plan.baseline_strategy(name) == plan.strategy]
+    same = like_the_plan(plan.document, ("autosbp", *DEFAULT_BASELINES))
+    assert same == [name for name in DEFAULT_BASELINES if plan.baseline_strategy(name) == plan.strategy]
     assert (f"{' and '.join(same)}: the same strategy as autosbp's" in shown) == bool(same)
     calibration = Calibration.from_dict(json.loads((tmp_path / "calibration.json").read_text()))
     assert plan.document["provenance"]["calibration_id"] == calibration.calibration_id

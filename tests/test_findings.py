@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from autosbp.api import PlanOptions, capture, load_cluster, make_plan
-from autosbp.findings import certificate, findings
+from autosbp.costmodel import timeline_event
+from autosbp.findings import PURPOSES, certificate, findings, purposes
 from service.web.presenters.strategy import optimality
 
 
@@ -75,3 +76,48 @@ def test_how_much_faster_than_the_best_baseline_is_told(times: float, said: str)
     name = next(name for name, each in document["baselines"].items() if each["feasible"])
     baseline = {**document["baselines"][name], "step_time_s": times * document["step_time_s"]}
     assert any(said in sentence for sentence in findings({**document, "baselines": {name: baseline}}))
+
+
+def split(**parts: Any) -> dict[str, Any]:
+    """A document whose step of 10 s has these parts, and else computation."""
+    known = {"exposed_comm_s": 0.0, "bubble_s": 0.0, "optimizer_s": 0.0, **parts}
+    compute_s = 10.0 - sum(known[name] for name in ("exposed_comm_s", "bubble_s", "optimizer_s"))
+    breakdown = {"hidden_comm_s": 0.0, "exposed_comm_by_purpose_s": {}, **known, "compute_s": compute_s}
+    return {**planned("random"), "step_time_s": 10.0, "breakdown": breakdown}
+
+
+@pytest.mark.parametrize(
+    ("by_purpose", "said"),
+    [
+        ({"gradient_sync": 4.0, "tensor_parallel": 2.0}, ", most of it gradient sync"),
+        ({"expert_parallel": 2.5, "loss": 1.5, "pipeline": 2.0}, ", the largest part of it expert parallelism"),
+        ({"parameter_gather": 6.0, "loss": 0.0}, ", all of it parameter gather"),
+        ({}, ""),  # of an earlier release
+    ],
+)
+def test_what_exposed_communication_is_for_is_told(by_purpose: dict[str, float], said: str) -> None:
+    binds = findings(split(exposed_comm_s=6.0, exposed_comm_by_purpose_s=by_purpose))
+    assert binds[0].startswith(f"Communication binds with 60.0 % of the step{said}: ")
+    exposed = {name: seconds / 3 for name, seconds in by_purpose.items()}
+    waits = findings(split(exposed_comm_s=2.0, exposed_comm_by_purpose_s=exposed))
+    assert waits[0].startswith("Computation binds with 80.0 % of the step: ")
+    assert waits[1] == f"Communication is waited for during 20.0 % of the step{said}."
+
+
+def test_every_purpose_has_words() -> None:
+    assert tuple(PURPOSES) == timeline_event.PURPOSES
+    assert purposes({"exposed_comm_by_purpose_s": {"loss": 1.0, "pipeline": 2.0, "gradient_sync": 0.0}}) == {
+        "messages between stages": 2.0,
+        "sum of the loss": 1.0,
+    }
+
+
+def test_how_much_communication_is_hidden_is_told_where_it_is_much() -> None:
+    said = "3 s of communication, 75.0 % of all of it, are hidden behind computation."
+    assert said in findings(split(exposed_comm_s=1.0, hidden_comm_s=3.0))
+    assert not any("hidden" in sentence for sentence in findings(split(exposed_comm_s=1.0, hidden_comm_s=0.01)))
+
+
+def test_waiting_of_stages_binds_where_it_is_the_largest_of_what_adds_up() -> None:
+    sentence = findings(split(bubble_s=6.0, exposed_comm_s=1.0, hidden_comm_s=50.0))[0]
+    assert sentence.startswith("Waiting of stages binds with 60.0 % of the step: ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +13,7 @@ from autosbp.cli._layers import family
 from autosbp.cli._options import AsJson, Server
 from autosbp.cli._run import console, print_json
 from autosbp.errors import InputError
+from autosbp.findings import PURPOSES
 from autosbp.units import num_bytes, seconds
 
 First = Annotated[
@@ -60,15 +61,27 @@ def _show(found: Mapping[str, Any]) -> None:
     if not found["same_mesh"]:
         out.print("layouts are of different meshes, and compared as they are written", style="yellow")
     out.print(f"mesh: {found['mesh']['a']} | {found['mesh']['b']}")
-    costs = []
-    for name, pair in found["costs"].items():
-        show, one, two = _COSTS.get(name, seconds), pair["a"], pair["b"]
-        change = f"{100 * (two / one - 1):+.1f} %" if one and two is not None else "-"
-        costs.append((name, show(one), show(two), change))
-    out.print(table("costs", ("", found["a"], found["b"], "change"), costs))
+    out.print(table("costs", ("", found["a"], found["b"], "change"), _costs(found)))
     for title in ("choices", "parameters", "ops"):
         if found[title]:
             out.print(table(f"{title} that differ", ("", "how many", found["a"], found["b"]), _folded(found[title]), 4))
+
+
+def _costs(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Exposed communication by purpose is below its sum; a service of an earlier release does not tell it."""
+    rows: list[tuple[str, ...]] = []
+    for name, pair in found["costs"].items():
+        rows.append(_cost(name, pair, _COSTS.get(name, seconds)))
+        if name == "exposed_comm_s":
+            by_purpose = found.get("exposed_comm_by_purpose_s", {})
+            rows += [_cost(f"  {PURPOSES.get(each, each)}", by_purpose[each], seconds) for each in by_purpose]
+    return rows
+
+
+def _cost(name: str, pair: Mapping[str, Any], show: Callable[[float | None], str]) -> tuple[str, ...]:
+    one, two = pair["a"], pair["b"]
+    change = f"{100 * (two / one - 1):+.1f} %" if one and two is not None else "-"
+    return name, show(one), show(two), change
 
 
 def _folded(changes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:

@@ -38,7 +38,7 @@ from autosbp.cli._unused import refuse_unused
 from autosbp.cli._what_if import explain_what_if, show_what_if
 from autosbp.cli._why import explain_why, show_why
 from autosbp.errors import InputError
-from autosbp.findings import certificate, findings, of_links
+from autosbp.findings import certificate, findings, of_links, purposes
 from autosbp.traffic import issues, link_seconds
 from autosbp.units import num_bytes, percent, seconds
 
@@ -235,8 +235,6 @@ def _program(plan: Plan, graph: LogicalGraph, rank: int) -> str:
 
 def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom | None = None) -> dict[str, Any]:
     """What ``--json`` prints; of links, where the graph is there, and the calibration that the plan has."""
-    from autosbp.plan import simulated_s
-
     document = plan.document
     strategy = document["strategy"]
     stored, signatures = strategy["parameters"], strategy["signatures"]
@@ -246,7 +244,7 @@ def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom |
     names = ("plan_id", "model", "step_time_s", "breakdown", "comm_bytes_per_device", "memory_bytes_per_device")
     found: dict[str, Any] = {
         **{name: document[name] for name in names},
-        "simulated_step_time_s": simulated_s(document),
+        **({"earlier_plan_id": document["earlier_plan_id"]} if "earlier_plan_id" in document else {}),
         "memory_breakdown": document.get("memory_breakdown", {}),
         "memory_limit_bytes": document["memory_limit_bytes"],
         "cluster": document["cluster"]["name"],
@@ -283,6 +281,18 @@ def _group(group: Any) -> dict[str, Any]:
     return {"name": group.name, "num_members": group.num_members, "layout": group.layout}
 
 
+def _times(breakdown: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Parts of a step, exposed communication by purpose below its sum; and what is hidden, which is no part of it."""
+    return [
+        ("compute", breakdown["compute_s"]),
+        ("exposed communication", breakdown["exposed_comm_s"]),
+        *((f"  {name}", value) for name, value in purposes(breakdown).items()),
+        ("bubble", breakdown["bubble_s"]),
+        ("optimizer", breakdown["optimizer_s"]),
+        ("beside the step: hidden communication", breakdown.get("hidden_comm_s", 0.0)),
+    ]
+
+
 def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     out = console()
     show(plan)
@@ -300,11 +310,7 @@ def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     if "bucket_bytes" in found:
         out.print(f"gradients are reduced in messages of up to {num_bytes(found['bucket_bytes'])}")
     step = found["step_time_s"]
-    rows = [
-        (name.removesuffix("_s"), seconds(value), percent(value, step)) for name, value in found["breakdown"].items()
-    ]
-    simulated = found["simulated_step_time_s"]
-    rows.append(("simulated: collectives beside ops", seconds(simulated), percent(simulated, step)))
+    rows = [(name, seconds(value), percent(value, step)) for name, value in _times(found["breakdown"])]
     out.print(table("time of a step", ("", "time", "share"), rows))
     limit = found["memory_limit_bytes"]
     rows = [(name, num_bytes(size), percent(size, limit)) for name, size in found["memory_breakdown"].items()]
@@ -328,6 +334,7 @@ def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         out.print(table("collectives of a step", ("kind", "phase", "axes", "calls", "bytes of a device"), calls, 3))
     if "links" in found:
         rows = [(name, seconds(spent), percent(spent, step)) for name, spent in found["links"].items()]
-        out.print(table("communication by the slowest link that it crosses", ("level", "time", "of the step"), rows))
+        title = "communication, exposed and hidden, by the slowest link that it crosses"
+        out.print(table(title, ("level", "time", "of the step"), rows))
     sources = ", ".join(f"{name} {value}" for name, value in found["provenance"].items() if value is not None)
     out.print(f"from: {sources}", style="dim")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from autosbp.plan import Plan
 
 _BREAKDOWN = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s")
+_HIDDEN, _BY_PURPOSE = "hidden_comm_s", "exposed_comm_by_purpose_s"
+"""What plans of earlier releases do not say."""
 
 
 def check_output(path: Path | None) -> None:
@@ -93,9 +95,13 @@ def _check_costs(document: Mapping[str, Any]) -> None:
     for name in ("step_time_s", "comm_bytes_per_device", "memory_bytes_per_device", "evaluations"):
         fields.number(name)
     fields.positive("memory_limit_bytes")
-    breakdown = Fields(fields.mapping("breakdown"), "breakdown", _BREAKDOWN)
+    breakdown = Fields(fields.mapping("breakdown"), "breakdown", (*_BREAKDOWN, _HIDDEN, _BY_PURPOSE))
     for name in _BREAKDOWN:
         breakdown.number(name)
+    breakdown.number(_HIDDEN, 0.0)
+    exposed = breakdown.mapping(_BY_PURPOSE, {})
+    for name in exposed:
+        Fields(exposed, breakdown.at(_BY_PURPOSE), exposed).number(name)
     memory = fields.mapping("memory_breakdown", {})
     for name in memory:
         Fields(memory, "memory_breakdown", memory).number(name)

@@ -65,8 +65,8 @@ Baselines = Annotated[
     typer.Option(
         "--baselines",
         metavar="NAME,...",
-        help="What to compare with: data_parallel, zero1, zero2, zero3, megatron, megatron_sp, one_weird_trick, summa_2d, "
-        "alpa_like, autoddl_tied, or none.",
+        help="What to compare with: data_parallel, zero1, zero2, zero3, fsdp2, megatron, megatron_sp, megatron_lm, "
+        "one_weird_trick, summa_2d, alpa_like, autoddl_tied, or none.",
     ),
 ]
 Stages = Annotated[
@@ -324,11 +324,10 @@ def show(document: Mapping[str, Any]) -> None:
         f"{strategy['global_batch']} in microbatches of {strategy['micro_batch']}",
         style="bold",
     )
-    out.print(
-        table(
-            "", ("", "step time", "simulated", "compute", "comm", "memory", "traffic", "feasible"), _rows(document), 1
-        )
-    )
+    if "earlier_plan_id" in document:
+        out.print(f"written by an earlier release as {document['earlier_plan_id']}", style="dim")
+    columns = ("", "step time", "compute", "exposed comm", "hidden comm", "memory", "traffic", "feasible")
+    out.print(table("", columns, _rows(document), 1))
     out.print(f"search: {certificate(document)}; {document['evaluations']} evaluations by {document['searcher']}")
     for sentence in findings(document):
         out.print(f"- {sentence}")
@@ -337,17 +336,11 @@ def show(document: Mapping[str, Any]) -> None:
 
 def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The winner's row has its breakdown; a baseline's has what the plan keeps of it."""
-    from autosbp.plan import simulated_s
-
-    breakdown = document["breakdown"]
     memory = document["memory_bytes_per_device"]
     rows: list[tuple[str, ...]] = [
         (
             "this plan",
-            seconds(document["step_time_s"]),
-            seconds(simulated_s(document)),
-            seconds(breakdown["compute_s"]),
-            seconds(breakdown["exposed_comm_s"]),
+            *_times(document),
             f"{num_bytes(memory)} ({percent(memory, document['memory_limit_bytes'])})",
             num_bytes(document["comm_bytes_per_device"]),
             "yes",
@@ -357,13 +350,16 @@ def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
         rows.append(
             (
                 name,
-                seconds(entry["step_time_s"]),
-                seconds(simulated_s(entry) if entry["feasible"] else None),
-                seconds((entry.get("breakdown") or {}).get("compute_s")),
-                seconds((entry.get("breakdown") or {}).get("exposed_comm_s")),
+                *_times(entry),
                 num_bytes(entry["memory_bytes_per_device"]),
                 num_bytes(entry["comm_bytes_per_device"]),
                 {True: "yes", False: "no", None: "not known"}[entry["feasible"]],
             )
         )
     return rows
+
+
+def _times(costs: Mapping[str, Any]) -> tuple[str, ...]:
+    parts = costs.get("breakdown") or {}
+    shown = (parts.get(name) for name in ("compute_s", "exposed_comm_s", "hidden_comm_s"))
+    return seconds(costs["step_time_s"]), *map(seconds, shown)

@@ -40,8 +40,8 @@ def is_id(text: str) -> bool:
 
 
 def id_of(plan: str) -> str:
-    """The id of a PLAN: a file's, or the one that it is."""
-    return plan if is_id(plan) else read_plan(plan).plan_id
+    """The id that a service has a PLAN under: a file's, or the one that it is."""
+    return plan if is_id(plan) else read_plan(plan).stored_id
 
 
 def post_model(client: Client, model: str, sizes: ModelSizes = NO_SIZES) -> str:
@@ -91,7 +91,7 @@ def stored_strategy(client: Client, plan: str, model: str | None, sizes: ModelSi
     if is_id(plan) and model is not None:
         raise InputError("model", model, f"the service knows the graph of {plan}: leave it out")
     found = None if is_id(plan) else read_plan(plan)
-    plan_id = plan if found is None else found.plan_id
+    plan_id = plan if found is None else found.stored_id
     with suppress(NotFoundError):
         return plan_id, client.get_strategy(plan_id)
     if found is None or model is None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autosbp.cluster import Device
 from autosbp.costmodel.cheapest import cheapest_s
-from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.network import NetworkModel, level_of
 from autosbp.distinct import distinct_places
 from autosbp.errors import InputError
 from autosbp.sbp.boxing import COLLECTIVES, PMAX, PMIN, Step, message_bytes, step_between
@@ -38,12 +38,28 @@ class StepCost:
         return self.forward_comm_s + self.backward_comm_s + self.local_s
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The part of what boxing takes that counts: of messages, forward and backward, by the level of the slowest links that they
+    cross, and of local copies. Paths are the cheapest of what counts, so that no path counts less."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    forward_copies: float
+    backward_copies: float
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all counts in full."""
+        return {*self.forward, *self.backward, self.forward_copies, self.backward_copies} == {1.0}
+
+
 @dataclass(slots=True)
 class BoxingTables:
     """What models that cost the same steps the same on one mesh have in common: tables by tensor, costs of steps, and what
     callers work out from these, by their keys."""
 
-    tables: dict[tuple[tuple[int, ...], int, bool, bool], BoxingTable] = field(default_factory=dict)
+    tables: dict[tuple[tuple[int, ...], int, bool, bool, Shares | None], BoxingTable] = field(default_factory=dict)
     step_costs: dict[tuple[Step, int, bool], StepCost] = field(default_factory=dict)
     known: dict[Hashable, Any] = field(default_factory=dict)
 
@@ -117,16 +133,23 @@ class BoxingModel:
         return np.where(moved, RELABEL_S + copy_s + copy_s, RELABEL_S)
 
     def kinds_times_s(
-        self, steps: StepTable, messages: NDArray[np.float64], differentiable: bool, again: bool = False
+        self,
+        steps: StepTable,
+        messages: NDArray[np.float64],
+        differentiable: bool,
+        again: bool = False,
+        shares: Shares | None = None,
     ) -> NDArray[np.float64]:
         """All seconds of a table's kinds of steps (rows) for many messages (columns), as ``message_times_s`` has them in parts;
-        forward twice with ``again``."""
+        forward twice with ``again``, the second time within backward."""
         ways = self._ways_of(steps, differentiable)
         copy_s = self.device.op_overhead_s + 2 * messages / self.copy_bytes_per_s
         times = np.zeros((1 + len(ways.collectives), len(messages)))
         for at, (action, shape) in enumerate(ways.collectives, start=1):
             times[at] = self.network.times_s(action, messages, shape)
         copies = ways.copies
+        if shares is not None:
+            return _counted(ways, times, copy_s, shares, again=again)
         local: NDArray[np.float64] = RELABEL_S + copies[:, :1] * copy_s + copies[:, 1:] * copy_s
         ahead = times[ways.ahead]
         total: NDArray[np.float64] = ahead + times[ways.back] + local
@@ -139,10 +162,16 @@ class BoxingModel:
         return self._ways[key]
 
     def table(
-        self, shape: tuple[int, ...], num_bytes: int, differentiable: bool, *, again: bool = False
+        self,
+        shape: tuple[int, ...],
+        num_bytes: int,
+        differentiable: bool,
+        *,
+        again: bool = False,
+        shares: Shares | None = None,
     ) -> BoxingTable:
-        """Boxing of one tensor; ``again``: in a recomputed run, where forward happens twice."""
-        key = (shape, num_bytes, differentiable, again)
+        """Boxing of one tensor; ``again``: in a recomputed run, where forward happens twice; ``shares``: what counts of it."""
+        key = (shape, num_bytes, differentiable, again, shares)
         if key not in self._tables:
             self._tables[key] = BoxingTable(self, *key)
         return self._tables[key]
@@ -163,6 +192,23 @@ def _num_copies(action: str, src_dim: int, dst_dim: int) -> int:
     if action == "reduce_scatter":
         return int(dst_dim != 0)
     return int(src_dim != 0) + int(dst_dim != 0) if action == "all_to_all" else 0
+
+
+def _counted(
+    ways: _Ways, times: NDArray[np.float64], copy_s: NDArray[np.float64], shares: Shares, *, again: bool
+) -> NDArray[np.float64]:
+    """As ``BoxingModel.kinds_times_s``, of the parts that count."""
+    levels = [0, *(level_of(shape) for _, shape in ways.collectives)]
+    ahead_share, back_share = (
+        np.array([each[level] for level in levels]) for each in (shares.forward, shares.backward)
+    )
+    ahead, back = times[ways.ahead], times[ways.back]
+    copies_s = [ways.copies[:, at : at + 1] * copy_s for at in (0, 1)]
+    total: NDArray[np.float64] = RELABEL_S + shares.forward_copies * copies_s[0] + shares.backward_copies * copies_s[1]
+    total = total + ahead_share[ways.ahead][:, None] * ahead + back_share[ways.back][:, None] * back
+    if again:
+        total = total + RELABEL_S + back_share[ways.ahead][:, None] * ahead + shares.backward_copies * copies_s[0]
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +249,13 @@ class BoxingTable:
     one-byte elements (bools, which have none, and integers that would overflow) cost infinitely much."""
 
     def __init__(
-        self, model: BoxingModel, shape: tuple[int, ...], num_bytes: int, differentiable: bool, again: bool = False
+        self,
+        model: BoxingModel,
+        shape: tuple[int, ...],
+        num_bytes: int,
+        differentiable: bool,
+        again: bool = False,
+        shares: Shares | None = None,
     ) -> None:
         self.mesh, self.num_bytes = model.mesh, num_bytes
         sizes = {axis.size for axis in self.mesh.axes}
@@ -219,7 +271,7 @@ class BoxingTable:
         parts = factors.prod(axis=1)
         message = num_bytes // np.minimum(parts[steps.source[found.keep]], parts[steps.target[found.keep]])
         distinct, inverse = np.unique(message, return_inverse=True)
-        seconds = model.kinds_times_s(steps, distinct.astype(np.float64), differentiable, again)
+        seconds = model.kinds_times_s(steps, distinct.astype(np.float64), differentiable, again, shares)
         self._step_s: NDArray[np.float64] = seconds[steps.kind[found.keep], inverse]
         if not differentiable and num_bytes == prod(shape):
             partial = (steps.numbers[found.chosen] == self._all_states[P]).any(axis=1)

@@ -1,8 +1,7 @@
 """The cost of one strategy: its time, traffic and memory (DESIGN section 7).
 
-Everything is derived from the program's items, the same list that the executor lowers. The step is told twice: the sum of
-all that happens (``costmodel.timeline``), which search minimises and proves a bound of, and what is left of it where
-collectives run beside ops (``costmodel.simulate``).
+Everything is derived from the program's items, the same list that the executor lowers. The step is that of one rank, simulated
+(``costmodel.simulate``): gradients and parameters travel beside the ops that do not wait for them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory import memory_bytes
 from autosbp.costmodel.network import beta_factor
 from autosbp.costmodel.pipelined import evaluate_pipelined
-from autosbp.costmodel.simulate import alone_s
+from autosbp.costmodel.simulate import Elapsed, elapsed
 from autosbp.costmodel.timeline import Timeline
 from autosbp.costmodel.timeline_event import Event
 from autosbp.graph.ir import LogicalGraph
@@ -38,19 +37,19 @@ def evaluate(
         return evaluate_pipelined(graph, strategy, boxing, compute, known)
     flow = parameter_flow(graph, strategy)
     run = in_turn if known is None else known.run
-    (spent, traffic, simulated), memory = run(
+    (spent, traffic), memory = run(
         [
             lambda: _time(graph, strategy, boxing, compute, flow),
             lambda: memory_bytes(graph, strategy, flow, device=boxing.device.kind),
         ]
     )
     return Costs(
-        step_time_s=sum(spent.values()),
-        simulated_step_time_s=simulated,
-        compute_s=spent["compute"],
-        exposed_comm_s=spent["comm"],
+        step_time_s=spent.seconds,
+        compute_s=spent.compute_s,
+        exposed=spent.exposed,
+        hidden_comm_s=spent.hidden_s,
         bubble_s=0.0,
-        optimizer_s=spent["optimizer"],
+        optimizer_s=spent.optimizer_s,
         comm_bytes_per_device=round(traffic),
         memory_bytes_per_device=sum(memory.values()),
         memory=memory,
@@ -59,20 +58,21 @@ def evaluate(
 
 def _time(
     graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel, flow: ParameterFlow
-) -> tuple[dict[str, float], float, float]:
-    """Seconds by category, bytes that a rank sends, and the seconds of a step in which nothing waits that does not have to."""
+) -> tuple[Elapsed, float]:
+    """What a rank does in a step, and the bytes that it sends."""
     phases = Timeline(graph, strategy, boxing, compute, flow).phases()
-    spent = dict.fromkeys(("compute", "comm", "optimizer", "wait"), 0.0)
     traffic = 0.0
     for events, times in phases:
         for event in events:
-            spent[event.category] += times * event.summed_s
             if event.category == "comm":
                 size = strategy.mesh.group_size(event.details["axes"])
                 traffic += times * beta_factor(event.details["kind"], size) * event.details["num_bytes"]
-    return spent, traffic, simulated_s(phases, compute)
+    return step_of(phases, compute), traffic
 
 
-def simulated_s(phases: Sequence[tuple[Sequence[Event], int]], compute: ComputeModel) -> float:
-    """Seconds of a step in which nothing waits that does not have to. What repeats is simulated once, to its end."""
-    return sum(times * alone_s(events, compute.overlap) for events, times in phases)
+def step_of(phases: Sequence[tuple[Sequence[Event], int]], compute: ComputeModel) -> Elapsed:
+    """What a rank does in a step of these phases, each to its end; what repeats is simulated once."""
+    spent = Elapsed()
+    for events, times in phases:
+        spent = spent.plus(elapsed(events, compute.overlap), times)
+    return spent

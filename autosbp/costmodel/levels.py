@@ -18,16 +18,16 @@ from autosbp.sbp.mesh import Mesh
 def level_seconds(
     graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel
 ) -> dict[str, float]:
-    """Seconds of one device's communication in a step by level, outermost first, each message for itself; their sum is
-    ``Costs.exposed_comm_s``. Of a pipeline, those of the stage that has most, messages between stages among them, none of
-    which waits for another. Arguments as of ``evaluate``."""
+    """Seconds of one device's communication in a step by level, outermost first, each message for itself,
+    hidden or not. Of a pipeline, those of the stage that has most, messages between stages among them, none of which waits for
+    another. Arguments as of ``evaluate``."""
     cluster = boxing.network.cluster
     if strategy.pipeline is None:
         found = dict.fromkeys(range(len(cluster.levels)), 0.0)
         for events, times in Timeline(graph, strategy, boxing, compute).phases():
             for event in events:
                 if event.category == "comm":
-                    found[event.level] += times * event.summed_s
+                    found[event.level] += times * event.duration_s
     else:
         stages = Stages(graph, strategy)
         every = [_of_stage(stages, stage, boxing.network) for stage in range(strategy.num_stages)]

@@ -60,6 +60,12 @@ def _streams(kind: str, nodes: int, inside: int) -> float:
     return max(inside - 1.0, 1.0) if kind == "p2p" else 1.0
 
 
+def level_of(group_shape: tuple[int, ...]) -> int:
+    """The level of the slowest links that a group of this shape crosses, counted from the outermost; behind the last one where
+    it has one member."""
+    return next((at for at, count in enumerate(group_shape) if count > 1), len(group_shape))
+
+
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
     """Latency in seconds and seconds per byte of one collective over one group shape; ``measured`` tells its source.

@@ -6,8 +6,8 @@ parameters, the losses, the optimizer) is added behind a stage's last pass. Time
 last; traffic and memory, those of the stage that has most. Where a cluster has groups of unlike devices, each stage has
 the times of its own, and memory is that of the stage that is nearest to its devices' limit.
 
-Where ranks share hardware (``costmodel.sharing``), passes of the simulated step go faster while other stages wait. The
-step that search minimises has them as calibrated; so has ``message_driven``, which nothing here runs.
+Where ranks share hardware (``costmodel.sharing``), passes go faster while other stages wait; those of ``message_driven``, which
+nothing here runs, are as calibrated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from math import prod
 
 import numpy as np
 
-from autosbp.beside import in_turn
 from autosbp.costmodel.alike import KnownChunks, chunk_key
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.collectives import Collective
@@ -33,11 +32,11 @@ from autosbp.costmodel.pipeline import Span, pass_spans, pipeline_time
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS
 from autosbp.costmodel.shared_pipeline import Parts, Shared, shared_passes
 from autosbp.costmodel.sharing import Paces
-from autosbp.costmodel.simulate import Part, alone_parts, alone_s
+from autosbp.costmodel.simulate import Elapsed, Part, alone_parts, elapsed
 from autosbp.costmodel.stage_models import StageModels, stage_limits
 from autosbp.costmodel.stages import Chunk, StageCall, Stages
 from autosbp.costmodel.timeline import LOSS, Timeline
-from autosbp.costmodel.timeline_event import Event
+from autosbp.costmodel.timeline_event import GRADIENT_SYNC, PIPELINE, Event
 from autosbp.errors import InputError
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph
 from autosbp.handed import handed_over
@@ -47,34 +46,26 @@ from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.deferral import deferring
 from autosbp.sbp.placed_mesh import placed_mesh
 
-LONG = 20_000
-"""Microbatches times chunks: to simulate fewer takes no longer than to start a process."""
 WEIGHTS_SHARE = 0.5
 """Of the backward of a product, its weights' part: as many FLOPs as its input's."""
-Seconds = tuple[float, float]
-"""Of computation and of collectives."""
 
 
 @handed_over
 @dataclass(frozen=True, slots=True)
 class _ChunkCost:
-    """Of a chunk: each pass of a microbatch, in sum and ``together``, which is where collectives run beside ops; what
-    comes on top ``once`` a step; the bytes that its ranks send inside their stage in a step; and the ``parts`` of its passes
-    where stages share hardware."""
+    """Of a chunk: each pass of a microbatch, ``weights_s`` of which a schedule may put off; what comes on top ``once`` a step;
+    the bytes that its ranks send inside their stage in a step; and the ``parts`` of its passes where stages share hardware."""
 
-    forward: Seconds
-    backward: Seconds
+    forward: Elapsed
+    backward: Elapsed
     weights_s: float
-    forward_together_s: float
-    backward_together_s: float
-    once: Seconds
-    once_together_s: float
+    once: Elapsed
     inside_bytes: float
     parts: Mapping[str, Parts]
 
     @property
-    def passes_s(self) -> Seconds:
-        return self.forward[0] + self.backward[0] + self.weights_s, self.forward[1] + self.backward[1]
+    def passes(self) -> Elapsed:
+        return self.forward.plus(self.backward)
 
 
 def evaluate_pipelined(
@@ -151,25 +142,20 @@ class _Pipelined:
 
     def ends(self) -> list[float]:
         """When each stage is done with all of a step."""
-        passes = [
-            Passes(sum(cost.forward), sum(cost.backward), cost.weights_s, ahead_s, back_s)
-            for cost, ahead_s, back_s in zip(self.chunks, self.ahead_s, self.back_s, strict=True)
-        ]
-        ends = enumerate(self._ends(passes))
-        return [end + sum(self._once_s(stage)) + self._optimizer_s(stage) for stage, end in ends]
+        ends = enumerate(self._passes_ends())
+        return [end + self._once(stage).seconds + self._optimizer_s(stage) for stage, end in ends]
 
     def costs(self) -> Costs:
-        pipeline = self.stages.pipeline
-        long = pipeline.num_chunks * self.strategy.num_micro >= LONG
-        ends, beside = (self.known.run if long else in_turn)([self.ends, self._simulated_ends])
-        stages = range(pipeline.num_stages)
-        optimizer = [self._optimizer_s(stage) for stage in stages]
-        once = [self._once_s(stage) for stage in stages]
-        quicker = [
-            end + self._once_together_s(at) + optimizer[at] for at, end in enumerate(beside)
-        ]  # fmt: skip
+        stages = range(self.stages.pipeline.num_stages)
+        ends = self.ends()
         last = max(stages, key=ends.__getitem__)
-        compute_s, comm_s = (a + b for a, b in zip(self._busy_s(last), once[last], strict=True))
+        spent, optimizer_s = self._passes(last).plus(self._once(last)), self._optimizer_s(last)
+        sent_s = self._sends_s(last)
+        left_s = ends[last] - spent.seconds - optimizer_s
+        # What a stage waits for is its own messages first, then other stages.
+        exposed_s = min(sent_s, max(0.0, left_s))
+        if left_s < 0.0:  # passes that went faster while others waited
+            spent = replace(spent, compute_s=spent.compute_s + left_s)
         kind = self.boxing.device.kind
         memories = [stage_memory(self.stages, stage, device=kind, known=self.known) for stage in stages]
         bytes_of = [sum(parts.values()) for parts in memories]
@@ -178,11 +164,11 @@ class _Pipelined:
         memory = memories[fullest]
         return Costs(
             step_time_s=ends[last],
-            simulated_step_time_s=max(quicker),
-            compute_s=compute_s,
-            exposed_comm_s=comm_s,
-            bubble_s=max(0.0, ends[last] - compute_s - comm_s - optimizer[last]),
-            optimizer_s=optimizer[last],
+            compute_s=spent.compute_s,
+            exposed={**spent.exposed, PIPELINE: exposed_s},
+            hidden_comm_s=spent.hidden_s + sent_s - exposed_s,
+            bubble_s=max(0.0, left_s - exposed_s),
+            optimizer_s=optimizer_s,
             comm_bytes_per_device=round(max(map(self._traffic, stages))),
             memory_bytes_per_device=bytes_of[fullest],
             memory=memory,
@@ -191,12 +177,13 @@ class _Pipelined:
 
     def _stage_costs(self, stage: int, memory_bytes: int, limit: int) -> StageCosts:
         groups = [self.network.cluster.groups[at].name for at in self.models.groups[stage]]
-        return StageCosts("+".join(groups), sum(self._busy_s(stage)), memory_bytes, limit)
+        busy_s = self._passes(stage).seconds + self._sends_s(stage)
+        return StageCosts("+".join(groups), busy_s, memory_bytes, limit)
 
     def together(self) -> list[Passes]:
-        """The passes of each chunk where collectives run beside ops."""
+        """The passes of each chunk."""
         return [
-            Passes(cost.forward_together_s, cost.backward_together_s, cost.weights_s, ahead_s, back_s)
+            Passes(cost.forward.seconds, cost.backward.seconds - cost.weights_s, cost.weights_s, ahead_s, back_s)
             for cost, ahead_s, back_s in zip(self.chunks, self.ahead_s, self.back_s, strict=True)
         ]
 
@@ -214,24 +201,26 @@ class _Pipelined:
         chunks = [replace(one, send_s=ahead_s[at], return_s=back_s[at]) for at, one in enumerate(self.together())]
         return shared_passes(chunks, parts, pipeline, self.strategy.num_micro, paces, Links(self.counts, size))
 
-    def _simulated_ends(self) -> Sequence[float]:
-        """When each stage is done with its passes, where collectives run beside ops."""
-        shared = self.shared()
-        return shared.ends if shared else self._ends(self.together())
-
-    def _ends(self, passes: Sequence[Passes]) -> Sequence[float]:
+    def _passes_ends(self) -> Sequence[float]:
         """When each stage is done with its passes."""
+        shared = self.shared()
+        if shared:
+            return shared.ends
         pipeline = self.stages.pipeline
         count, lag = self.strategy.num_micro, pipeline.weights_lag
-        return pipeline_time(passes, pipeline.num_stages, count, 0.0, pipeline.schedule, lag).ends
+        return pipeline_time(self.together(), pipeline.num_stages, count, 0.0, pipeline.schedule, lag).ends
 
-    def _busy_s(self, stage: int) -> Seconds:
-        """All passes of a stage; its messages are communication, where it waits for them."""
-        own, count = self.stages.pipeline.chunks_of(stage), self.strategy.num_micro
-        pairs = [self.chunks[at].passes_s for at in own]
-        waits = self.stages.pipeline.schedule != MESSAGE_DRIVEN
-        sends = sum(self.ahead_s[at] + self.back_s[at] for at in own) if waits else 0.0
-        return count * sum(pair[0] for pair in pairs), count * (sum(pair[1] for pair in pairs) + sends)
+    def _passes(self, stage: int) -> Elapsed:
+        """What a stage does in all its passes."""
+        spent = Elapsed()
+        for at in self.stages.pipeline.chunks_of(stage):
+            spent = spent.plus(self.chunks[at].passes, self.strategy.num_micro)
+        return spent
+
+    def _sends_s(self, stage: int) -> float:
+        """All messages of a stage to others."""
+        own = self.stages.pipeline.chunks_of(stage)
+        return self.strategy.num_micro * sum(self.ahead_s[at] + self.back_s[at] for at in own)
 
     def _chunk(self, chunk: Chunk) -> _ChunkCost:
         strategy = self.strategy
@@ -245,20 +234,15 @@ class _Pipelined:
         else:
             last = list(timeline.backward_pass(True))
         later_s = self._weights_s(chunk, backward)
-        sums = [self._seconds(events) for events in (forward, backward, first, last)]
         sent = [self._bytes(events) for events in (forward, backward, first, last)]
-        once = [sums[2][at] + sums[3][at] - sums[0][at] - sums[1][at] for at in (0, 1)]
         # The loss's sum is waited for when all passes are over, long after its own.
         first, forward = ([event for event in events if event.key != LOSS] for events in (first, forward))
-        together = [alone_s(events, compute.overlap) for events in (forward, backward, first, last)]
+        spent = [elapsed(events, compute.overlap) for events in (forward, backward, first, last)]
         return _ChunkCost(
-            sums[0],
-            (sums[1][0] - later_s, sums[1][1]),
+            spent[0],
+            spent[1],
             later_s,
-            together[0],
-            together[1] - later_s,
-            (once[0], once[1]),
-            together[2] + together[3] - together[0] - together[1],
+            spent[2].plus(spent[3]).plus(spent[0], -1.0).plus(spent[1], -1.0).rounded(),
             (strategy.num_micro - 1) * (sent[0] + sent[1]) + sent[2] + sent[3],
             self._parts(forward, backward, later_s) if compute.sharing else {},
         )
@@ -283,10 +267,6 @@ class _Pipelined:
             if event.phase == "backward" and event.name in later and "op" in event.details
         )
 
-    def _seconds(self, events: Sequence[Event]) -> Seconds:
-        compute_s = sum(event.summed_s for event in events if event.category == "compute")
-        return compute_s, sum(event.summed_s for event in events if event.category == "comm")
-
     def _bytes(self, events: Iterable[Event]) -> float:
         calls = [event.details for event in events if event.category == "comm"]
         group_size = self.strategy.mesh.group_size
@@ -303,13 +283,12 @@ class _Pipelined:
         ends = source * size + ranks, target * size + ranks
         return sum(links.even_exchange_s(*ends, each, at_once) for each in sizes)
 
-    def _once_s(self, stage: int) -> Seconds:
-        own = [self.chunks[at].once for at in self.stages.pipeline.chunks_of(stage)]
-        return sum(pair[0] for pair in own), sum(pair[1] for pair in own) + self._ending_s(stage)
-
-    def _once_together_s(self, stage: int) -> float:
-        own = self.stages.pipeline.chunks_of(stage)
-        return sum(self.chunks[at].once_together_s for at in own) + self._ending_s(stage)
+    def _once(self, stage: int) -> Elapsed:
+        """What a stage does once a step on top of its passes, but for the optimizer."""
+        spent = Elapsed(exposed={GRADIENT_SYNC: self._ending_s(stage)})
+        for at in self.stages.pipeline.chunks_of(stage):
+            spent = spent.plus(self.chunks[at].once)
+        return spent
 
     def _ending_s(self, stage: int) -> float:
         """Sums of shared parameters, and the losses."""

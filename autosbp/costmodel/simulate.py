@@ -8,7 +8,7 @@ bandwidth each. Collectives beside the program run one after another per level, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -36,6 +36,42 @@ class _Side:
     start_s: float = -1.0
 
 
+@handed_over
+@dataclass(frozen=True, slots=True)
+class Elapsed:
+    """Seconds of the program by what it does: it computes, steps the optimizer, or waits for communication, which is
+    ``exposed`` by purpose; ``hidden_s`` is the communication that it does not wait for."""
+
+    compute_s: float = 0.0
+    optimizer_s: float = 0.0
+    exposed: Mapping[str, float] = field(default_factory=dict)
+    hidden_s: float = 0.0
+
+    @property
+    def exposed_s(self) -> float:
+        return sum(self.exposed.values())
+
+    @property
+    def seconds(self) -> float:
+        """All of it but for what is hidden."""
+        return self.compute_s + self.optimizer_s + self.exposed_s
+
+    def plus(self, other: Elapsed, times: float = 1.0) -> Elapsed:
+        """With so many times another one; -1 takes it away."""
+        purposes = {**self.exposed, **other.exposed}
+        return Elapsed(
+            self.compute_s + times * other.compute_s,
+            self.optimizer_s + times * other.optimizer_s,
+            {each: self.exposed.get(each, 0.0) + times * other.exposed.get(each, 0.0) for each in purposes},
+            self.hidden_s + times * other.hidden_s,
+        )
+
+    def rounded(self) -> Elapsed:
+        """Without what is below 0 by rounding."""
+        exposed = {purpose: max(0.0, seconds) for purpose, seconds in self.exposed.items()}
+        return Elapsed(max(0.0, self.compute_s), max(0.0, self.optimizer_s), exposed, max(0.0, self.hidden_s))
+
+
 @dataclass(slots=True)
 class Simulation:
     """Runs events in order; ``now_s`` is when the program is done with those so far. Not safe across threads."""
@@ -43,6 +79,10 @@ class Simulation:
     overlap: Overlap
     now_s: float = 0.0
     spans: list[Span] = field(default_factory=list)
+    compute_s: float = 0.0
+    optimizer_s: float = 0.0
+    comm_s: float = 0.0
+    exposed: dict[str, float] = field(default_factory=dict)
     _queues: dict[int, deque[_Side]] = field(default_factory=dict)
     _under_way: set[Hashable] = field(default_factory=set)
 
@@ -53,6 +93,8 @@ class Simulation:
                 self._wait_for(key)
             if event.category == "wait":
                 continue
+            if event.category == "comm":
+                self.comm_s += event.duration_s
             if event.key is None:
                 self._do(event)
             else:
@@ -63,8 +105,14 @@ class Simulation:
     def drain(self) -> float:
         """Wait for all that is under way."""
         while self._under_way:
-            self._pass(inf, 1.0, None)
+            self._wait()
         return self.now_s
+
+    @property
+    def elapsed(self) -> Elapsed:
+        """What the program did so far. Communication that shares links may take longer than alone: none of that is hidden."""
+        hidden_s = max(0.0, self.comm_s - sum(self.exposed.values()))
+        return Elapsed(self.compute_s, self.optimizer_s, self.exposed, hidden_s)
 
     def _do(self, event: Event) -> None:
         started_s, left_s = self.now_s, event.duration_s
@@ -78,10 +126,28 @@ class Simulation:
             if left_s <= 1e-12 * event.duration_s:
                 break
         self.spans.append(Span(event, started_s, self.now_s))
+        if comm:
+            self._expose(event, self.now_s - started_s)
+        elif event.category == "optimizer":
+            self.optimizer_s += self.now_s - started_s
+        else:
+            self.compute_s += self.now_s - started_s
+
+    def _expose(self, event: Event, seconds: float) -> None:
+        self.exposed[event.purpose] = self.exposed.get(event.purpose, 0.0) + seconds
 
     def _wait_for(self, key: Hashable) -> None:
         while key in self._under_way:
-            self._pass(inf, 1.0, None)
+            self._wait(key)
+
+    def _wait(self, key: Hashable = None) -> None:
+        """Until something beside the program ends; the time counts to what is first in the queue of what is waited for, or in
+        the one that takes longest."""
+        queues = [queue for queue in self._queues.values() if queue]
+        waited = next((queue for queue in queues if any(side.event.key == key for side in queue)), None)
+        queue = waited or max(queues, key=lambda each: sum(side.left_s for side in each))
+        event = queue[0].event
+        self._expose(event, self._pass(inf, 1.0, None))
 
     def _pass(self, most_s: float, rate: float, main: Event | None) -> float:
         """Let time pass until ``most_s`` are over or something beside the program ends; how long that was."""
@@ -105,6 +171,14 @@ class Simulation:
         if main.category != "comm":
             return 1.0 / (1.0 + self.overlap.network)
         return rate if main.level == level else 1.0
+
+
+def elapsed(events: Iterable[Event], overlap: Overlap) -> Elapsed:
+    """What the program does in these events, to the end of all that they start."""
+    simulation = Simulation(overlap)
+    simulation.run(events)
+    simulation.drain()
+    return simulation.elapsed
 
 
 def alone_s(events: Iterable[Event], overlap: Overlap) -> float:

@@ -1,4 +1,4 @@
-"""The predicted step of one rank as a list of events: what ``costmodel.evaluate`` sums and ``costmodel.simulate`` orders."""
+"""The predicted step of one rank as a list of events: what ``costmodel.simulate`` runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.collectives import RECOMPUTE, Collective, StepCollectives
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.launches import with_waits
+from autosbp.costmodel.network import level_of
 from autosbp.costmodel.offload import optimizer_s
 from autosbp.costmodel.op_times import all_op_times_s
 from autosbp.costmodel.split_ops import internal_collectives
-from autosbp.costmodel.synchronisation import shared_message_bytes, synchronisation_s
-from autosbp.costmodel.timeline_event import Event
+from autosbp.costmodel.timeline_event import (
+    EXPERT_PARALLEL,
+    GRADIENT_SYNC,
+    LOSS_SUM,
+    PARAMETER_GATHER,
+    TENSOR_PARALLEL,
+    Event,
+)
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.boxing import COLLECTIVES, Step, message_bytes, split_factor
 from autosbp.sbp.buckets import AT_END, Bucket
 from autosbp.sbp.choices import axis_choices
-from autosbp.sbp.gathers import NEVER, Gather, box_bytes
+from autosbp.sbp.gathers import NEVER, Gather
 from autosbp.sbp.parameters import ParameterFlow, parameter_flow
 from autosbp.sbp.placement import format_nd_sbp
 from autosbp.sbp.program import Box, Item, Op
@@ -29,6 +36,8 @@ from autosbp.sbp.program import Box, Item, Op
 IN_FLIGHT = 2
 """Messages of gathered parameters' gradients under way at once (``executor.gathering``)."""
 
+
+EXPERTS = "autosbp.experts.default"
 
 LOSS = "loss"
 """The key of its sum, which is under way while backward runs."""
@@ -49,7 +58,8 @@ class Timeline:
         self.graph, self.strategy, self.boxing, self.compute = graph, strategy, boxing, compute
         self.flow = flow or parameter_flow(graph, strategy)
         self.step = StepCollectives(graph, strategy, self.flow)
-        self.message = shared_message_bytes(graph, strategy.bucket_bytes)
+        experts = [node for node in graph.nodes if node.op == EXPERTS]
+        self._near_experts = frozenset(name for node in experts for name in (node.name, *(r.name for r in node.refs())))
         self._due: dict[int, list[int]] = {}
         self._due_again: dict[int, list[int]] = {}
         self._due_recomputed: dict[int, list[int]] = {}
@@ -69,7 +79,7 @@ class Timeline:
         self._own_events: dict[tuple[int, str], list[Event]] = {}
         self._sent_events: dict[tuple[int, str], list[Event]] = {}
         self._returned_events: dict[tuple[int, int], list[Event]] = {}
-        self._seconds: dict[tuple[str, int, tuple[int, ...]], float] = {}
+        self._seconds: dict[tuple[str, int, tuple[int, ...], bool], float] = {}
 
     def events(self) -> Iterator[Event]:
         """Microbatches one after another, gradients in the last, then the optimizer: the order in which ranks run them."""
@@ -99,7 +109,7 @@ class Timeline:
         found: dict[str, float] = {}
         waiting = 0.0
         for at, item in enumerate(self.flow.items):
-            waiting += sum(event.summed_s for phase in phases for event in self._own(at, item, phase, True))
+            waiting += sum(event.duration_s for phase in phases for event in self._own(at, item, phase, True))
             if isinstance(item, Op):
                 found[item.node.name] = found.get(item.node.name, 0.0) + waiting
                 waiting = 0.0
@@ -194,10 +204,8 @@ class Timeline:
     def _sending(self, place: int, phase: str) -> Iterator[Event]:
         gather = self.flow.gathers[place]
         for call in self.step.gathered((place,), phase):
-            event = self._call(call)
-            if gather.flat:
-                event = replace(event, key=(phase == "forward", place), share_s=self._share_s(gather, call))
-            yield event
+            event = replace(self._call(call, beside=gather.flat), purpose=PARAMETER_GATHER)
+            yield replace(event, key=(phase == "forward", place)) if gather.flat else event
 
     def _arrival(self, places: Sequence[int], phase: str) -> Iterator[Event]:
         """What is read next has to be there."""
@@ -214,35 +222,21 @@ class Timeline:
             yield self._reduced(bucket)
 
     def _reduced(self, bucket: Bucket) -> Event:
-        seconds = synchronisation_s(self.graph, self.strategy, bucket, self.boxing.network, self.message)
-        return replace(self._call(self.step.reduced(bucket)), duration_s=seconds, key=("sync", *bucket.names))
+        call = self._call(self.step.reduced(bucket), beside=True)
+        return replace(call, key=("sync", *bucket.names), purpose=GRADIENT_SYNC)
 
     def _returned(self, gather: Gather, place: tuple[int, int]) -> Iterator[Event]:
         key = ("returned", *place)
         if place not in self._returned_events:
-            calls = self.step.returned(gather)
-            events = map(self._call, calls)
-            self._returned_events[place] = (
-                [
-                    replace(event, key=key, share_s=self._share_s(gather, call))
-                    for event, call in zip(events, calls, strict=True)
-                ]
-                if gather.flat
-                else list(events)
-            )
+            calls = [self._call(call, beside=gather.flat) for call in self.step.returned(gather)]
+            self._returned_events[place] = [
+                replace(event, key=key if gather.flat else None, purpose=GRADIENT_SYNC) for event in calls
+            ]
         if gather.flat:
             if len(self._returning) == IN_FLIGHT:
                 yield Event("gradients", "wait", "backward", 0.0, after=(self._returning.pop(0),))
             self._returning.append(key)
         yield from self._returned_events[place]
-
-    def _share_s(self, gather: Gather, call: Collective) -> float:
-        """The shares of full messages that a flat gather's parameters pay."""
-        mesh = self.strategy.mesh
-        sizes = [box_bytes(self.graph, self.strategy, box)[0] for box in gather.boxes]
-        shape = mesh.group_shape(call.axes)
-        times = self.boxing.network.shared_times_s(call.kind, np.array(sizes, dtype=np.float64), self.message, shape)
-        return float(times.sum())
 
     def _op(self, item: Op, phase: str, seconds: float) -> Event:
         assert item.signature is not None
@@ -256,7 +250,8 @@ class Timeline:
         choices = axis_choices(self.graph, item.node, signature, self.strategy.mesh.ndim)
         for call in internal_collectives(self.graph, item.node, choices, self.strategy.mesh):
             if call.phase == phase:
-                yield self._collective(item.node.name, phase, call.kind, call.num_bytes, call.axes)
+                event = self._collective(item.node.name, phase, call.kind, call.num_bytes, call.axes)
+                yield replace(event, purpose=self._purpose(item.node.name))
 
     def _step(self, box: Box, step: Step, phase: str, own: bool) -> Iterator[Event]:
         """A boxing step: its local copies, and its collective where that is its own, not its parameter's."""
@@ -271,14 +266,25 @@ class Timeline:
         layouts = f"{format_nd_sbp(step.src)} -> {format_nd_sbp(step.dst)}"
         if own and kind in COLLECTIVES:
             event = self._collective(box.ref.name, phase, kind, message, step.axes, layouts)
-            yield replace(event, key=LOSS) if box.is_late(step) else event
+            if box.is_late(step):
+                yield replace(event, key=LOSS, purpose=LOSS_SUM)
+            elif box.ref.name in self.graph.parameter_names:
+                yield replace(event, purpose=PARAMETER_GATHER if phase == "forward" else GRADIENT_SYNC)
+            else:
+                yield replace(event, purpose=self._purpose(box.ref.name))
         if local_s > 0.0:
             details = {"num_bytes": message, "layouts": layouts}
             yield Event(f"copies of {kind} {box.ref.name}", "compute", phase, local_s, details)
 
+    def _purpose(self, name: str) -> str:
+        """Of what moves inside an op, or of its result."""
+        return EXPERT_PARALLEL if name in self._near_experts else TENSOR_PARALLEL
+
     def _collective(
-        self, cause: str, phase: str, kind: str, num_bytes: int, axes: tuple[int, ...], layouts: str = ""
-    ) -> Event:
+        self, cause: str, phase: str, kind: str, num_bytes: int, axes: tuple[int, ...], layouts: str = "",
+        *, beside: bool = False,
+    ) -> Event:  # fmt: skip
+        """``beside``: nothing waits for it where it is issued."""
         mesh = self.strategy.mesh
         shape = mesh.group_shape(axes)
         details = {
@@ -289,15 +295,16 @@ class Timeline:
             "cause": cause,
             "layouts": layouts,
         }
-        level = next((at for at, count in enumerate(shape) if count > 1), len(shape))
-        call = (kind, num_bytes, shape)
+        level = level_of(shape)
+        call = (kind, num_bytes, shape, beside)
         if call not in self._seconds:
-            self._seconds[call] = self.boxing.network.time_s(*call)
+            size = np.array([num_bytes], dtype=np.float64)
+            self._seconds[call] = float(self.boxing.network.times_s(kind, size, shape, not beside)[0])
         seconds = self._seconds[call]
         return Event(f"{kind} {cause}", "comm", phase, seconds, details, level)
 
-    def _call(self, call: Collective) -> Event:
-        return self._collective(call.cause, call.phase, call.kind, call.num_bytes, call.axes)
+    def _call(self, call: Collective, *, beside: bool = False) -> Event:
+        return self._collective(call.cause, call.phase, call.kind, call.num_bytes, call.axes, beside=beside)
 
     def _update(self) -> Iterator[Event]:
         """The optimizer, when the loss and all gradients are there."""

@@ -6,6 +6,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+GRADIENT_SYNC, PARAMETER_GATHER = "gradient_sync", "parameter_gather"
+TENSOR_PARALLEL, EXPERT_PARALLEL, PIPELINE, LOSS_SUM = "tensor_parallel", "expert_parallel", "pipeline", "loss"
+PURPOSES = (GRADIENT_SYNC, PARAMETER_GATHER, TENSOR_PARALLEL, EXPERT_PARALLEL, PIPELINE, LOSS_SUM)
+"""What communication is for: gradients to where parameters are stored; parameters to where they are used; activations and their
+gradients between ops, of experts, and of stages; the sum of the loss."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -20,7 +26,7 @@ class Event:
         level: of the cluster that a collective crosses, the slowest.
         key: names a collective that the program does not wait for; None for what it does.
         after: keys of those that have to be over first.
-        share_s: of a message that parameters share, what they would pay if it were full; None where nothing is shared.
+        purpose: of a collective, one of ``PURPOSES``.
     """
 
     name: str
@@ -31,9 +37,4 @@ class Event:
     level: int = 0
     key: Hashable = None
     after: tuple[Hashable, ...] = ()
-    share_s: float | None = None
-
-    @property
-    def summed_s(self) -> float:
-        """What counts in a sum over parameters, as search needs it."""
-        return self.duration_s if self.share_s is None else self.share_s
+    purpose: str = TENSOR_PARALLEL

@@ -27,7 +27,7 @@ from autosbp.executor.reference import Reference, fitting_batch, reference_devic
 from autosbp.executor.training import random_batch
 from autosbp.gathering import gather_json
 from autosbp.graph.serialize import from_dict
-from autosbp.plan import Plan, simulated_s
+from autosbp.plan import Plan
 from autosbp.processes import end_rank, keep_to_cores
 from autosbp.sbp.whole_batch import difference
 
@@ -120,7 +120,7 @@ def report(plan: Plan, everyone: list[dict[str, Any]], losses: list[float], want
         "plan_id": plan.plan_id,
         "num_ranks": len(everyone),
         "step_time_s": {"median": median, "iqr": high - low, "min": min(times), "max": max(times), "steps": len(times)},
-        "predicted_step_time_s": simulated_s(predicted),
+        "predicted_step_time_s": predicted["step_time_s"],
         "memory_bytes": max(rank["memory_bytes"] for rank in everyone),
         "predicted_memory_bytes": predicted["memory_bytes_per_device"],
         "saved_bytes": max(rank["saved_bytes"] for rank in everyone),

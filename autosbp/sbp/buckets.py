@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autosbp.graph.ir import LogicalGraph, Ref
-from autosbp.plan import Strategy
+from autosbp.plan import BUCKET_BYTES, Strategy
 from autosbp.sbp.batching import batched
 from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.gathers import Gather
@@ -77,6 +77,11 @@ def _axes(strategy: Strategy, name: str) -> tuple[int, ...]:
 def synchronised_axes(layout: NdSbp) -> tuple[int, ...]:
     """The axes over which a parameter's gradient is partial."""
     return tuple(axis for axis, sbp in enumerate(layout) if sbp == B)
+
+
+def shared_message_bytes(graph: LogicalGraph, bucket_bytes: int = BUCKET_BYTES) -> int:
+    """The message that a gradient travels in: a full bucket, or one of all parameters."""
+    return min(bucket_bytes, sum(leaf.meta.num_bytes for leaf in graph.parameters))
 
 
 def local_bytes(graph: LogicalGraph, strategy: Strategy, name: str) -> int:

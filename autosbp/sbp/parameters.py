@@ -4,8 +4,9 @@ use, and gradients of B parameters are reduced; both in few, large messages.
 The cost model charges exactly this flow and ``executor.gathering`` and ``executor.reduction`` run exactly this flow. All
 of it follows from the program's order, because autograd runs backward in the reverse of it:
 
-- Parameters that one all-gather each takes to the layout of their use travel together, up to ``bucket_bytes``. While one
-  such message is waited for, the next is already on its way, forward and backward.
+- Parameters that one all-gather each takes to the layout of their use travel together, up to ``bucket_bytes``. Gathered once a
+  step, where copies stay to its end anyway, all such messages are on their way from the first one on; gathered for each use,
+  the next one while one is waited for, forward and backward.
 - Gradients that are partial over the same axes are reduced together, up to ``bucket_bytes``, last used first, as soon as
   the last of them is complete in the backward of the last microbatch (Li et al. 2020, section 3.2.3).
 """
@@ -29,7 +30,8 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class ParameterFlow:
-    """``gathers`` are in order of first use, ``buckets`` in order of issue; ``items`` are the program's.
+    """``gathers`` are in order of first use, ``once`` a step or for each use; ``buckets`` in order of issue; ``items`` are the
+    program's.
 
     Boxes of parameters that are no part of a gather are run by the program itself, in every microbatch. ``passing`` are
     the items whose backward runs, ``segments`` those that are recomputed for it.
@@ -40,6 +42,7 @@ class ParameterFlow:
     buckets: tuple[Bucket, ...]
     passing: frozenset[int]
     segments: tuple[Segment, ...] = ()
+    once: bool = True
 
     @cached_property
     def place(self) -> Mapping[ReadKey, tuple[int, int]]:
@@ -66,9 +69,15 @@ class ParameterFlow:
 
     @cached_property
     def forward_sends(self) -> Mapping[int, tuple[int, ...]]:
-        """Before which item which gathers are issued: the one that is due there, and the next."""
+        """Before which item which gathers are issued: the one that is due there, and the next; or all that are flat before the
+        first."""
         due = [(gather.first, at) for at, gather in enumerate(self.gathers)]
-        return self._sends(due, {at for at, gather in enumerate(self.gathers) if gather.flat})
+        flat = {at for at, gather in enumerate(self.gathers) if gather.flat}
+        if not self.once or not due:
+            return self._sends(due, flat)
+        first = due[0][0]
+        sends = {first: tuple(at for moment, at in due if at in flat or moment == first)}
+        return sends | {moment: (at,) for moment, at in due if at not in flat and moment != first}
 
     @cached_property
     def ends(self) -> Mapping[int, Segment]:
@@ -133,7 +142,7 @@ def parameter_flow(graph: LogicalGraph, strategy: Strategy, shared: frozenset[st
     boxed = {box.key for gather in gathers for box in gather.boxes}
     segments = find_segments(graph, items, ranges, boxed, readers)
     buckets = find_buckets(graph, strategy, items, readers, gathers, shared, segments)
-    return ParameterFlow(items, gathers, buckets, passing, segments)
+    return ParameterFlow(items, gathers, buckets, passing, segments, strategy.gather == "step")
 
 
 def program_flow(graph: LogicalGraph, strategy: Strategy) -> ParameterFlow:

@@ -71,7 +71,8 @@ class SearchOptions:
     """``start`` is an assignment to start from (such as a baseline's), where a searcher can use one; ``gap_tolerance``
     the relative gap at which ``exact`` stops trying to close what memory limits leave open; ``cutoff_s`` a cost that
     the caller already has: ``exact`` stops once its bound shows that nothing is below it; ``closing`` the part of the usual
-    work that ``exact`` puts into what is open then."""
+    work that ``exact`` puts into what is open then. ``rough``: what messages say of a problem that is hard to eliminate is
+    enough."""
 
     seed: int = 0
     time_limit_s: float = 60.0
@@ -80,6 +81,7 @@ class SearchOptions:
     gap_tolerance: float = 0.0
     cutoff_s: float = float("inf")
     closing: float = 1.0
+    rough: bool = False
     progress: Callable[[float, float], bool] | None = None  # (best cost, lower bound) -> go on?
 
 

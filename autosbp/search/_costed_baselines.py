@@ -91,9 +91,13 @@ class Baselines:
             and options.stages in (None, baseline.strategy.num_stages)
             # Those of ZeRO have a batch and storage of their own, and recompute nothing.
             and options.micro_batch in (None, baseline.strategy.micro_batch)
-            and not (recipe(baseline.name, self.mesh, self.roles).gather and (options.storage or options.recompute))
+            and not (self._stores_apart(baseline.name) and (options.storage or options.recompute))
         ]
         return min(found, key=lambda candidate: candidate.costs.step_time_s, default=None)
+
+    def _stores_apart(self, name: str) -> bool:
+        found = recipe(name, self.mesh, self.roles)
+        return bool(found.gather) or found.storage != AS_USED
 
     def _baseline(self, name: str) -> Baseline:
         found = recipe(name, self.mesh, self.roles)
@@ -105,7 +109,7 @@ class Baselines:
                     found, sizes, self.search.limit, self._unlimited, self.problems.compute
                 )
                 return Baseline(name, costs, strategy, True)
-            kind = Kind(found.searcher, (AS_USED,), proves=False)
+            kind = Kind(found.searcher, (found.storage,), proves=False)
             best = self.search.over(self._grids(name, found), kind, Tally(BASELINE_SHARE))
         except InfeasibleError as error:
             return Baseline(name, None, None, False, str(error))

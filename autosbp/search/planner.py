@@ -231,7 +231,7 @@ class Planner:
                 winner = self._searched(tally, offered.best())
             baselines, best = offered.all(), offered.best()
         if best is not None and best.costs.step_time_s < winner.costs.step_time_s * (1 - ROUNDING):
-            winner = best
+            winner = self.search.with_messages(best)
         proved_s = min(tally.bounds, default=-INFINITE)
         enough = winner.costs.step_time_s <= self.search.enough_s
         document = plan_document(

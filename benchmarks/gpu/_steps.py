@@ -14,7 +14,6 @@ import torch
 from autosbp.api import PlanOptions, make_plan, predict_costs
 from autosbp.executor.measure import resident, step_memory
 from autosbp.executor.training import Trainer, random_batch
-from autosbp.plan import simulated_s
 from benchmarks.gpu._models import model, one_device, random_here
 from benchmarks.gpu._ops import calibrated
 
@@ -89,8 +88,8 @@ def step_row(case: Case, kind: str, preset: str) -> dict[str, Any]:
         "step_s": step_s,
         "host_s": statistics.median(asked),
         "spread": (max(times) - min(times)) / step_s,
-        **{f"{name}_s": simulated_s(costs.to_dict()) for name, costs in predicted.items()},
-        **{f"{name}_error": simulated_s(costs.to_dict()) / step_s - 1 for name, costs in predicted.items()},
+        **{f"{name}_s": costs.step_time_s for name, costs in predicted.items()},
+        **{f"{name}_error": costs.step_time_s / step_s - 1 for name, costs in predicted.items()},
         "peak_bytes": memory.peak,
         "predicted_bytes": (found := predicted["data_sheet"].memory_bytes_per_device),
         "memory_error": found / memory.peak - 1,

@@ -72,10 +72,10 @@ def measure(
         low, middle, high = statistics.quantiles(steps, n=4, method="inclusive")
         rows.append({
             "strategy": each.label,
-            "predicted_s": each.costs.simulated_step_time_s,
+            "predicted_s": each.costs.step_time_s,
             "measured_s": middle,
             "quartiles_s": [low, high],
-            "error": each.costs.simulated_step_time_s / middle - 1,
+            "error": each.costs.step_time_s / middle - 1,
             "parts_s": {
                 "compute": each.costs.compute_s, "exposed_comm": each.costs.exposed_comm_s,
                 "optimizer": each.costs.optimizer_s,
@@ -137,7 +137,7 @@ def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
                 experience(graph, each.strategy, cluster, calibration, row["measured_s"])
                 for each, row in zip(others, trials, strict=True)
             ])  # fmt: skip
-        plain = [each.costs.simulated_step_time_s for each in chosen]
+        plain = [each.costs.step_time_s for each in chosen]
         chosen = [replace(each, costs=predict_costs(graph, each.strategy, cluster, taught)) for each in chosen]
         rows = measure(graph, chosen, cluster.num_devices, effort.rounds, nodes.launch)
         again = measure(graph, chosen, cluster.num_devices, effort.rounds, nodes.launch)

@@ -50,15 +50,15 @@ def candidates(
     first = len(found)
     others = {str(strategy.to_dict()): strategy for strategy in sampled}
     rest = [predicted(f"sample {at}", others[key]) for at, key in enumerate(others) if key not in found]
-    rest.sort(key=lambda candidate: candidate.costs.simulated_step_time_s)
-    chosen = _spanning([candidate.costs.simulated_step_time_s for candidate in rest], count - first)
+    rest.sort(key=lambda candidate: candidate.costs.step_time_s)
+    chosen = _spanning([candidate.costs.step_time_s for candidate in rest], count - first)
     for at in chosen:
         found[str(rest[at].strategy.to_dict())] = rest[at]
     left = [candidate for at, candidate in enumerate(rest) if at not in chosen]
     taught = [left[at] for at in _spread(len(left), lessons)]
     if lessons:
         taught += [predicted(*each) for each in lesson(graph, cluster, calibration, batch)]
-    return sorted(found.values(), key=lambda candidate: candidate.costs.simulated_step_time_s), taught
+    return sorted(found.values(), key=lambda candidate: candidate.costs.step_time_s), taught
 
 
 def _spanning(seconds: list[float], count: int) -> list[int]:

@@ -145,7 +145,8 @@ def trial(inputs: Document, context: TaskContext) -> Document:
         ways |= {"cancelled": _unless_orphaned(context), **launched(inputs, plan.cluster, _teller(context))}
     ways["log"] = _appender(log, context)
     with _kept_private(ways["workdir"]):
-        result = api.run_trial(plan, graph, **inputs["options"], timeout_s=inputs["timeout_s"], **ways)
+        found = api.run_trial(plan, graph, **inputs["options"], timeout_s=inputs["timeout_s"], **ways)
+    result = {**found, "plan_id": plan.stored_id}
     _stop_if_cancelled(context)
     calibration = inputs["calibration"]
     # What was measured of other collectives than those charged is no lesson.

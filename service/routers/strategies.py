@@ -72,7 +72,8 @@ def listing(
 def get(
     state: StateDep, strategy_id: PathId, if_none_match: Annotated[str | None, Header(include_in_schema=False)] = None
 ) -> Response:
-    """The plan as ``autosbp plan --json`` gives it, with strategy, provenance and baselines; its id is the ETag."""
+    """The plan as ``autosbp plan --json`` of the release that found it gave it, with strategy, provenance and baselines; its
+    id is the ETag."""
     known = is_known(if_none_match, etag(strategy_id))
     response = Response(None if known else strategies.text(state, strategy_id), media_type="application/json")
     if known:

@@ -17,7 +17,7 @@ class Strategy(Response):
     cluster_id: str
     calibration_id: str | None
     searcher: str
-    step_time_s: float
+    step_time_s: float = Field(description="Of the simulated step, in which communication overlaps computation.")
     comm_bytes_per_device: int
     memory_bytes_per_device: int
     created_at: datetime

@@ -48,10 +48,11 @@ class TrialBrief(Response):
     baseline: str | None
     options: Document
     predicted: Document = Field(
-        description="step_time_s, simulated_step_time_s, comm_bytes_per_device, memory_bytes_per_device."
+        description="step_time_s, comm_bytes_per_device, memory_bytes_per_device. Where simulated_step_time_s is among them, "
+        "as earlier releases stored it, that is the predicted step, and step_time_s a sum in which nothing overlaps."
     )
     measured_step_time_s: float | None
-    relative_error: float | None = Field(description="(measured - simulated) / measured step time.")
+    relative_error: float | None = Field(description="(measured - predicted) / measured step time.")
     label: str | None
     passed: bool | None = Field(description="Whether no gate failed; null until it is judged.")
     job: Job

@@ -28,7 +28,7 @@ class Traffic:
 
 
 def passes(state: State, strategy_id: str) -> list[Span]:
-    """Every pass of a pipeline's simulated step, or 404; none for a strategy without stages."""
+    """Every pass of a pipeline's step, or 404; none for a strategy without stages."""
     one = subject(state, strategy_id)
     strategy = one.plan.strategy
     if strategy.pipeline is None:
@@ -39,7 +39,7 @@ def passes(state: State, strategy_id: str) -> list[Span]:
 
 
 def events(state: State, strategy_id: str) -> list[dict[str, Any]]:
-    """Every event of the simulated step of a strategy without stages, in Chrome's trace event format, or 404."""
+    """Every event of the step of a strategy without stages, in Chrome's trace event format, or 404."""
     one = subject(state, strategy_id)
     trace = json.loads(export_plan("perfetto", one.plan, one.graph, one.calibration)["trace.json"])
     return [event for event in trace["traceEvents"] if event["ph"] == "X"]

@@ -67,7 +67,7 @@ def listing(state: State, window: Window, /, **equal: object) -> Paged[StrategyR
 
 
 def compare(state: State, strategy_id: str, other_id: str) -> Document:
-    """What two strategies do otherwise; 404 where one is not there."""
+    """What two strategies, of any release, do otherwise; 404 where one is not there."""
     return difference(get(state, strategy_id).plan, get(state, other_id).plan)
 
 

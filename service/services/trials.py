@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, undefer
 
 from autosbp.errors import InputError
 from autosbp.pipeline import require_runtime
-from autosbp.plan import simulated_s
+from autosbp.plan import current_document, predicted_step_s
 from service import tracing
 from service.models import CalibrationRow, JobRow, ModelRow, StrategyRow, TrialRow
 from service.problems import conflict
@@ -22,7 +22,7 @@ from service.services._window import Window
 from service.settings import Settings
 from service.state import State
 
-_PREDICTED = ("step_time_s", "simulated_step_time_s", "comm_bytes_per_device", "memory_bytes_per_device")
+_PREDICTED = ("step_time_s", "comm_bytes_per_device", "memory_bytes_per_device")
 _LOG_NAME = "log.txt"
 _WHOLE = (undefer(TrialRow.result), undefer(TrialRow.gates))
 
@@ -33,8 +33,9 @@ def create(state: State, request: TrialRequest) -> JobRow:
         if (job := jobs.again(state, session)) is not None:
             return job
         strategy = referred(session, StrategyRow, request.strategy_id, "strategy_id", "strategy")
-        subject = strategy.plan if request.baseline is None else _baseline(strategy.plan, request.baseline)
-        runs = strategy.plan["baseline_strategies"][request.baseline] if request.baseline else strategy.plan["strategy"]
+        plan = current_document(strategy.plan)
+        subject = plan if request.baseline is None else _baseline(plan, request.baseline)
+        runs = plan["baseline_strategies"][request.baseline] if request.baseline else plan["strategy"]
         if "pipeline" in runs:
             require_runtime(runs["pipeline"]["schedule"])
         trial_id = state.new_id("tri")
@@ -46,7 +47,7 @@ def create(state: State, request: TrialRequest) -> JobRow:
             baseline=request.baseline,
             options={"steps": request.steps, "warmup": request.warmup, "seed": request.seed},
             label=request.label,
-            predicted={key: subject[key] for key in _PREDICTED if key in subject},
+            predicted={key: subject[key] for key in _PREDICTED},
         )
         session.add(row)
         return job
@@ -88,7 +89,7 @@ def store(session: Session, job: JobRow, found: Document) -> Document:
     trial = existing(session, TrialRow, job.payload["trial_id"])
     measured_s = float(found["step_time_s"]["median"])
     trial.result, trial.measured_step_time_s = found, measured_s
-    trial.relative_error = (measured_s - simulated_s(trial.predicted)) / measured_s
+    trial.relative_error = (measured_s - predicted_step_s(trial.predicted)) / measured_s
     with tracing.span("feedback"):
         taught = lessons.teach(session, existing(session, StrategyRow, trial.strategy_id).calibration_id)
     return {"trial_id": trial.id, **({"calibration_id": taught.id} if taught else {})}

@@ -32,7 +32,7 @@ def test_pipelines_of_three_layers_have_at_most_three_chunks_and_can_be_predicte
     for strategy in found.values():
         assert strategy.pipeline is not None and strategy.pipeline.num_chunks == 2
         assert (strategy.num_devices, strategy.num_micro) == (4, 4)
-        assert predict_costs(graph(), strategy, load_cluster(cluster)).simulated_step_time_s > 0.0
+        assert predict_costs(graph(), strategy, load_cluster(cluster)).step_time_s > 0.0
 
 
 def test_a_stage_fills_nodes_before_it_takes_another() -> None:

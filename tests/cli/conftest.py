@@ -65,11 +65,16 @@ def run() -> Run:
 
 @pytest.fixture(scope="package")
 def folder(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
-    """``graph.json`` and, for two clusters, its plans ``plan.json`` and ``plan4.json``."""
+    """``graph.json`` and, for two clusters, its plans ``plan.json`` and ``plan4.json``; ``grid.json`` has two mesh axes."""
     path = tmp_path_factory.mktemp("cli")
     (path / "graph.json").write_text(json.dumps(graph_document()))
-    for name, cluster in (("plan.json", "local:2"), ("plan4.json", "local:4")):
-        done = run("plan", path / "graph.json", "--cluster", cluster, "--global-batch", 64, "-o", path / name)
+    grid = ("--data-parallel", 2, "--tensor-parallel", 2)
+    for name, cluster, more in (
+        ("plan.json", "local:2", ()),
+        ("plan4.json", "local:4", ()),
+        ("grid.json", "local:4", grid),
+    ):
+        done = run("plan", path / "graph.json", "--cluster", cluster, "--global-batch", 64, *more, "-o", path / name)
         assert done.exit_code == 0, done.stderr
     return path
 

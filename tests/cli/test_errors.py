@@ -17,7 +17,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "model of no form": (("plan", "what is this", "--cluster", "local:2"), 2, "package.module:factory"),
     "missing model file": (("plan", "missing.json", "--cluster", "local:2"), 2, "missing.json"),
     "graph that is a folder": (("estimate", "{folder}"), 2, "model:"),
-    "graph that is a plan": (("estimate", "{plan}"), 2, "schema: 'autosbp.plan/1'"),
+    "graph that is a plan": (("estimate", "{plan}"), 2, "schema: 'autosbp.plan/2'"),
     "unknown cluster": (("plan", "{graph}", "--cluster", "mars:2"), 2, "dgx-a100-80g"),
     "cluster of no devices": (("plan", "{graph}", "--cluster", "local:0"), 2, "cluster.nodes: 0"),
     "missing cluster file": (("plan", "{graph}", "--cluster", "missing.yaml"), 2, "missing.yaml"),
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "capture to file and service": (("capture", "{graph}", "-o", "x.json", "--server", "http://x"), 2, "leave out -o"),
     "sequence length of a graph": (("estimate", "{graph}", "--seq-len", "8"), 2, "only hf: models"),
     "missing plan": (("explain", "missing.json"), 2, "missing.json"),
-    "plan that is a graph": (("explain", "{graph}"), 2, "autosbp.plan/1"),
+    "plan that is a graph": (("explain", "{graph}"), 2, "autosbp.plan/2"),
     "program without the graph": (("explain", "{plan}", "--program"), 2, "--graph FILE or --model MODEL"),
     "program of no rank": (("explain", "{plan}", "--program", "--rank", "2", "--graph", "{graph}"), 2, "0 to 1"),
     "why of no op": (("explain", "{plan}", "--graph", "{graph}", "--why", "linaer_1"), 2, "such as linear_1"),
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "trial without time": (("trial", "{plan}", "--graph", "{graph}", "--timeout", "nan"), 2, "timeout: 'nan'"),
     "gate below zero": (("trial", "{plan}", "--graph", "{graph}", "--max-step-time", "-1"), 2, "max_step_time"),
     "lessons of no trial": (("learn", "{plan}", "-o", "{folder}/c.json"), 2, "either --trial DIR or --undo"),
-    "lessons for a plan": (("learn", "{plan}", "--undo", "-o", "{folder}/c.json"), 2, "schema: 'autosbp.plan/1'"),
+    "lessons for a plan": (("learn", "{plan}", "--undo", "-o", "{folder}/c.json"), 2, "schema: 'autosbp.plan/2'"),
     "lessons to a folder": (("learn", "{plan}", "--undo", "-o", "{folder}"), 2, "this is a folder"),
     "export to no tool": (("export", "{plan}", "--to", "horovod"), 2, "torchtitan"),
     "export without the graph": (("export", "{plan}", "--to", "megatron"), 2, "graph: None"),
@@ -130,7 +130,8 @@ def changed(plan: dict[str, Any], **members: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"schema": "autosbp.plan/2"}, "'autosbp.plan/1' is the version this release reads"),
+        ({"schema": "autosbp.plan/3"}, "'autosbp.plan/2' is the version this release reads"),
+        ({"schema": "autosbp.plan/1"}, "is the hash of this plan"),
         ({"step_time_s": 1e-9}, "is the hash of this plan"),
         ({"plan_id": "plan-0000000000000000"}, "is the hash of this plan"),
         ({"strategy": {}}, "strategy.mesh"),
@@ -163,6 +164,25 @@ def test_a_plan_without_its_costs_is_refused(
     done = run(command, path, *([path] if command == "diff" else []))
     assert done.exit_code == 2
     assert f"error: {member}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"hidden_comm_s": -1.0}, "breakdown.hidden_comm_s"),
+        ({"exposed_comm_by_purpose_s": 3}, "breakdown.exposed_comm_by_purpose_s"),
+        ({"exposed_comm_by_purpose_s": {"loss": "long"}}, "breakdown.exposed_comm_by_purpose_s.loss"),
+        ({"idle_s": 1.0}, "breakdown.idle_s"),
+    ],
+)
+def test_a_breakdown_that_is_none_is_refused(
+    run: Run, plan: dict[str, Any], tmp_path: Path, changes: dict[str, Any], field: str
+) -> None:
+    document = {**plan, "breakdown": {**plan["breakdown"], **changes}}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({**document, "plan_id": plan_id_of(document)}))
+    done = run("explain", path)
+    assert (done.exit_code, f"error: {field}: " in done.stderr) == (2, True), done.stderr
 
 
 def test_a_failed_write_leaves_the_old_file(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
 from autosbp.scratch import alone_with
 from tests.cli.conftest import Kept, Run
 from tests.cli.processes import environment
+from tests.earlier_plans import earlier_plan
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 
@@ -76,6 +77,20 @@ def test_what_was_learned_before_does_not_count_twice(
     assert "predicted before" in done.stdout and str(kept.folder) in done.stdout
     assert read(once).correction == read(twice).correction
     assert (len(read(once).corrections), len(read(twice).corrections)) == (1, 2)
+
+
+def test_a_trial_that_an_earlier_release_kept_teaches_the_same(
+    run: Run, kept: Kept, calibration: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(kept.folder, tmp_path / "trial"))
+    request = json.loads((folder / "request.json").read_text())
+    document = earlier_plan(request["plan"])
+    (folder / "request.json").write_text(json.dumps({**request, "plan": document}))
+    changed("result.json", plan_id=document["plan_id"])(folder)
+    learned = [tmp_path / "now.json", tmp_path / "earlier.json"]
+    for trial, path in zip((kept.folder, folder), learned, strict=True):
+        assert run("learn", calibration, "--trial", trial, "-o", path).exit_code == 0
+    assert read(learned[0]).correction == read(learned[1]).correction
 
 
 def changed(name: str, **members: Any) -> Callable[[Path], None]:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from autosbp.cli._pareto import left_of_others
-from autosbp.plan import Plan, plan_id_of
+from autosbp.plan import EARLIER_OBJECTIVE, SCHEMA, Plan, plan_id_of
+from autosbp.units import seconds
 from tests.cli.conftest import Run
+from tests.earlier_plans import earlier_plan
 
 CONTRACT = {
     "plan_id",
@@ -35,7 +37,13 @@ def test_plan_json_holds_the_contract(run: Run, folder: Path) -> None:
     document = json.loads(done.stdout)
     assert done.exit_code == 0
     assert document.keys() >= CONTRACT
-    assert document["breakdown"].keys() == {"compute_s", "exposed_comm_s", "bubble_s", "optimizer_s"}
+    added = {"compute_s", "exposed_comm_s", "bubble_s", "optimizer_s"}
+    assert document["breakdown"].keys() == {*added, "exposed_comm_by_purpose_s", "hidden_comm_s"}
+    for costs in (document, *(each for each in document["baselines"].values() if each["feasible"])):
+        assert sum(costs["breakdown"][name] for name in added) == pytest.approx(costs["step_time_s"])
+        by_purpose = costs["breakdown"]["exposed_comm_by_purpose_s"]
+        assert sum(by_purpose.values()) == pytest.approx(costs["breakdown"]["exposed_comm_s"])
+    assert "simulated_step_time_s" not in document
     for entry in document["baselines"].values():
         assert entry.keys() >= {"step_time_s", "comm_bytes_per_device", "memory_bytes_per_device", "feasible"}
 
@@ -51,8 +59,18 @@ def test_the_same_input_gives_the_same_plan_file(run: Run, folder: Path, tmp_pat
 
 def test_plan_shows_the_winner_beside_the_baselines(run: Run, folder: Path) -> None:
     shown = run("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64).stdout
-    for text in ("this plan", "data_parallel", "megatron", "step time", "traffic", "feasible", "search:", "data sheet"):
+    for text in (
+        "this plan",
+        "data_parallel",
+        "megatron_lm",
+        "step time",
+        "traffic",
+        "feasible",
+        "search:",
+        "data sheet",
+    ):
         assert text in shown
+    assert "exposed comm" in shown and "hidden comm" in shown and "simulated" not in shown
 
 
 def test_a_plan_of_a_baseline_that_does_not_fit_says_so(run: Run, folder: Path) -> None:
@@ -71,11 +89,11 @@ def test_a_plan_of_a_baseline_that_does_not_fit_says_so(run: Run, folder: Path) 
 
 def test_a_baseline_that_there_was_no_time_for_is_not_known(run: Run, folder: Path) -> None:
     asked = ("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64, "--time-limit", 1e-6)
-    entry = json.loads(run(*asked, "--json").stdout)["baselines"]["megatron"]
+    entry = json.loads(run(*asked, "--json").stdout)["baselines"]["megatron_lm"]
     assert entry["feasible"] is None and entry["step_time_s"] is None
     shown = run(*asked).stdout
-    assert re.search(r"megatron .* not known", shown)
-    assert "megatron is not known: the time limit of 1e-06 s was over before it was found." in shown
+    assert re.search(r"megatron_lm .* not known", shown)
+    assert "megatron_lm is not known: the time limit of 1e-06 s was over before it was found." in shown
 
 
 def test_explain_names_splits_costs_and_the_certificate(run: Run, folder: Path) -> None:
@@ -85,13 +103,34 @@ def test_explain_names_splits_costs_and_the_certificate(run: Run, folder: Path) 
         assert text in done.stdout
 
 
+def test_explain_shows_what_communication_is_waited_for_and_what_is_hidden(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    parts = {"compute_s": 4.0, "exposed_comm_s": 3.0, "bubble_s": 2.0, "optimizer_s": 1.0, "hidden_comm_s": 5.0}
+    by_purpose = {"gradient_sync": 2.0, "loss": 1.0, "tensor_parallel": 0.0}
+    document = json.loads((folder / "plan.json").read_text())
+    document |= {"step_time_s": 10.0, "breakdown": {**parts, "exposed_comm_by_purpose_s": by_purpose}}
+    (tmp_path / "plan.json").write_text(json.dumps({**document, "plan_id": plan_id_of(document)}))
+    shown = run("explain", tmp_path / "plan.json").stdout
+    for line in (
+        *(r"compute +4 s +40.0 %", r"exposed communication +3 s +30.0 %", r"  gradient sync +2 s +20.0 %"),
+        *(r"  sum of the loss +1 s +10.0 %", r"bubble +2 s +20.0 %", r"optimizer +1 s +10.0 %"),
+        r"beside the step: hidden communication +5 s +50.0 %",
+    ):
+        assert re.search(f"^ *{line} *$", shown, re.MULTILINE), (line, shown)
+    assert "tensor parallelism" not in shown
+    found = json.loads(run("explain", tmp_path / "plan.json", "--json").stdout)
+    assert found["breakdown"] == document["breakdown"] and "simulated_step_time_s" not in found
+
+
 def test_explain_json_counts_the_charged_collectives(run: Run, folder: Path, plan: dict[str, Any]) -> None:
     found = json.loads(run("explain", folder / "plan.json", "--graph", folder / "graph.json", "--json").stdout)
     sent = sum(entry["bytes_per_device"] for entry in found["collectives"])
     assert sent == pytest.approx(plan["comm_bytes_per_device"], abs=len(found["collectives"]))
     assert {entry["name"] for entry in found["parameters"]} == {"layers.*.weight"}
     assert found["plan_id"] == plan["plan_id"]
-    assert sum(found["links"].values()) == pytest.approx(plan["breakdown"]["exposed_comm_s"], rel=1e-9)
+    parts = plan["breakdown"]
+    assert sum(found["links"].values()) == pytest.approx(parts["exposed_comm_s"] + parts["hidden_comm_s"], rel=1e-9)
     assert any("crosses links of level g" in sentence for sentence in found["findings"])
 
 
@@ -145,6 +184,53 @@ def test_a_plan_that_another_release_costed_is_costed_anew(run: Run, folder: Pat
         assert "another release costed this plan" in done.stderr
 
 
+def earlier(folder: Path, tmp_path: Path) -> dict[str, Any]:
+    """``earlier.json``: the plan as an earlier release wrote it."""
+    document = earlier_plan(json.loads((folder / "plan.json").read_text()))
+    (tmp_path / "earlier.json").write_text(json.dumps(document))
+    return document
+
+
+def test_a_plan_of_an_earlier_release_is_explained(
+    run: Run, folder: Path, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    document = earlier(folder, tmp_path)
+    done = run("explain", tmp_path / "earlier.json", "--graph", folder / "graph.json")
+    assert done.exit_code == 0 and EARLIER_OBJECTIVE in done.stderr
+    for text in (
+        f"written by an earlier release as {document['plan_id']}",
+        "no bound: an earlier release searched it",
+        seconds(plan["step_time_s"]),
+        "hidden communication",
+    ):
+        assert text in " ".join(done.stdout.split())
+    found = json.loads(run("explain", tmp_path / "earlier.json", "--json").stdout)
+    assert (found["earlier_plan_id"], found["step_time_s"]) == (document["plan_id"], plan["step_time_s"])
+    why = run("explain", tmp_path / "earlier.json", "--graph", folder / "graph.json", "--why", "linear_1", "--json")
+    assert json.loads(why.stdout)["plan_id"] == document["plan_id"]
+
+
+def test_a_plan_of_an_earlier_release_is_one_to_begin_with(run: Run, folder: Path, tmp_path: Path) -> None:
+    earlier(folder, tmp_path)
+    asked = ("plan", folder / "graph.json", "--cluster", "local:2", "--global-batch", 64, "--json")
+    done = run(*asked, "--start", tmp_path / "earlier.json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["schema"] == SCHEMA
+
+
+def test_a_plan_of_an_earlier_release_is_compared(run: Run, folder: Path, plan: dict[str, Any], tmp_path: Path) -> None:
+    earlier(folder, tmp_path)
+    parts = {**plan["breakdown"], "exposed_comm_by_purpose_s": {"gradient_sync": 0.25}}
+    document = {**plan, "breakdown": parts}
+    (tmp_path / "plan.json").write_text(json.dumps({**document, "plan_id": plan_id_of(document)}))
+    asked = ("diff", tmp_path / "earlier.json", tmp_path / "plan.json")
+    found = json.loads(run(*asked, "--json").stdout)
+    assert found["costs"]["step_time_s"] == {"a": plan["step_time_s"], "b": plan["step_time_s"]}
+    assert found["exposed_comm_by_purpose_s"] == {"gradient_sync": {"a": None, "b": 0.25}}
+    assert not found["same"] and not found["ops"]
+    assert re.search(r"^ +gradient sync +- +250 ms +-", run(*asked).stdout, re.MULTILINE)
+    assert "the same plan" in run("diff", tmp_path / "earlier.json", tmp_path / "earlier.json").stdout
+
+
 def test_a_front_is_shown_printed_and_written_beside_the_plan(run: Run, folder: Path, tmp_path: Path) -> None:
     start = (
         "plan",
@@ -187,24 +273,24 @@ def test_diff_of_a_plan_with_itself_is_the_same(run: Run, folder: Path) -> None:
 
 
 def test_diff_lists_every_layout_that_differs(run: Run, folder: Path, plan: dict[str, Any]) -> None:
-    found = json.loads(run("diff", folder / "plan.json", folder / "plan4.json", "--json").stdout)
-    other = json.loads((folder / "plan4.json").read_text())
+    found = json.loads(run("diff", folder / "plan.json", folder / "grid.json", "--json").stdout)
+    other = json.loads((folder / "grid.json").read_text())
     assert found["same_graph"] and not found["same"]
     assert found["mesh"] == {"a": "g0:2", "b": "g0:2 x g1:2"}
     assert set(found["ops"]) == set(plan["strategy"]["signatures"])
     assert found["costs"]["step_time_s"] == {"a": plan["step_time_s"], "b": other["step_time_s"]}
-    shown = run("diff", folder / "plan.json", folder / "plan4.json").stdout
+    shown = run("diff", folder / "plan.json", folder / "grid.json").stdout
     assert "ops that differ" in shown and plan["plan_id"] in shown
 
 
 def test_layouts_on_merged_axes_are_compared_with_those_on_single_ones(run: Run, folder: Path, tmp_path: Path) -> None:
-    plan4 = Plan.from_dict(json.loads((folder / "plan4.json").read_text()))
-    (tmp_path / "dp.json").write_text(json.dumps(plan4.with_baseline("data_parallel").to_dict()))
-    found = json.loads(run("diff", folder / "plan4.json", tmp_path / "dp.json", "--json").stdout)
+    grid = Plan.from_dict(json.loads((folder / "grid.json").read_text()))
+    (tmp_path / "dp.json").write_text(json.dumps(grid.with_baseline("data_parallel").to_dict()))
+    found = json.loads(run("diff", folder / "grid.json", tmp_path / "dp.json", "--json").stdout)
     assert found["mesh"] == {"a": "g0:2 x g1:2", "b": "g0_g1:4"} and found["same_mesh"]
     assert {pair["b"] for pair in found["parameters"].values()} == {"B,B"}
     assert found["ops"]["linear_0"]["b"] == "S0,S0 B,B -> S0,S0"
-    assert "different meshes" in run("diff", folder / "plan.json", folder / "plan4.json").stdout
+    assert "different meshes" in run("diff", folder / "plan.json", folder / "grid.json").stdout
 
 
 def test_estimate_counts_what_the_graph_holds(run: Run, folder: Path) -> None:

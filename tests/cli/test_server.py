@@ -12,12 +12,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from autosbp.cli._server import id_of
 from autosbp.client import Client, Job
 from autosbp.cluster import load_cluster
 from autosbp.costmodel.calibration import Calibration
 from tests.cli.conftest import Run
 from tests.cli.processes import Started, autosbp
 from tests.cli.test_trial import RESULT
+from tests.earlier_plans import earlier_plan
 
 _READY = re.compile(r"ready at (http://\S+)")
 
@@ -88,6 +90,15 @@ def test_a_service_begins_with_a_plan_that_it_has_as_the_command_does_here(
     assert len({json.loads(done.stdout)["plan_id"] for done in (here, there, by_id)}) == 1
     unknown = run(*ask, 128, "--start", folder / "plan4.json", "--server", server)
     assert (unknown.exit_code, "start_id: 'plan-" in unknown.stderr) == (2, True), unknown.stderr
+
+
+def test_a_service_has_the_plan_of_an_earlier_release_under_the_id_that_it_had_then(
+    folder: Path, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    document = earlier_plan(plan)
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    assert id_of(str(tmp_path / "plan.json")) == document["plan_id"]
+    assert id_of(str(folder / "plan.json")) == plan["plan_id"]
 
 
 @pytest.mark.parametrize("model", ["zoo:mlp-small", "{graph}"])

@@ -100,7 +100,7 @@ def test_a_calibration_is_measured_planned_with_and_traced(run: Run, folder: Pat
     assert traced.exit_code == 0, traced.stderr
     events = [event for event in json.loads(trace_path.read_text())["traceEvents"] if event["ph"] == "X"]
     end_s = max(event["ts"] + event["dur"] for event in events) / 1e6
-    assert end_s == pytest.approx(json.loads(planned.stdout)["simulated_step_time_s"], rel=1e-5)
+    assert end_s == pytest.approx(json.loads(planned.stdout)["step_time_s"], rel=1e-5)
 
 
 def test_logs_of_nccl_tests_become_a_calibration(run: Run, tmp_path: Path) -> None:

@@ -19,8 +19,13 @@ def graph() -> LogicalGraph:
 
 
 @pytest.fixture(scope="package")
-def plan(graph: LogicalGraph) -> Plan:
+def cluster() -> Cluster:
     document = load_cluster("local:2x2").to_dict()
     outer, inner = document["levels"]
-    slow = {**document, "levels": [{**outer, "bandwidth_bytes_per_s": 1e8}, inner]}
-    return make_plan(graph, Cluster.from_dict(slow), options=PlanOptions(global_batch=16, micro_batch=8))
+    return Cluster.from_dict({**document, "levels": [{**outer, "bandwidth_bytes_per_s": 1e8}, inner]})
+
+
+@pytest.fixture(scope="package")
+def plan(graph: LogicalGraph, cluster: Cluster) -> Plan:
+    options = PlanOptions(global_batch=16, micro_batch=8, baselines=("data_parallel", "megatron"))
+    return make_plan(graph, cluster, options=options)

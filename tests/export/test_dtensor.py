@@ -27,7 +27,8 @@ end_rank()
 def test_the_module_distributes_a_state_dict_on_real_ranks(
     graph: LogicalGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = make_plan(graph, load_cluster("local:2"), options=PlanOptions(global_batch=8)).with_baseline("megatron")
+    options = PlanOptions(global_batch=8, baselines=("megatron",))
+    plan = make_plan(graph, load_cluster("local:2"), options=options).with_baseline("megatron")
     plan = tensor_parallel(plan, graph)
     shapes: dict[str, list[int]] = {}
     for leaf in graph.parameters:

@@ -11,14 +11,25 @@ from typing import Any
 
 import pytest
 
+from autosbp.cluster import Cluster
 from autosbp.costmodel.recompute import block_runs, recomputable_blocks
 from autosbp.errors import InputError, UnsupportedError
 from autosbp.export import EXPORTERS, export_plan
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan import Plan, plan_id_of
+from autosbp.search.plan_options import PlanOptions
+from autosbp.search.planner import make_plan
 
 GRIDS = ("torchtitan", "megatron", "deepspeed")
 DEGREES = {"data_parallel": (4, 1), "megatron": (2, 2)}
+
+
+@pytest.fixture(scope="module")
+def found(graph: LogicalGraph, cluster: Cluster) -> Plan:
+    """Searched with one layer whole and another one split."""
+    pins = {f"transformer.h.{at}.mlp.c_fc.weight.t": layout for at, layout in enumerate(("B,B", "B,S0"))}
+    options = PlanOptions(global_batch=16, micro_batch=8, stages=1, baselines=(), pins=pins)
+    return make_plan(graph, cluster, options=options)
 
 
 def changed(plan: Plan, **strategy: Any) -> Plan:
@@ -100,10 +111,10 @@ def test_the_first_op_that_is_no_grid_is_named(
 
 
 @pytest.mark.parametrize("target", GRIDS)
-def test_a_found_strategy_is_written_only_if_it_is_a_grid(plan: Plan, graph: LogicalGraph, target: str) -> None:
-    """The winner splits sequence or batch by axis and op; a silent approximation would be another plan."""
+def test_a_found_strategy_is_written_only_if_it_is_a_grid(found: Plan, graph: LogicalGraph, target: str) -> None:
+    """It splits layers that are alike unlike; a silent approximation would be another plan."""
     with pytest.raises(UnsupportedError, match=target):
-        export_plan(target, plan, graph)
+        export_plan(target, found, graph)
 
 
 @pytest.mark.parametrize("target", [*GRIDS, "perfetto"])

@@ -32,9 +32,9 @@ def subject(request: pytest.FixtureRequest, plan: Plan) -> Plan:
     return plan if request.param == "winner" else plan.with_baseline(request.param)
 
 
-def test_the_trace_ends_with_the_simulated_step(subject: Plan, graph: LogicalGraph) -> None:
+def test_the_trace_ends_with_the_step(subject: Plan, graph: LogicalGraph) -> None:
     end_s = max(event["ts"] + event["dur"] for event in events(subject, graph)) / 1e6
-    assert end_s == pytest.approx(subject.document["simulated_step_time_s"], rel=1e-5)
+    assert end_s == pytest.approx(subject.document["step_time_s"], rel=1e-5)
 
 
 def test_what_the_program_does_follows_each_other(subject: Plan, graph: LogicalGraph) -> None:
@@ -67,7 +67,7 @@ def test_a_calibrated_plan_needs_its_calibration() -> None:
     calibration = Calibration(cluster, "gloo", "relative", fits)
     plan = make_plan(graph, cluster, calibration, PlanOptions(global_batch=16))
     end_s = max(event["ts"] + event["dur"] for event in events(plan, graph, calibration)) / 1e6
-    assert end_s == pytest.approx(plan.document["simulated_step_time_s"], rel=1e-5)
+    assert end_s == pytest.approx(plan.document["step_time_s"], rel=1e-5)
     with pytest.raises(InputError, match=f"the plan's calibration {calibration.calibration_id}"):
         events(plan, graph)
 

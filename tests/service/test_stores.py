@@ -18,7 +18,7 @@ from sqlalchemy import bindparam, delete, func, insert, inspect, select, text, u
 from sqlalchemy.exc import IntegrityError
 
 from autosbp.cluster import load_cluster
-from autosbp.plan import Plan
+from autosbp.plan import EARLIER_OBJECTIVE, Plan
 from service.db import Database
 from service.edge import replays
 from service.edge.replays import Claim
@@ -105,7 +105,10 @@ def test_a_database_of_the_first_schema_upgrades_and_reads_back(new_url: NewUrl,
                 assert answer.status_code == 200 and answer.headers["etag"], (kind, answer.text)
         (strategy,), (search,), (trial,) = lists["strategies"], lists["searches"], lists["trials"]
         plan = Plan.from_dict(client.get(f"/v1/strategies/{strategy['id']}").json())
-        assert plan.plan_id == strategy["id"] == search["strategy_id"] == trial["strategy_id"]
+        assert plan.stored_id == strategy["id"] == search["strategy_id"] == trial["strategy_id"]
+        assert strategy["step_time_s"] == plan.document["step_time_s"] == trial["predicted"]["step_time_s"]
+        page = client.get(f"/strategies/{strategy['id']}", headers={"accept": "text/html"}).text
+        assert EARLIER_OBJECTIVE in page and "no bound" in page
         assert (trial["measured_step_time_s"], trial["job"]["state"]) == (0.0125, "succeeded")
         assert (trial["label"], trial["passed"]) == (None, None)
         assert [job["state"] for job in lists["jobs"]] == ["failed", "succeeded", "succeeded"]
@@ -123,7 +126,38 @@ def test_a_database_of_the_first_schema_upgrades_and_reads_back(new_url: NewUrl,
         session.execute(delete(ClusterRow).where(ClusterRow.tenant == "another"))
     database.downgrade("0001")
     with database.engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM strategies")).scalar() == 1
+        sums = connection.execute(text("SELECT step_time_s FROM strategies")).scalars().all()
+        assert sums == [trial["predicted"]["step_time_s"]]
+    database.close()
+
+
+def test_steps_of_strategies_become_the_simulated_ones_where_plans_have_both(new_url: NewUrl) -> None:
+    database = Database(new_url())
+    plans = {
+        "both": {"step_time_s": 0.3, "simulated_step_time_s": 0.1 + 0.2},
+        "sum": {"step_time_s": 2.5},
+        "none": {"step_time_s": 2.5, "simulated_step_time_s": None},
+        "now": {"schema": "autosbp.plan/2", "step_time_s": 2.5},
+    }
+    database.upgrade()
+    database.downgrade("0010")
+    tenants = ("one", "two")  # who has them does not matter
+    with database.engine.begin() as connection:
+        for tenant in tenants:
+            model = {"id": "m", "tenant": tenant, "name": "m", "graph_hash": "h", "source": "zoo", "document": {}}
+            connection.execute(insert(ModelRow), {**model, "summary": {}, "created_at": now()})
+            row = {"id": "c", "tenant": tenant, "name": "c", "cluster_hash": "h", "num_devices": 2, "document": {}}
+            connection.execute(insert(ClusterRow), {**row, "created_at": now()})
+            known = {"tenant": tenant, "model_id": "m", "cluster_id": "c", "searcher": "auto", "created_at": now()}
+            costs = {"comm_bytes_per_device": 1, "memory_bytes_per_device": 1}
+            for name, plan in plans.items():
+                values = {**known, **costs, "id": name, "step_time_s": plan["step_time_s"], "plan": plan}
+                connection.execute(insert(StrategyRow), values)
+    for move, step_s in ((database.upgrade, 0.1 + 0.2), (lambda: database.downgrade("0010"), 0.3)):
+        move()
+        with database.engine.connect() as connection:
+            found = connection.execute(select(table_of(StrategyRow).c.id, table_of(StrategyRow).c.step_time_s)).all()
+        assert sorted(found) == sorted(2 * [(name, step_s if name == "both" else 2.5) for name in plans])
     database.close()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.sbp.groups import boxing_group, sends_gradient
 from autosbp.search.problem.clusters import OpCluster, form_clusters, names_of
+from autosbp.search.problem.zones import Zones
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class Analysis:
     """``values[ref][label]`` are the external reads of a made value by boxing group; ``parameters[name]`` those of a
     parameter; ``class_of[i]`` is the index in ``classes`` of cluster i. No two clusters are alike of which one has a name
     among ``pinned``, ops or parameters; no cluster owns a parameter among ``stored``. ``again`` are ops that are recomputed,
-    with the number of their run, and ``handed`` the values that runs read from elsewhere. ``like`` is of the same graph, with
-    other runs: its clusters are these."""
+    with the number of their run, and ``handed`` the values that runs read from elsewhere. ``zones`` tell where ops are
+    in a pass. ``like`` is of the same graph, with other runs: its clusters are these."""
 
     def __init__(
         self,
@@ -56,7 +57,9 @@ class Analysis:
         stored: frozenset[str] = frozenset(),
         again: Mapping[str, int] | None = None,
         like: Analysis | None = None,
+        zones: Zones | None = None,
     ) -> None:
+        self.zones = Zones() if zones is None else zones
         self.graph, self.pinned, self.stored, self.again = graph, pinned, stored, again or {}
         made = graph.computed - graph.parameter_names
         self.handed = frozenset(
@@ -121,7 +124,7 @@ class Analysis:
         first: list[int] = []
         for at, cluster in enumerate(self.clusters):
             places = _places(cluster, own[at], carried[at])
-            key = (cluster.key, places, names_of(cluster) & self.pinned, self._runs(cluster))
+            key = (cluster.key, places, names_of(cluster) & self.pinned, self._runs(cluster), self._zones(cluster))
             if key not in index:
                 index[key] = len(counts)
                 counts.append(0)
@@ -133,6 +136,10 @@ class Analysis:
             for at, count in zip(first, counts, strict=True)
         ]
         return class_of, classes
+
+    def _zones(self, cluster: OpCluster) -> Hashable:
+        """Where its ops are, which makes a part of its costs."""
+        return tuple((self.zones.of_op(node.name), self.zones.of_reads(node.name)) for node in cluster.nodes)
 
     def _runs(self, cluster: OpCluster) -> Hashable:
         """What recomputation makes of the cluster's costs."""

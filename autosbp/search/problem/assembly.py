@@ -49,8 +49,15 @@ class Assembly:
         return len(self.names) - 1
 
     def _table(self, ref: Ref, label: str = "", *, again: bool = False) -> BoxingTable:
+        """Boxing of a value, as much as each part of it counts of what a microbatch does."""
         meta, gradient = self.graph.meta(ref), self.graph.has_gradient(ref) and sends_gradient(label)
-        return self.boxing.table(meta.sizes, meta.num_bytes, gradient, again=again)
+        return self.boxing.table(meta.sizes, meta.num_bytes, gradient, again=again, shares=self.builder.shares)
+
+    def _stored_table(self, ref: Ref, label: str = "") -> BoxingTable:
+        """Boxing of a parameter from where it is stored."""
+        meta, gradient = self.graph.meta(ref), self.graph.has_gradient(ref) and sends_gradient(label)
+        shares = self.builder.unary.stores.path_shares
+        return self.boxing.table(meta.sizes, meta.num_bytes, gradient, shares=shares)
 
     def _states(self, read: Read) -> tuple[Sbp, ...]:
         return self.analysis.clusters[read.cluster].input_states(read.node.name, read.position)

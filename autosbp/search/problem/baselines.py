@@ -5,8 +5,10 @@
 | data_parallel | all split only the batch | whole |
 | zero1, zero2 | as data_parallel | split over all axes, gathered once a step (Rajbhandari et al. 2020) |
 | zero3 | as data_parallel | split over all axes, gathered at every use and freed |
+| fsdp2 | as data_parallel | as zero1 or zero3, whichever is quicker: with and without ``reshard_after_forward`` |
 | megatron | the best grid of data x tensor axes x stages, the same for every layer (Narayanan et al. 2021) | as used |
 | megatron_sp | as megatron, with sequence parallelism: norms, too, may split the sequence (Korthikanti et al. 2022) | as used |
+| megatron_lm | as megatron_sp | split over the axes that hold the same, gathered once a step: its distributed optimizer |
 | one_weird_trick | as megatron for matrix products, convolutions as data_parallel (Krizhevsky 2014) | as used |
 | summa_2d | the best 2-D grid: rows split the batch, columns what a layer makes (Xu et al. 2021) | split over both |
 | alpa_like | two mesh dims, any layout of each, but no op reads partial sums (Zheng et al. 2022) | as used |
@@ -30,6 +32,7 @@ from autosbp.sbp.mesh import Mesh
 from autosbp.search.problem.assembly import Allowed
 from autosbp.search.problem.clusters import OpCluster
 from autosbp.search.problem.views import mesh_views, tensor_parallel_view
+from autosbp.search.problem.weights import AS_USED, STEP, USE
 
 PRODUCTS = frozenset(("aten.linear.default", "aten.addmm.default", "aten.mm.default", "aten.matmul.default"))
 AxisRule = Callable[[OpCluster, int], bool]
@@ -41,15 +44,17 @@ class Recipe:
     """How a baseline is found: the best of these views under their rules, with ``searcher``.
 
     Args:
-        gather: parameters are stored split (``sbp.storage``) and gathered once a ``step`` or at every ``use``; empty
-            where they are stored as they are used.
+        gather: parameters are stored split (``sbp.storage``) and gathered once a ``step`` or at every ``use``, whichever of
+            these is quicker; empty where they are stored as they are used.
+        storage: how parameters are stored where ``gather`` does not say it.
         whole_batch: the step is one microbatch.
         pipelines: the same grids on the devices of each stage of a pipeline are tried, too.
     """
 
     grids: tuple[tuple[Mesh, Allowed], ...]
     searcher: str = "exact"
-    gather: str = ""
+    gather: tuple[str, ...] = ()
+    storage: str = AS_USED
     whole_batch: bool = False
     pipelines: bool = False
 
@@ -218,19 +223,23 @@ def _grid(mesh: Mesh, outer: AxisRule, inner: AxisRule, num_inner: int) -> tuple
 _RECIPES: Mapping[str, Callable[[Mesh, Roles], Recipe]] = MappingProxyType(
     {
         "data_parallel": lambda mesh, roles: Recipe(_data_parallel(mesh, roles)),
-        "zero1": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather="step"),
-        "zero2": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather="step", whole_batch=True),
-        "zero3": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather="use"),
+        "zero1": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather=(STEP,)),
+        "zero2": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather=(STEP,), whole_batch=True),
+        "zero3": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather=(USE,)),
+        "fsdp2": lambda mesh, roles: Recipe(_data_parallel(mesh, roles), gather=(STEP, USE)),
         "megatron": lambda mesh, roles: Recipe(_grids(mesh, roles.data_axis, roles.tensor_axis), pipelines=True),
         "megatron_sp": lambda mesh, roles: Recipe(_grids(mesh, roles.data_axis, roles.sequence_axis), pipelines=True),
+        "megatron_lm": lambda mesh, roles: Recipe(
+            _grids(mesh, roles.data_axis, roles.sequence_axis), storage=STEP, pipelines=True
+        ),
         "one_weird_trick": lambda mesh, roles: Recipe(_grids(mesh, roles.data_axis, roles.dense_axis)),
-        "summa_2d": lambda mesh, roles: Recipe(_summa(mesh, roles), gather="use"),
+        "summa_2d": lambda mesh, roles: Recipe(_summa(mesh, roles), gather=(USE,)),
         "alpa_like": lambda mesh, roles: Recipe(_alpa(mesh, roles)),
         "autoddl_tied": lambda mesh, _: Recipe(_all_layouts(mesh), searcher="tied"),
     }
 )
 BASELINES = tuple(_RECIPES)
-DEFAULT_BASELINES = ("data_parallel", "megatron")
+DEFAULT_BASELINES = ("data_parallel", "fsdp2", "megatron_lm")
 
 
 def recipe(name: str, mesh: Mesh, roles: Roles) -> Recipe:

@@ -29,7 +29,7 @@ from autosbp.search.problem.clusters import OpCluster
 from autosbp.search.problem.domains import Domain, UnaryCosts, ValueCosts, make_domain
 from autosbp.search.problem.dominance import Port, Sieve
 from autosbp.search.problem.tied_parameters import TiedParameters
-from autosbp.search.problem.weights import AS_USED, Weights
+from autosbp.search.problem.weights import AS_USED, Weights, shares_of
 
 ClassCost = tuple[Domain, ValueCosts]
 ROUNDING = 1e-9
@@ -96,10 +96,12 @@ class ProblemBuilder:
         self.tables = {} if tables is None else tables
         self.analysis, self.others = analysis or Analysis(graph), others
         self.weights = weights or Weights(float(num_micro))
+        self.shares = shares_of(self.weights, boxing.mesh)
         self.class_costs: dict[int, tuple[Allowed | None, list[ClassCost]]] = {}
         self.unary = UnaryCosts(
             graph, compute, boxing, optimizer, num_micro, self.weights, storage, message,
-            self.analysis.again, self.analysis.handed, offload=offload, bucket_bytes=bucket_bytes, others=others,
+            self.analysis.again, self.analysis.handed, self.analysis.zones.used(storage),
+            offload=offload, bucket_bytes=bucket_bytes, others=others,
         )  # fmt: skip
 
     def least_memory(self, allowed: Allowed | None = None, copies: Sequence[int] | None = None) -> int:

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
 from autosbp.costmodel.memory import saved_inputs, saves_output, workspace_bytes
+from autosbp.costmodel.network import level_of
 from autosbp.costmodel.pipelined import WEIGHTS_SHARE
 from autosbp.costmodel.split_ops import internal_collectives
-from autosbp.costmodel.synchronisation import shared_message_bytes
 from autosbp.graph.ir import LogicalGraph, Node, Ref
 from autosbp.plan import BUCKET_BYTES
+from autosbp.sbp.buckets import shared_message_bytes
 from autosbp.sbp.deferral import LINEAR
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import I, NdSbp, Sbp
@@ -27,7 +28,8 @@ from autosbp.sbp.rules import sharding_of
 from autosbp.search.problem.clusters import OpCluster
 from autosbp.search.problem.parameters import ParameterCosts, Stored, none_stored
 from autosbp.search.problem.placed import Placings, Rows, split_product
-from autosbp.search.problem.weights import AS_USED, Weights
+from autosbp.search.problem.weights import AS_USED, USE, Multipliers, Weights
+from autosbp.search.problem.zones import Zones
 
 Floats = NDArray[np.float64]
 
@@ -135,11 +137,13 @@ class UnaryCosts:
         message: int | None = None,
         again: Collection[str] = (),
         handed: Collection[Ref] = (),
+        zones: Zones | None = None,
         *,
         offload: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
         others: Sequence[str] = (),
     ) -> None:
+        self.zones = Zones() if zones is None else zones
         self.graph, self.compute, self.boxing = graph, compute, boxing
         self.again, self.handed = again, handed
         self.num_micro, self.weights = num_micro, weights or Weights(float(num_micro))
@@ -149,12 +153,20 @@ class UnaryCosts:
         placings = Placings(boxing.mesh)
         self.ways = [
             ParameterCosts(
-                compute, boxing, optimizer, num_micro, self.weights, way, message,
+                compute, boxing, optimizer, num_micro, self._weights_of(way), way, message,
                 offload=offload, bucket_bytes=bucket_bytes, placings=placings,
             )
             for way in (storage, *others)
         ]  # fmt: skip
         self.stores = self.ways[0]
+
+    def _weights_of(self, storage: str) -> Weights:
+        """Beside other ways to store parameters, what moves with every pass counts nothing: ops count what they do beside what
+        moves once a step."""
+        found = self.weights.multipliers
+        if found is None or storage != USE or self.weights.passes == self.weights.micro:
+            return self.weights
+        return replace(self.weights, multipliers=Multipliers(found.level, 0.0, 0.0, found.slowdown, 0.0))
 
     def of(self, domain: Domain, own: frozenset[str], shared_reads: frozenset[Ref]) -> ValueCosts:
         """Costs of each value. ``own`` are parameters that only this cluster reads; ``shared_reads``
@@ -167,7 +179,10 @@ class UnaryCosts:
         ops: list[OpSeconds] = []
         for at, node in enumerate(domain.cluster.nodes):
             ahead, back = self._compute_s(domain, node, at)
-            seconds += (2 if node.name in self.again else 1) * ahead + back
+            zone, read_in = self.zones.of_op(node.name), self.zones.of_reads(node.name)
+            seconds += weights.forward(zone) * ahead + weights.backward(zone) * back
+            if node.name in self.again:
+                seconds += weights.backward(zone) * ahead
             least = float(back.min())
             ops.append(OpSeconds(float(ahead.min()), least, WEIGHTS_SHARE * least * (node.op == LINEAR)))
             seconds += self._internal_s(domain, node, at)
@@ -188,12 +203,12 @@ class UnaryCosts:
                     states = domain.cluster.input_states(node.name, position)
                     meta, trains = self.graph.meta(ref), ref.name in self.trained
                     stored = [
-                        before.plus(way.of(meta, trains, domain.rows, states))
+                        before.plus(way.of(meta, trains, domain.rows, states, zone=read_in))
                         for way, before in zip(self.ways, stored, strict=True)
                     ]
             if node.name == self.graph.loss.name:
                 seconds += self._loss_s(domain)
-        total = weights.micro * seconds + stored[0].seconds
+        total = seconds + stored[0].seconds
         memory = np.ceil(kept + stored[0].memory).astype(np.int64)
         return ValueCosts(total, memory, kept - twice, tuple(stored), tuple(ops))
 
@@ -225,7 +240,8 @@ class UnaryCosts:
 
     def parameter(self, rows: Rows, states: Sequence[Sbp], ref: Ref) -> Stored:
         """Costs of a parameter used, and stored, in ``states``, see ``ParameterCosts.of``."""
-        return self.stores.of(self.graph.meta(ref), ref.name in self.trained, rows, states, AS_USED)
+        zone, trains = self.zones.of_parameter(ref.name), ref.name in self.trained
+        return self.stores.of(self.graph.meta(ref), trains, rows, states, AS_USED, zone=zone)
 
     def _compute_s(self, domain: Domain, node: Node, at: int) -> tuple[Floats, Floats]:
         """Of forward and of backward."""
@@ -295,8 +311,11 @@ class UnaryCosts:
         for value in np.nonzero(np.array(splits)[domain.rows].any(axis=1))[0]:
             choices = [options[option] for option in domain.rows[value]]
             for call in internal_collectives(self.graph, node, choices, mesh):
-                twice = 2 if call.phase == "forward" and node.name in self.again else 1
-                seconds[value] += twice * network.time_s(call.kind, call.num_bytes, mesh.group_shape(call.axes))
+                shape = mesh.group_shape(call.axes)
+                ahead, back = self.weights.messages(level_of(shape))
+                weight = ahead if call.phase == "forward" else back
+                weight += back if call.phase == "forward" and node.name in self.again else 0.0
+                seconds[value] += weight * network.time_s(call.kind, call.num_bytes, shape)
         return seconds
 
     def _saved(self, cluster: OpCluster, node: Node, shared: frozenset[Ref]) -> list[tuple[Ref, tuple[Sbp, ...]]]:
@@ -318,7 +337,11 @@ class UnaryCosts:
         table = self.boxing.table(meta.sizes, meta.num_bytes, True)
         states = domain.cluster.output_states(self.graph.loss)
         target = [I] * len(states)
-        return table.between(table.ids(states, domain.rows), table.ids(target, domain.rows))
+        found = table.between(table.ids(states, domain.rows), table.ids(target, domain.rows))
+        if self.weights.multipliers is None:
+            return self.weights.micro * found
+        # Its sum is waited for by nobody before the step ends.
+        return np.where(np.isinf(found), found, 0.0)
 
 
 def _local(shape: tuple[int, ...], dims: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from autosbp.costmodel.recompute import recomputable_blocks
 from autosbp.graph.ir import LogicalGraph
 from autosbp.search.problem.analysis import Analysis
 from autosbp.search.problem.unfold import Shapes
+from autosbp.search.problem.zones import Zones, find_zones
 
 MAX_SIZES = 24
 """Microbatches that are kept at once; searches of one batch look at about half as many."""
@@ -51,6 +52,11 @@ class GraphParts:
         after = [node.name for node in self.graph.nodes[behind:] if node.name in self.graph.computed]
         return frozenset((*(block[0] for block in blocks[1:]), *after[:1]))
 
+    @cached_property
+    def zones(self) -> Zones:
+        """Where ops are in a pass; those of repeated blocks are inner ones."""
+        return find_zones(self.bound(1), frozenset(self.folding.block_of) if self.folding is not None else frozenset())
+
     def bound(self, micro_batch: int) -> LogicalGraph:
         """The whole graph at a microbatch."""
         if micro_batch not in self._bound:
@@ -72,7 +78,7 @@ class GraphParts:
         if key not in self._analyses:
             runs = {name: at for at, block in enumerate(self.blocks) for name in block} if again else None
             like = self._analyses.get((micro_batch, not again))
-            self._analyses[key] = Analysis(bound, self._pinned, self._stored, runs, like)
+            self._analyses[key] = Analysis(bound, self._pinned, self._stored, runs, like, self.zones)
         return bound, self._analyses[key]
 
     def _forget(self, micro_batch: int) -> None:

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.memory import state_bytes_per_element
+from autosbp.costmodel.network import level_of
 from autosbp.costmodel.offload import optimizer_s
 from autosbp.graph.ir import DTYPE_BYTES, TensorMeta
 from autosbp.plan import BUCKET_BYTES
 from autosbp.sbp.placement import B, I, NdSbp, P, Sbp
 from autosbp.sbp.storage import gathered_parts, split_dim
 from autosbp.search.problem.placed import Placed, Placings, Rows
-from autosbp.search.problem.weights import AS_USED, CHEAPEST, FASTEST, USE, Weights
+from autosbp.search.problem.weights import AS_USED, CHEAPEST, FASTEST, INNER, USE, Weights, path_shares_of
 
 Floats = NDArray[np.float64]
 
@@ -79,27 +80,35 @@ class ParameterCosts:
         placings: Placings | None = None,
     ) -> None:
         self.bucket_bytes = bucket_bytes
+        self.path_shares = path_shares_of(weights, boxing.mesh)
         self.placings = placings or Placings(boxing.mesh)
         self.compute, self.boxing, self.optimizer, self.offload = compute, boxing, optimizer, offload
         self.num_micro, self.weights, self.storage, self.message = num_micro, weights, storage, message
-        self._apart_of: dict[tuple[TensorMeta, NdSbp], bool] = {}
+        self._apart_of: dict[tuple[TensorMeta, NdSbp, str], bool] = {}
 
     def of(
-        self, meta: TensorMeta, trained: bool, rows: Rows, states: Sequence[Sbp], storage: str | None = None
+        self,
+        meta: TensorMeta,
+        trained: bool,
+        rows: Rows,
+        states: Sequence[Sbp],
+        storage: str | None = None,
+        *,
+        zone: str = INNER,
     ) -> Stored:
-        """Of a parameter used in ``states[rows[i, axis]]``, stored as ``storage`` says where it is given. A frozen one has its
-        bytes alone."""
+        """Of a parameter used in ``states[rows[i, axis]]``, stored as ``storage`` says where it is given. A frozen one
+        has its bytes alone."""
         storage = storage or self.storage
         weights, placed = self.weights, self.placings.of(rows, states)
         local = meta.num_bytes / placed.parts
         if not trained:
             none = np.zeros(len(rows))
             return Stored(none, weights.state * local, none, none)
-        seconds, memory = self._as_used(meta, local, placed)
+        seconds, memory = self._as_used(meta, local, placed, zone)
         gradients, often = local, np.zeros(len(rows))
         if storage != AS_USED:
             parts, copied_s = self._parts(meta, placed)
-            apart_s, apart = self._apart(meta, local, parts, copied_s, placed)
+            apart_s, apart = self._apart(meta, local, parts, copied_s, placed, zone)
             if storage == CHEAPEST:
                 seconds, memory = np.minimum(seconds, apart_s), np.minimum(memory, apart)
             else:
@@ -112,69 +121,86 @@ class ParameterCosts:
                     often = np.where(chosen, apart_s - once_s, often)
         return Stored(seconds, weights.state * memory, weights.state * gradients, often)
 
-    def splits(self, meta: TensorMeta, used: NdSbp) -> bool:
+    def splits(self, meta: TensorMeta, used: NdSbp, *, zone: str = INNER) -> bool:
         """Whether a trained parameter that is used so is stored apart."""
-        if (meta, used) not in self._apart_of:
-            self._apart_of[meta, used] = self._splits(meta, used)
-        return self._apart_of[meta, used]
+        key = meta, used, zone
+        if key not in self._apart_of:
+            self._apart_of[key] = self._splits(meta, used, zone)
+        return self._apart_of[key]
 
-    def _splits(self, meta: TensorMeta, used: NdSbp) -> bool:
+    def _splits(self, meta: TensorMeta, used: NdSbp, zone: str) -> bool:
         if self.storage == AS_USED or split_dim(meta.sizes, used, self.boxing.mesh) is None:
             return False
         if self.storage != FASTEST:
             return True
         placed = self.placings.single(used)
         local = meta.num_bytes / placed.parts
-        apart_s, _ = self._apart(meta, local, *self._parts(meta, placed), placed)
-        return bool(apart_s[0] < self._as_used(meta, local, placed)[0][0])
+        apart_s, _ = self._apart(meta, local, *self._parts(meta, placed), placed, zone)
+        return bool(apart_s[0] < self._as_used(meta, local, placed, zone)[0][0])
 
-    def gathered_s(self, meta: TensorMeta, used: NdSbp) -> float:
-        """Seconds of bringing a parameter together for its use, and its gradient back, once a step, where storage splits
-        it over the axes on which it is B; infinite where it does not."""
+    def gathered_s(self, meta: TensorMeta, used: NdSbp, *, zone: str = INNER) -> float:
+        """Weighted seconds of bringing a parameter together for its use, and its gradient back, once a step, where storage
+        splits it over the axes on which it is B; infinite where it does not."""
         placed = self.placings.single(used)
         parts, copied_s = self._parts(meta, placed)
         if parts[0] == 1:
             return math.inf
         local = meta.num_bytes / placed.parts
-        over_s = sum(self._over_b(kind, local, placed)[0] for kind in ("all_gather", "reduce_scatter"))
-        return float(copied_s[0] + over_s)
+        gather, scatter = (self._over_b(kind, local, placed) for kind in ("all_gather", "reduce_scatter"))
+        weights = self.weights
+        moved = gather[0] * self._counts(placed, weights.gathered, zone)[0]
+        moved += scatter[0] * self._counts(placed, weights.reduced, zone)[0]
+        return float(weights.once * (weights.copies() * copied_s[0] + moved))
 
-    def _as_used(self, meta: TensorMeta, local: Floats, placed: Placed) -> tuple[Floats, Floats]:
+    def _counts(self, placed: Placed, weigh: Callable[[int, str], float], zone: str) -> Floats:
+        """What messages over the B axes of layouts count, by the slowest links that they cross."""
+        found = np.zeros(len(placed.rows))
+        for shape, chosen in placed.over_b:
+            found[chosen] = weigh(level_of(shape), zone)
+        return found
+
+    def _as_used(self, meta: TensorMeta, local: Floats, placed: Placed, zone: str) -> tuple[Floats, Floats]:
         """Stored as used, P whole: gradients of B axes are all-reduced."""
-        seconds, memory = self._known("as_used", meta, placed, lambda: self._used(meta, local, placed))
-        return self.weights.once * seconds, memory
+        own, path, reduced, memory = self._known("as_used", meta, placed, lambda: self._used(meta, local, placed))
+        weights = self.weights
+        counted = reduced * self._counts(placed, weights.reduced, zone)
+        return weights.once * (own + path + counted), memory
 
-    def _used(self, meta: TensorMeta, local: Floats, placed: Placed) -> tuple[Floats, Floats]:
+    def _used(self, meta: TensorMeta, local: Floats, placed: Placed) -> tuple[Floats, Floats, Floats, Floats]:
+        """Seconds of the optimizer, of paths to the use and back, and of reductions; and bytes."""
         rows, states = placed.rows, placed.states
         reduced = np.array([sbp == B for sbp in states], dtype=bool)[rows]
-        seconds = self._optimizer_s(meta, local) + self._over_b("all_reduce", local, placed)
+        seconds, reduced_s = self._optimizer_s(meta, local), self._over_b("all_reduce", local, placed)
         stored = tuple(I if sbp == P else sbp for sbp in states)
-        copies = np.zeros(len(rows))
+        copies, path_s = np.zeros((2, len(rows)))
         if stored != states:
-            table = self.boxing.table(meta.sizes, meta.num_bytes, True)
+            table = self.boxing.table(meta.sizes, meta.num_bytes, True, shares=self.path_shares)
             ids = table.ids(stored, rows), table.ids(states, rows)
-            seconds = seconds + table.between(*ids)
+            path_s = table.between(*ids)
             copies = 2.0 * local * (ids[0] != ids[1])
         # Gradients of several microbatches are added up beside the buffer that they are reduced in.
         buffers = local * (reduced.any(axis=1) & (local <= self.bucket_bytes) & (self.num_micro > 1))
-        return seconds, self._state(meta, local) + copies + buffers
+        return seconds, path_s, reduced_s, self._state(meta, local) + copies + buffers
 
     def _apart(
-        self, meta: TensorMeta, local: Floats, parts: Floats, copied_s: Floats, placed: Placed
+        self, meta: TensorMeta, local: Floats, parts: Floats, copied_s: Floats, placed: Placed, zone: str
     ) -> tuple[Floats, Floats]:
         """Stored split in ``parts`` over B axes: gathered, and gradients reduce-scattered, with local copies."""
         over = self._over_b
         own_s, gather, scatter, state = self._known(
             "split", meta, placed, lambda: (
-                self._optimizer_s(meta, local / parts), copied_s + over("all_gather", local, placed),
+                self._optimizer_s(meta, local / parts), over("all_gather", local, placed),
                 over("reduce_scatter", local, placed), self._state(meta, local / parts),
             ),
         )  # fmt: skip
-        own_s = self.weights.once * own_s
+        weights = self.weights
+        ahead, back = (self._counts(placed, weigh, zone) for weigh in (weights.gathered, weights.reduced))
+        copied_s = weights.copies() * copied_s
+        own_s = weights.once * own_s
         if self.storage == USE:
-            return own_s + self.weights.micro * (2.0 * gather + scatter), state
+            return own_s + weights.micro * ((ahead + back) * gather + back * scatter + 2.0 * copied_s), state
         copies = 0.0 if self.storage == CHEAPEST else 2.0 * local
-        return own_s + self.weights.once * (gather + scatter), state + copies
+        return own_s + weights.once * (ahead * gather + back * scatter + copied_s), state + copies
 
     def _known(
         self, what: str, meta: TensorMeta, placed: Placed, make: Callable[[], tuple[Floats, ...]]
@@ -182,8 +208,9 @@ class ParameterCosts:
         """What problems of other microbatches, stages' shares and ways to store have in common: before it is weighed."""
         host = self.boxing.network.cluster.host if self.offload else None
         device = self.compute.device.op_overhead_s, self.compute.copy_bytes_per_s, host
+        shares = self.path_shares if what == "as_used" else None
         key = (
-            what, meta, placed.key, device, self.optimizer, self.bucket_bytes, self.message, self.num_micro > 1,
+            what, meta, placed.key, shares, device, self.optimizer, self.bucket_bytes, self.message, self.num_micro > 1,
             self.offload,
         )  # fmt: skip
         known = self.boxing.known

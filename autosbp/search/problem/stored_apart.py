@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
@@ -30,9 +31,9 @@ def best_stored_apart(
     """
     best: tuple[Strategy, Costs] | None = None
     problem: InfeasibleError | None = None
-    for view, allowed in recipe.grids:
+    for gather, (view, allowed) in product(recipe.gather, recipe.grids):
         try:
-            found = _largest(recipe, view, allowed, sizes, limit, solve, compute)
+            found = _largest(gather, view, allowed, sizes, limit, solve, compute)
         except InfeasibleError as error:
             problem = error if problem is None or error.constraint == "memory_limit_bytes" else problem
             continue
@@ -44,7 +45,7 @@ def best_stored_apart(
 
 
 def _largest(
-    recipe: Recipe, view: Mesh, allowed: Allowed, sizes: Sequence[int], limit: int, solve: Solve, compute: ComputeModel
+    gather: str, view: Mesh, allowed: Allowed, sizes: Sequence[int], limit: int, solve: Solve, compute: ComputeModel
 ) -> tuple[Strategy, Costs]:
     """Each failure tells which microbatch to try next: what it holds of activations falls with its size."""
     problem: InfeasibleError | None = None
@@ -57,7 +58,7 @@ def _largest(
         except InfeasibleError as error:
             problem = problem or error
             continue
-        strategy = store_split(graph, strategy, recipe.gather)
+        strategy = store_split(graph, strategy, gather)
         costs = evaluate(graph, strategy, boxing, compute)
         if costs.memory_bytes_per_device <= limit:
             return strategy, costs

@@ -27,7 +27,7 @@ class TiedParameters(Assembly):
 
     def _tied_parameter(self, name: str, users: list[Read], domains: list[Domain]) -> tuple[int, tuple[NdSbp, ...]]:
         """A variable for the stored layout of a parameter that several clusters read, or that is pinned."""
-        table = self._table(Ref(name))
+        table = self._stored_table(Ref(name))
         states = [state for state in table.states if state != P]
         count = len(states) ** self.boxing.mesh.ndim
         rows = np.array(list(product(range(len(states)), repeat=self.boxing.mesh.ndim)), dtype=np.int64)
@@ -47,11 +47,12 @@ class TiedParameters(Assembly):
         for user in users:
             domain, stored, there = domains[user.cluster], ids, table
             if user.node.name not in self.graph.differentiable:
-                there = self._table(Ref(name), boxing_group(self.graph, user.node, user.position))
+                there = self._stored_table(Ref(name), boxing_group(self.graph, user.node, user.position))
                 stored = there.ids(without_invariants(tuple(states)), rows)
             wanted = there.ids(self._states(user), domain.rows)
             self.ports.setdefault(user.cluster, []).append(self._port(wanted, None))
-            copy = self._copy_edges(variable, stored, user.cluster, wanted, there, name)
+            zone = self.builder.unary.zones.of_reads(user.node.name)
+            copy = self._copy_edges(variable, stored, user.cluster, wanted, there, name, zone)
             if there is table:
                 found.append(copy)
         if len(found) == 2:  # among more, elimination would have to split tables
@@ -66,6 +67,7 @@ class TiedParameters(Assembly):
         wanted: NDArray[np.int64],
         table: BoxingTable,
         name: str,
+        zone: str,
     ) -> tuple[int, NDArray[np.int64], NDArray[np.float64]]:
         """Between a stored parameter and one reader stands what is read: as stored, or a copy made once a step, which is
         kept with its gradient. Values are the layouts wanted, as stored, then as copies by the cheapest path, then, where
@@ -74,9 +76,9 @@ class TiedParameters(Assembly):
         copies = self.allowed is None or isinstance(self.allowed, Pins)
         layouts = distinct(wanted)
         weights, num_bytes = self.builder.weights, self.graph.meta(Ref(name)).num_bytes
-        trains = copies and table is self._table(Ref(name))
-        flat, gathered_s, gathers = self._gathered(stored, layouts, table, name) if trains else _no_copies(stored)
-        key: Hashable = ("copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes(), copies)
+        trains = copies and table is self._stored_table(Ref(name))
+        flat, gathered_s, gathers = self._gathered(stored, layouts, table, name, zone) if trains else _no_copies(stored)
+        key: Hashable = ("copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes(), copies, zone)
         if key not in self._costs:
             read = np.concatenate([layouts, layouts, flat])
             kept = weights.state * np.array([2 * self._local_bytes(table.layouts[at], num_bytes) for at in read])
@@ -85,7 +87,7 @@ class TiedParameters(Assembly):
             self._costs[key] = ValueCosts(none, _whole(kept), none, (Stored(none, kept, kept / 2, none),))
             same = stored[:, None] == layouts[None, :]
             boxed = np.where(same | (not copies), np.inf, weights.once * table.costs_of(stored)[:, layouts])
-            parts = [np.where(same, 0.0, np.inf), boxed, np.where(gathers, weights.once * gathered_s, np.inf)]
+            parts = [np.where(same, 0.0, np.inf), boxed, np.where(gathers, gathered_s, np.inf)]
             self._tables["made", key] = np.concatenate(parts, axis=1)
             self._tables["read", key] = np.where(read[:, None] == wanted[None, :], 0.0, np.inf)
         copy = self._variable(f"{self.names[reader]}@{name}", self._costs[key], self.anchors[reader])
@@ -93,21 +95,21 @@ class TiedParameters(Assembly):
         self.edges.append(Edge(copy, reader, self._tables["read", key]))
         others = 2 * len(layouts)
         shared = np.concatenate([np.full(others, -1), flat])
-        return copy, shared, np.concatenate([np.zeros(others), weights.once * gathered_s])
+        return copy, shared, np.concatenate([np.zeros(others), gathered_s])
 
     def _share_copies(self, found: list[tuple[int, NDArray[np.int64], NDArray[np.float64]]]) -> None:
-        """Readers of one copy pay for it once."""
-        first, layouts, seconds = found[0]
-        for other, others, _ in found[1:]:
+        """Readers of one copy pay for it once, as the first one does."""
+        first, layouts, _ = found[0]
+        for other, others, seconds in found[1:]:
             key: Hashable = ("shared", layouts.tobytes(), others.tobytes(), seconds.tobytes())
             if key not in self._tables:
                 both = (layouts[:, None] == others[None, :]) & (layouts[:, None] >= 0)
-                self._tables[key] = np.where(both, -seconds[:, None], 0.0)
+                self._tables[key] = np.where(both, -seconds[None, :], 0.0)
             if self._tables[key].any():
                 self.edges.append(Edge(first, other, self._tables[key]))
 
     def _gathered(
-        self, stored: NDArray[np.int64], layouts: NDArray[np.int64], table: BoxingTable, name: str
+        self, stored: NDArray[np.int64], layouts: NDArray[np.int64], table: BoxingTable, name: str, zone: str
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
         """The layouts that one all-gather brings, its seconds, and from which stored layout it does."""
         leaf = next(leaf for leaf in self.graph.parameters if leaf.name == name)
@@ -116,7 +118,8 @@ class TiedParameters(Assembly):
             used = table.layouts[at]
             apart = split_storage(leaf, used, self.boxing.mesh) if P not in used else used
             if apart != used and apart in table.index:
-                found.append((int(at), self.builder.unary.stores.gathered_s(leaf.meta, used), table.index[apart]))
+                seconds = self.builder.unary.stores.gathered_s(leaf.meta, used, zone=zone)
+                found.append((int(at), seconds, table.index[apart]))
         flat = np.array([at for at, _, _ in found], dtype=np.int64)
         sources = np.array([source for _, _, source in found], dtype=np.int64)
         return flat, np.array([seconds for _, seconds, _ in found]), stored[:, None] == sources[None, :]

@@ -173,7 +173,7 @@ class _Exact:
         if run.problem.memory_limit_bytes is None:
             if _is_hard(whole.problem, program):
                 whole = self._pass_messages(whole)
-                if self._is_settled:
+                if self._is_settled or run.options.rough:
                     return
                 program = plan_problem(whole.problem)
             if self._at_once(whole, program):

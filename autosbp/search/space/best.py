@@ -16,13 +16,15 @@ from typing import Protocol
 from autosbp.errors import InfeasibleError
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import INFINITE, ROUNDING
-from autosbp.search.space.opening import BrokenPromiseError, Look, Opened
+from autosbp.search.space.opening import Look, Opened
 from autosbp.search.space.space_solver import BOUNDED, Kind
 from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.space.walking import Walk, Walked, Walking
 from autosbp.search.stages.layouts import Structure
 
+EXPOSED = 0.5
+"""From this multiplier on, bounds of stages count all that moves once a step."""
 ENOUGH_EVALUATIONS, USUAL_S = 40_000_000, 20.0
 """Costed values after which no further search begins, where the time limit is the usual one; in proportion to longer ones."""
 
@@ -57,34 +59,20 @@ class Best(Walking):
         """The best strategy over these structures, at least as good as ``best``; when time is over, of those looked at. Others
         that it may begin with are ``offers``, which are taken where nothing fits at once, or there is much to look for. Raises
         ``InfeasibleError``, and ``OutOfTimeError`` where it gives up without one."""
-        every, before = list(structures), Tally(tally.share, tally.evaluations, [*tally.bounds], tally.cut)
-        self.trusts = kind.proves
-        try:
-            return self._found(every, kind, tally, best, offers)
-        except BrokenPromiseError:
-            # Once more, and all that cuts others short is costed first.
-            self.trusts = False
-            vars(tally).update(vars(before))
-            return self._found(every, kind, tally, best, offers)
-
-    def _found(
-        self, structures: Sequence[Structure], kind: Kind, tally: Tally, best: Candidate | None, offers: Offers | None
-    ) -> Candidate:
         self.best, self.problem, self.failures, self._floors = best, None, [], {}
         self.cut = self.late = False
-        self.promised = None
+        self.exposure = None
         try:
             found = self._over(structures, kind, tally, offers)
             tally.cut |= self.late
             return found
         except OutOfTimeError:
             self.cut = tally.cut = True
-            self.keep_promise()
             floor = min(self._floors.values(), default=-INFINITE)
             tally.bounds.append(floor if floor < INFINITE else -INFINITE)
             if self.best is None:
                 raise
-            return self.best
+            return self.with_messages(self.best) if kind.proves else self.best
 
     def _over(self, structures: Iterable[Structure], kind: Kind, tally: Tally, offers: Offers | None) -> Candidate:
         self.begin()
@@ -124,7 +112,6 @@ class Best(Walking):
         alone = self.best is not None and self.best.strategy.num_stages == 1
         ahead = rest if alone and kind.relaxes and kind.proves else []
         more, walks = self._opened_beside(ahead, piped, kind, tally)
-        self.keep_promise()
         tight = [walk for walk in walks if self._promise(walk)[0]]
         self._look_into([walk for walk in walks if walk not in tight], kind, tally, spent)
         opened += more + self._opened([structure for structure in rest if structure not in ahead], kind, tally)
@@ -153,6 +140,8 @@ class Best(Walking):
         if kind.relaxes and kind.proves:
             self.recompute_unevenly(tally)
         self.settle(kind, tally)
+        if kind.proves:
+            self._keep(self.with_messages(self.best))
         return self.best
 
     def _look_into(self, walks: Sequence[Walk], kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
@@ -223,6 +212,8 @@ class Best(Walking):
                 self.problem = nearer(self.problem, error)
             self._raise_floor(piped[at], INFINITE if each.walk is None else each.walk.bound)
             if each.walk is not None:
+                if each.walk.solved[each.walk.start].exposure.reduce > EXPOSED:
+                    self.problems.exposed.add(piped[at].key)
                 walks.append(mine[at] if at in mine else Walk(piped[at], **vars(each.walk)))
         return left, walks
 

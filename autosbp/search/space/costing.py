@@ -19,7 +19,7 @@ from autosbp.search import SearchResult
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.space.candidate import Candidate, TooLarge, Tried
 from autosbp.search.space.earlier_weights import with_earlier_weights
-from autosbp.search.space.message_sizes import with_smaller_messages
+from autosbp.search.space.message_sizes import with_best_messages, with_smaller_messages
 from autosbp.search.space.recompute import Recomputation
 from autosbp.search.space.timed import Timed
 from autosbp.search.stages.layouts import LayoutProblems, Layouts, Space, Structure
@@ -174,12 +174,21 @@ class Costing(Timed):
                 if self._spare(space) == 1.0 or not candidate.strategy.recompute:
                     return
 
-    def _costs(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel) -> Costs:
-        """Of a strategy; baselines and search often come to the same one."""
+    def with_messages(self, candidate: Candidate) -> Candidate:
+        """A strategy with messages of the size with which it is quickest."""
+        strategy, sizes = candidate.strategy, self.problems.sizes
+        graph, boxing = self.problems.bound(strategy.micro_batch), self.problems.boxing(strategy.mesh)
+        return with_best_messages(
+            candidate, sizes, lambda each: self._costs(graph, each, boxing, always=True), self.has_room
+        )
+
+    def _costs(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, *, always: bool = False) -> Costs:
+        """Of a strategy; baselines and search often come to the same one. ``always``: even when time is over."""
         for known in self._known_costs:
             if known.strategy == strategy:
                 return known.costs
-        self.require_time()
+        if not always:
+            self.require_time()
         costs = evaluate(graph, strategy, boxing, self.problems.compute, self.problems.known_chunks)
         self._known_costs.append(Candidate(strategy, costs))
         return self._known_costs[-1].costs
@@ -187,8 +196,7 @@ class Costing(Timed):
     def _tell(self) -> bool:
         """Tell of the best strategy so far: a problem's cost is none, as it may exceed the memory. Whether to go on."""
         if self.report is not None and not self.stopped and not is_child():
-            known = self.best is None or self.best is not self.promised
-            self.stopped = not self.report(self._cutoff if known else INFINITE)
+            self.stopped = not self.report(self._cutoff)
         return not self.stopped
 
     @property

@@ -1,9 +1,9 @@
-"""Smaller messages of gradients, for strategies that do not fit with large ones.
+"""Sizes of messages: what parameters are gathered in together, and gradients reduced.
 
-In the sum that search minimises a gradient pays its share of a full message, so that larger messages, with fewer latencies,
-never take more. What smaller ones save is memory: gradients of several microbatches are added up beside the buffers that
-they are reduced in, and a parameter that is larger than a message needs none. So the problems of a search have the seconds
-of the largest size and the bytes of the smallest, which bounds all sizes; a strategy has the largest with which it fits.
+Large messages have fewer latencies; small ones begin earlier, and leave less of the last one behind the pass that they run
+beside. Gradients of several microbatches are added up beside the buffers that they are reduced in, so that small messages save
+memory, too. Problems of a search have the seconds of the largest size and the bytes of the smallest, which bounds all sizes; a
+strategy is costed with ``BUCKET_BYTES``, with smaller ones where it does not fit, and the best one with each.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from autosbp.plan import BUCKET_BYTES, Costs, Strategy
 from autosbp.sbp.placement import B
 from autosbp.search.space.candidate import Candidate
 
-SMALLER = (8 * 2**20, 2**20)
-"""Sizes that are tried below ``BUCKET_BYTES``, the largest first."""
-
-
+SIZES = tuple(size * 2**20 for size in (100, 25, 12, 6, 3, 1))
+"""The largest first; ``BUCKET_BYTES`` is one."""
+GAIN = 1e-3
+"""Relative: what another size has to save at the least."""
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -34,7 +34,7 @@ def sizes_of(asked: int | None, cluster: Cluster, calibration: Calibration | Non
         return (asked,)
     if cluster.groups or not all(map(_favours_large, () if calibration is None else calibration.collectives)):
         return (BUCKET_BYTES,)
-    return (BUCKET_BYTES, *SMALLER)
+    return SIZES
 
 
 def _favours_large(fit: CollectiveFit) -> bool:
@@ -42,8 +42,8 @@ def _favours_large(fit: CollectiveFit) -> bool:
     time is a line between knots, and its part of the size monotone there."""
     if fit.kind not in KINDS:
         return True
-    knots = [start for start, _ in fit.knots if SMALLER[-1] < start < BUCKET_BYTES]
-    points = np.array([SMALLER[-1], *SMALLER, *knots, BUCKET_BYTES], dtype=np.float64)
+    knots = [start for start, _ in fit.knots if SIZES[-1] < start < SIZES[0]]
+    points = np.array([*SIZES[::-1], *knots, SIZES[0]], dtype=np.float64)
     shapes = (fit.group_shape, (2,))
     rates = [fitted_s(replace(fit, group_shape=shape), points) / points for shape in shapes]
     return all(bool((each >= each[-1] * (1 - 1e-9)).all()) for each in rates)
@@ -73,3 +73,20 @@ def with_smaller_messages(
     if leanest is None:
         return candidate
     return next(filter(None, map(fitting, smaller[:-1])), leanest)
+
+
+def with_best_messages(
+    candidate: Candidate,
+    sizes: tuple[int, ...],
+    costs: Callable[[Strategy], Costs],
+    has_room: Callable[[Candidate], bool],
+) -> Candidate:
+    """The strategy with the size with which its step is shortest, of those with which it has room."""
+    best = candidate
+    for size in sizes:
+        if size != candidate.strategy.bucket_bytes:
+            changed = replace(candidate.strategy, bucket_bytes=size)
+            tried = Candidate(changed, costs(changed))
+            if tried.costs.step_time_s < best.costs.step_time_s * (1 - GAIN) and has_room(tried):
+                best = tried
+    return best

@@ -1,30 +1,36 @@
 """Structures without a pipeline, looked at for the first time: a bound of each, and its optimum without the memory limit.
 
 None needs another before an optimum is costed, so that two cores share them. The quickest is costed first: mostly it cuts
-the others short. What costs a strategy takes is what its problem says, so that where one fits by far it does so before it is
-costed; if another one is quicker, it never is.
+the others short. Its step may be longer than its problem's cost, as more is exposed there than the problem's multipliers tell:
+other multipliers raise the bound, and lead to other optima, which are costed, too (``space.exposures``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from autosbp.costmodel.timeline import Timeline
 from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
-from autosbp.plan import Costs
-from autosbp.search.space.candidate import Candidate
+from autosbp.plan import Strategy
 from autosbp.search.space.costing import INFINITE
+from autosbp.search.space.exposures import Plane, Planes, plane_of
 from autosbp.search.space.recomputing import Recomputing
-from autosbp.search.space.space_solver import BOUNDED, Free, Kind, Optimum
+from autosbp.search.space.space_solver import Free, Kind, Optimum
 from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
-from autosbp.search.stages.layouts import Space, Structure
+from autosbp.search.stages.layouts import Exposure, Space, Structure
 
-ROOMY = 0.9
-"""Of the memory limit: what takes no more, added up by op, mostly fits at its fullest moment."""
+ASCENTS, FINER_ASCENTS = 4, 1
+"""Multipliers that are tried of the first structure, and of others. Views that tell more axes apart than the first one hold its
+strategies, too, so that their bounds are no higher at any multipliers, and mostly the best ones are the same."""
+ALL = Exposure(1.0, 1.0)
+"""Of a pass that messages run beside nothing counts, and all of these."""
+RISES = 1e-3
+"""Relative: what a bound may rise by at the most to be worth another try."""
 NEARLY = 1.05
 """Times the bound of a structure: what takes no longer is a good strategy to begin with."""
 
@@ -56,19 +62,12 @@ class Opened:
     structure: Structure
 
 
-class BrokenPromiseError(Exception):
-    """What was taken to be the best does not fit, or is none."""
-
-
 class Opening(Recomputing):
-    """See the module's docstring. ``largest_bounds``: no microbatch takes less of a sample than the largest one. ``trusts``:
-    the first optimum that has room by far, by what search adds up, cuts others short before it is costed, unless it would
-    end the search: what is enough is costed at once."""
+    """See the module's docstring. ``largest_bounds``: no microbatch takes less of a sample than the largest one. ``exposure``:
+    multipliers with which structures without a pipeline are looked at, the best of the one before; None of the first."""
 
     largest_bounds = True
-    trusts = False
     _floors: dict[Hashable, float]
-    _promised_in: Space
 
     def _opened(self, structures: Sequence[Structure], kind: Kind, tally: Tally) -> list[Opened]:
         """Those that are left open, once all were looked at; optima that fit are kept."""
@@ -95,10 +94,11 @@ class Opening(Recomputing):
                 size = self.micro_batches(structure.stages)[look.first]
                 self._free[self._space(structure, size, kind.storages[0]).key] = look.free
             fits = self._optimum_fits(structure, look, kind)
-            if fits or INFINITE > look.bound >= self._cutoff:
-                tally.bounds.append(look.bound)
-            elif look.bound < INFINITE:
-                left.append(Opened(look.bound, look.first, structure))
+            bound = self._raised_bound(structure, look, kind, tally)
+            if fits or INFINITE > bound >= self._cutoff:
+                tally.bounds.append(bound)
+            elif bound < INFINITE:
+                left.append(Opened(bound, look.first, structure))
         if any(each.bound == -INFINITE for each in left):
             self.require_time()
         return left
@@ -145,33 +145,44 @@ class Opening(Recomputing):
         if optimum is None or look.first is None or (optimum.cost_s >= self._cutoff and not kind.pinned):
             return False
         space = self._space(structure, self.micro_batches(structure.stages)[look.first], kind.storages[0])
-        promises = self.trusts and self.best is None and self._is_charged(kind) and optimum.cost_s > self.enough_s
-        free = look.free if promises else None
-        if free is not None and free.memory_bytes <= ROOMY * self.limit and self.host_has_room(optimum.strategy):
-            self._promise_of(space, optimum, free)
-            return True
         candidate = self._fitting(space, self._costed(space, [(0.0, optimum.strategy)]))
         self._keep(candidate)
         return candidate is not None
 
-    def _promise_of(self, space: Space, optimum: Optimum, free: Free) -> None:
-        """Take an optimum to be the best strategy so far. Nobody asks what else it costs before it is costed."""
-        nothing = Costs(optimum.cost_s, optimum.cost_s, 0.0, 0.0, 0.0, 0.0, 0, free.memory_bytes, {})
-        self.best = self.promised = Candidate(optimum.strategy, nothing)
-        self._promised_in = space
+    def _raised_bound(self, structure: Structure, look: Look, kind: Kind, tally: Tally) -> float:
+        """A bound on a structure, with multipliers that tell more of what its strategies expose; those are what is looked at
+        next. Their optima that fit are kept."""
+        bound, optimum = look.bound, look.optimum
+        if optimum is None or look.first is None or not self._is_charged(kind) or not kind.proves:
+            return bound
+        space = self._space(structure, self.micro_batches(structure.stages)[look.first], kind.storages[0])
+        planes, best = Planes(), space.exposure
+        planes.add(self._plane(space, optimum.strategy, optimum.cost_s))
+        for _ in range(ASCENTS if self.exposure is None else FINER_ASCENTS):
+            exposure, height = planes.highest()
+            enough = (1 - self.options.gap_tolerance) * self._cutoff
+            if bound >= enough or height <= bound * (1 + RISES) or self._out_of_time():
+                break
+            space = replace(space, exposure=exposure)
+            layouts = self._built(space, kind)
+            result = self._solve(layouts, kind, tally, INFINITE, roughly=True)
+            raised = min(result.lower_bound_s, self._cutoff)  # of what was left out
+            if raised > bound:
+                bound, best = raised, exposure
+            strategy = self.problems.strategy(layouts, result.assignment)
+            planes.add(self._plane(space, strategy, result.cost_s))
+            if result.cost_s < self._cutoff and result.memory_bytes <= self.limit:
+                self._keep(self._fitting(space, self._costed(space, [(0.0, strategy)])))
+        self.exposure = best
+        return bound
 
-    def keep_promise(self) -> None:
-        """Cost what was taken to be the best, where nothing better was found since; raises ``BrokenPromiseError`` where it does
-        not fit, or takes longer, as with smaller messages of gradients."""
-        promised, self.promised = self.promised, None
-        if promised is None or self.best is not promised:
-            return
-        self.best = None
-        space = self._promised_in
-        candidate = self._fitting(space, self._costed(space, [(0.0, promised.strategy)]))
-        if candidate is None or candidate.costs.step_time_s > promised.costs.step_time_s * (1 + BOUNDED):
-            raise BrokenPromiseError
-        self._keep(candidate)
+    def _plane(self, space: Space, strategy: Strategy, cost_s: float) -> Plane:
+        problems = self.problems
+        weights, multipliers = problems.weights(space), problems.weights(space).multipliers
+        assert multipliers is not None
+        timeline = Timeline(problems.bound(space.micro_batch), strategy, problems.boxing(space.view), problems.compute)
+        level, slowdown = multipliers.level, multipliers.slowdown
+        return plane_of(cost_s, space.exposure, timeline, level, slowdown, problems.zones, weights.passes)
 
     def _open_roomily(self, opened: Sequence[Opened], kind: Kind, tally: Tally) -> None:
         """Where no optimum fits at the largest microbatch that can: keep those that do at the largest that leaves room to
@@ -186,7 +197,8 @@ class Opening(Recomputing):
 
     def _largest(self, structure: Structure, kind: Kind, tally: Tally) -> float:
         """A bound on a structure: its largest microbatch that splits evenly, without the memory limit; of repeated blocks
-        alone, where there are any."""
+        alone, where there are any. With stages, what moves once a step is mostly more than a microbatch hides: all of it, or
+        none, counts, whichever bounds more."""
         sizes = self.micro_batches(structure.stages)
         for size in sizes[:-1] or sizes:
             space = self._space(structure, size, kind.storages[0])
@@ -194,14 +206,18 @@ class Opening(Recomputing):
                 floor = self._floor(space)
                 if floor >= self._cutoff and self._is_charged(kind):
                     return floor
-                layouts = self._built(space, kind)
+                exposures = (space.exposure, ALL) if structure.stages > 1 and kind.proves else (space.exposure,)
+                return max(self._blocks_or_all_s(replace(space, exposure=each), kind, tally) for each in exposures)
             except InfeasibleError:
                 continue
-            bound = self._blocks_s(layouts, kind, tally)
-            if bound == -INFINITE:
-                bound = self._solve(layouts, kind, tally, INFINITE).lower_bound_s
-            return min(bound * self._working(space), self._cutoff)
         return -INFINITE
+
+    def _blocks_or_all_s(self, space: Space, kind: Kind, tally: Tally) -> float:
+        layouts = self._built(space, kind)
+        bound = self._blocks_s(layouts, kind, tally)
+        if bound == -INFINITE:
+            bound = self._solve(layouts, kind, tally, INFINITE).lower_bound_s
+        return min(bound * self._working(space), self._cutoff)
 
     def _floor(self, space: Space) -> float:
         """A bound on a space, and on smaller microbatches, that needs no edges: of all ops, and of the fullest stage's."""

@@ -113,7 +113,7 @@ def _stored_otherwise(problems: LayoutProblems, strategy: Strategy, storage: str
     for leaf in graph.trained:
         layout = used[leaf.name]
         if P not in layout:
-            apart = storage != AS_USED and stores.splits(leaf.meta, layout)
+            apart = storage != AS_USED and stores.splits(leaf.meta, layout, zone=problems.zones.of_parameter(leaf.name))
             wanted = split_storage(leaf, layout, strategy.mesh) if apart else layout
             count += strategy.parameters[leaf.name] != wanted
     return count

@@ -19,7 +19,7 @@ from autosbp.search.space.costing import CERTAIN, INFINITE
 from autosbp.search.space.leaner import quickest_with_room
 from autosbp.search.space.micro_batches import micro_batches
 from autosbp.search.space.tally import Tally, nearer
-from autosbp.search.stages.layouts import Layouts, Space, SpaceKey, Structure
+from autosbp.search.stages.layouts import Exposure, Layouts, Space, SpaceKey, Structure
 
 MAX_EVALUATIONS = 100_000_000
 """Costed values at which one exact search stops. Counts, unlike clocks, are the same on every machine, so plans are too."""
@@ -76,6 +76,7 @@ class SpaceSolver(Apart):
     """Solves spaces, and makes strategies of what it finds. ``_relaxations`` are bounds of problems of spaces, and the prices
     of memory that give them; ``_free`` is of spaces that were solved without its limit."""
 
+    exposure: Exposure | None = None
     _relaxations: dict[SpaceKey, tuple[float, float]]
     _free: dict[SpaceKey, Free]
 
@@ -86,7 +87,8 @@ class SpaceSolver(Apart):
 
     def _space(self, structure: Structure, micro_batch: int, storage: str) -> Space:
         """With what is recomputed anyway."""
-        return Space(structure, micro_batch, storage, self.recomputes[0])
+        exposure = self.exposure if structure.stages == 1 else None
+        return Space(structure, micro_batch, storage, self.recomputes[0], exposure or Exposure())
 
     def _first(self, structure: Structure, kind: Kind, limit: int | None = None) -> int:
         """Index of the largest microbatch that could fit, by bisection: memory falls and even splits get fewer with the
@@ -152,7 +154,9 @@ class SpaceSolver(Apart):
         return self._limited(replace(space, again=self.recomputes[-1]), kind, tally, INFINITE)
 
     def _blocks_s(self, layouts: Layouts, kind: Kind, tally: Tally) -> float:
-        """What the blocks of the fullest stage make of the cost."""
+        """What the blocks of the fullest stage make of the cost; -inf where that may take less while other stages wait."""
+        if self.problems.is_shared and layouts.space.stages > 1:
+            return -INFINITE
 
         def least(problem: SearchProblem) -> float:
             return self._search(problem, kind, tally, INFINITE).lower_bound_s
@@ -300,10 +304,15 @@ class SpaceSolver(Apart):
         needed = candidates[0].memory_bytes
         return min(limit, result.memory_bytes) - 2 * (needed - self.limit)
 
-    def _solve(self, layouts: Layouts, kind: Kind, tally: Tally, cutoff_s: float) -> SearchResult:
-        return self._search(layouts.problem, kind, tally, cutoff_s)
+    def _solve(
+        self, layouts: Layouts, kind: Kind, tally: Tally, cutoff_s: float, *, roughly: bool = False
+    ) -> SearchResult:
+        return self._search(layouts.problem, kind, tally, cutoff_s, roughly=roughly)
 
-    def _search(self, problem: SearchProblem, kind: Kind, tally: Tally, cutoff_s: float) -> SearchResult:
+    def _search(
+        self, problem: SearchProblem, kind: Kind, tally: Tally, cutoff_s: float, *, roughly: bool = False
+    ) -> SearchResult:
+        """``roughly``: a bound and an assignment near to it are enough."""
         self.require_time()
         rough = self._rough is not None and problem.memory_limit_bytes is not None
         least_gap = BASELINE_GAP if tally.share < 1.0 else 0.0
@@ -314,6 +323,7 @@ class SpaceSolver(Apart):
             cutoff_s=cutoff_s,
             closing=ROUGH_WORK if rough else REFINED_WORK,
             max_evaluations=round(tally.share * MAX_EVALUATIONS) if kind.relaxes else None,
+            rough=roughly,
             progress=None if self.report is None else lambda _cost, _bound: self._tell(),
         )
         result = _SEARCHERS[kind.searcher](problem, options)

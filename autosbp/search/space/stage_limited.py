@@ -160,7 +160,7 @@ class StageLimited(SpaceSolver):
     ) -> list[float]:
         """With waits, as far as tells the least of them. Of repeated blocks, work dealt out evenly is looked at anew."""
         bounds = list(left.bounds)
-        if left.structure.stages == 1 or kind.pinned:
+        if left.structure.stages == 1 or kind.pinned or self.problems.is_shared:
             return bounds
         sizes = self.micro_batches(left.structure.stages)
         key = (left.structure.key, kind.storages)
@@ -195,10 +195,11 @@ class StageLimited(SpaceSolver):
 
     def _bounds_stages(self, kind: Kind, tight: bool) -> bool:
         """Whether bounds of stages are known, and say more than searches: of repeated blocks they do, of others where memory
-        binds. Parameters that are pinned apart from their use may cost less than they charge."""
+        binds. Parameters that are pinned apart from their use may cost less than they charge, and stages that share hardware
+        take less while others wait."""
         says_more = tight or self.problems.folding is not None
         known = kind.relaxes and kind.proves and not kind.pinned and not self.problems.network.cluster.groups
-        return says_more and known
+        return says_more and known and not self.problems.is_shared
 
     def _bounds_of(self, structure: Structure, kind: Kind) -> StageBounds:
         key = structure.key

@@ -27,14 +27,12 @@ class Timed:
         best: the best strategy so far. Without one, search goes on until there is one, however long that takes.
         gives_up: it ends without one, too: its caller has another.
         stopped: a caller ended it, as at the end.
-        promised: the best, where it is taken to be that before it is costed: what it takes is known, but not that it fits.
         enough_s: a step that is no longer is as good as was asked for, and ends it likewise.
         late: something was left because time was over.
     """
 
     options: PlanOptions
     best: Candidate | None
-    promised: Candidate | None = None
     gives_up = False
     stopped = False
     enough_s = 0.0
@@ -59,7 +57,7 @@ class Timed:
 
     def _is_enough(self) -> bool:
         best = self.best
-        return best is not None and best is not self.promised and best.costs.step_time_s <= self.enough_s
+        return best is not None and best.costs.step_time_s <= self.enough_s
 
     def _out_of_time(self) -> bool:
         """Whether nothing is begun any more, asked where something would be."""

@@ -14,13 +14,16 @@ from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
 from autosbp.search import SearchResult
 from autosbp.search.space.costing import CERTAIN, INFINITE
-from autosbp.search.space.opening import Opening
+from autosbp.search.space.exposures import Planes
+from autosbp.search.space.opening import RISES, Opening
 from autosbp.search.space.space_solver import Kind
 from autosbp.search.space.tally import Tally, nearer
-from autosbp.search.stages.layouts import Layouts, Space, Structure
+from autosbp.search.stages.layouts import Exposure, Layouts, Space, Structure
 
 WAITING = 0.1
 """The part of a step that stages may wait for others at the microbatch that is tried first."""
+STEPS = 2
+"""Multipliers that are tried of one space besides those that it begins with."""
 WORSE = 1.01
 """A microbatch that takes so many times what a neighbour does ends the walk in its direction."""
 HOPE = 0.85
@@ -30,13 +33,15 @@ HOPE = 0.85
 @handed_over
 @dataclass(frozen=True)
 class Solved:
-    """A space without the memory limit; ``layouts`` are None where another process made them, with this cutoff."""
+    """A space without the memory limit; ``layouts`` are None where another process made them, with this cutoff and these
+    multipliers."""
 
     layouts: Layouts | None
     result: SearchResult
     bound_s: float
     estimate_s: float
     cutoff_s: float
+    exposure: Exposure = Exposure()
 
 
 @dataclass
@@ -152,13 +157,34 @@ class Walking(Opening):
         if at not in walk.solved:
             space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
             cutoff_s = self._cutoff_of(space, kind) if kind.proves else INFINITE
-            layouts = self.problems.build(space, None, cutoff_s=cutoff_s)
-            result = self._solve(layouts, kind, tally, INFINITE)
-            bound, blocks_s = self._bound(layouts, result, kind, tally)
-            bound = min(bound, self._cutoff)  # of what was left out
-            estimate_s = max(result.cost_s, blocks_s)
-            walk.solved[at] = Solved(layouts, result, bound, estimate_s, cutoff_s)
+            walk.solved[at] = self._solved_at(space, cutoff_s, kind, tally)
+            if kind.proves and self._is_charged(kind):
+                walk.solved[at] = self._raised_solution(space, walk.solved[at], kind, tally)
         return walk.solved[at]
+
+    def _solved_at(self, space: Space, cutoff_s: float, kind: Kind, tally: Tally) -> Solved:
+        layouts = self.problems.build(space, None, cutoff_s=cutoff_s)
+        result = self._solve(layouts, kind, tally, INFINITE)
+        bound, blocks_s = self._bound(layouts, result, kind, tally)
+        bound = min(bound, self._cutoff)  # of what was left out
+        return Solved(layouts, result, bound, max(result.cost_s, blocks_s), cutoff_s, space.exposure)
+
+    def _raised_solution(self, space: Space, solved: Solved, kind: Kind, tally: Tally) -> Solved:
+        """The same with other multipliers, where these raise the bound."""
+        planes = Planes()
+        for _ in range(STEPS):
+            if solved.bound_s >= self._cutoff or solved.layouts is None or self._out_of_time():
+                break
+            strategy = self.problems.strategy(solved.layouts, solved.result.assignment)
+            planes.add(self._plane(solved.layouts.space, strategy, solved.result.cost_s))
+            exposure, height = planes.highest()
+            if height <= solved.result.lower_bound_s * (1 + RISES):
+                break
+            raised = self._solved_at(replace(space, exposure=exposure), solved.cutoff_s, kind, tally)
+            if raised.bound_s <= solved.bound_s:
+                break
+            solved = raised
+        return solved
 
     def _bound(self, layouts: Layouts, result: SearchResult, kind: Kind, tally: Tally) -> tuple[float, float]:
         """Of a space, from its problem without the memory limit; and what whole blocks a stage make of its cost."""
@@ -207,7 +233,9 @@ class Walking(Opening):
         space = self._space(walk.structure, walk.sizes[at], kind.storages[0])
         if bound >= self._cutoff or result.cost_s >= CERTAIN * self._cutoff:
             return bound, estimate
-        layouts = solved.layouts or self.problems.build(space, None, cutoff_s=solved.cutoff_s)
+        layouts = solved.layouts or self.problems.build(
+            replace(space, exposure=solved.exposure), None, cutoff_s=solved.cutoff_s
+        )
         limit = self.limit
         if result.memory_bytes <= self.limit:
             candidates = list(self._candidates(layouts, result))

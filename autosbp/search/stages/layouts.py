@@ -22,10 +22,11 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.folding import KEPT, Folding
 from autosbp.costmodel.network import NetworkModel
-from autosbp.costmodel.synchronisation import shared_message_bytes
 from autosbp.errors import InfeasibleError
 from autosbp.graph.ir import LogicalGraph, Parameter
+from autosbp.handed import handed_over
 from autosbp.plan import BUCKET_BYTES, Strategy
+from autosbp.sbp.buckets import shared_message_bytes
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.placement import NdSbp
 from autosbp.search._base import SearchProblem
@@ -37,7 +38,8 @@ from autosbp.search.problem.parameters import ParameterCosts
 from autosbp.search.problem.pinned import Pins
 from autosbp.search.problem.strategy import strategy_of
 from autosbp.search.problem.unfold import OUTSIDE, UnfoldedProblem, ends, one_block, parts_of, unfold
-from autosbp.search.problem.weights import AS_USED, USE, Weights
+from autosbp.search.problem.weights import AS_USED, USE, Multipliers, Weights, hidden_slowdown
+from autosbp.search.problem.zones import Zones
 from autosbp.search.stages.crossings import crossing_bytes
 from autosbp.search.stages.pipelines import waiting
 from autosbp.search.stages.reuse import REUSE
@@ -61,7 +63,18 @@ class Structure:
         return self.stages, self.view, id(self.allowed)
 
 
-SpaceKey = tuple[Hashable, int, str, bool]
+SpaceKey = tuple[Hashable, int, str, bool, "Exposure"]
+
+
+@handed_over
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """The multipliers of messages beside forward and backward passes, and of early ones (``weights.Multipliers``),
+    from 0, where all may be hidden, to 1, where none is."""
+
+    gather: float = 0.0
+    reduce: float = 0.0
+    early: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -72,11 +85,12 @@ class Space:
     micro_batch: int
     storage: str
     again: bool = False
+    exposure: Exposure = Exposure()
 
     @property
     def key(self) -> SpaceKey:
         """Of one search, as that of its structure."""
-        return self.structure.key, self.micro_batch, self.storage, self.again
+        return self.structure.key, self.micro_batch, self.storage, self.again, self.exposure
 
     @property
     def stages(self) -> int:
@@ -104,7 +118,8 @@ class Layouts:
 
 
 class LayoutProblems:
-    """Builds them; equal parts are built once. With ``offload``, the optimizer's state is on the host. Of the ``sizes`` of
+    """Builds them; equal parts are built once. ``exposed`` are structures, by their keys, in which more moves once a step than
+    a microbatch hides, by about. With ``offload``, the optimizer's state is on the host. Of the ``sizes`` of
     messages of gradients, seconds are those of the first, the largest, and bytes those of the last."""
 
     def __init__(
@@ -122,13 +137,16 @@ class LayoutProblems:
     ) -> None:
         self.graph, self.network, self.compute, self.pins = graph, network, compute, pins
         self.global_batch, self.optimizer, self.offload = global_batch, optimizer, offload
-        self.sizes, self.bucket_bytes, self.schedules = sizes, sizes[0], schedules
-        self.message = shared_message_bytes(graph, self.bucket_bytes)
+        self.sizes, self.schedules = sizes, schedules
+        self.bucket_bytes = BUCKET_BYTES if BUCKET_BYTES in sizes else sizes[0]
+        self.message = shared_message_bytes(graph, sizes[0])
         self.known_chunks = KnownChunks(spread if len(graph.nodes) >= MANY_OPS else in_turn)
         self._parts = self._parts_of(folds=not pins)
         self._boxing: dict[Mesh, BoxingModel] = {}
-        self._builders: dict[tuple[int, Mesh, int, str, bool], ProblemBuilder] = {}
-        self._tables: dict[tuple[int, Mesh, int, bool], dict[Hashable, NDArray[np.float64]]] = {}
+        self._builders: dict[tuple[int, Mesh, int, str, bool, Exposure], ProblemBuilder] = {}
+        self._tables: dict[tuple[Mesh, int, bool, Weights], dict[Hashable, NDArray[np.float64]]] = {}
+        self._slowdown = hidden_slowdown(compute.overlap)
+        self.exposed: set[Hashable] = set()
         self._crossings: dict[int, NDArray[np.float64]] = {}
 
     def _parts_of(self, *, folds: bool) -> GraphParts:
@@ -148,6 +166,11 @@ class LayoutProblems:
         """The ops of each block that may be recomputed."""
         return self._parts.blocks
 
+    @property
+    def zones(self) -> Zones:
+        """Where ops are in a pass."""
+        return self._parts.zones
+
     def bound(self, micro_batch: int) -> LogicalGraph:
         """The whole graph at a microbatch."""
         return self._parts.bound(micro_batch)
@@ -157,6 +180,11 @@ class LayoutProblems:
         if micro_batch not in self._crossings:
             self._crossings[micro_batch] = crossing_bytes(self.bound(micro_batch))
         return self._crossings[micro_batch]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether stages may share hardware: what one of them leaves others take."""
+        return self.compute.sharing is not None
 
     @property
     def most_stages(self) -> int:
@@ -185,7 +213,14 @@ class LayoutProblems:
     def weights(self, space: Space) -> Weights:
         count, stages = self.num_micro(space), space.stages
         held = min(count, stages)
-        weights = Weights((count + self.waits(stages, count)) / stages, 1 / stages, 1 / stages, held / stages)
+        micro, once = (count + self.waits(stages, count)) / stages, 1 / stages
+        level = min((axis.level for axis in space.view.axes), default=0)
+        exposure = space.exposure
+        weights = Weights(
+            micro, once, 1 / stages, held / stages,
+            multipliers=Multipliers(level, exposure.gather, exposure.reduce, self._slowdown, exposure.early),
+            passes=micro if space.storage == USE else once,
+        )  # fmt: skip
         if not space.again:
             return weights
         # While one block is recomputed, of its microbatch those before it have handed their inputs over: half, on average.
@@ -218,7 +253,7 @@ class LayoutProblems:
     def least_blocks_s(self, space: Space) -> float:
         """What ``whole_blocks`` does not go below, known without any edge; -inf where nothing is folded. Raises as
         ``least_s``."""
-        if self.folding is None:
+        if self.folding is None or (self.is_shared and space.stages > 1):
             return -math.inf
         _, analysis = self._parts.smaller(space.micro_batch, space.again)
         builder, allowed, clusters = self._builder(space), space.structure.allowed, analysis.clusters
@@ -261,8 +296,10 @@ class LayoutProblems:
         space = layouts.space
         stores = self.stores(space)
 
+        zones = self._parts.zones
+
         def splits(leaf: Parameter, used: NdSbp) -> bool:
-            return stores.splits(leaf.meta, used)
+            return stores.splits(leaf.meta, used, zone=zones.of_parameter(leaf.name))
 
         found = strategy_of(
             layouts.found, assignment, self.bound(space.micro_batch), self.boxing(space.view),
@@ -321,7 +358,13 @@ class LayoutProblems:
         store parameters in its ``detail``. Bytes are those of one microbatch; of recomputed blocks what they are handed. Raises
         ``InfeasibleError`` where no microbatch splits evenly."""
         graph, analysis = self._parts.smaller(micro_batch, again)
-        weights = Weights(float(self.global_batch // micro_batch), working=0.0)
+        level = min((axis.level for axis in structure.view.axes), default=0)
+        count = float(self.global_batch // micro_batch)
+        # What is hidden behind computation slows it down; where it may be hidden behind messages of another level it does not.
+        slowdown = self._slowdown if len({axis.level for axis in structure.view.axes}) < 2 else 0.0
+        # All that moves once a step, without the passes that it moves beside, or these alone.
+        part = 1.0 if structure.key in self.exposed else 0.0
+        weights = Weights(count, working=0.0, multipliers=Multipliers(level, part, part, slowdown, part))
         builder = ProblemBuilder(
             graph, self.boxing(structure.view), self.compute, num_micro=1, optimizer=self.optimizer,
             analysis=analysis, weights=weights, storage=storages[0], others=storages, message=self.message,
@@ -330,13 +373,14 @@ class LayoutProblems:
         return builder.build(None, structure.allowed)
 
     def _builder(self, space: Space) -> ProblemBuilder:
-        key = (space.stages, space.view, space.micro_batch, space.storage, space.again)
+        key = (space.stages, space.view, space.micro_batch, space.storage, space.again, space.exposure)
         if key not in self._builders:
             graph, analysis = self._parts.smaller(space.micro_batch, space.again)
+            weights = self.weights(space)
             self._builders[key] = ProblemBuilder(
                 graph, self.boxing(space.view), self.compute, num_micro=self.num_micro(space), optimizer=self.optimizer,
-                analysis=analysis, weights=self.weights(space), storage=space.storage, message=self.message,
-                tables=self._tables.setdefault((space.stages, space.view, space.micro_batch, space.again), {}),
+                analysis=analysis, weights=weights, storage=space.storage, message=self.message,
+                tables=self._tables.setdefault((space.view, space.micro_batch, space.again, weights), {}),
                 offload=self.offload, bucket_bytes=self.sizes[-1],
             )  # fmt: skip
         return self._builders[key]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autosbp.comparison import COSTS
-from autosbp.plan import simulated_s
+from autosbp.findings import PURPOSES
+from autosbp.plan import current_document
 from autosbp.units import num_bytes
-from service.web.presenters.parts import Chart, Stack, Table, stack
+from service.web.presenters.parts import Chart, Stack, Table
+from service.web.presenters.step import HIDDEN, HIDDEN_WORDS, PARTS, chart_parts, time_stack
 from service.web.text import seconds, signed_share, time_unit, title
 
-_TONES = {"compute_s": "a", "exposed_comm_s": "b", "bubble_s": "c", "optimizer_s": "d"}
-_NAMES = {
-    "compute_s": "Computation",
-    "exposed_comm_s": "Communication",
-    "bubble_s": "Waiting of stages",
-    "optimizer_s": "Optimizer",
+_COSTS = {
+    **dict(zip(COSTS, ("Step", "Traffic of a device", "Memory of a device"), strict=True)),
+    **PARTS,
+    HIDDEN: HIDDEN_WORDS,
 }
 MOST_CHANGES = 200
 
@@ -51,11 +51,12 @@ class ComparisonView:
 
 
 def comparison_view(found: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[str, Any]) -> ComparisonView:
-    """``found`` is of ``autosbp.comparison`` and of the two plans."""
+    """``found`` is of ``autosbp.comparison`` and of the two plans, whatever releases found them."""
+    one, two = current_document(one), current_document(two)
     return ComparisonView(
-        tuple(_cost(name, pair["a"], pair["b"]) for name, pair in _all_costs(found, one, two).items()),
+        tuple(_costs(found)),
         _choices(found),
-        (_time(one), _time(two)),
+        (time_stack(one), time_stack(two)),
         found["same_graph"],
         found["same_mesh"],
         _changes("Parameter", found["parameters"]),
@@ -66,19 +67,18 @@ def comparison_view(found: Mapping[str, Any], one: Mapping[str, Any], two: Mappi
     )
 
 
-def _all_costs(found: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
-    simulated = {"simulated_step_time_s": {"a": simulated_s(one), "b": simulated_s(two)}}
-    return simulated | dict(found["costs"])
+def _costs(found: Mapping[str, Any]) -> Iterator[CostLine]:
+    """Exposed communication by purpose comes behind its sum; to hide more or less is neither better nor worse."""
+    for name, pair in found["costs"].items():
+        line = _cost(_COSTS[name], pair, seconds if name.endswith("_s") else num_bytes)
+        yield replace(line, tone="") if name == HIDDEN else line
+        if name == "exposed_comm_s":
+            for purpose, times in found["exposed_comm_by_purpose_s"].items():
+                yield _cost(f"Exposed: {PURPOSES.get(purpose, purpose)}", times, seconds)
 
 
-def _cost(name: str, a: float | None, b: float | None) -> CostLine:
-    write = seconds if name.endswith("_s") else num_bytes
-    words = {
-        "simulated_step_time_s": "Step, simulated",
-        "step_time_s": "Step, sum of its parts",
-        COSTS[1]: "Traffic of a device",
-        COSTS[2]: "Memory of a device",
-    }.get(name, _NAMES.get(name, title(name)))
+def _cost(words: str, pair: Mapping[str, float | None], write: Callable[[float | None], str]) -> CostLine:
+    a, b = pair["a"], pair["b"]
     if not a or b is None:
         return CostLine(words, write(a), write(b), "–", "")
     difference = (b - a) / a
@@ -102,12 +102,6 @@ def _said(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _time(plan: Mapping[str, Any]) -> Stack:
-    parts = plan["breakdown"]
-    named = [(words, parts.get(name, 0.0), _TONES[name]) for name, words in _NAMES.items()]
-    return stack("Time of a step", named, time_unit(parts.values()))
-
-
 def _changes(what: str, changes: Mapping[str, Mapping[str, str | None]]) -> Table:
     shown = list(changes.items())[:MOST_CHANGES]
     rows = tuple((name, pair["a"] or "not there", pair["b"] or "not there") for name, pair in shown)
@@ -120,17 +114,12 @@ def _chart(one: Mapping[str, Any], two: Mapping[str, Any]) -> Chart:
     data = {
         "unit": unit.name,
         "names": ["First", "Second"],
-        "parts": [
-            {"name": words, "values": [plan["breakdown"].get(name, 0.0) / unit.scale for plan in plans]}
-            for name, words in _NAMES.items()
-        ],
-        "markers": [simulated_s(plan) / unit.scale for plan in plans],
-        "marker": "Simulated step",
+        "parts": chart_parts(plans, unit),
     }
     rows = tuple(
-        (words, *(unit.of(plan["breakdown"].get(name, 0.0)) for plan in plans)) for name, words in _NAMES.items()
+        (words, *(unit.of(plan["breakdown"].get(name, 0.0)) for plan in plans)) for name, words in PARTS.items()
     )
     table = Table(("Part", f"First ({unit.name})", f"Second ({unit.name})"), rows)
-    ratio = simulated_s(two) / simulated_s(one)
+    ratio = two["step_time_s"] / one["step_time_s"]
     spoken = f"The second takes {ratio:.3g} × as long as the first."
     return Chart("comparison", "stacked", "Time of a step", spoken, data, table, "tiny")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autosbp.plan import EARLIER_SCHEMA
 from service.models import JobRow
 from service.web.presenters.parts import Chart, Table
 from service.web.text import seconds, time_unit
@@ -13,7 +14,7 @@ _FEWEST = 2
 
 
 def search_curve(plan: Mapping[str, Any], job: JobRow) -> Chart | None:
-    """Of the job that found the plan; None where it kept no curve, or found one strategy only."""
+    """Of the job that found the plan, as it is stored; None where it kept no curve, or found one strategy only."""
     points = (job.result or {}).get("curve") or []
     if len(points) < _FEWEST:
         return None
@@ -30,5 +31,7 @@ def search_curve(plan: Mapping[str, Any], job: JobRow) -> Chart | None:
     ended_s, best_s = points[-1]
     proved = f"; the proved bound is {seconds(bound_s)}" if bound_s is not None else ""
     spoken = f"From {seconds(points[0][1])} to {seconds(best_s)} in {seconds(ended_s)}{proved}."
+    if plan.get("schema") == EARLIER_SCHEMA:
+        spoken += " These are sums in which nothing overlaps, by which an earlier release searched."
     table = Table((f"After ({clock.name})", f"Best step ({unit.name})"), rows, 0)
     return Chart("search-curve", "curve", "Best step found so far", spoken, data, table, "small")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from autosbp.plan import simulated_s
+from autosbp.plan import predicted_step_s
 from autosbp.units import count, num_bytes
 from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, StrategyRow, TrialRow
 from service.web.text import lasted, number, seconds, signed_share, size_unit, time_unit
@@ -183,14 +183,14 @@ def calibration_line(row: CalibrationRow) -> CalibrationLine:
 
 def trial_lines(rows: Sequence[TrialRow]) -> TrialLines:
     """Predicted beside measured."""
-    unit = time_unit([*(simulated_s(row.predicted) for row in rows), *(row.measured_step_time_s for row in rows)])
+    unit = time_unit([*(predicted_step_s(row.predicted) for row in rows), *(row.measured_step_time_s for row in rows)])
     lines = tuple(
         TrialLine(
             row.id,
             row.strategy_id,
             f"baseline {row.baseline}" if row.baseline else "the strategy",
             row.job.state,
-            unit.of(simulated_s(row.predicted)),
+            unit.of(predicted_step_s(row.predicted)),
             unit.of(row.measured_step_time_s),
             signed_share(row.relative_error),
             row.created_at,

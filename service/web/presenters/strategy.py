@@ -7,24 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosbp.findings import above_optimum, ended_early, findings, why_no_bound
-from autosbp.plan import BUCKET_BYTES, simulated_s
+from autosbp.plan import BUCKET_BYTES, current_document
 from autosbp.units import count, num_bytes
 from service.models import StrategyRow
 from service.web.presenters.baselines import baselines
 from service.web.presenters.mesh import AxisUse, axis_uses
 from service.web.presenters.parts import Chart, Fact, Figure, Stack, stack
-from service.web.text import number, ratio, seconds, share, size_unit, time_unit, title
+from service.web.presenters.step import exposed_stack, hidden_note, time_stack
+from service.web.text import number, ratio, seconds, share, size_unit, title
 
 _STORAGE = {
     "step": "parameters gathered once a step where they are split (ZeRO-2)",
     "use": "parameters gathered for every use (ZeRO-3)",
-}
-_TIME_TONES = {"compute_s": "a", "exposed_comm_s": "b", "bubble_s": "c", "optimizer_s": "d"}
-_TIME_NAMES = {
-    "compute_s": "Computation",
-    "exposed_comm_s": "Communication",
-    "bubble_s": "Waiting of stages",
-    "optimizer_s": "Optimizer",
 }
 _MEMORY_TONES = ("a", "b", "d", "e", "f", "g", "h")
 _SCHEDULES = {
@@ -48,7 +42,8 @@ class StrategyView:
     findings: tuple[str, ...]
     warnings: tuple[str, ...]
     time: Stack
-    simulated_note: str
+    exposed: Stack | None
+    hidden_note: str
     memory: Stack
     layout: tuple[Fact, ...]
     axes: tuple[AxisUse, ...]
@@ -61,8 +56,8 @@ class StrategyView:
 
 
 def strategy_view(row: StrategyRow, model: str, cluster: str) -> StrategyView:
-    """Of a stored strategy with its plan, and the names of what it is of."""
-    plan = row.plan
+    """Of a stored strategy with its plan, whatever release found it, and the names of what it is of."""
+    plan = current_document(row.plan)
     compared, infeasible = baselines(plan)
     return StrategyView(
         id=row.id,
@@ -72,14 +67,15 @@ def strategy_view(row: StrategyRow, model: str, cluster: str) -> StrategyView:
         figures=_figures(plan),
         findings=tuple(findings(plan)),
         warnings=tuple(plan.get("warnings", ())),
-        time=_time(plan),
-        simulated_note=_simulated_note(plan),
+        time=time_stack(plan),
+        exposed=exposed_stack(plan),
+        hidden_note=hidden_note(plan),
         memory=_memory(plan),
         layout=_layout(plan),
         axes=axis_uses(plan),
         baselines=compared,
         infeasible=infeasible,
-        provenance=_provenance(row),
+        provenance=_provenance(row, plan),
         runnable=tuple(plan["baseline_strategies"]),
         has_stages="pipeline" in plan["strategy"],
         parameters=tuple(plan["strategy"]["parameters"]),
@@ -100,8 +96,9 @@ class Brief:
 
 def brief(row: StrategyRow, model: str, cluster: str) -> Brief:
     """Of a stored strategy with its plan."""
-    plan = row.plan
-    return Brief(row.id, f"{model} on {cluster}", _figures(plan), tuple(findings(plan)[:3]), _time(plan), _layout(plan))
+    plan = current_document(row.plan)
+    said = tuple(findings(plan)[:3])
+    return Brief(row.id, f"{model} on {cluster}", _figures(plan), said, time_stack(plan), _layout(plan))
 
 
 def optimality(plan: Mapping[str, Any]) -> Figure:
@@ -116,10 +113,10 @@ def optimality(plan: Mapping[str, Any]) -> Figure:
 
 
 def _figures(plan: Mapping[str, Any]) -> tuple[Figure, ...]:
-    step_s, strategy = simulated_s(plan), plan["strategy"]
+    step_s, strategy = plan["step_time_s"], plan["strategy"]
     used, limit = plan["memory_bytes_per_device"], plan["memory_limit_bytes"]
     feasible = [each for each in plan["baselines"].values() if each["feasible"]]
-    best_s = min((simulated_s(each) for each in feasible), default=None)
+    best_s = min((each["step_time_s"] for each in feasible), default=None)
     return (
         Figure("Step", seconds(step_s), f"predicted, {number(strategy['global_batch'])} samples"),
         Figure("Throughput", f"{count(strategy['global_batch'] / step_s).strip()}/s", "samples"),
@@ -127,27 +124,6 @@ def _figures(plan: Mapping[str, Any]) -> tuple[Figure, ...]:
         Figure("Traffic", num_bytes(plan["comm_bytes_per_device"]), "sent by a device in a step"),
         Figure("Against baselines", ratio(best_s / step_s) if best_s else "–", "as fast as the best of them"),
         optimality(plan),
-    )
-
-
-def _time(plan: Mapping[str, Any]) -> Stack:
-    parts = plan["breakdown"]
-    unit = time_unit(parts.values())
-    return stack(
-        "Time of a step",
-        [(words, parts.get(name, 0.0), _TIME_TONES[name]) for name, words in _TIME_NAMES.items()],
-        unit,
-    )
-
-
-def _simulated_note(plan: Mapping[str, Any]) -> str:
-    total, simulated = plan["step_time_s"], simulated_s(plan)
-    if simulated >= total * (1 - 1e-9):
-        return f"Nothing overlaps: the parts add up to the step’s {seconds(total)}."
-    saved = 1 - simulated / total
-    return (
-        f"The parts add up to {seconds(total)}; {seconds(simulated)} are left where collectives run beside "
-        f"computation ({share(saved)} less)."
     )
 
 
@@ -186,15 +162,15 @@ def _layout(plan: Mapping[str, Any]) -> tuple[Fact, ...]:
     return tuple(facts)
 
 
-def _provenance(row: StrategyRow) -> tuple[Fact, ...]:
-    source, options = row.plan["provenance"], row.plan["options"]
+def _provenance(row: StrategyRow, plan: Mapping[str, Any]) -> tuple[Fact, ...]:
+    source, options = plan["provenance"], plan["options"]
     known = row.calibration_id
     asked = [f"{title(name).lower()} {value}" for name, value in options.items() if value not in (None, {}, [], "")]
     return (
         Fact("Model", source.get("graph_hash", ""), f"/models/{row.model_id}"),
         Fact("Cluster", source.get("cluster_hash", ""), f"/clusters/{row.cluster_id}"),
         Fact("Costs", known or "the cluster’s data sheet", f"/calibrations/{known}" if known else ""),
-        Fact("Searcher", f"{row.searcher}, seed {source.get('seed')}, {number(row.plan['evaluations'])} evaluations"),
+        Fact("Searcher", f"{row.searcher}, seed {source.get('seed')}, {number(plan['evaluations'])} evaluations"),
         Fact("Asked for", ", ".join(asked)),
         Fact("Release", str(source.get("version"))),
     )

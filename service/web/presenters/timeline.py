@@ -1,4 +1,4 @@
-"""When everything of a simulated step runs, as spans on lanes: of a pipeline a lane for each stage, otherwise one for
+"""When everything of a step runs, as spans on lanes: of a pipeline a lane for each stage, otherwise one for
 computation and two for the network."""
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autosbp.plan import simulated_s
+from autosbp.plan import predicted_step_s
 from autosbp.units import num_bytes
 from service.models import TrialRow
 from service.web.presenters.parts import Chart, Fact, Figure, Table
@@ -51,7 +51,7 @@ def _gates(row: TrialRow) -> str:
 
 def _predicted(row: TrialRow) -> tuple[Figure, ...]:
     return (
-        Figure("Predicted step", seconds(simulated_s(row.predicted)), "where collectives run beside ops"),
+        Figure("Predicted step", seconds(predicted_step_s(row.predicted)), "communication overlaps computation"),
         Figure("Predicted memory", num_bytes(row.predicted["memory_bytes_per_device"]), "of a device"),
         Figure("Predicted traffic", num_bytes(row.predicted["comm_bytes_per_device"]), "of a device in a step"),
     )
@@ -65,7 +65,7 @@ def _measured(row: TrialRow, result: Mapping[str, Any]) -> tuple[Figure, ...]:
     difference = result.get("loss_difference")
     return (
         Figure("Measured step", seconds(times["median"]), f"median, spread {seconds(times['iqr'])}"),
-        Figure("Predicted step", seconds(simulated_s(row.predicted))),
+        Figure("Predicted step", seconds(predicted_step_s(row.predicted))),
         Figure("Error", signed_share(row.relative_error), "(measured − predicted) / measured", tone),
         Figure("Collectives", "as charged" if match else "not as charged", "on every rank", "good" if match else "bad"),
         Figure("Loss", "–" if difference is None else f"{difference:.1e}", "off that of one device"),
@@ -73,7 +73,7 @@ def _measured(row: TrialRow, result: Mapping[str, Any]) -> tuple[Figure, ...]:
 
 
 def _pairs(row: TrialRow, result: Mapping[str, Any]) -> Table:
-    measured_s, predicted_s = result["step_time_s"]["median"], simulated_s(row.predicted)
+    measured_s, predicted_s = result["step_time_s"]["median"], predicted_step_s(row.predicted)
     times = time_unit([measured_s, predicted_s])
     memory, expected = result.get("memory_bytes"), row.predicted["memory_bytes_per_device"]
     sent, charged = result.get("comm_bytes_per_device"), row.predicted["comm_bytes_per_device"]
@@ -95,7 +95,7 @@ def _off(predicted: float, measured: float | None) -> str:
 def _times(row: TrialRow, result: Mapping[str, Any]) -> Chart:
     times = result["step_time_s"]
     shown = (
-        ("Predicted", simulated_s(row.predicted)),
+        ("Predicted", predicted_step_s(row.predicted)),
         ("Median", times["median"]),
         ("Fastest", times["min"]),
         ("Slowest", times["max"]),

@@ -100,7 +100,7 @@ def rows(
 @routes.get("/strategies/{strategy_id}/timeline")
 @slow
 def timeline(request: Request, state: StateDep, strategy_id: PathId) -> Response:
-    """When everything of the simulated step runs."""
+    """When everything of the step runs."""
     strategies.require_stored(state, strategy_id)
     chart = _charts.get(strategy_id, lambda: _timeline(state, strategy_id))
     return render_part(

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from autosbp.export import EXPORTERS
+from autosbp.findings import purposes
 from service.web.route import HEADERS
 from service.web.text import seconds
 from tests.service import documents
@@ -104,7 +105,12 @@ def test_inputs_have_labels_images_have_names_and_charts_have_tables(stored: Sto
 def test_the_strategy_page_says_what_the_plan_says(stored: Stored) -> None:
     plan = stored.client.get(f"/v1/strategies/{stored.strategy}").json()
     text = stored.client.get(f"/strategies/{stored.strategy}").text
-    assert seconds(plan["simulated_step_time_s"]) in text
+    assert seconds(plan["step_time_s"]) in text
+    for words in purposes(plan["breakdown"]):
+        assert f"{words[:1].upper()}{words[1:]}</th>" in text
+    hidden_s = plan["breakdown"]["hidden_comm_s"]
+    hidden = f"{seconds(hidden_s)} of communication, " if hidden_s else "No communication is hidden"
+    assert f'<p class="note">{hidden}' in text
     for name in plan["baseline_strategies"]:
         assert f"baseline {name}" in text
     assert stored.calibration in text and "How it was found" in text

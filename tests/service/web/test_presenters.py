@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from autosbp.api import LogicalGraph, capture, load_cluster
+from autosbp.comparison import difference
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.pipeline import Chunk, pass_spans
@@ -22,11 +23,13 @@ from service.web.forms import Form
 from service.web.presenters import planning
 from service.web.presenters.baselines import baselines
 from service.web.presenters.calibration import predict
+from service.web.presenters.comparison import comparison_view
 from service.web.presenters.folding import parts_of
 from service.web.presenters.mesh import cells
 from service.web.presenters.parts import stack
 from service.web.presenters.question import what_if_chart, why_answers
 from service.web.presenters.sharding import sharding_map
+from service.web.presenters.step import exposed_stack, hidden_note, time_stack
 from service.web.presenters.timeline import MOST_SPANS, events_chart, pipeline_chart
 from service.web.presenters.trial import trial_view
 from service.web.text import data, size_unit, time_unit
@@ -237,6 +240,57 @@ def test_the_answers_to_questions_say_what_would_change() -> None:
     chart = what_if_chart({"step_time_s": 0.2, "changes": [change]})
     assert chart.data["names"] == ["As it is", "level n"] and "level n saves most: 25.0 %" in chart.spoken
     assert what_if_chart({"step_time_s": 0.2, "changes": []}).spoken == ""
+
+
+def test_a_step_is_its_parts_with_exposed_communication_by_purpose_and_what_is_hidden() -> None:
+    parts = {"compute_s": 4.0, "exposed_comm_s": 3.0, "bubble_s": 0.0, "optimizer_s": 1.0}
+    by_purpose = {"gradient_sync": 1.0, "loss": 0.0, "tensor_parallel": 2.0}
+    plan = {"breakdown": {**parts, "hidden_comm_s": 1.0, "exposed_comm_by_purpose_s": by_purpose}}
+    shown = [(one.label, one.amount, one.share) for one in time_stack(plan).slices]
+    assert shown == [
+        ("Computation", "4.00", "50.0 %"),
+        ("Exposed communication", "3.00", "37.5 %"),
+        ("Optimizer", "1.00", "12.5 %"),
+    ]
+    exposed = exposed_stack(plan)
+    assert exposed is not None and exposed.total == "3.00"
+    assert [(one.label, one.amount) for one in exposed.slices] == [
+        ("Tensor parallelism", "2.00"),
+        ("Gradient sync", "1.00"),
+    ]
+    assert hidden_note(plan) == "1 s of communication, 25.0 % of all of it, are hidden behind computation."
+    assert exposed_stack({"breakdown": parts}) is None
+    assert hidden_note({"breakdown": parts}) == "No communication is hidden behind computation."
+
+
+def test_two_strategies_are_compared_by_purpose() -> None:
+    parts = {"compute_s": 1.0, "exposed_comm_s": 1.0, "bubble_s": 0.0, "optimizer_s": 0.0, "hidden_comm_s": 0.5}
+    costs = {"step_time_s": 2.0, "comm_bytes_per_device": 1, "memory_bytes_per_device": 1}
+    mesh = {"axes": [["g0", 2, 0]], "level_counts": [2]}
+    plan = {
+        **costs,
+        "plan_id": "plan-1",
+        "provenance": {},
+        "strategy": {"mesh": mesh, "parameters": {}, "signatures": {}},
+        "breakdown": {**parts, "exposed_comm_by_purpose_s": {"gradient_sync": 1.0}},
+    }
+    twice = {name: 2 * value for name, value in parts.items()}
+    other = {
+        **plan,
+        "step_time_s": 4.0,
+        "breakdown": {**twice, "exposed_comm_by_purpose_s": {"gradient_sync": 0.5, "pipeline": 1.5}},
+    }
+    view = comparison_view(difference(plan, other), plan, other)
+    lines = [(line.name, line.a, line.b, line.difference, line.tone) for line in view.costs]
+    assert lines[0] == ("Step", "2 s", "4 s", "+100.0 %", "worse")
+    at = [line[0] for line in lines].index("Exposed communication")
+    assert lines[at + 1 : at + 4] == [
+        ("Exposed: gradient sync", "1 s", "500 ms", "−50.0 %", "better"),
+        ("Exposed: messages between stages", "0 s", "1.5 s", "–", ""),
+        ("Hidden communication", "500 ms", "1 s", "+100.0 %", ""),
+    ]
+    assert view.chart.data["parts"][1] == {"name": "Exposed communication", "values": [1.0, 2.0]}
+    assert "markers" not in view.chart.data
 
 
 def test_baselines_without_a_cost_are_told_of_with_their_reasons() -> None:

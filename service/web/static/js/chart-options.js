@@ -41,19 +41,18 @@ function axis(paint, more) {
   };
 }
 
-// Horizontal bars of parts, with a marker at what is left of their sum.
+// Horizontal bars of parts.
 function stacked(data, paint) {
   const tones = ["a", "b", "c", "d"].map(paint.colour);
   const bars = data.parts.map((part, at) => ({
     name: part.name, type: "bar", stack: "all", barWidth: 16, data: part.values, itemStyle: { color: tones[at % tones.length] },
   })).filter((series) => series.data.some((value) => value > 0));
-  const markers = { name: data.marker, type: "scatter", symbol: "rect", symbolSize: [3, 24], itemStyle: { color: paint.text }, data: data.markers.map((value, at) => [value, at]), z: 5 };
   return base(paint, {
-    tooltip: { ...base(paint).tooltip, trigger: "axis", axisPointer: { type: "none" }, valueFormatter: (value) => `${digits(Array.isArray(value) ? value[0] : value)} ${data.unit}` },
+    tooltip: { ...base(paint).tooltip, trigger: "axis", axisPointer: { type: "none" }, valueFormatter: (value) => `${digits(value)} ${data.unit}` },
     grid: { left: 8, right: 24, top: 40, bottom: 28, containLabel: true },
     xAxis: axis(paint, { type: "value", name: data.unit, nameGap: 26 }),
     yAxis: axis(paint, { type: "category", data: data.names, inverse: true, axisLabel: { color: paint.text, fontFamily: paint.font, width: 150, overflow: "truncate" }, splitLine: { show: false } }),
-    series: [...bars, markers],
+    series: bars,
   });
 }
 
