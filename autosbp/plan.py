@@ -287,7 +287,8 @@ class Costs:
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """A point of the space that users would otherwise choose, costed by the same model; costs and strategy are None where it is
-    not feasible, or where nobody knows (None): there was no time to look. ``reason`` says why, or what else is to be known.
+    not feasible, or where nobody knows (None): there was no time to look. ``reason`` says why, or what else is to be known;
+    ``free_of`` names the constraints of the plan that it does not obey.
     """
 
     name: str
@@ -295,6 +296,7 @@ class Baseline:
     strategy: Strategy | None
     feasible: bool | None
     reason: str = ""
+    free_of: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         known = self.costs.to_dict() if self.costs else dict.fromkeys(COSTED)
@@ -303,6 +305,7 @@ class Baseline:
             **({"by_stage": known["by_stage"]} if "by_stage" in known else {}),
             "feasible": self.feasible,
             "reason": self.reason,
+            **({"free_of": list(self.free_of)} if self.free_of else {}),
         }
 
 

@@ -61,6 +61,14 @@ class Mesh:
         """The number of the device, and of its process, that is this rank."""
         return rank
 
+    @property
+    def split_counts(self) -> frozenset[int]:
+        """Over how many devices some of its axes, or all, split a dim."""
+        found = {1}
+        for axis in self.axes:
+            found |= {count * axis.size for count in found}
+        return frozenset(found - {1})
+
     def group_size(self, axes: Sequence[int]) -> int:
         return prod(self.axes[axis].size for axis in axes)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 
 from autosbp.beside import Begun, begun
@@ -69,9 +70,28 @@ class Baselines:
         for name in self.options.baselines:
             # As long as there is no strategy to begin the search with, this is the way to one.
             search.best, search.gives_up = None, not needed or not self._begins or self.start(found) is not None
-            found.append(self._baseline(name))
+            baseline = self._baseline(name)
+            found.append(replace(baseline, free_of=self._free_of(baseline)))
         search.gives_up = False
         return found
+
+    def _free_of(self, baseline: Baseline) -> tuple[str, ...]:
+        """Constraints that a baseline does not obey: those of its own layouts, and what it does otherwise."""
+        options, strategy = self.options, baseline.strategy
+        if strategy is None:
+            return ()
+        apart = self._stores_apart(baseline.name)
+        broken = {
+            "pins": bool(options.pins),
+            "data_parallel": options.data_parallel is not None,
+            "tensor_parallel": options.tensor_parallel is not None,
+            "stage_of": bool(options.stage_of),
+            "stages": options.stages not in (None, strategy.num_stages),
+            "micro_batch": options.micro_batch not in (None, strategy.micro_batch),
+            "storage": options.storage is not None and (apart or options.storage != AS_USED),
+            "recompute": bool(options.recompute) and not strategy.recompute,
+        }
+        return tuple(name for name, is_broken in broken.items() if is_broken)
 
     def unknown(self) -> list[Baseline]:
         """All of them, as they are where the search was ended before they were looked at."""

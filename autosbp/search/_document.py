@@ -13,6 +13,7 @@ from autosbp.plan import SCHEMA, Baseline, Costs, Strategy, plan_id_of
 from autosbp.search._warnings import (
     batch_warnings,
     calibration_warnings,
+    degree_warnings,
     replication_warnings,
     runtime_warnings,
     storage_warnings,
@@ -53,6 +54,7 @@ def plan_document(
             *replication_warnings(graph),
             *runtime_warnings(strategy),
             *storage_warnings(graph, strategy, options.storage),
+            *degree_warnings(graph, strategy, options.tensor_parallel),
             *batch_warnings(graph, strategy),
             *calibration_warnings(graph, strategy, cluster, calibration),
             *([f"The start was left aside: {start_aside}."] if start_aside else []),

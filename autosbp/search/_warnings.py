@@ -56,6 +56,17 @@ def storage_warnings(graph: LogicalGraph, strategy: Strategy, asked: str | None)
     return [f"Storage {asked} has no effect: no parameter that several devices use whole splits evenly over them."]
 
 
+def degree_warnings(graph: LogicalGraph, strategy: Strategy, tensor: int | None) -> list[str]:
+    """A sentence where matrices were to be split, and none is."""
+    if tensor is None or tensor == 1:
+        return []
+    used = used_layouts(graph, dict(strategy.signatures))
+    matrices = [used[leaf.name] for leaf in graph.parameters if len(leaf.meta.shape) > 1 and leaf.name in used]
+    if any(sbp.is_split for layout in matrices for sbp in layout):
+        return []
+    return [f"A tensor parallel degree of {tensor} has no effect: to repeat every op on these devices takes less."]
+
+
 def batch_warnings(graph: LogicalGraph, strategy: Strategy) -> list[str]:
     """A sentence where training in the strategy's microbatches is not training on the whole batch."""
     return difference(graph, strategy.num_micro * strategy.micro_batch, strategy.micro_batch)

@@ -33,7 +33,7 @@ def op_keys(graph: LogicalGraph, cluster: Cluster, options: PlanOptions) -> list
     seen = set()
     for view in mesh_views(cluster.mesh()):
         unary = UnaryCosts(bound, compute, BoxingModel(network, view), options.optimizer, 1)
-        for op_cluster in form_clusters(bound):
+        for op_cluster in form_clusters(bound, view.split_counts):
             if (view, op_cluster.key) in seen:
                 continue
             seen.add((view, op_cluster.key))

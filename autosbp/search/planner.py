@@ -246,8 +246,7 @@ class Planner:
     def _bounds(self) -> bool:
         """Whether search charges no more than strategies cost. Parameters that are gathered for each use, or pinned apart from
         it, share messages that it does not know."""
-        pins = self.asked.pins
-        return self.options.storage != USE and all(pins.used[name] == own for name, own in pins.stored.items())
+        return self.options.storage != USE and self.asked.pins.are_stored_as_used
 
     def baselines(self) -> Baselines:
         """Those that are asked for, by a search of their own."""

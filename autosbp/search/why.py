@@ -1,5 +1,5 @@
 """Why an op has its layout: what each other one would cost, with all else chosen anew in the plan's own space, which is its
-stages, mesh, microbatch and storage."""
+stages, mesh, microbatch and storage. The step of each strategy is simulated, and bounded where it may not be the quickest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ PROVED = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One signature of an op, with the best strategy that has it.
+    """One signature of an op, with the best strategy that was found with it: of the plan's signature the plan's own, or a
+    quicker one.
 
     Args:
         signature: layouts of the op's inputs and outputs on the plan's mesh.
@@ -53,8 +54,9 @@ class Alternative:
 
     @property
     def gap(self) -> float | None:
-        """The part of the step by which another strategy with this signature may be faster, at most."""
-        if self.costs is None:
+        """The part of the step by which another strategy with this signature may be faster, at most; None where that is not
+        known."""
+        if self.costs is None or self.bound_s == -math.inf:
             return None
         gap = (self.step_time_s - self.bound_s) / self.step_time_s if self.step_time_s else 0.0
         return gap if gap > PROVED else 0.0

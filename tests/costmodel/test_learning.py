@@ -78,8 +78,8 @@ def test_predictions_follow_the_correction() -> None:
         corrected = predict_costs(graph, strategy, CLUSTER, replace(timed, corrections=(correction,)))
         assert plain.compute_s < corrected.compute_s <= 1.05 * plain.compute_s * (1 + 1e-9)
         lesson = experience(graph, strategy, CLUSTER, replace(timed, corrections=(correction,)), 1.0)
-        assert lesson.predicted_s(Correction(1.0, 1.0, 0.0, 0)) == pytest.approx(plain.simulated_step_time_s)
-        assert lesson.predicted_s(correction) == pytest.approx(corrected.simulated_step_time_s, rel=5e-3)
+        assert lesson.predicted_s(Correction(1.0, 1.0, 0.0, 0)) == pytest.approx(plain.step_time_s)
+        assert lesson.predicted_s(correction) == pytest.approx(corrected.step_time_s, rel=5e-3)
 
 
 def test_timed_ops_are_corrected_alike() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -12,13 +13,13 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.collectives import StepCollectives, collectives
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.evaluate import simulated_s
+from autosbp.costmodel.evaluate import step_of
 from autosbp.costmodel.launches import Launches, with_waits
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.overlap import Overlap
-from autosbp.costmodel.simulate import Part, Simulation, alone_parts, alone_s
+from autosbp.costmodel.simulate import Part, Simulation, alone_parts, alone_s, elapsed
 from autosbp.costmodel.timeline import LOSS, Timeline
-from autosbp.costmodel.timeline_event import Event
+from autosbp.costmodel.timeline_event import GRADIENT_SYNC, PARAMETER_GATHER, TENSOR_PARALLEL, Event
 from autosbp.search.sampling import sample_strategies
 from autosbp.zoo import zoo_graph
 
@@ -30,8 +31,8 @@ def op(seconds: float) -> Event:
     return Event("op", "compute", "backward", seconds)
 
 
-def collective(seconds: float, key: str | None = None, level: int = 0) -> Event:
-    return Event("call", "comm", "backward", seconds, level=level, key=key)
+def collective(seconds: float, key: str | None = None, level: int = 0, purpose: str = TENSOR_PARALLEL) -> Event:
+    return Event("call", "comm", "backward", seconds, level=level, key=key, purpose=purpose)
 
 
 def wait(*keys: str) -> Event:
@@ -67,7 +68,7 @@ def test_small_ops_of_a_gpu_take_what_the_host_needs(stages: int) -> None:
     assert costs[0] == costs[1]  # a GPU that is asked in no time waits for nothing
     ops = [node for node in graph.nodes if node.name in strategy.signatures]
     least_s = strategy.num_micro * len(ops) * (1e-3 + 1e-3 + 2e-3) / stages  # forward, most of it again, backward
-    assert 0.8 * least_s < costs[2].simulated_step_time_s < 2.0 * least_s
+    assert 0.8 * least_s < costs[2].step_time_s < 2.0 * least_s
 
 
 def test_the_sum_of_the_loss_is_under_way_while_backward_runs() -> None:
@@ -113,6 +114,52 @@ def test_collectives_beside_the_program_run_one_after_another_per_level() -> Non
     assert step_s(collective(2.0, "a"), collective(3.0, "b", 1), op(1.0)) == pytest.approx(3.0)
 
 
+def test_what_is_waited_for_counts_to_its_purpose_and_what_is_not_is_hidden() -> None:
+    gather, gradients = collective(2.0, "a", purpose=PARAMETER_GATHER), collective(4.0, "b", purpose=GRADIENT_SYNC)
+    found = elapsed([gather, op(0.5), wait("a"), collective(1.0), gradients, op(3.0)], APART)
+    assert found.compute_s == pytest.approx(3.5)
+    assert found.exposed == pytest.approx({PARAMETER_GATHER: 1.5, TENSOR_PARALLEL: 1.0, GRADIENT_SYNC: 1.0})
+    assert found.hidden_s == pytest.approx(0.5 + 3.0)
+    assert found.seconds == pytest.approx(7.0)
+
+
+def test_time_counts_to_what_is_ahead_in_the_queue_of_what_is_waited_for() -> None:
+    ahead, wanted = collective(4.0, "a", purpose=GRADIENT_SYNC), collective(1.0, "b", purpose=PARAMETER_GATHER)
+    other = collective(9.0, "c", 1)
+    found = elapsed([ahead, wanted, other, wait("b"), op(4.0)], APART)
+    assert found.exposed == pytest.approx({GRADIENT_SYNC: 4.0, PARAMETER_GATHER: 1.0})
+    assert found.hidden_s == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_parts_of_any_program_are_its_length_and_no_more_is_exposed_than_is_sent(seed: int) -> None:
+    dice = Random(seed)
+    events, begun = list[Event](), list[str]()
+    for at in range(dice.randrange(2, 30)):
+        seconds, level = dice.uniform(0.1, 3.0), dice.randrange(2)
+        purpose = dice.choice((TENSOR_PARALLEL, PARAMETER_GATHER, GRADIENT_SYNC))
+        kind = dice.choice(("op", "call", "beside", "wait", "optimizer"))
+        if kind == "beside":
+            begun.append(str(at))
+        events.append({
+            "op": op(seconds), "optimizer": Event("leaf", "optimizer", "update", seconds),
+            "call": collective(seconds, None, level, purpose), "beside": collective(seconds, str(at), level, purpose),
+            "wait": wait(*dice.sample(begun, min(len(begun), 1))),
+        }[kind])  # fmt: skip
+    overlap = Overlap(dice.choice((0.0, 0.5)), dice.choice((0.0, 1.0)))
+    found = elapsed(events, overlap)
+    sums = {
+        kind: sum(event.duration_s for event in events if event.category == kind)
+        for kind in ("compute", "optimizer", "comm")
+    }
+    assert found.seconds == pytest.approx(alone_s(events, overlap))
+    for own_s, kind in ((found.compute_s, "compute"), (found.optimizer_s, "optimizer")):
+        assert sums[kind] * (1 - 1e-9) <= own_s <= sums[kind] * (1 + overlap.compute) * (1 + 1e-9)
+    assert found.exposed_s <= sums["comm"] * (1 + 1e-9)
+    assert found.exposed_s + found.hidden_s == pytest.approx(sums["comm"])
+    assert all(seconds >= 0.0 for seconds in found.exposed.values())
+
+
 def test_spans_hold_every_event_once() -> None:
     simulation = Simulation(Overlap(0.1, 0.1))
     events = [collective(2.0, "a"), op(1.0), collective(0.5), op(0.0), collective(1.0, "b"), op(4.0), wait("a", "b")]
@@ -135,7 +182,9 @@ def test_a_step_lasts_no_longer_than_its_sum_and_no_shorter_than_what_is_waited_
         phases = timeline.phases()
         total = sum(times * event.duration_s for events, times in phases for event in events)
         waited = sum(times * event.duration_s for events, times in phases for event in events if event.key is None)
-        found = simulated_s(phases, compute)
+        spent = step_of(phases, compute)
+        found = spent.seconds
+        assert found == pytest.approx(sum(times * alone_s(events, compute.overlap) for events, times in phases))
         slower = 1 + max(compute.overlap.compute, compute.overlap.network)
         assert waited * (1 - 1e-9) <= found <= total * slower * (1 + 1e-9)
         hidden += found < total * (1 - 1e-6)

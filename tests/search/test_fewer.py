@@ -38,7 +38,7 @@ def test_halves_are_tried_as_long_as_they_are_as_fast() -> None:
     seen = []
 
     def costs(step_s: float) -> Costs:
-        return Costs(step_s, step_s, 0.1 * step_s, 0.9 * step_s, 0.0, 0.0, 0, 0, {})
+        return Costs(step_s, 0.1 * step_s, {"gradient_sync": 0.9 * step_s}, 0.0, 0.0, 0.0, 0, 0, {})
 
     def search(cluster: Cluster, _: object, options: PlanOptions) -> tuple[Strategy, Costs]:
         seen.append(cluster.num_devices)

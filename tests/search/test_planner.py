@@ -21,27 +21,31 @@ from autosbp.jsonio import canonical
 from autosbp.plan import plan_id_of
 from autosbp.search.problem.views import mesh_views, tensor_parallel_view
 
-CASES = [
-    ("zoo:gpt2-demo", "local:2x2", 16),
-    ("zoo:llama-demo", "local:2x2", 16),
-    ("zoo:mlp-small", "local:4", 64),
-    ("zoo:vgg13-small", "local:4", 16),
-    ("zoo:gpt2", "dgx-a100-40g:1", 64),
-    ("zoo:mlp-small", "local:1", 8),
+GAPS = [
+    ("zoo:gpt2-demo", "local:2x2", 16, 0.015),
+    ("zoo:llama-demo", "local:2x2", 16, 0.01),
+    ("zoo:mlp-small", "local:4", 64, 0.37),
+    ("zoo:vgg13-small", "local:4", 16, 0.2),
+    ("zoo:gpt2", "dgx-a100-40g:1", 64, 6e-4),
+    ("zoo:mlp-small", "local:1", 8, 0.0),
 ]
+"""Measured: small models wait for messages most of the time, and bounds tell little of how much of that is hidden."""
+CASES = [case for *case, _ in GAPS]
 
 
-@pytest.mark.parametrize(("model", "cluster", "batch"), CASES)
-def test_without_stages_the_plan_is_proved_optimal_and_no_baseline_beats_it(
-    model: str, cluster: str, batch: int
+@pytest.mark.parametrize(("model", "cluster", "batch", "gap"), GAPS)
+def test_without_stages_the_plan_is_near_its_bound_and_no_baseline_beats_it(
+    model: str, cluster: str, batch: int, gap: float
 ) -> None:
     plan = make_plan(capture(model), load_cluster(cluster), None, PlanOptions(global_batch=batch, stages=1))
     document = plan.document
-    assert document["gap"] == 0.0
-    assert document["lower_bound_s"] == pytest.approx(document["step_time_s"], rel=1e-9)
+    step_s, bound_s = document["step_time_s"], document["lower_bound_s"]
+    assert 0 < bound_s <= step_s
+    assert document["gap"] == pytest.approx(1 - bound_s / step_s, abs=1e-9)
+    assert document["gap"] <= gap
     for baseline in document["baselines"].values():
         if baseline["feasible"]:
-            assert baseline["step_time_s"] >= document["step_time_s"] * (1 - 1e-9)
+            assert baseline["step_time_s"] >= step_s
             assert baseline["memory_bytes_per_device"] <= document["memory_limit_bytes"]
 
 
@@ -54,7 +58,7 @@ def test_the_strategy_read_back_costs_what_the_search_said(model: str, cluster: 
     strategy = plan.strategy
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
     costs = evaluate(bound, strategy, BoxingModel(NetworkModel(there), strategy.mesh), ComputeModel(there.device))
-    assert costs.step_time_s == pytest.approx(plan.document["lower_bound_s"], rel=1e-9)
+    assert costs.step_time_s == plan.document["step_time_s"]
     assert costs.comm_bytes_per_device == plan.document["comm_bytes_per_device"]
 
 

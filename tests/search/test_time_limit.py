@@ -49,8 +49,8 @@ class Work:
     def _count(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         method = getattr(space_solver.SpaceSolver, name)
 
-        def counted(solver: object, *arguments: object) -> object:
-            found = method(solver, *arguments)
+        def counted(solver: object, *arguments: object, **options: object) -> object:
+            found = method(solver, *arguments, **options)
             self.done.append(name)
             return found
 

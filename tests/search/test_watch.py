@@ -31,9 +31,9 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("autosbp.beside._has_room", lambda: False)
     search = space_solver.SpaceSolver._search
 
-    def counted(self: object, *arguments: object) -> object:
+    def counted(self: object, *arguments: object, **options: object) -> object:
         names.append(type(self).__name__)
-        return search(self, *arguments)  # type: ignore[arg-type]
+        return search(self, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(space_solver.SpaceSolver, "_search", counted)
     return names

@@ -47,8 +47,9 @@ class Analysis:
     """``values[ref][label]`` are the external reads of a made value by boxing group; ``parameters[name]`` those of a
     parameter; ``class_of[i]`` is the index in ``classes`` of cluster i. No two clusters are alike of which one has a name
     among ``pinned``, ops or parameters; no cluster owns a parameter among ``stored``. ``again`` are ops that are recomputed,
-    with the number of their run, and ``handed`` the values that runs read from elsewhere. ``zones`` tell where ops are
-    in a pass. ``like`` is of the same graph, with other runs: its clusters are these."""
+    with the number of their run, and ``handed`` the values that runs read from elsewhere. ``zones`` tell
+    where ops are in a pass, ``counts`` over how many devices dims may be split. ``like`` is of the same graph, with other runs:
+    its clusters are these."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Analysis:
         again: Mapping[str, int] | None = None,
         like: Analysis | None = None,
         zones: Zones | None = None,
+        counts: frozenset[int] = frozenset(),
     ) -> None:
         self.zones = Zones() if zones is None else zones
         self.graph, self.pinned, self.stored, self.again = graph, pinned, stored, again or {}
@@ -69,7 +71,7 @@ class Analysis:
             for ref in node.refs()
             if ref.name in made and self.again.get(ref.name) != self.again[node.name]
         )
-        self.clusters: list[OpCluster] = form_clusters(graph) if like is None else like.clusters
+        self.clusters: list[OpCluster] = form_clusters(graph, counts) if like is None else like.clusters
         self.home = {node.name: at for at, cluster in enumerate(self.clusters) for node in cluster.nodes}
         self.values: dict[Ref, dict[str, list[Read]]] = {} if like is None else like.values
         self.parameters: dict[str, list[Read]] = {} if like is None else like.parameters

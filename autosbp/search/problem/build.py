@@ -94,7 +94,7 @@ class ProblemBuilder:
     ) -> None:
         self.graph, self.boxing = graph, boxing
         self.tables = {} if tables is None else tables
-        self.analysis, self.others = analysis or Analysis(graph), others
+        self.analysis, self.others = analysis or Analysis(graph, counts=boxing.mesh.split_counts), others
         self.weights = weights or Weights(float(num_micro))
         self.shares = shares_of(self.weights, boxing.mesh)
         self.class_costs: dict[int, tuple[Allowed | None, list[ClassCost]]] = {}

@@ -1,12 +1,15 @@
 """Op clusters: the variables of a search problem (DESIGN section 8).
 
-A cluster is an op and the ops that follow its layout. An op follows when everything it reads that carries a gradient
-comes from one cluster, and when it has exactly one legal layout for each layout that cluster can have. Clusters with the
-same ops, attributes, shapes and wiring are of one class, and share every table.
+A cluster is an op and the views that follow its layout. None of these takes time, and a view follows only where no strategy
+is lost: where nothing else reads what it views; where it has exactly one layout for each that the cluster can have, which
+splits over as many devices; and where boxing costs no more behind it than before it, as it has as many bytes, and splits its
+first dim where what it views is split on its first. Then a strategy in which what it views is boxed costs no less than one in
+which the view is. Clusters with the same ops, attributes, shapes and wiring are of one class, and share every table.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +18,7 @@ from math import gcd
 from autosbp.errors import GraphError
 from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Ref, map_arg
 from autosbp.sbp.placement import Sbp
-from autosbp.sbp.rules import node_options
+from autosbp.sbp.rules import node_options, sharding_of
 from autosbp.sbp.sharding import AxisOption
 
 Options = tuple[AxisOption, ...]
@@ -62,9 +65,11 @@ class OpCluster:
         return tuple(option[at].ins[position] for option in self.options)
 
 
-def form_clusters(graph: LogicalGraph) -> list[OpCluster]:
-    """Clusters of a bound graph's computed nodes, in the order of their first nodes."""
+def form_clusters(graph: LogicalGraph, counts: frozenset[int] = frozenset()) -> list[OpCluster]:
+    """Clusters of a bound graph's computed nodes, in the order of their first nodes. ``counts`` are the numbers of devices over
+    which dims may be split."""
     drafts: list[_Draft] = []
+    reads_of = Counter(ref for node in graph.nodes for ref in node.refs())
     home: dict[str, _Draft] = {}
     parameter_uses: dict[str, int] = {}
     for node in graph.nodes:
@@ -76,13 +81,21 @@ def form_clusters(graph: LogicalGraph) -> list[OpCluster]:
         if node.name not in graph.computed:
             continue
         options = known.useful(graph, node)
-        reads = {home[ref.name] for ref in node.refs() if ref.name in home}
-        draft = next(iter(reads)) if len(reads) == 1 else None
-        if draft is None or not draft.follow(node, options, known):
+        views = _viewed(graph, node)
+        draft = home.get(views.name) if views is not None and reads_of[views] == 1 else None
+        if draft is None or not draft.follow(node, options, known, counts):
             draft = _Draft(node, known.begun(node, options))
             drafts.append(draft)
         home[node.name] = draft
     return [OpCluster(tuple(draft.nodes), draft.options, _class_key(graph, draft.nodes, tied)) for draft in drafts]
+
+
+def _viewed(graph: LogicalGraph, node: Node) -> Ref | None:
+    """What a view is of; None of an op that reads more, or takes time, or makes something of another size."""
+    refs = list(node.refs())
+    if len(refs) != 1 or len(node.outputs) != 1 or not sharding_of(graph, node).free:
+        return None
+    return refs[0] if graph.meta(refs[0]).num_bytes == node.outputs[0].num_bytes else None
 
 
 def names_of(cluster: OpCluster) -> frozenset[str]:
@@ -132,21 +145,28 @@ class _Known:
             self._begun[id(options)] = options, tuple((option,) for option in options)
         return self._begun[id(options)][1]
 
-    def grown(self, cluster: Grown, reads: tuple[tuple[int, int, int], ...], options: Options) -> Grown | None:
-        """The options of a cluster and a node that reads it, if every one of the cluster's gives the node one; ``reads`` are
-        the node's argument, the member and its output."""
-        key = (id(cluster), reads, id(options))
+    def grown(
+        self, cluster: Grown, member: int, index: int, options: Options, counts: frozenset[int]
+    ) -> Grown | None:
+        """The options of a cluster and a view of output ``index`` of a member, if every one of the cluster's gives the view one
+        that loses nothing."""
+        key = (id(cluster), member, index, id(options), counts)
         if key not in self._grown:
-            self._grown[key] = (cluster, options), _follow(cluster, reads, options)
+            self._grown[key] = (cluster, options), _follow(cluster, member, index, options, counts)
         return self._grown[key][1]
 
 
-def _follow(cluster: Grown, reads: tuple[tuple[int, int, int], ...], options: Options) -> Grown | None:
+def _follow(cluster: Grown, member: int, index: int, options: Options, counts: frozenset[int]) -> Grown | None:
     grown = []
     for option in cluster:
-        wanted = [option[member].outs[index] for _, member, index in reads]
-        matches = [own for own in options if [own.ins[at] for at, _, _ in reads] == wanted]
+        made = option[member].outs[index]
+        matches = [own for own in options if own.ins[0] == made]
         if len(matches) != 1:  # none: a boxing is needed; several: the choice is the node's own variable
+            return None
+        out, size = matches[0].outs[0], gcd(*(each.size for each in option))
+        if made.is_split and (not out.is_split or (made.dim == 0) != (out.dim == 0)):
+            return None
+        if any(size % count == 0 and matches[0].size % count for count in counts):
             return None
         grown.append((*option, matches[0]))
     return tuple(grown)
@@ -158,12 +178,10 @@ class _Draft:
         self.places = {node.name: 0}
         self.options = options
 
-    def follow(self, node: Node, options: Options, known: _Known) -> bool:
-        """Add the node if every layout of the cluster gives it one; otherwise change nothing."""
-        reads = tuple(
-            (at, self.places[ref.name], ref.index) for at, ref in enumerate(node.refs()) if ref.name in self.places
-        )
-        grown = known.grown(self.options, reads, options)
+    def follow(self, node: Node, options: Options, known: _Known, counts: frozenset[int]) -> bool:
+        """Add the view if every layout of the cluster gives it one; otherwise change nothing."""
+        (ref,) = node.refs()
+        grown = known.grown(self.options, self.places[ref.name], ref.index, options, counts)
         if grown is None:
             return False
         self.places[node.name] = len(self.nodes)

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 
+from autosbp.cluster import prime_factors
 from autosbp.errors import InfeasibleError
+from autosbp.graph.ir import LogicalGraph
 from autosbp.sbp.mesh import Mesh
 from autosbp.search.problem.assembly import Allowed
 from autosbp.search.problem.baselines import Roles
-from autosbp.search.problem.clusters import OpCluster
+from autosbp.search.problem.clusters import OpCluster, useful_options
 from autosbp.search.problem.pinned import Pins
 from autosbp.search.problem.views import MAX_AXES, mesh_views, tensor_parallel_view
 
@@ -71,6 +73,32 @@ def constrained(
             for parts in _parts(view, degrees):
                 found.append((view, Constrained(own.used, own.stored, own.made, degrees, roles, parts)))
     return found
+
+
+def require_tensor_splits(graph: LogicalGraph, tensor: int) -> None:
+    """Refuse a degree of tensor parallelism of which some factor splits no matrix evenly: all work would be repeated there.
+
+    Args:
+        graph: bound at some microbatch.
+
+    Raises:
+        InfeasibleError: ``tensor_parallel``, with the sizes that do not divide.
+    """
+    sizes = {
+        option.size
+        for node in graph.nodes
+        if node.name in graph.computed
+        for option in useful_options(graph, node)
+        if any(
+            sbp.is_split and ref.name in graph.parameter_names and len(graph.meta(ref).shape) > 1
+            for ref, sbp in zip(node.refs(), option.ins, strict=True)
+        )
+    }
+    for factor in prime_factors(tensor):
+        if not any(size % factor == 0 for size in sizes):
+            shown = ", ".join(map(str, sorted(sizes))) or "none"
+            detail = f"no matrix splits evenly over {factor} devices; sizes that can be split are {shown}"
+            raise InfeasibleError("tensor_parallel", tensor, None, detail)
 
 
 def without_copies(allowed: Allowed | None) -> Allowed:

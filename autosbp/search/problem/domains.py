@@ -28,7 +28,7 @@ from autosbp.sbp.rules import sharding_of
 from autosbp.search.problem.clusters import OpCluster
 from autosbp.search.problem.parameters import ParameterCosts, Stored, none_stored
 from autosbp.search.problem.placed import Placings, Rows, split_product
-from autosbp.search.problem.weights import AS_USED, USE, Multipliers, Weights
+from autosbp.search.problem.weights import AS_USED, USE, Beside, Multipliers, Weights
 from autosbp.search.problem.zones import Zones
 
 Floats = NDArray[np.float64]
@@ -166,7 +166,7 @@ class UnaryCosts:
         found = self.weights.multipliers
         if found is None or storage != USE or self.weights.passes == self.weights.micro:
             return self.weights
-        return replace(self.weights, multipliers=Multipliers(found.level, 0.0, 0.0, found.slowdown, 0.0))
+        return replace(self.weights, multipliers=Multipliers(Beside(), Beside(), found.level, found.slowdown))
 
     def of(self, domain: Domain, own: frozenset[str], shared_reads: frozenset[Ref]) -> ValueCosts:
         """Costs of each value. ``own`` are parameters that only this cluster reads; ``shared_reads``

@@ -20,10 +20,20 @@ class GraphParts:
 
     Args:
         pinned: ops and parameters with a layout of their own; ``stored``: parameters with a stored one, see ``Analysis``.
+        counts: numbers of devices over which dims may be split.
         folds: whether repeated blocks are left out where they can be.
     """
 
-    def __init__(self, graph: LogicalGraph, pinned: frozenset[str], stored: frozenset[str], *, folds: bool) -> None:
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        pinned: frozenset[str],
+        stored: frozenset[str],
+        counts: frozenset[int],
+        *,
+        folds: bool,
+    ) -> None:
+        self.counts = counts
         self.graph, self._pinned, self._stored, self._folds = graph, pinned, stored, folds
         self.shapes: Shapes = {}
         self._bound: dict[int, LogicalGraph] = {}
@@ -78,7 +88,7 @@ class GraphParts:
         if key not in self._analyses:
             runs = {name: at for at, block in enumerate(self.blocks) for name in block} if again else None
             like = self._analyses.get((micro_batch, not again))
-            self._analyses[key] = Analysis(bound, self._pinned, self._stored, runs, like, self.zones)
+            self._analyses[key] = Analysis(bound, self._pinned, self._stored, runs, like, self.zones, self.counts)
         return bound, self._analyses[key]
 
     def _forget(self, micro_batch: int) -> None:

@@ -37,6 +37,11 @@ class Pins:
         """What is pinned: clusters that differ in it are not alike."""
         return frozenset((*self.used, *self.made))
 
+    @property
+    def are_stored_as_used(self) -> bool:
+        """Whether no parameter is pinned apart from its use."""
+        return all(self.used[name] == own for name, own in self.stored.items())
+
     def __call__(self, cluster: OpCluster, axis: int, option: int) -> bool:
         """Whether an option of a cluster on one axis agrees with every pin."""
         for node, chosen in zip(cluster.nodes, cluster.options[option], strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -20,6 +21,28 @@ from autosbp.search.problem.assembly import Assembly
 from autosbp.search.problem.domains import Domain, ValueCosts
 from autosbp.search.problem.parameters import Stored
 from autosbp.search.problem.pinned import Pins
+
+FEW = 2
+"""Readers of a parameter that pay for a copy once where they share it. Among more, elimination would have to split tables: each
+pays as if all shared its copy, so that no strategy takes less than its problem costs."""
+AS_STORED, BY_PATH, IN_MESSAGE, OWED = range(4)
+"""What a reader reads: the parameter as it is stored; a copy by the cheapest path; one that comes in a message with others; or
+one by a path that another reader pays for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Copy:
+    """A variable for what a reader reads: of each value the layout, the kind, and the seconds of what comes in a message."""
+
+    variable: int
+    layouts: NDArray[np.int64]
+    kinds: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+
+    @property
+    def key(self) -> Hashable:
+        """But for the variable."""
+        return self.layouts.tobytes(), self.kinds.tobytes(), self.seconds.tobytes()
 
 
 class TiedParameters(Assembly):
@@ -43,7 +66,8 @@ class TiedParameters(Assembly):
             own = self.builder.unary.parameter(rows, states, Ref(name))
             self._costs[key] = ValueCosts(own.seconds, _whole(own.memory), np.zeros(len(rows)), (own,))
         variable = self._variable(name, self._costs[key], name)
-        found = []
+        sharing = sum(user.node.name in self.graph.differentiable for user in users)
+        found: list[_Copy] = []
         for user in users:
             domain, stored, there = domains[user.cluster], ids, table
             if user.node.name not in self.graph.differentiable:
@@ -51,12 +75,15 @@ class TiedParameters(Assembly):
                 stored = there.ids(without_invariants(tuple(states)), rows)
             wanted = there.ids(self._states(user), domain.rows)
             self.ports.setdefault(user.cluster, []).append(self._port(wanted, None))
-            zone = self.builder.unary.zones.of_reads(user.node.name)
-            copy = self._copy_edges(variable, stored, user.cluster, wanted, there, name, zone)
+            zone, part = self.builder.unary.zones.of_reads(user.node.name), 1.0
+            if there is table and sharing > FEW:
+                part = 1 / sharing
+            owes = there is table and sharing == FEW and len(found) == 1
+            copy = self._copy_edges(variable, stored, user.cluster, wanted, there, name, zone, part, owes=owes)
             if there is table:
                 found.append(copy)
-        if len(found) == 2:  # among more, elimination would have to split tables
-            self._share_copies(found)
+        if sharing == FEW:
+            self._share_copies(*found)
         return variable, tuple(table.layouts[at] for at in ids)
 
     def _copy_edges(
@@ -68,45 +95,51 @@ class TiedParameters(Assembly):
         table: BoxingTable,
         name: str,
         zone: str,
-    ) -> tuple[int, NDArray[np.int64], NDArray[np.float64]]:
+        part: float,
+        *,
+        owes: bool,
+    ) -> _Copy:
         """Between a stored parameter and one reader stands what is read: as stored, or a copy made once a step, which is
-        kept with its gradient. Values are the layouts wanted, as stored, then as copies by the cheapest path, then, where
-        one all-gather brings it, as copies that come in a message with other parameters (ZeRO). Baselines are what other
-        tools can run, and make none. Returns its variable with, per value, the layout and the seconds of the last kind."""
+        kept with its gradient. Values are the layouts wanted, of each kind: as copies that come in a message with other
+        parameters (ZeRO) where one all-gather brings it, and as copies that another reader pays for where this one ``owes``
+        them. The reader pays a ``part`` of its own. Baselines are what other tools can run, and make none."""
         copies = self.allowed is None or isinstance(self.allowed, Pins)
         layouts = distinct(wanted)
         weights, num_bytes = self.builder.weights, self.graph.meta(Ref(name)).num_bytes
         trains = copies and table is self._stored_table(Ref(name))
         flat, gathered_s, gathers = self._gathered(stored, layouts, table, name, zone) if trains else _no_copies(stored)
-        key: Hashable = ("copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes(), copies, zone)
+        count, owed = len(layouts), layouts if owes and copies else layouts[:0]
+        read = np.concatenate([layouts, layouts, flat, owed])
+        key: Hashable = (
+            "copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes(), copies, zone, part, len(owed),
+        )  # fmt: skip
         if key not in self._costs:
-            read = np.concatenate([layouts, layouts, flat])
             kept = weights.state * np.array([2 * self._local_bytes(table.layouts[at], num_bytes) for at in read])
-            kept[: len(layouts)] = 0
+            kept[:count] = kept[len(read) - len(owed) :] = 0
             none = np.zeros(len(read))
             self._costs[key] = ValueCosts(none, _whole(kept), none, (Stored(none, kept, kept / 2, none),))
             same = stored[:, None] == layouts[None, :]
-            boxed = np.where(same | (not copies), np.inf, weights.once * table.costs_of(stored)[:, layouts])
-            parts = [np.where(same, 0.0, np.inf), boxed, np.where(gathers, gathered_s, np.inf)]
-            self._tables["made", key] = np.concatenate(parts, axis=1)
+            boxed = np.where(same | (not copies), np.inf, part * weights.once * table.costs_of(stored)[:, layouts])
+            brought = np.where(gathers, part * gathered_s, np.inf)
+            made = [np.where(same, 0.0, np.inf), boxed, brought, np.zeros((len(stored), len(owed)))]
+            self._tables["made", key] = np.concatenate(made, axis=1)
             self._tables["read", key] = np.where(read[:, None] == wanted[None, :], 0.0, np.inf)
         copy = self._variable(f"{self.names[reader]}@{name}", self._costs[key], self.anchors[reader])
         self.edges.append(Edge(variable, copy, self._tables["made", key]))
         self.edges.append(Edge(copy, reader, self._tables["read", key]))
-        others = 2 * len(layouts)
-        shared = np.concatenate([np.full(others, -1), flat])
-        return copy, shared, np.concatenate([np.zeros(others), gathered_s])
+        kinds = np.repeat(np.arange(4), [count, count, len(flat), len(owed)])
+        return _Copy(copy, read, kinds, np.concatenate([np.zeros(2 * count), gathered_s, np.zeros(len(owed))]))
 
-    def _share_copies(self, found: list[tuple[int, NDArray[np.int64], NDArray[np.float64]]]) -> None:
+    def _share_copies(self, first: _Copy, other: _Copy) -> None:
         """Readers of one copy pay for it once, as the first one does."""
-        first, layouts, _ = found[0]
-        for other, others, seconds in found[1:]:
-            key: Hashable = ("shared", layouts.tobytes(), others.tobytes(), seconds.tobytes())
-            if key not in self._tables:
-                both = (layouts[:, None] == others[None, :]) & (layouts[:, None] >= 0)
-                self._tables[key] = np.where(both, -seconds[None, :], 0.0)
-            if self._tables[key].any():
-                self.edges.append(Edge(first, other, self._tables[key]))
+        key: Hashable = ("shared", first.key, other.key)
+        if key not in self._tables:
+            both = first.layouts[:, None] == other.layouts[None, :]
+            kinds, others = first.kinds[:, None], other.kinds[None, :]
+            refunds = np.where(both & (kinds == IN_MESSAGE) & (others == IN_MESSAGE), -other.seconds[None, :], 0.0)
+            self._tables[key] = np.where((others == OWED) & ~(both & (kinds == BY_PATH)), np.inf, refunds)
+        if self._tables[key].any():
+            self.edges.append(Edge(first.variable, other.variable, self._tables[key]))
 
     def _gathered(
         self, stored: NDArray[np.int64], layouts: NDArray[np.int64], table: BoxingTable, name: str, zone: str

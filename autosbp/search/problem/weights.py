@@ -20,43 +20,62 @@ least bytes of all."""
 
 
 EARLY, INNER, LATE = "early", "inner", "late"
-"""Where an op is in a pass: before the first product; between; from the last product on that reads a parameter. A parameter is
-where the op is that reads it first, but that of this last product, which is an inner one."""
+"""Where an op is in a pass: before the first product; from it on; from the last product on that reads a parameter. A parameter
+is where the op is that reads it first; but the first product's is early, the last one's inner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Of a pass and the messages beside it, the parts that count in place of what its ops take.
+
+    A forward pass whose ops and messages take C takes no less than C; nor than all gathers beside it that cross links of one
+    level, with its own messages over these links and what comes after the last of them, the late ops; nor than the gathers of
+    what early ops and the first product read, with all that follows. A backward pass is the same the other way round, with
+    reductions: late ops come before the first one, early ones before the last. Any convex combination of the three is a bound:
+    ``inner`` is the second's part, ``early`` that of the second and the third.
+
+    Args:
+        level, early_level: whose links the messages cross that count in the second, and in the third.
+    """
+
+    inner: float = 0.0
+    early: float = 0.0
+    level: int = 0
+    early_level: int = 0
+
+    def of_op(self, zone: str) -> float:
+        """What a second of an op does not count."""
+        return {EARLY: self.early, INNER: self.inner, LATE: 0.0}[zone]
+
+    def of_message(self, level: int, zone: str) -> float:
+        """What a second of a message beside the pass counts."""
+        second, third = self.inner * (level == self.level), (self.early - self.inner) * (level == self.early_level)
+        return {EARLY: second + third, INNER: second, LATE: 0.0}[zone]
 
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """Of the messages that cross the links of a ``level``: the part that a pass counts with what moves beside it, and not with
-    what its ops take.
+    """What counts of messages beside ``forward`` and ``backward`` passes. Of the rest of those that cross links of ``level`` a
+    second makes a pass longer by ``slowdown`` (``hidden_slowdown``)."""
 
-    A forward pass whose ops and messages take C, with gathers G beside it, takes no less than C; nor than all of G and what
-    comes after the last gather is there, the late ops; so that (1 - g) C + g (G + C_late) is a bound for g in [0, 1]. It begins
-    with a gather, of what early ops read, beside which nothing runs that comes after them. A backward pass is the same the
-    other way round, with reductions of gradients: late ops come before the first one, early ones before the last.
-
-    Args:
-        gather, reduce: g of forward, and of backward.
-        early: g of early ops and parameters.
-        slowdown: seconds by which a pass gets longer for each second of messages beside it (``hidden_slowdown``).
-    """
-
-    level: int
-    gather: float = 0.0
-    reduce: float = 0.0
+    forward: Beside
+    backward: Beside
+    level: int = 0
     slowdown: float = 0.0
-    early: float = 1.0
 
-    def moved(self, part: float) -> float:
-        """What a second of messages counts, given g: all of the part that counts, and its slow-down of the rest."""
-        return part + (1 - part) * self.slowdown
+    def moved(self, beside: Beside, level: int, zone: str) -> float:
+        """What a second of a message beside a pass counts in all."""
+        hidden = (1 - beside.of_op(zone)) * self.slowdown * (level == self.level)
+        return beside.of_message(level, zone) + hidden
 
-    def of_ops(self, zone: str, part: float) -> float:
-        """What a second of an op does not count, given g of inner ones."""
-        return {EARLY: self.early, INNER: part, LATE: 0.0}[zone]
+    def waited(self, beside: Beside, level: int, zone: str = INNER) -> float:
+        """What a second of a message counts that the program waits for. Those of other levels may hide what slows ops down."""
+        first = (1 - beside.of_op(zone)) * (1.0 - self.slowdown * (level != self.level))
+        return first + beside.of_message(level, zone)
 
-    def of_messages(self, level: int, zone: str, part: float) -> float:
-        """What a second of messages of a parameter counts, given g of inner ones."""
-        return self.moved({EARLY: self.early, INNER: part, LATE: 0.0}[zone]) if level == self.level else 0.0
+    def paths(self, beside: Beside, level: int) -> float:
+        """The same of a parameter's way to its use or back, whatever reads it."""
+        return min(self.waited(beside, level), self.waited(beside, level, EARLY))
 
 
 def hidden_slowdown(overlap: Overlap) -> float:
@@ -96,54 +115,61 @@ class Weights:
     def forward(self, zone: str = INNER) -> float:
         """Of an op's forward seconds."""
         found = self.multipliers
-        return self.micro if found is None else self.micro - self.passes * found.of_ops(zone, found.gather)
+        return self.micro if found is None else self.micro - self.passes * found.forward.of_op(zone)
 
     def backward(self, zone: str = INNER) -> float:
         """Of an op's backward seconds."""
         found = self.multipliers
-        return self.micro if found is None else self.micro - self.passes * found.of_ops(zone, found.reduce)
+        return self.micro if found is None else self.micro - self.passes * found.backward.of_op(zone)
 
     def messages(self, level: int) -> tuple[float, float]:
-        """Of messages that the program waits for, forward and backward: those of the queue's level take its links away."""
+        """Of messages that the program waits for, forward and backward."""
         found = self.multipliers
-        if found is None or level == found.level:
+        if found is None:
             return self.micro, self.micro
-        parts = found.moved(found.gather), found.moved(found.reduce)
-        return self.micro - self.passes * parts[0], self.micro - self.passes * parts[1]
+        ahead, back = (1 - found.waited(each, level) for each in (found.forward, found.backward))
+        return self.micro - self.passes * ahead, self.micro - self.passes * back
 
     def gathered(self, level: int, zone: str) -> float:
         """Of gathers beside a forward pass, for each of the passes."""
-        return 1.0 if self.multipliers is None else self.multipliers.of_messages(level, zone, self.multipliers.gather)
+        found = self.multipliers
+        return 1.0 if found is None else found.moved(found.forward, level, zone)
 
     def reduced(self, level: int, zone: str) -> float:
         """Of gathers and reductions beside a backward pass, for each of the passes."""
-        return 1.0 if self.multipliers is None else self.multipliers.of_messages(level, zone, self.multipliers.reduce)
+        found = self.multipliers
+        return 1.0 if found is None else found.moved(found.backward, level, zone)
 
     def copies(self) -> float:
         """The least of what local copies on the way of parameters count, forward and backward, for each of the passes."""
-        return 1.0 if self.multipliers is None else 1.0 - max(self.multipliers.gather, self.multipliers.reduce)
+        found = self.multipliers
+        return 1.0 if found is None else 1.0 - max(found.forward.early, found.backward.early)
 
 
 def shares_of(weights: Weights, mesh: Mesh) -> Shares | None:
     """What boxing between ops counts of what a microbatch does; None where all of it does in full."""
-    return _shares(weights, mesh, weights.passes / weights.micro)
+    if weights.multipliers is None:
+        return None
+    levels = [weights.messages(level) for level in range(len(mesh.level_counts) + 1)]
+    shares = Shares(
+        tuple(ahead / weights.micro for ahead, _ in levels),
+        tuple(back / weights.micro for _, back in levels),
+        weights.forward() / weights.micro,
+        weights.backward() / weights.micro,
+    )
+    return None if shares.is_whole else shares
 
 
 def path_shares_of(weights: Weights, mesh: Mesh) -> Shares | None:
     """What boxing of parameters by the steps of a path counts, which the program waits for once a step."""
-    return _shares(weights, mesh, 1.0)
-
-
-def _shares(weights: Weights, mesh: Mesh, part: float) -> Shares | None:
-    """Where so much of it is in passes that have messages beside them."""
     found = weights.multipliers
     if found is None:
         return None
     levels = range(len(mesh.level_counts) + 1)
     shares = Shares(
-        tuple(1.0 if level == found.level else 1.0 - part * found.moved(found.gather) for level in levels),
-        tuple(1.0 if level == found.level else 1.0 - part * found.moved(found.reduce) for level in levels),
-        1.0 - part * found.gather,
-        1.0 - part * found.reduce,
+        tuple(found.paths(found.forward, level) for level in levels),
+        tuple(found.paths(found.backward, level) for level in levels),
+        1.0 - found.forward.early,
+        1.0 - found.backward.early,
     )
     return None if shares.is_whole else shares

@@ -12,19 +12,20 @@ from autosbp.search.problem.weights import EARLY, INNER, LATE, USE
 
 @dataclass(frozen=True, slots=True)
 class Zones:
-    """``early`` are the ops before the first product, with the parameters that they read; ``late`` those from the last product
-    on that reads a parameter, ``last``."""
+    """``early`` are the ops before the ``first`` product, with the parameters that these and it read; ``late`` those from the
+    ``last`` product on that reads a parameter."""
 
     early: frozenset[str] = frozenset()
     late: frozenset[str] = frozenset()
+    first: str = ""
     last: str = ""
 
     def of_op(self, name: str) -> str:
         return EARLY if name in self.early else LATE if name in self.late else INNER
 
     def of_reads(self, name: str) -> str:
-        """Of the parameters that an op reads: those of the last product are there when it begins."""
-        return INNER if name == self.last else self.of_op(name)
+        """Of the parameters that an op reads: those of the first and the last product are there when these begin."""
+        return EARLY if name == self.first else INNER if name == self.last else self.of_op(name)
 
     def of_parameter(self, name: str) -> str:
         """Of one, by its first reader."""
@@ -33,23 +34,25 @@ class Zones:
     def used(self, storage: str) -> Zones:
         """Those that hold where parameters are stored so: gathered for each use, some are on their way while late ops run
         backward."""
-        return Zones(self.early) if storage == USE else self
+        return Zones(self.early, first=self.first) if storage == USE else self
 
 
 def find_zones(graph: LogicalGraph, inner: Collection[str]) -> Zones:
-    """The zones of a bound graph whose ops ``inner`` are in none."""
-    early = set[str]()
+    """The zones of a bound graph, none of whose ops ``inner`` is late."""
+    early, first = set[str](), ""
     computed = [node for node in graph.nodes if node.name in graph.computed]
     for node in computed:
-        if node.name in inner or sharding_of(graph, node).flops > 0:
+        early |= {ref.name for ref in node.refs() if ref.name in graph.parameter_names}
+        if sharding_of(graph, node).flops > 0:
+            first = node.name
             break
-        early |= {node.name, *(ref.name for ref in node.refs() if ref.name in graph.parameter_names)}
+        early.add(node.name)
     late: list[str] = []
     for node in reversed(computed):
-        if node.name in inner or node.name in early:
+        if node.name in inner or node.name in early or node.name == first:
             break
         late.append(node.name)
         reads = any(ref.name in graph.parameter_names for ref in node.refs())
         if reads and sharding_of(graph, node).flops > 0:
-            return Zones(frozenset(early), frozenset(late), node.name)
-    return Zones(frozenset(early))
+            return Zones(frozenset(early), frozenset(late), first, node.name)
+    return Zones(frozenset(early), first=first)

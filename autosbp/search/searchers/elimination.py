@@ -27,12 +27,17 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class MinMarginals:
-    """For each value of one variable the least cost of all assignments that have it, without ``fixed_s``, and one of that
-    cost; lower bounds, and an assignment that may cost more, where the program is not exact."""
+    """For each value of one variable the least cost of all assignments that have it, without ``fixed_s``; a lower bound where
+    the program is not exact. ``program`` and ``arrays``, the tables of its slots, tell an assignment."""
 
     least_s: Costs
-    assignments: tuple[tuple[int, ...], ...]
-    is_exact: bool
+    variable: int
+    program: Program
+    arrays: list[Costs]
+
+    def assignment(self, value: int) -> tuple[int, ...]:
+        """One with the value that costs least; it may cost more where the program is not exact."""
+        return backtrack(self.program, self.arrays, {self.variable: value})
 
 
 def plan_problem(problem: SearchProblem, max_entries: int = MAX_TABLE_ENTRIES) -> Program | Chain:
@@ -143,9 +148,7 @@ def min_marginals(problem: SearchProblem, variable: int, check: Callable[[], Non
     for group in own:
         for slot in group.slots:
             least = least + tables.arrays[slots[slot]]
-    arrays = [tables.arrays[table] for table in slots]
-    found = tuple(backtrack(program, arrays, {variable: value}) for value in range(len(least)))
-    return MinMarginals(least, found, program.is_exact)
+    return MinMarginals(least, variable, program, [tables.arrays[table] for table in slots])
 
 
 def _eliminated(

@@ -1,4 +1,4 @@
-"""Every assignment, in vectorised chunks."""
+"""Every assignment that may be as good as one that is known, in vectorised chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.search._base import Costs, SearchOptions, SearchProblem, SearchResult
+from autosbp.search.searchers.coordinate_descent import cheapest_values, descend
+from autosbp.search.searchers.local import Neighbourhood
 from autosbp.search.searchers.parts import run_parts
+from autosbp.search.searchers.pruning import Reduced, canonical, prune
 from autosbp.search.searchers.run import Run, forbidden
 
 Number = TypeVar("Number", np.float64, np.int64)
@@ -21,22 +24,29 @@ MAX_ASSIGNMENTS = 500_000_000
 CHUNK = 1 << 17
 PARTS = 64
 MAX_DIMS = 30  # numpy's flat iterators end at 32
+MOST_HOURS = 6  # as a power of ten; more are told as one
+PER_S = 1e8
+"""Assignments that are costed in a second, by about."""
 
 
 def exhaustive(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     """Cost every assignment and return the first of the cheapest in lexicographic order (AutoDDL, section 4.6).
 
-    Proves the optimum (gap 0) unless it is stopped. ``evaluations`` counts assignments.
+    Left out beforehand are values that only assignments hold that cost more than one that descent finds (``pruning``). Proves
+    the optimum (gap 0) unless it is stopped. ``evaluations`` counts assignments.
 
     Raises:
-        InputError: the space holds more than ``MAX_ASSIGNMENTS`` assignments.
+        InputError: more than ``MAX_ASSIGNMENTS`` assignments are left; says how long they would take.
         InfeasibleError: no assignment is feasible (proved; ``needed`` is the exact least memory), or none was met.
     """
     run = Run("exhaustive", problem, options)
+    left = _left(run)
+    problem = left.problem
     size = problem.num_assignments
     if size > MAX_ASSIGNMENTS:
-        most = f"about 10^{math.log10(MAX_ASSIGNMENTS):.1f}"
-        raise InputError("searcher", "exhaustive", f"{most} assignments at most, not 10^{math.log10(size):.1f}")
+        most = f"about 10^{math.log10(MAX_ASSIGNMENTS):.1f} assignments at most are expected"
+        long = f"10^{math.log10(size):.1f} are left, which would take about {_lasting(size)}"
+        raise InputError("searcher", "exhaustive", f"{most}; {long}")
     split, chunk = problem.num_variables, 1
     while split > 0 and problem.num_variables - split < MAX_DIMS and chunk * len(problem.unary_s[split - 1]) <= CHUNK:
         split -= 1
@@ -47,7 +57,7 @@ def exhaustive(problem: SearchProblem, options: SearchOptions) -> SearchResult:
 
     def part(at: int, own: Run) -> float:
         every = itertools.product(*(range(len(costs)) for costs in problem.unary_s[:split]))
-        return _enumerate(block, itertools.islice(every, at * of_part, (at + 1) * of_part), own)
+        return _enumerate(block, left, itertools.islice(every, at * of_part, (at + 1) * of_part), own)
 
     least_memory = min(run_parts(run, part, -(-prefixes // of_part)), default=math.inf)
     if run.stopped == "done":
@@ -59,7 +69,27 @@ def exhaustive(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     return run.result()
 
 
-def _enumerate(block: _Block, prefixes: Iterable[tuple[int, ...]], run: Run) -> float:
+def _left(run: Run) -> Reduced:
+    """The problem without values that no assignment holds that is as good as the one that descent finds; whole where none was
+    found that fits."""
+    whole = canonical(run.problem)
+    if run.problem.num_assignments <= CHUNK:
+        return whole
+    near = Neighbourhood.of(run.problem)
+    probe = Run("exhaustive", run.problem, run.options)
+    descend(near, cheapest_values(near), probe)
+    return whole if probe.best is None else prune(whole, probe.cost_s)
+
+
+def _lasting(size: int) -> str:
+    """How long so many assignments take, in words."""
+    hours = math.log10(size) - math.log10(PER_S * 3600)
+    if hours < 0:
+        return f"{size / PER_S:.2g} s"
+    return f"{10**hours:.2g} hours" if hours < MOST_HOURS else f"10^{hours:.0f} hours"
+
+
+def _enumerate(block: _Block, left: Reduced, prefixes: Iterable[tuple[int, ...]], run: Run) -> float:
     """Offer ``run`` the first of the cheapest of these chunks. The least memory met that exceeds the limit."""
     limit = math.inf if run.problem.memory_limit_bytes is None else run.problem.memory_limit_bytes
     best, least_memory = math.inf, math.inf
@@ -77,7 +107,7 @@ def _enumerate(block: _Block, prefixes: Iterable[tuple[int, ...]], run: Run) -> 
         first = int(costs.argmin())
         if costs.flat[first] < best:
             best = float(costs.flat[first])
-            run.offer(prefix + tuple(int(x) for x in np.unravel_index(first, costs.shape)))
+            run.offer(left.lift(prefix + tuple(int(x) for x in np.unravel_index(first, costs.shape))))
             run.evaluations -= 1  # the chunk has counted it
     return least_memory
 

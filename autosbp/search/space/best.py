@@ -61,6 +61,7 @@ class Best(Walking):
         ``InfeasibleError``, and ``OutOfTimeError`` where it gives up without one."""
         self.best, self.problem, self.failures, self._floors = best, None, [], {}
         self.cut = self.late = False
+        self._near = [] if best is None else [best]
         self.exposure = None
         try:
             found = self._over(structures, kind, tally, offers)
@@ -72,7 +73,9 @@ class Best(Walking):
             tally.bounds.append(floor if floor < INFINITE else -INFINITE)
             if self.best is None:
                 raise
-            return self.with_messages(self.best) if kind.proves else self.best
+            if kind.proves:
+                self.choose_messages()
+            return self.best
 
     def _over(self, structures: Iterable[Structure], kind: Kind, tally: Tally, offers: Offers | None) -> Candidate:
         self.begin()
@@ -141,7 +144,7 @@ class Best(Walking):
             self.recompute_unevenly(tally)
         self.settle(kind, tally)
         if kind.proves:
-            self._keep(self.with_messages(self.best))
+            self.choose_messages()
         return self.best
 
     def _look_into(self, walks: Sequence[Walk], kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:

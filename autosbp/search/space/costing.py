@@ -31,6 +31,8 @@ CERTAIN = 1.01
 ROUNDING = 1e-12
 """Of two strategies that differ by so little the first found stays."""
 INFINITE = float("inf")
+FEW, NEARLY = 3, 1.03
+"""So many strategies are looked at with messages of other sizes, where they take no more than so many times the best step."""
 UNEVEN_GAIN = 1.1
 """How many times what the best takes a strategy may take that is made uneven."""
 RECOMPUTED = 4 / 3
@@ -68,6 +70,7 @@ class Costing(Timed):
         self.failures: list[InfeasibleError] = []
         self._known_costs: deque[Candidate] = deque(maxlen=8)
         self._exceeding: set[tuple[Hashable, int]] = set()
+        self._near: list[Candidate] = []
 
     def share_costs(self, other: Costing) -> None:
         """Know what another search costs, and the other way round: they often come to the same strategies."""
@@ -174,6 +177,13 @@ class Costing(Timed):
                 if self._spare(space) == 1.0 or not candidate.strategy.recompute:
                     return
 
+    def choose_messages(self) -> None:
+        """Keep the best strategy with messages of the size with which it is quickest, or another that is nearly as quick."""
+        for candidate in list(self._near):
+            is_near = candidate.costs.step_time_s <= NEARLY * self._near[0].costs.step_time_s
+            if is_near and not self.stopped:
+                self._keep(self.with_messages(candidate))
+
     def with_messages(self, candidate: Candidate) -> Candidate:
         """A strategy with messages of the size with which it is quickest."""
         strategy, sizes = candidate.strategy, self.problems.sizes
@@ -204,7 +214,11 @@ class Costing(Timed):
         return INFINITE if self.best is None else self.best.costs.step_time_s
 
     def _keep(self, candidate: Candidate | None) -> None:
-        if candidate is not None and candidate.costs.step_time_s < self._cutoff * (1 - ROUNDING):
+        if candidate is None:
+            return
+        if not any(candidate.strategy == each.strategy for each in self._near):
+            self._near = sorted([*self._near, candidate], key=lambda each: each.costs.step_time_s)[:FEW]
+        if candidate.costs.step_time_s < self._cutoff * (1 - ROUNDING):
             self.best = candidate
             self._tell()
 

@@ -204,17 +204,17 @@ class GroupSearch(Best):
         names = [node.name for node in graph.nodes if node.name in graph.computed][1:]
         places = [name for name in names if starts is None or name in starts]
         pipeline, waiting = strategy.pipeline, list(_neighbours(places, strategy.pipeline.cuts))
-        seen = {pipeline.cuts, *waiting}
+        tried = {pipeline.cuts}
         for _ in range(MOVES):
             if not waiting or self._out_of_time():
                 break
             cuts = waiting.pop(0)
+            tried.add(cuts)
             moved = replace(strategy, pipeline=replace(pipeline, cuts=cuts))
             step_s = pipelined_step_s(graph, moved, boxing, self.whole.compute)
             if step_s < best_s * (1 - ROUNDING):
                 strategy, best_s = moved, step_s
-                waiting = [each for each in _neighbours(places, cuts) if each not in seen]
-                seen.update(waiting)
+                waiting = [each for each in _neighbours(places, cuts) if each not in tried]
         if strategy is candidate.strategy:
             return candidate
         found = self._costed_whole(graph, strategy)

@@ -7,6 +7,7 @@ other multipliers raise the bound, and lead to other optima, which are costed, t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,9 +25,11 @@ from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Exposure, Space, Structure
 
-ASCENTS, FINER_ASCENTS = 4, 1
+ASCENTS, FINER_ASCENTS = 6, 1
 """Multipliers that are tried of the first structure, and of others. Views that tell more axes apart than the first one hold its
 strategies, too, so that their bounds are no higher at any multipliers, and mostly the best ones are the same."""
+PROPOSALS = (Exposure(0.0, 0.0, 0.0), Exposure(0.5, 0.5), Exposure(1.0, 1.0))
+"""Multipliers that are tried of the first structure once others raise its bound no more."""
 ALL = Exposure(1.0, 1.0)
 """Of a pass that messages run beside nothing counts, and all of these."""
 RISES = 1e-3
@@ -156,13 +159,22 @@ class Opening(Recomputing):
         if optimum is None or look.first is None or not self._is_charged(kind) or not kind.proves:
             return bound
         space = self._space(structure, self.micro_batches(structure.stages)[look.first], kind.storages[0])
-        planes, best = Planes(), space.exposure
-        planes.add(self._plane(space, optimum.strategy, optimum.cost_s))
-        for _ in range(ASCENTS if self.exposure is None else FINER_ASCENTS):
+        planes, best, is_first = self._planes(structure), space.exposure, self.exposure is None
+        planes.known.append(self._plane(space, optimum.strategy, optimum.cost_s))
+        tried, given = [space.exposure], deque(PROPOSALS if is_first else ())
+        for _ in range(ASCENTS if is_first else FINER_ASCENTS):
             exposure, height = planes.highest()
             enough = (1 - self.options.gap_tolerance) * self._cutoff
-            if bound >= enough or height <= bound * (1 + RISES) or self._out_of_time():
+            if bound >= enough or self._out_of_time():
                 break
+            if height <= bound * (1 + RISES) or exposure in tried:
+                # The bound is as high as it gets, by about; other multipliers may still lead to a quicker strategy.
+                while given and given[0] in tried:
+                    given.popleft()
+                if not given:
+                    break
+                exposure = given.popleft()
+            tried.append(exposure)
             space = replace(space, exposure=exposure)
             layouts = self._built(space, kind)
             result = self._solve(layouts, kind, tally, INFINITE, roughly=True)
@@ -170,19 +182,20 @@ class Opening(Recomputing):
             if raised > bound:
                 bound, best = raised, exposure
             strategy = self.problems.strategy(layouts, result.assignment)
-            planes.add(self._plane(space, strategy, result.cost_s))
+            planes.known.append(self._plane(space, strategy, result.cost_s))
             if result.cost_s < self._cutoff and result.memory_bytes <= self.limit:
                 self._keep(self._fitting(space, self._costed(space, [(0.0, strategy)])))
         self.exposure = best
         return bound
 
+    def _planes(self, structure: Structure) -> Planes:
+        return Planes(max(1, len({axis.level for axis in structure.view.axes})))
+
     def _plane(self, space: Space, strategy: Strategy, cost_s: float) -> Plane:
         problems = self.problems
-        weights, multipliers = problems.weights(space), problems.weights(space).multipliers
-        assert multipliers is not None
         timeline = Timeline(problems.bound(space.micro_batch), strategy, problems.boxing(space.view), problems.compute)
-        level, slowdown = multipliers.level, multipliers.slowdown
-        return plane_of(cost_s, space.exposure, timeline, level, slowdown, problems.zones, weights.passes)
+        weights, first = problems.weights(space), min((axis.level for axis in space.view.axes), default=0)
+        return plane_of(cost_s, space.exposure, timeline, first, problems.zones, weights.passes)
 
     def _open_roomily(self, opened: Sequence[Opened], kind: Kind, tally: Tally) -> None:
         """Where no optimum fits at the largest microbatch that can: keep those that do at the largest that leaves room to

@@ -74,7 +74,7 @@ def _allowed(problems: LayoutProblems, plan: Plan, options: PlanOptions) -> Allo
     if not degrees:
         return problems.pins.on(mesh, strategy.mesh) if problems.pins else None
     ways = constrained(mesh, problems.pins, degrees, Roles(problems.graph))
-    clusters = form_clusters(problems.bound(strategy.micro_batch))
+    clusters = form_clusters(problems.bound(strategy.micro_batch), problems.network.cluster.mesh().split_counts)
     return next(allowed for view, allowed in ways if view == strategy.mesh and _admits(allowed, clusters, strategy))
 
 

@@ -53,7 +53,7 @@ class Kind:
     @property
     def relaxes(self) -> bool:
         """Whether the searcher proves bounds."""
-        return self.searcher in ("auto", "exact", "tied")
+        return self.searcher in ("auto", "exact", "exhaustive", "tied")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,13 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.sbp.mesh import Mesh
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.problem.baselines import Roles
-from autosbp.search.problem.degrees import Degrees, constrained, contradiction, without_copies
+from autosbp.search.problem.degrees import (
+    Degrees,
+    constrained,
+    contradiction,
+    require_tensor_splits,
+    without_copies,
+)
 from autosbp.search.problem.pinned import pinned_views, read_pins
 from autosbp.search.problem.views import MAX_AXES, mesh_views, tensor_parallel_view
 from autosbp.search.problem.weights import AS_USED
@@ -54,6 +60,10 @@ class Structures:
 
     def _by_degrees(self, fills: Callable[[int], bool]) -> list[Structure]:
         """Every way to have the degrees."""
+        if self.degrees.tensor is not None:
+            graph = self.roles.graph
+            sizes = dict.fromkeys(graph.symbols, self.degrees.tensor)
+            require_tensor_splits(graph.bind(**sizes), self.degrees.tensor)
         found = []
         for stages, mesh in self.meshes(fills):
             axes = MAX_AXES if stages == 1 or self.options.stages else STAGE_AXES

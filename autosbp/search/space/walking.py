@@ -14,7 +14,6 @@ from autosbp.errors import InfeasibleError
 from autosbp.handed import handed_over
 from autosbp.search import SearchResult
 from autosbp.search.space.costing import CERTAIN, INFINITE
-from autosbp.search.space.exposures import Planes
 from autosbp.search.space.opening import RISES, Opening
 from autosbp.search.space.space_solver import Kind
 from autosbp.search.space.tally import Tally, nearer
@@ -171,12 +170,12 @@ class Walking(Opening):
 
     def _raised_solution(self, space: Space, solved: Solved, kind: Kind, tally: Tally) -> Solved:
         """The same with other multipliers, where these raise the bound."""
-        planes = Planes()
+        planes = self._planes(space.structure)
         for _ in range(STEPS):
             if solved.bound_s >= self._cutoff or solved.layouts is None or self._out_of_time():
                 break
             strategy = self.problems.strategy(solved.layouts, solved.result.assignment)
-            planes.add(self._plane(solved.layouts.space, strategy, solved.result.cost_s))
+            planes.known.append(self._plane(solved.layouts.space, strategy, solved.result.cost_s))
             exposure, height = planes.highest()
             if height <= solved.result.lower_bound_s * (1 + RISES):
                 break

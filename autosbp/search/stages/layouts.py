@@ -38,7 +38,7 @@ from autosbp.search.problem.parameters import ParameterCosts
 from autosbp.search.problem.pinned import Pins
 from autosbp.search.problem.strategy import strategy_of
 from autosbp.search.problem.unfold import OUTSIDE, UnfoldedProblem, ends, one_block, parts_of, unfold
-from autosbp.search.problem.weights import AS_USED, USE, Multipliers, Weights, hidden_slowdown
+from autosbp.search.problem.weights import AS_USED, USE, Beside, Multipliers, Weights, hidden_slowdown
 from autosbp.search.problem.zones import Zones
 from autosbp.search.stages.crossings import crossing_bytes
 from autosbp.search.stages.pipelines import waiting
@@ -47,6 +47,28 @@ from autosbp.search.stages.reuse import REUSE
 FEW_OPS, MANY_OPS = 40, 150
 """Of a graph: in the time that a process takes to start, the problems of smaller ones than the first are solved, and
 strategies of smaller ones than the second are costed."""
+
+
+@handed_over
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """What counts of messages beside passes (``weights.Beside``): gathers beside forward, reductions beside backward, and those
+    of early ops beside either, each over links of a level; from 0, where all may be hidden, to 1, where none is."""
+
+    gather: float = 0.0
+    reduce: float = 0.0
+    early: float = 1.0
+    gather_level: int = 0
+    reduce_level: int = 0
+    early_level: int = 0
+
+    def multipliers(self, level: int, slowdown: float) -> Multipliers:
+        """Those of a problem; ``level`` is that of the slowest links, from which levels here are counted on."""
+        passes = ((self.gather, self.gather_level), (self.reduce, self.reduce_level))
+        forward, backward = (
+            Beside(part, max(part, self.early), level + own, level + self.early_level) for part, own in passes
+        )
+        return Multipliers(forward, backward, level, slowdown)
 
 
 @dataclass(frozen=True)
@@ -63,18 +85,7 @@ class Structure:
         return self.stages, self.view, id(self.allowed)
 
 
-SpaceKey = tuple[Hashable, int, str, bool, "Exposure"]
-
-
-@handed_over
-@dataclass(frozen=True, slots=True)
-class Exposure:
-    """The multipliers of messages beside forward and backward passes, and of early ones (``weights.Multipliers``),
-    from 0, where all may be hidden, to 1, where none is."""
-
-    gather: float = 0.0
-    reduce: float = 0.0
-    early: float = 1.0
+SpaceKey = tuple[Hashable, int, str, bool, Exposure]
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,8 @@ class LayoutProblems:
         self._crossings: dict[int, NDArray[np.float64]] = {}
 
     def _parts_of(self, *, folds: bool) -> GraphParts:
-        return REUSE.parts(self.graph, self.pins.names, frozenset(self.pins.stored), folds=folds)
+        stored, counts = frozenset(self.pins.stored), self.network.cluster.mesh().split_counts
+        return REUSE.parts(self.graph, self.pins.names, stored, counts, folds=folds)
 
     @property
     def folding(self) -> Folding | None:
@@ -215,10 +227,9 @@ class LayoutProblems:
         held = min(count, stages)
         micro, once = (count + self.waits(stages, count)) / stages, 1 / stages
         level = min((axis.level for axis in space.view.axes), default=0)
-        exposure = space.exposure
         weights = Weights(
             micro, once, 1 / stages, held / stages,
-            multipliers=Multipliers(level, exposure.gather, exposure.reduce, self._slowdown, exposure.early),
+            multipliers=space.exposure.multipliers(level, self._slowdown),
             passes=micro if space.storage == USE else once,
         )  # fmt: skip
         if not space.again:
@@ -364,7 +375,8 @@ class LayoutProblems:
         slowdown = self._slowdown if len({axis.level for axis in structure.view.axes}) < 2 else 0.0
         # All that moves once a step, without the passes that it moves beside, or these alone.
         part = 1.0 if structure.key in self.exposed else 0.0
-        weights = Weights(count, working=0.0, multipliers=Multipliers(level, part, part, slowdown, part))
+        multipliers = Exposure(part, part, part).multipliers(level, slowdown)
+        weights = Weights(count, working=0.0, multipliers=multipliers)
         builder = ProblemBuilder(
             graph, self.boxing(structure.view), self.compute, num_micro=1, optimizer=self.optimizer,
             analysis=analysis, weights=weights, storage=storages[0], others=storages, message=self.message,

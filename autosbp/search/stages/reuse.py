@@ -30,10 +30,18 @@ class Reuse(threading.local):
         self._parts: OrderedDict[Hashable, GraphParts] = OrderedDict()
         self._tables: OrderedDict[Hashable, BoxingTables] = OrderedDict()
 
-    def parts(self, graph: LogicalGraph, pinned: frozenset[str], stored: frozenset[str], *, folds: bool) -> GraphParts:
+    def parts(
+        self,
+        graph: LogicalGraph,
+        pinned: frozenset[str],
+        stored: frozenset[str],
+        counts: frozenset[int],
+        *,
+        folds: bool,
+    ) -> GraphParts:
         """Those of this graph, or of one with the same hash; arguments as of ``GraphParts``."""
-        key = (graph.graph_hash, pinned, stored, folds)
-        found = self._parts.pop(key, None) or GraphParts(graph, pinned, stored, folds=folds)
+        key = (graph.graph_hash, pinned, stored, counts, folds)
+        found = self._parts.pop(key, None) or GraphParts(graph, pinned, stored, counts, folds=folds)
         self._parts[key] = found
         while len(self._parts) > MAX_GRAPHS:
             self._parts.popitem(last=False)
