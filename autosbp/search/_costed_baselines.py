@@ -212,10 +212,11 @@ class Offered:
     def _costed(self) -> list[Baseline]:
         return self.baselines.all(self.began, needed=False)
 
-    def all(self) -> list[Baseline]:
-        """The baselines, once they are costed."""
+    def all(self, *, needed: bool = True) -> list[Baseline]:
+        """The baselines, once they are costed; one at the least where it is ``needed`` to begin the search with."""
         if self._found is None:
-            self._found = self.baselines.all(self.began) if self._begun is None else self._result(self._begun)
+            begun = self._begun
+            self._found = self.baselines.all(self.began, needed=needed) if begun is None else self._result(begun)
             self.search.extend(self.leave, self.began)
         return self._found
 

@@ -229,7 +229,7 @@ class Planner:
                 winner = self._offloaded(tally, offered.best())
             else:
                 winner = self._searched(tally, offered.best())
-            baselines, best = offered.all(), offered.best()
+            baselines, best = offered.all(needed=False), offered.best()
         if best is not None and best.costs.step_time_s < winner.costs.step_time_s * (1 - ROUNDING):
             winner = self.search.with_messages(best)
         proved_s = min(tally.bounds, default=-INFINITE)

@@ -11,9 +11,11 @@ import pytest
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.sbp.boxing import split_factor
-from autosbp.sbp.placement import parse_sbp
+from autosbp.sbp.placement import P, parse_sbp
+from autosbp.sbp.storage import split_storage
 from autosbp.search import Edge, SearchOptions, SearchProblem, cost_of
 from autosbp.search.problem.baselines import BASELINES, DEFAULT_BASELINES
+from autosbp.search.problem.strategy import used_layouts
 from autosbp.search.searchers.tied import groups, tied
 
 MODELS = ("zoo:gpt2-demo", "zoo:llama-demo", "zoo:mlp-small")
@@ -85,7 +87,7 @@ def test_one_weird_trick_splits_the_batch_of_convolutions_and_the_weights_of_pro
 def test_sequence_parallelism_splits_what_norms_read_and_leaves_their_weights_whole() -> None:
     names = ("megatron", "megatron_sp")
     options = PlanOptions(global_batch=2, stages=1, micro_batch=2, baselines=names)
-    plan = make_plan(graph_of("zoo:gpt2"), load_cluster("dgx-a100-80g:1"), options=options)
+    plan = make_plan(graph_of("zoo:gpt2"), load_cluster("dgx-a100-40g:1"), options=options)
     whole, split = (plan.baseline_strategy(name) for name in names)
     norms = {name for name in split.signatures if name.startswith("layer_norm")}
     assert len(norms) == 25
@@ -152,15 +154,75 @@ def test_a_plan_compares_with_what_is_asked_for() -> None:
     assert make_plan(graph, cluster, options=PlanOptions(baselines=())).document["baselines"] == {}
 
 
+@pytest.mark.parametrize("micro_batch", [None, 4])
+@pytest.mark.parametrize("model", MODELS)
+def test_fsdp2_gathers_once_a_step_or_for_each_use_whichever_is_quicker(model: str, micro_batch: int | None) -> None:
+    plan = plan_of(model, micro_batch)
+    known = plan.document["baselines"]
+    quicker = min(("zero1", "zero3"), key=lambda name: known[name]["step_time_s"])
+    assert known["fsdp2"] == known[quicker]
+    assert plan.baseline_strategy("fsdp2") == plan.baseline_strategy(quicker)
+
+
+def test_fsdp2_gathers_for_each_use_where_nothing_else_fits() -> None:
+    names = ("zero1", "zero3", "fsdp2")
+    options = PlanOptions(global_batch=16, memory_limit_bytes=84_000_000, baselines=names)
+    plan = make_plan(graph_of("zoo:gpt2-demo"), load_cluster("local:2x2"), options=options)
+    assert [plan.document["baselines"][name]["feasible"] for name in names] == [False, True, True]
+    assert plan.baseline_strategy("fsdp2") == plan.baseline_strategy("zero3")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_megatron_lm_stores_parameters_and_optimizer_state_over_the_axes_that_hold_them_alike(model: str) -> None:
+    plan, graph = plan_of(model), graph_of(model)
+    strategy = plan.baseline_strategy("megatron_lm")
+    assert strategy.gather == "step"
+    used = used_layouts(graph, strategy.signatures)
+    wanted = {leaf.name: split_storage(leaf, used[leaf.name], strategy.mesh) for leaf in graph.parameters}
+    assert wanted != used
+    assert {name: layout for name, layout in strategy.parameters.items() if P not in used[name]} == {
+        name: layout for name, layout in wanted.items() if P not in used[name]
+    }
+
+
+def test_megatron_lm_has_the_stages_of_megatron_and_the_layouts_of_sequence_parallelism() -> None:
+    names = ("megatron_sp", "megatron_lm")
+    options = PlanOptions(global_batch=16, stages=2, baselines=names)
+    plan = make_plan(graph_of("zoo:gpt2-demo"), load_cluster("local:2x2"), options=options)
+    as_used, apart = (plan.baseline_strategy(name) for name in names)
+    assert as_used.num_stages == apart.num_stages == 2
+    known = plan.document["baselines"]
+    held = [known[name]["memory_breakdown"]["optimizer"] for name in names]
+    assert held[1] < 0.6 * held[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch"),
+    [
+        ("zoo:gpt2", "dgx-a100-40g:1", 64),
+        ("zoo:resnet50", "piz-daint:4", 256),
+        ("zoo:wide-deep-small", "local:2x2", 16),
+        ("zoo:moe-small", "local:2x2", 16),
+    ],
+)
+def test_no_default_baseline_beats_the_plan(model: str, cluster: str, batch: int) -> None:
+    document = make_plan(graph_of(model), load_cluster(cluster), options=PlanOptions(global_batch=batch)).document
+    assert tuple(document["baselines"]) == DEFAULT_BASELINES
+    feasible = [entry["step_time_s"] for entry in document["baselines"].values() if entry["feasible"]]
+    assert len(feasible) == len(DEFAULT_BASELINES)
+    assert document["lower_bound_s"] <= document["step_time_s"] <= min(feasible)
+
+
 def test_storage_apart_is_searched_so_that_a_baseline_which_uses_it_adds_nothing() -> None:
     """ZeRO is faster here: it steps a part of the parameters on each device."""
     graph, cluster = graph_of("zoo:gpt2-demo"), load_cluster("local:2x2")
-    asked = PlanOptions(global_batch=16, stages=1, baselines=("zero1",))
-    with_zero = make_plan(graph, cluster, options=asked).document
-    without = make_plan(graph, cluster, options=PlanOptions(global_batch=16, stages=1)).document
-    assert without["step_time_s"] < without["baselines"]["data_parallel"]["step_time_s"]
-    assert with_zero["step_time_s"] == without["step_time_s"]
-    assert with_zero["gap"] == without["gap"] == 0.0
+    with_zero, without = (
+        make_plan(graph, cluster, options=PlanOptions(global_batch=16, stages=1, baselines=names)).document
+        for names in (("zero1",), ("data_parallel",))
+    )
+    assert with_zero["baselines"]["zero1"]["step_time_s"] < without["baselines"]["data_parallel"]["step_time_s"]
+    for name in ("strategy", "step_time_s", "lower_bound_s"):
+        assert with_zero[name] == without[name]
 
 
 @pytest.mark.parametrize("names", [("zero4",), ("zero3", "zero3"), ["zero3"]])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from autosbp.api import PlanOptions, load_cluster, make_plan
+from autosbp.plan import BUCKET_BYTES
 from autosbp.search._costed_baselines import Offered
 from autosbp.search.space.opening import Opened, Opening
 from autosbp.search.space.space_solver import Kind
@@ -31,7 +32,8 @@ def test_a_microbatch_that_leaves_room_is_where_search_begins(monkeypatch: pytes
         drop(offered)
 
     def planned() -> float:
-        options = PlanOptions(global_batch=64, memory_limit_bytes=limit, stages=1, baselines=("data_parallel",))
+        asked = {"global_batch": 64, "memory_limit_bytes": limit, "stages": 1, "bucket_bytes": BUCKET_BYTES}
+        options = PlanOptions(**asked, baselines=("data_parallel",))
         document = make_plan(graph_of("gpt2-demo"), load_cluster("local:2x2"), None, options).document
         return float(document["step_time_s"])
 

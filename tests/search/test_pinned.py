@@ -26,10 +26,10 @@ def stored(plan: Plan) -> dict[str, str]:
     return {name: format_nd_sbp(layout) for name, layout in plan.strategy.parameters.items()}
 
 
-def pins_of(plan: Plan) -> dict[str, str]:
+def pins_of(plan: Plan, model: str = "mlp-small") -> dict[str, str]:
     """The stored and the used layout of every parameter."""
     used = {}
-    for node in graph_of("mlp-small").nodes:
+    for node in graph_of(model).nodes:
         if node.name in plan.strategy.signatures:
             for ref, layout in zip(node.refs(), plan.strategy.signatures[node.name].ins, strict=True):
                 used[ref.name] = format_nd_sbp(layout)
@@ -43,17 +43,29 @@ def test_no_pins_leave_no_trace_in_a_plan() -> None:
     assert "pins" not in FREE.document["options"]
 
 
-def test_pinning_what_search_found_finds_the_same_strategy() -> None:
-    plan = pinned(pins_of(FREE))
-    assert plan.document["step_time_s"] == FREE.document["step_time_s"]
-    assert plan.strategy == FREE.strategy
-    assert plan.document["options"]["pins"] == pins_of(FREE)
+@pytest.mark.parametrize(
+    ("model", "cluster"),
+    [
+        ("mlp-small", "local:4"),
+        ("mlp-small", "local:2x2"),
+        ("wide-deep-small", "local:2x2"),
+        ("gpt2-demo", "local:2x2"),
+    ],
+)
+def test_pinning_what_search_found_finds_the_same_strategy_or_a_quicker_one(model: str, cluster: str) -> None:
+    free = make_plan(graph_of(model), load_cluster(cluster), None, PlanOptions(global_batch=64, stages=1, baselines=()))
+    pins = pins_of(free, model)
+    plan = pinned(pins, model=model, cluster=cluster)
+    step_s = plan.document["step_time_s"]
+    assert step_s < free.document["step_time_s"] or plan.strategy == free.strategy
+    assert free.document["lower_bound_s"] <= step_s * (1 + 1e-9)
+    assert plan.document["options"]["pins"] == pins
 
 
 @pytest.mark.parametrize(
     "pins", [{"layers.1.weight": "S0"}, {"layers.0.weight": "S1,S0"}, {"layers.2.weight": "B"}, {"layers.0.bias": "S0"}]
 )
-def test_a_pinned_parameter_is_stored_and_used_so_at_the_least_cost(pins: dict[str, str]) -> None:
+def test_a_pinned_parameter_is_stored_and_used_so(pins: dict[str, str]) -> None:
     plan = pinned(pins)
     ((name, text),) = pins.items()
     wanted = text if "," in text else f"{text},{text}"
@@ -61,8 +73,7 @@ def test_a_pinned_parameter_is_stored_and_used_so_at_the_least_cost(pins: dict[s
     reader = next(node for node in graph_of("mlp-small").nodes if name in [ref.name for ref in node.refs()])
     position = [ref.name for ref in reader.refs()].index(name)
     assert format_nd_sbp(plan.strategy.signatures[reader.name].ins[position]) == wanted
-    assert plan.document["gap"] == 0.0
-    assert plan.document["step_time_s"] >= FREE.document["step_time_s"]
+    assert FREE.document["lower_bound_s"] <= plan.document["lower_bound_s"] <= plan.document["step_time_s"]
 
 
 def test_a_pinned_op_has_its_layout() -> None:
@@ -82,7 +93,7 @@ def test_a_parameter_may_be_stored_otherwise_than_it_is_used() -> None:
     assert "reduce_scatter" not in {call.kind for call in collectives(bound, parallel.strategy)}
     # Gathers share messages that search does not know, so that no more than the least work is claimed.
     assert plan.document["lower_bound_s"] == work_bound_s(lambda _: bound, [64], 64, plan.cluster, None)
-    assert parallel.document["gap"] == 0.0 and "ended_early" not in plan.document
+    assert parallel.document["lower_bound_s"] > plan.document["lower_bound_s"] and "ended_early" not in plan.document
 
 
 def test_parameters_that_all_axes_store_alike_are_gathered_in_one_message_over_all() -> None:

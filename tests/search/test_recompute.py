@@ -1,4 +1,4 @@
-"""Plans that recompute: only where memory asks for it, as few blocks as fit, at the cost that search charges."""
+"""Plans that recompute: only where memory asks for it, as few blocks as fit, at no less than search charges."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_block_is_recomputed_where_that_is_asked_for(free: Plan) -> None:
 
 
 @pytest.mark.parametrize("micro_batch", [4, 16])
-def test_search_charges_what_the_strategy_is_charged(micro_batch: int) -> None:
+def test_no_strategy_takes_less_than_search_charges_nor_much_more(micro_batch: int) -> None:
     problems = problems_of()
     there = load_cluster("local:4")
     layouts = problems.build(Space(Structure(1, there.mesh()), micro_batch, "fastest", True), None)
@@ -64,7 +64,7 @@ def test_search_charges_what_the_strategy_is_charged(micro_batch: int) -> None:
     costs = evaluate(
         problems.bound(micro_batch), strategy, problems.boxing(layouts.space.view), problems.compute
     )  # fmt: skip
-    assert costs.step_time_s == pytest.approx(result.cost_s, rel=1e-9)
+    assert 0.95 * costs.step_time_s < result.cost_s <= costs.step_time_s * (1 + 1e-9)
 
 
 def test_as_few_blocks_are_recomputed_as_fit(free: Plan) -> None:

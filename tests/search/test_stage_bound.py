@@ -56,8 +56,8 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Met:
     found: Met = []
     costed = space_solver.SpaceSolver._costs
 
-    def keep(self, graph, strategy, boxing):  # type: ignore[no-untyped-def]
-        costs = costed(self, graph, strategy, boxing)
+    def keep(self, graph, strategy, boxing, *, always=False):  # type: ignore[no-untyped-def]
+        costs = costed(self, graph, strategy, boxing, always=always)
         found.append((strategy, costs))
         return costs
 

@@ -14,11 +14,14 @@ import pytest
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
 from autosbp.errors import InfeasibleError
 from autosbp.findings import findings
-from autosbp.search import planner
+from autosbp.plan import Baseline
+from autosbp.search import SearchProblem, planner
+from autosbp.search._costed_baselines import Baselines
 from autosbp.search.bounds.work import work_bound_s
 from autosbp.search.planner import Planner
 from autosbp.search.space import space_solver, timed
 from autosbp.search.space.candidate import Candidate
+from autosbp.search.space.message_sizes import SIZES
 from autosbp.search.space.stage_limited import StageLimited
 from autosbp.search.space.timed import OutOfTimeError, Timed
 from autosbp.search.space.walking import Walking
@@ -33,10 +36,12 @@ def graph() -> LogicalGraph:
 
 
 class Work:
-    """What is solved and costed, one name after another. From the time ``late_at`` things were on, the limit is over."""
+    """What is solved and costed, one name after another, and the problems that are solved. From the time ``late_at`` things
+    were on, the limit is over."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, late_at: int) -> None:
         self.done: list[str] = []
+        self.problems: list[SearchProblem] = []
         self.late_at = late_at
         began = time.monotonic()
         clock = SimpleNamespace(monotonic=lambda: began + 1e6 * (len(self.done) >= self.late_at))
@@ -49,8 +54,9 @@ class Work:
     def _count(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         method = getattr(space_solver.SpaceSolver, name)
 
-        def counted(solver: object, *arguments: object, **options: object) -> object:
+        def counted(solver: object, *arguments: Any, **options: object) -> object:
             found = method(solver, *arguments, **options)
+            self.problems += arguments[:1] if name == "_search" else ()
             self.done.append(name)
             return found
 
@@ -66,7 +72,7 @@ def unhurried() -> tuple[Work, Plan]:
 
 
 @pytest.mark.parametrize("late_at", [1, 3, 5, 8, 12, 20])
-def test_nothing_is_begun_once_time_is_over_and_there_is_a_strategy(
+def test_nothing_but_sizes_of_messages_is_tried_once_time_is_over_and_there_is_a_strategy(
     unhurried: tuple[Work, Plan], monkeypatch: pytest.MonkeyPatch, late_at: int
 ) -> None:
     whole, best = unhurried
@@ -74,7 +80,8 @@ def test_nothing_is_begun_once_time_is_over_and_there_is_a_strategy(
     plan = make_plan(graph(), CLUSTER, None, OPTIONS)
     first = work.done.index("_costs") + 1
     assert len(whole.done) > 20
-    assert len(work.done) <= max(first, late_at) + 1
+    behind = work.done[max(first, late_at) + 1 :]
+    assert set(behind) <= {"_costs"} and len(behind) < len(SIZES)
     document = plan.document
     assert document["step_time_s"] >= best.document["step_time_s"]
     assert document["ended_early"] and 0 < document["lower_bound_s"] <= best.document["step_time_s"]
@@ -83,7 +90,14 @@ def test_nothing_is_begun_once_time_is_over_and_there_is_a_strategy(
 
 
 def test_baselines_that_there_was_no_time_for_are_not_called_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
-    Work(monkeypatch, 3)  # behind a first strategy, which is not costed yet, and the first baseline
+    work, costed = Work(monkeypatch, 10**9), Baselines._baseline
+
+    def first(baselines: Baselines, name: str) -> Baseline:
+        found = costed(baselines, name)
+        work.late_at = len(work.done)
+        return found
+
+    monkeypatch.setattr(Baselines, "_baseline", first)
     document = make_plan(graph(), CLUSTER, None, OPTIONS).document
     first, *others = document["baselines"].values()
     assert first["feasible"] is True and first["step_time_s"] >= document["step_time_s"]
@@ -193,13 +207,18 @@ def test_however_short_the_limit_there_is_a_plan_where_one_fits(limit_s: float, 
 def test_without_a_strategy_stages_are_looked_into_before_anything_that_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where nothing fits without stages, and time is over behind the first searches: none is under the memory limit."""
+    """Where nothing fits without stages, and time is over behind the first searches: each structure is solved once, at some
+    multipliers, and none under the memory limit."""
     work = Work(monkeypatch, 3)
+    model, cluster = capture("zoo:gpt2-1.5b"), load_cluster("dgx-a100-40g:2")
     options = PlanOptions(global_batch=64, memory_limit_bytes=6 << 30, time_limit_s=100.0, baselines=())
-    plan = make_plan(capture("zoo:gpt2-1.5b"), load_cluster("dgx-a100-40g:2"), None, options)
+    plan = make_plan(model, cluster, None, options)
     assert plan.document["ended_early"]
     assert plan.strategy.num_stages > 1 and not plan.strategy.recompute
-    assert len(work.done) < 70  # more than a hundred, were walks ended before their first strategy
+    assert not any(problem.memory_limit_bytes for problem in work.problems)
+    whole = max(problem.num_variables for problem in work.problems)
+    solved = [problem for problem in work.problems if problem.num_variables == whole]
+    assert len(solved) <= len(Planner(model, cluster, None, options, None).structures())
 
 
 def test_stages_are_looked_into_no_further_once_a_caller_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

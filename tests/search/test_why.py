@@ -59,7 +59,7 @@ def test_min_marginals_are_the_optima_with_a_value_given() -> None:
 
 
 @pytest.mark.parametrize("op", ["linear_1", "relu_0", "linear_3"])
-def test_a_plan_with_a_layout_pinned_is_between_what_is_said_of_it_and_its_bound(op: str) -> None:
+def test_no_plan_with_a_layout_pinned_takes_less_than_the_bound_of_its_alternatives(op: str) -> None:
     """It has the same stages, mesh, microbatch, storage and messages."""
     graph, cluster = graph_of("mlp-small"), load_cluster("local:2x2")
     options = PlanOptions(64, 64, bucket_bytes=MESSAGE_BYTES, baselines=())
@@ -67,18 +67,15 @@ def test_a_plan_with_a_layout_pinned_is_between_what_is_said_of_it_and_its_bound
     found = of(why(graph, plan, op, most=1000))
     assert len(found.found) == found.num_signatures
     assert [each.step_time_s for each in found.found] == sorted(each.step_time_s for each in found.found)
-    quickest: dict[str, float] = {}
     bounds: dict[str, float] = {}
     for each in found.found:
         layout = each.signature.rpartition("-> ")[2]
-        quickest.setdefault(layout, each.step_time_s)
         bounds[layout] = min(each.bound_s, bounds.get(layout, math.inf))
-    assert len(quickest) > 5
-    for layout in list(quickest)[:8]:
+    assert len(bounds) > 5
+    for layout in list(bounds)[:8]:
         pinned = make_plan(graph, cluster, None, replace(options, pins={op: layout}))
         assert pinned.strategy.mesh == plan.strategy.mesh
         assert bounds[layout] <= pinned.document["step_time_s"] * (1 + 1e-9)
-        assert quickest[layout] <= pinned.document["step_time_s"] * (1 + 1e-9)
 
 
 def test_without_links_that_matter_alternatives_are_proved_to_be_the_best() -> None:

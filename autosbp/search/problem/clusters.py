@@ -145,9 +145,7 @@ class _Known:
             self._begun[id(options)] = options, tuple((option,) for option in options)
         return self._begun[id(options)][1]
 
-    def grown(
-        self, cluster: Grown, member: int, index: int, options: Options, counts: frozenset[int]
-    ) -> Grown | None:
+    def grown(self, cluster: Grown, member: int, index: int, options: Options, counts: frozenset[int]) -> Grown | None:
         """The options of a cluster and a view of output ``index`` of a member, if every one of the cluster's gives the view one
         that loses nothing."""
         key = (id(cluster), member, index, id(options), counts)

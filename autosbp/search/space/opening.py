@@ -25,11 +25,12 @@ from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
 from autosbp.search.stages.layouts import Exposure, Space, Structure
 
-ASCENTS, FINER_ASCENTS = 6, 1
+ASCENTS, FINER_ASCENTS = 6, 2
 """Multipliers that are tried of the first structure, and of others. Views that tell more axes apart than the first one hold its
 strategies, too, so that their bounds are no higher at any multipliers, and mostly the best ones are the same."""
+WHOLE = Exposure(whole=True)
 PROPOSALS = (Exposure(0.0, 0.0, 0.0), Exposure(0.5, 0.5), Exposure(1.0, 1.0))
-"""Multipliers that are tried of the first structure once others raise its bound no more."""
+"""What is tried of all structures, and of the first one, once other multipliers raise the bound no more."""
 ALL = Exposure(1.0, 1.0)
 """Of a pass that messages run beside nothing counts, and all of these."""
 RISES = 1e-3
@@ -161,30 +162,29 @@ class Opening(Recomputing):
         space = self._space(structure, self.micro_batches(structure.stages)[look.first], kind.storages[0])
         planes, best, is_first = self._planes(structure), space.exposure, self.exposure is None
         planes.known.append(self._plane(space, optimum.strategy, optimum.cost_s))
-        tried, given = [space.exposure], deque(PROPOSALS if is_first else ())
+        tried, given = [space.exposure], deque((WHOLE, *PROPOSALS) if is_first else (WHOLE,))
         for _ in range(ASCENTS if is_first else FINER_ASCENTS):
             exposure, height = planes.highest()
-            enough = (1 - self.options.gap_tolerance) * self._cutoff
-            if bound >= enough or self._out_of_time():
+            if bound >= (1 - self.options.gap_tolerance) * self._cutoff or self._out_of_time():
                 break
-            if height <= bound * (1 + RISES) or exposure in tried:
+            if height <= bound * (1 + RISES) or exposure in tried or (given and not is_first):
                 # The bound is as high as it gets, by about; other multipliers may still lead to a quicker strategy.
-                while given and given[0] in tried:
-                    given.popleft()
                 if not given:
                     break
                 exposure = given.popleft()
             tried.append(exposure)
             space = replace(space, exposure=exposure)
-            layouts = self._built(space, kind)
+            layouts = self.problems.build(space, None) if exposure.whole else self._built(space, kind)
             result = self._solve(layouts, kind, tally, INFINITE, roughly=True)
+            strategy = self.problems.strategy(layouts, result.assignment)
+            if (exposure.whole or result.cost_s < self._cutoff) and result.memory_bytes <= self.limit:
+                self._keep(self._fitting(space, self._costed(space, [(0.0, strategy)])))
+            if exposure.whole:
+                continue
             raised = min(result.lower_bound_s, self._cutoff)  # of what was left out
             if raised > bound:
                 bound, best = raised, exposure
-            strategy = self.problems.strategy(layouts, result.assignment)
             planes.known.append(self._plane(space, strategy, result.cost_s))
-            if result.cost_s < self._cutoff and result.memory_bytes <= self.limit:
-                self._keep(self._fitting(space, self._costed(space, [(0.0, strategy)])))
         self.exposure = best
         return bound
 

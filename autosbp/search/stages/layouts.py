@@ -53,7 +53,9 @@ strategies of smaller ones than the second are costed."""
 @dataclass(frozen=True, slots=True)
 class Exposure:
     """What counts of messages beside passes (``weights.Beside``): gathers beside forward, reductions beside backward, and those
-    of early ops beside either, each over links of a level; from 0, where all may be hidden, to 1, where none is."""
+    of early ops beside either, each over links of a level; from 0, where all may be hidden, to 1, where none is. With ``whole``
+    all counts, beside all that it runs beside: no bound, but mostly an optimum that communicates little.
+    """
 
     gather: float = 0.0
     reduce: float = 0.0
@@ -61,9 +63,12 @@ class Exposure:
     gather_level: int = 0
     reduce_level: int = 0
     early_level: int = 0
+    whole: bool = False
 
-    def multipliers(self, level: int, slowdown: float) -> Multipliers:
+    def multipliers(self, level: int, slowdown: float) -> Multipliers | None:
         """Those of a problem; ``level`` is that of the slowest links, from which levels here are counted on."""
+        if self.whole:
+            return None
         passes = ((self.gather, self.gather_level), (self.reduce, self.reduce_level))
         forward, backward = (
             Beside(part, max(part, self.early), level + own, level + self.early_level) for part, own in passes

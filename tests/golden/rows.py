@@ -1,0 +1,65 @@
+"""Plans that must not get slower, nor their bounds lower: ``rows.json``, and how it is written.
+
+``python -m tests.golden.rows`` plans every row anew and writes what got better; ``--accept`` writes what got worse, too.
+``before_s`` is the simulated step of the plan that the release before this file made, which minimised a sum without overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
+
+PATH = Path(__file__).with_name("rows.json")
+ROUNDING = 1e-9
+
+
+def read_rows() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(PATH.read_text())["rows"]
+    return found
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    limited = f"-{row['memory_limit_bytes'] / 1e9:g}GB" if row["memory_limit_bytes"] else ""
+    return f"{row['model']}-{row['cluster']}-{row['batch']}-{row['precision']}{limited}"
+
+
+def graph_of(row: Mapping[str, Any]) -> LogicalGraph:
+    graph = capture(f"zoo:{row['model']}")
+    if row["precision"] == "float32":
+        return graph
+    from autosbp.graph.cast import cast_floats
+
+    return cast_floats(graph, "float32", row["precision"])
+
+
+def plan_of(row: Mapping[str, Any]) -> Plan:
+    """The plan of a row, with time for all of it."""
+    options = PlanOptions(global_batch=row["batch"], memory_limit_bytes=row["memory_limit_bytes"], time_limit_s=300.0)
+    return make_plan(graph_of(row), load_cluster(row["cluster"]), None, options)
+
+
+def main() -> int:
+    accept, rows = "--accept" in sys.argv, read_rows()
+    for row in rows:
+        document = plan_of(row).document
+        step_s, bound_s = document["step_time_s"], document["lower_bound_s"]
+        worse = step_s > row["step_time_s"] * (1 + ROUNDING) or bound_s < row["lower_bound_s"] * (1 - ROUNDING)
+        print(
+            f"{name_of(row):45} {step_s:.6g} ({row['step_time_s']:.6g}) {bound_s:.6g} ({row['lower_bound_s']:.6g}) {worse}"
+        )
+        if accept:
+            row |= {"step_time_s": step_s, "lower_bound_s": bound_s}
+        else:
+            row["step_time_s"] = min(row["step_time_s"], step_s)
+            row["lower_bound_s"] = max(row["lower_bound_s"], bound_s)
+        PATH.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
