@@ -3,7 +3,8 @@
 Problems of a search are linear bounds of the step, at some multipliers of what moves beside passes (``problem.weights``). One
 elimination of such a problem that leaves the op's variable to the last gives the least cost of each of its values
 (min-marginals). At several multipliers, the highest of these bounds all strategies with the value, and the assignments that
-have them lead to strategies, of which the step is simulated. What does not fit in memory like that is searched under the limit.
+have them lead to strategies, of which the step is simulated; so do those of the problem in which all messages count in full,
+which is no bound. What does not fit in memory like that is searched under the limit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from autosbp.search.searchers.elimination import MinMarginals, min_marginals
 from autosbp.search.searchers.pruning import Reduced, canonical
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import INFINITE
-from autosbp.search.space.opening import PROPOSALS, RISES, Opening
+from autosbp.search.space.opening import PROPOSALS, RISES, WHOLE, Opening
 from autosbp.search.space.plan_space import plan_problems, plan_space
 from autosbp.search.space.space_solver import TIGHTENINGS, Kind
 from autosbp.search.space.tally import Tally
@@ -75,13 +76,18 @@ class HeldProblem:
 @dataclass(frozen=True)
 class HeldOp:
     """One op of a space, at several multipliers: ``values[signature]`` are the values of its variable with that signature, the
-    signatures that cost least first; ``least_s`` is what no strategy with a value costs less than."""
+    signatures that cost least first; ``least_s`` is what problems say that no strategy with a value costs less than."""
 
     op: str
     variable: int
     problems: Sequence[HeldProblem]
     least_s: Costs
     values: dict[str, list[int]]
+
+    @property
+    def bounding(self) -> list[HeldProblem]:
+        """Those that charge no more than steps take."""
+        return _bounding(self.problems)
 
 
 class Alternatives(Opening):
@@ -103,7 +109,7 @@ class Alternatives(Opening):
         self.own = Candidate(strategy, self._costs(graph, strategy, boxing))
 
     def _at_multipliers(self, space: Space) -> list[Relaxation]:
-        """At none, at some that raise the bound, and at some that are given, where no problem charges more than a step takes."""
+        """At none, at some that raise the bound, where there is one, and at some that may lead to other strategies."""
         every, bound = [space.exposure], -INFINITE
         planes = self._planes(space.structure)
         while self.is_charged and len(every) < LOOKS:
@@ -116,7 +122,7 @@ class Alternatives(Opening):
             if height <= bound * (1 + RISES) or exposure in every:
                 break
             every.append(exposure)
-        every += [each for each in PROPOSALS if self.is_charged and each not in every]
+        every += [each for each in (WHOLE, *PROPOSALS) if (self.is_charged or each.whole) and each not in every]
         return [self._relaxation(replace(space, exposure=each)) for each in every]
 
     def _relaxation(self, space: Space) -> Relaxation:
@@ -128,7 +134,7 @@ class Alternatives(Opening):
         whole = self.relaxations[0].whole
         variable, cluster, at = _place(whole, op)
         problems = [_held(each, variable) for each in self.relaxations]
-        least_s = np.max([each.marginals.least_s for each in problems], axis=0)
+        least_s = np.max([each.marginals.least_s for each in _bounding(problems)], axis=0)
         values: dict[str, list[int]] = {}
         for value in np.argsort(least_s, kind="stable"):
             if math.isfinite(least_s[value]):
@@ -170,13 +176,13 @@ class Alternatives(Opening):
         least; the least of these first."""
         every, found = {each.quickest(values): each.whole for each in reversed(held.problems)}, []
         for assignment, whole in every.items():
-            cost_s = max(cost_of(each.whole.problem, assignment) for each in held.problems)
+            cost_s = max(cost_of(each.whole.problem, assignment) for each in held.bounding)
             found.append((self._share_of_step * cost_s, whole, assignment))
         return sorted(found, key=lambda each: (each[0], each[2]))
 
     def _within(self, held: HeldOp, values: Sequence[int]) -> tuple[Candidate, float]:
         """As ``SpaceSolver._limited``, of the held problem with the highest bound; with a bound from the first search."""
-        of = max(held.problems, key=lambda each: float(each.marginals.least_s[values].min()))
+        of = max(held.bounding, key=lambda each: float(each.marginals.least_s[values].min()))
         problem, limit, needed, bound = of.only(held.variable, values), self.limit, 0, -INFINITE
         for _ in range(TIGHTENINGS):
             try:
@@ -198,6 +204,10 @@ class Alternatives(Opening):
             limit = self._tighter(limit, result, candidates)
         detail = "what search found takes more at its fullest moment"
         raise InfeasibleError("memory_limit_bytes", self.limit, needed, detail)
+
+
+def _bounding(problems: Sequence[HeldProblem]) -> list[HeldProblem]:
+    return [each for each in problems if not each.whole.space.exposure.whole]
 
 
 def _quicker(one: Candidate | None, other: Candidate | None) -> Candidate | None:

@@ -20,6 +20,7 @@ from autosbp.search._garbage import seldom_collected
 from autosbp.search._watch import FRONT, Progress, Watch
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import Planner, first_plan
+from autosbp.search.space.candidate import Candidate
 
 MAX_POINTS = 64
 SHARE = 0.25
@@ -49,7 +50,8 @@ def pareto_front(
 
 
 class _Front:
-    """``plans`` are those found so far, by the limit each was searched under."""
+    """``plans`` are those found so far, by the limit each was searched under: the first with the options ``asked``, others with
+    ``options``."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class _Front:
         start: Strategy | None,
     ) -> None:
         self.graph, self.cluster, self.calibration, self.watch = graph, cluster, calibration, watch
-        self.options = replace(options, baselines=(), time_limit_s=SHARE * options.time_limit_s)
+        self.asked, self.options = options, replace(options, baselines=(), time_limit_s=SHARE * options.time_limit_s)
         self.first, plan, candidate = first_plan(graph, cluster, calibration, options, watch, start)
         self.plans = {self.first.limit: plan}
         self.known = [each for each in (candidate, self.first.restarted.candidate) if each is not None]
@@ -71,7 +73,18 @@ class _Front:
         most, least = _memory(fastest), self._least()
         for step in range(1, num_points - 1):
             self._within(round(most * (least / most) ** (step / (num_points - 1))))
+        self._begin_again()
         return _thinned(front(self.plans.values()), num_points)
+
+    def _begin_again(self) -> None:
+        """Plan once more without a lower limit where search found something quicker under one: it begins with that."""
+        limit = self.first.limit
+        quickest = min(self._fitting(limit), key=_step_s)
+        if _step_s(quickest) < self.plans[limit].document["step_time_s"] and not self.watch.stopped:
+            self.plans[limit], _ = self._planner(self.asked).found(quickest)
+
+    def _fitting(self, limit: int) -> list[Candidate]:
+        return [each for each in self.known if each.costs.memory_bytes_per_device <= limit]
 
     def _least(self) -> int:
         """The least memory of any plan found: of the leanest strategy, less what smaller limits still give."""
@@ -94,19 +107,20 @@ class _Front:
                 return plan
         if self.watch.stopped:
             return None
-        fitting = [each for each in self.known if each.costs.memory_bytes_per_device <= limit]
-        known = min(fitting, key=lambda each: each.costs.step_time_s, default=None)
-        options = replace(self.options, memory_limit_bytes=limit)
+        known = min(self._fitting(limit), key=_step_s, default=None)
         try:
-            planner = Planner(
-                self.graph, self.cluster, self.calibration, options, self.watch, self.first.problems, part=FRONT
-            )  # fmt: skip
-            plan, candidate = planner.found(known)
+            plan, candidate = self._planner(replace(self.options, memory_limit_bytes=limit)).found(known)
         except InfeasibleError:
             return None
         self.plans[limit] = plan
         self.known.append(candidate)
         return plan
+
+    def _planner(self, options: PlanOptions) -> Planner:
+        """On the problems of the first one."""
+        return Planner(
+            self.graph, self.cluster, self.calibration, options, self.watch, self.first.problems, part=FRONT
+        )  # fmt: skip
 
 
 def front(plans: Iterable[Plan]) -> list[Plan]:
@@ -125,6 +139,10 @@ def _thinned(plans: list[Plan], num_points: int) -> tuple[Plan, ...]:
         inner = range(1, len(kept) - 1)
         kept.pop(min(inner, key=lambda at: _memory(kept[at - 1]) / _memory(kept[at + 1])))
     return tuple(kept)
+
+
+def _step_s(candidate: Candidate) -> float:
+    return candidate.costs.step_time_s
 
 
 def _memory(plan: Plan) -> int:

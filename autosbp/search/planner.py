@@ -34,7 +34,7 @@ from autosbp.search.problem.baselines import Roles
 from autosbp.search.problem.weights import AS_USED, USE
 from autosbp.search.space.best import Best
 from autosbp.search.space.candidate import Candidate
-from autosbp.search.space.costing import INFINITE, ROUNDING
+from autosbp.search.space.costing import INFINITE, NEARLY
 from autosbp.search.space.groups import GroupSearch
 from autosbp.search.space.leanest import Leanest
 from autosbp.search.space.message_sizes import sizes_of
@@ -141,6 +141,10 @@ def first_plan(
         raise found from None
 
 
+def _step_s(candidate: Candidate) -> float:
+    return candidate.costs.step_time_s
+
+
 def _by_memory(candidate: Candidate) -> tuple[int, float]:
     return candidate.costs.memory_bytes_per_device, candidate.costs.step_time_s
 
@@ -216,7 +220,7 @@ class Planner:
         self.restarted = self._restarted(start)
         known = min(
             (each for each in (known, self.restarted.candidate) if each is not None),
-            key=lambda each: each.costs.step_time_s,
+            key=_step_s,
             default=None,
         )
         with Offered(self.baselines(), self.started, known, self.search, BASELINES_LEAVE) as offered:
@@ -230,8 +234,8 @@ class Planner:
             else:
                 winner = self._searched(tally, offered.best())
             baselines, best = offered.all(needed=False), offered.best()
-        if best is not None and best.costs.step_time_s < winner.costs.step_time_s * (1 - ROUNDING):
-            winner = self.search.with_messages(best)
+        if best is not None and best.costs.step_time_s <= NEARLY * winner.costs.step_time_s:
+            winner = min(winner, self.search.with_messages(best), key=_step_s)
         proved_s = min(tally.bounds, default=-INFINITE)
         enough = winner.costs.step_time_s <= self.search.enough_s
         document = plan_document(

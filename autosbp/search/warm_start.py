@@ -29,8 +29,8 @@ class Restart:
 
 def restarted(earlier: Strategy, problems: LayoutProblems, cluster: Cluster, options: PlanOptions) -> Restart:
     """The strategy of an earlier plan on ``cluster``, where it is as asked and fits the model: the same ops, and a batch that
-    it splits evenly. Its microbatch stays, or else their number does, unless ``options`` have one. Whether it fits in memory
-    is not looked at.
+    it splits evenly. Its microbatch stays, or else their number does, unless ``options`` have one; the size of its messages stays
+    where it is one that search may choose. Whether it fits in memory is not looked at.
 
     Raises:
         InputError: options under which no start is looked at.
@@ -42,9 +42,7 @@ def restarted(earlier: Strategy, problems: LayoutProblems, cluster: Cluster, opt
     earlier = replace(
         earlier,
         offload=earlier.offload and options.offload,
-        bucket_bytes=min(earlier.bucket_bytes, problems.bucket_bytes)
-        if options.bucket_bytes is None
-        else options.bucket_bytes,
+        bucket_bytes=earlier.bucket_bytes if earlier.bucket_bytes in problems.sizes else problems.bucket_bytes,
         optimizer=options.optimizer,
     )
     reason = ""

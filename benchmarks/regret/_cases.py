@@ -17,7 +17,6 @@ CLUSTERS = (
 )  # fmt: skip
 OTHERS = (
     ("gpt2-1.5b", "aws-p4d:4", 128, None, "fp32"),
-    ("gpt2-1.5b", "gcp-a100-16:2", 256, None, "fp32"),
     ("gpt2", "gcp-a100-16:2", 256, None, "bf16"),
     ("t5-large", "gcp-a100-16:2", 512, None, "bf16"),
     ("bert-large", "gcp-a100-16:2", 1024, None, "bf16"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from itertools import product
 
@@ -166,23 +167,28 @@ def test_fsdp2_gathers_once_a_step_or_for_each_use_whichever_is_quicker(model: s
 
 def test_fsdp2_gathers_for_each_use_where_nothing_else_fits() -> None:
     names = ("zero1", "zero3", "fsdp2")
-    options = PlanOptions(global_batch=16, memory_limit_bytes=84_000_000, baselines=names)
+    known = plan_of("zoo:gpt2-demo", 16).document["baselines"]
+    once, each = (known[name]["memory_bytes_per_device"] for name in names[:2])
+    assert each < once
+    options = PlanOptions(global_batch=16, micro_batch=16, memory_limit_bytes=(once + each) // 2, baselines=names)
     plan = make_plan(graph_of("zoo:gpt2-demo"), load_cluster("local:2x2"), options=options)
     assert [plan.document["baselines"][name]["feasible"] for name in names] == [False, True, True]
     assert plan.baseline_strategy("fsdp2") == plan.baseline_strategy("zero3")
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_megatron_lm_stores_parameters_and_optimizer_state_over_the_axes_that_hold_them_alike(model: str) -> None:
-    plan, graph = plan_of(model), graph_of(model)
-    strategy = plan.baseline_strategy("megatron_lm")
+def test_megatron_lm_stores_parameters_over_the_axes_that_hold_them_alike(model: str) -> None:
+    """Those that one op reads whole, or in parts, with all of their gradients."""
+    strategy, graph = plan_of(model).baseline_strategy("megatron_lm"), graph_of(model)
     assert strategy.gather == "step"
-    used = used_layouts(graph, strategy.signatures)
-    wanted = {leaf.name: split_storage(leaf, used[leaf.name], strategy.mesh) for leaf in graph.parameters}
-    assert wanted != used
-    assert {name: layout for name, layout in strategy.parameters.items() if P not in used[name]} == {
-        name: layout for name, layout in wanted.items() if P not in used[name]
-    }
+    used, readers = (
+        used_layouts(graph, strategy.signatures),
+        Counter(ref.name for node in graph.nodes for ref in node.refs()),
+    )
+    leaves = [leaf for leaf in graph.parameters if readers[leaf.name] == 1 and P not in used[leaf.name]]
+    assert len(leaves) > 3
+    for leaf in leaves:
+        assert strategy.parameters[leaf.name] == split_storage(leaf, used[leaf.name], strategy.mesh), leaf.name
 
 
 def test_megatron_lm_has_the_stages_of_megatron_and_the_layouts_of_sequence_parallelism() -> None:
@@ -193,7 +199,7 @@ def test_megatron_lm_has_the_stages_of_megatron_and_the_layouts_of_sequence_para
     assert as_used.num_stages == apart.num_stages == 2
     known = plan.document["baselines"]
     held = [known[name]["memory_breakdown"]["optimizer"] for name in names]
-    assert held[1] < 0.6 * held[0]
+    assert held[1] < 0.7 * held[0]
 
 
 @pytest.mark.parametrize(

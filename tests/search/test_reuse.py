@@ -23,6 +23,7 @@ from tests.search.plans import graph_of
 
 Asked = tuple[LogicalGraph, Cluster, PlanOptions]
 NOTHING: frozenset[str] = frozenset()
+COUNTS = load_cluster("local:2x2").mesh().split_counts
 
 
 def planned(asked: Asked) -> bytes:
@@ -120,9 +121,9 @@ def test_what_is_kept_is_bounded() -> None:
     kept = [reuse.boxing(NetworkModel(cluster), cluster.mesh(), model.copy_bytes_per_s).known for model in models]
     assert [each is model.known for each, model in zip(kept, models, strict=True)] == [False] * 3 + [True] * 2
     graphs = [replace(graph_of("gpt2-demo"), name=f"graph {at}") for at in range(MAX_GRAPHS + 1)]
-    parts = [reuse.parts(graph, NOTHING, NOTHING, folds=True) for graph in graphs]
-    assert reuse.parts(replace(graphs[-1]), NOTHING, NOTHING, folds=True) is parts[-1]
-    assert reuse.parts(graphs[0], NOTHING, NOTHING, folds=True) is not parts[0]
+    parts = [reuse.parts(graph, NOTHING, NOTHING, COUNTS, folds=True) for graph in graphs]
+    assert reuse.parts(replace(graphs[-1]), NOTHING, NOTHING, COUNTS, folds=True) is parts[-1]
+    assert reuse.parts(graphs[0], NOTHING, NOTHING, COUNTS, folds=True) is not parts[0]
     bound = parts[-1].bound(1)
     for size in range(2, 40):
         parts[-1].bound(size)

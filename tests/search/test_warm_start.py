@@ -10,7 +10,10 @@ import pytest
 
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan, pareto_front, predict_costs
 from autosbp.errors import InputError
+from autosbp.plan import BUCKET_BYTES
 from autosbp.search.planner import Planner
+from autosbp.search.space.message_sizes import SIZES
+from autosbp.search.warm_start import restarted
 
 OPTIONS = PlanOptions(global_batch=16, baselines=())
 
@@ -35,6 +38,32 @@ def test_a_plan_that_begins_with_an_earlier_one_is_the_plan_from_nothing(batch: 
     costs = predict_costs(graph(), warm.strategy, cluster)
     assert costs.step_time_s == warm.document["step_time_s"]
     assert warm.strategy.global_batch == batch
+
+
+@pytest.mark.parametrize("batch", [24, 48])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_plan_is_no_slower_than_its_start_at_its_own_batch(batch: int, stages: int) -> None:
+    """Nor is what either search proves above what the other one found."""
+    cluster, options = load_cluster("local:2x2"), replace(OPTIONS, global_batch=batch, stages=stages)
+    start = earlier(stages=stages).strategy
+    here = restarted(start, Planner(graph(), cluster, None, options, None).problems, cluster, options).candidate
+    assert here is not None and here.strategy.global_batch == batch
+    assert predict_costs(graph(), here.strategy, cluster) == here.costs
+    warm = make_plan(graph(), cluster, options=options, start=start).document
+    cold = make_plan(graph(), cluster, options=options).document
+    assert warm["step_time_s"] <= here.costs.step_time_s
+    assert max(warm["lower_bound_s"], cold["lower_bound_s"]) <= min(warm["step_time_s"], cold["step_time_s"])
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "kept"),
+    [(SIZES[0], None, SIZES[0]), (SIZES[-1], None, SIZES[-1]), (7_000_000, None, BUCKET_BYTES), (SIZES[0], 7, 7)],
+)
+def test_a_start_keeps_messages_of_a_size_that_may_be_chosen(size: int, asked: int | None, kept: int) -> None:
+    cluster, options = load_cluster("local:2x2"), replace(OPTIONS, bucket_bytes=asked)
+    problems = Planner(graph(), cluster, None, options, None).problems
+    found = restarted(replace(earlier().strategy, bucket_bytes=size), problems, cluster, options).candidate
+    assert found is not None and found.strategy.bucket_bytes == kept
 
 
 def test_a_plan_under_random_search_is_no_slower_than_its_start() -> None:

@@ -36,7 +36,6 @@ from autosbp.search.stages.stage_meshes import stage_meshes
 from tests.executor.pipeline.strategies import LAYOUTS, pipelined
 from tests.executor.pipeline.strategies import SCHEDULES as TRIED
 
-
 EXPOSURES = (Exposure(), Exposure(0.5, 0.5), Exposure(1.0, 0.0), Exposure(0.0, 1.0), Exposure(1.0, 1.0))
 
 

@@ -48,10 +48,10 @@ class Assembly:
         self.parts.append(costs)
         return len(self.names) - 1
 
-    def _table(self, ref: Ref, label: str = "", *, again: bool = False) -> BoxingTable:
-        """Boxing of a value, as much as each part of it counts of what a microbatch does."""
+    def _table(self, ref: Ref, label: str, zone: str, *, again: bool) -> BoxingTable:
+        """Boxing of a value for ops in a zone, as much as each part of it counts of what a microbatch does."""
         meta, gradient = self.graph.meta(ref), self.graph.has_gradient(ref) and sends_gradient(label)
-        return self.boxing.table(meta.sizes, meta.num_bytes, gradient, again=again, shares=self.builder.shares)
+        return self.boxing.table(meta.sizes, meta.num_bytes, gradient, again=again, shares=self.builder.shares[zone])
 
     def _stored_table(self, ref: Ref, label: str = "") -> BoxingTable:
         """Boxing of a parameter from where it is stored."""

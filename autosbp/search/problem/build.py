@@ -29,7 +29,7 @@ from autosbp.search.problem.clusters import OpCluster
 from autosbp.search.problem.domains import Domain, UnaryCosts, ValueCosts, make_domain
 from autosbp.search.problem.dominance import Port, Sieve
 from autosbp.search.problem.tied_parameters import TiedParameters
-from autosbp.search.problem.weights import AS_USED, Weights, shares_of
+from autosbp.search.problem.weights import AS_USED, ZONES, Weights, shares_of
 
 ClassCost = tuple[Domain, ValueCosts]
 ROUNDING = 1e-9
@@ -96,7 +96,7 @@ class ProblemBuilder:
         self.tables = {} if tables is None else tables
         self.analysis, self.others = analysis or Analysis(graph, counts=boxing.mesh.split_counts), others
         self.weights = weights or Weights(float(num_micro))
-        self.shares = shares_of(self.weights, boxing.mesh)
+        self.shares = {zone: shares_of(self.weights, boxing.mesh, zone) for zone in ZONES}
         self.class_costs: dict[int, tuple[Allowed | None, list[ClassCost]]] = {}
         self.unary = UnaryCosts(
             graph, compute, boxing, optimizer, num_micro, self.weights, storage, message,
@@ -264,7 +264,8 @@ class _Assembly(TiedParameters):
     def _join(self, joint: Joint, domains: list[Domain]) -> _Joined:
         users = joint.reads
         again = users[0].node.name in self.analysis.again
-        table = self._table(joint.ref, joint.label, again=again)
+        zone = self.builder.unary.zones.of_boxing(user.node.name for user in users)
+        table = self._table(joint.ref, joint.label, zone, again=again)
         maker, made = domains[joint.maker], self._made(joint.maker, joint.ref, joint.label)
         port = self._port(table.ids(made, maker.rows), table, made=True)
         wanted = [table.ids(self._states(user), domains[user.cluster].rows) for user in users]

@@ -312,7 +312,7 @@ class UnaryCosts:
             choices = [options[option] for option in domain.rows[value]]
             for call in internal_collectives(self.graph, node, choices, mesh):
                 shape = mesh.group_shape(call.axes)
-                ahead, back = self.weights.messages(level_of(shape))
+                ahead, back = self.weights.messages(level_of(shape), self.zones.of_op(node.name))
                 weight = ahead if call.phase == "forward" else back
                 weight += back if call.phase == "forward" and node.name in self.again else 0.0
                 seconds[value] += weight * network.time_s(call.kind, call.num_bytes, shape)

@@ -19,7 +19,7 @@ AS_USED, STEP, USE, FASTEST, CHEAPEST = "as_used", "step", "use", "fastest", "ch
 least bytes of all."""
 
 
-EARLY, INNER, LATE = "early", "inner", "late"
+ZONES = EARLY, INNER, LATE = "early", "inner", "late"
 """Where an op is in a pass: before the first product; from it on; from the last product on that reads a parameter. A parameter
 is where the op is that reads it first; but the first product's is early, the last one's inner."""
 
@@ -122,12 +122,12 @@ class Weights:
         found = self.multipliers
         return self.micro if found is None else self.micro - self.passes * found.backward.of_op(zone)
 
-    def messages(self, level: int) -> tuple[float, float]:
+    def messages(self, level: int, zone: str = INNER) -> tuple[float, float]:
         """Of messages that the program waits for, forward and backward."""
         found = self.multipliers
         if found is None:
             return self.micro, self.micro
-        ahead, back = (1 - found.waited(each, level) for each in (found.forward, found.backward))
+        ahead, back = (1 - found.waited(each, level, zone) for each in (found.forward, found.backward))
         return self.micro - self.passes * ahead, self.micro - self.passes * back
 
     def gathered(self, level: int, zone: str) -> float:
@@ -146,16 +146,16 @@ class Weights:
         return 1.0 if found is None else 1.0 - max(found.forward.early, found.backward.early)
 
 
-def shares_of(weights: Weights, mesh: Mesh) -> Shares | None:
-    """What boxing between ops counts of what a microbatch does; None where all of it does in full."""
+def shares_of(weights: Weights, mesh: Mesh, zone: str) -> Shares | None:
+    """What boxing for ops in a zone counts of what a microbatch does; None where all of it does in full."""
     if weights.multipliers is None:
         return None
-    levels = [weights.messages(level) for level in range(len(mesh.level_counts) + 1)]
+    levels = [weights.messages(level, zone) for level in range(len(mesh.level_counts) + 1)]
     shares = Shares(
         tuple(ahead / weights.micro for ahead, _ in levels),
         tuple(back / weights.micro for _, back in levels),
-        weights.forward() / weights.micro,
-        weights.backward() / weights.micro,
+        weights.forward(zone) / weights.micro,
+        weights.backward(zone) / weights.micro,
     )
     return None if shares.is_whole else shares
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from autosbp.graph.ir import LogicalGraph
 from autosbp.sbp.rules import sharding_of
-from autosbp.search.problem.weights import EARLY, INNER, LATE, USE
+from autosbp.search.problem.weights import EARLY, INNER, LATE, USE, ZONES
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,12 @@ class Zones:
         return EARLY if name in self.early else LATE if name in self.late else INNER
 
     def of_reads(self, name: str) -> str:
-        """Of the parameters that an op reads: those of the first and the last product are there when these begin."""
+        """Of what an op reads, and of its boxing: that of the first and the last product is there when these begin."""
         return EARLY if name == self.first else INNER if name == self.last else self.of_op(name)
+
+    def of_boxing(self, readers: Iterable[str]) -> str:
+        """Of what these ops read in common: before the first of them."""
+        return min(map(self.of_reads, readers), key=ZONES.index)
 
     def of_parameter(self, name: str) -> str:
         """Of one, by its first reader."""

@@ -86,9 +86,11 @@ class SpaceSolver(Apart):
         return list(micro_batches(self.problems.global_batch, stages, devices, options.schedules, options.micro_batch))
 
     def _space(self, structure: Structure, micro_batch: int, storage: str) -> Space:
-        """With what is recomputed anyway."""
-        exposure = self.exposure if structure.stages == 1 else None
-        return Space(structure, micro_batch, storage, self.recomputes[0], exposure or Exposure())
+        """With what is recomputed anyway. Where parameters are gathered for each use all counts: what is beside passes there,
+        again and again, is most of what tells layouts apart, and problems prove no bound (``_is_charged``)."""
+        own = (self.exposure if structure.stages == 1 else None) or Exposure()
+        exposure = Exposure(whole=True) if storage == USE else own
+        return Space(structure, micro_batch, storage, self.recomputes[0], exposure)
 
     def _first(self, structure: Structure, kind: Kind, limit: int | None = None) -> int:
         """Index of the largest microbatch that could fit, by bisection: memory falls and even splits get fewer with the

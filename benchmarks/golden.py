@@ -1,20 +1,22 @@
-"""Plans that must not get slower, nor their bounds lower: ``rows.json``, and how it is written.
+"""Plans that must not get slower, nor their bounds lower (``tests/golden/rows.json``), and how they are recorded.
 
-``python -m tests.golden.rows`` plans every row anew and writes what got better; ``--accept`` writes what got worse, too.
+``python -m benchmarks.golden [--write] [--accept] [--json]`` plans every row anew; ``--write`` records what got better,
+``--accept`` what got worse, too.
 ``before_s`` is the simulated step of the plan that the release before this file made, which minimised a sum without overlap.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan
 
-PATH = Path(__file__).with_name("rows.json")
+PATH = Path(__file__).parents[1] / "tests" / "golden" / "rows.json"
 ROUNDING = 1e-9
 
 
@@ -43,22 +45,31 @@ def plan_of(row: Mapping[str, Any]) -> Plan:
     return make_plan(graph_of(row), load_cluster(row["cluster"]), None, options)
 
 
-def main() -> int:
-    accept, rows = "--accept" in sys.argv, read_rows()
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.golden", description=__doc__.partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help="record what got better")
+    parser.add_argument("--accept", action="store_true", help="record what got worse, too")
+    parser.add_argument("--json", action="store_true", help="end in one line of JSON")
+    asked = parser.parse_args(arguments)
+    rows, num_worse = read_rows(), 0
     for row in rows:
         document = plan_of(row).document
         step_s, bound_s = document["step_time_s"], document["lower_bound_s"]
         worse = step_s > row["step_time_s"] * (1 + ROUNDING) or bound_s < row["lower_bound_s"] * (1 - ROUNDING)
-        print(
-            f"{name_of(row):45} {step_s:.6g} ({row['step_time_s']:.6g}) {bound_s:.6g} ({row['lower_bound_s']:.6g}) {worse}"
-        )
-        if accept:
+        num_worse += worse
+        before = f"step {row['step_time_s']:.6g}, bound {row['lower_bound_s']:.6g}"
+        said = "worse than" if worse else "no worse than"
+        print(f"{name_of(row):45} step {step_s:.6g}, bound {bound_s:.6g}: {said} {before}", file=sys.stderr, flush=True)
+        if asked.accept:
             row |= {"step_time_s": step_s, "lower_bound_s": bound_s}
-        else:
+        elif asked.write:
             row["step_time_s"] = min(row["step_time_s"], step_s)
             row["lower_bound_s"] = max(row["lower_bound_s"], bound_s)
-        PATH.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
-    return 0
+        if asked.write or asked.accept:
+            PATH.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    summary = {"rows": len(rows), "worse": num_worse}
+    print(json.dumps({"benchmark": "golden", **summary}) if asked.json else summary)
+    return int(num_worse > 0)
 
 
 if __name__ == "__main__":
