@@ -29,8 +29,8 @@ class Restart:
 
 def restarted(earlier: Strategy, problems: LayoutProblems, cluster: Cluster, options: PlanOptions) -> Restart:
     """The strategy of an earlier plan on ``cluster``, where it is as asked and fits the model: the same ops, and a batch that
-    it splits evenly. Its microbatch stays, or else their number does, unless ``options`` have one; the size of its messages stays
-    where it is one that search may choose. Whether it fits in memory is not looked at.
+    it splits evenly. Its microbatch stays, or else their number does, unless ``options`` have one; so does the size of its
+    messages where it is one that search may choose. Whether it fits in memory is not looked at.
 
     Raises:
         InputError: options under which no start is looked at.
