@@ -117,7 +117,7 @@ def test_experts_are_split_over_devices_and_tokens_exchanged_all_to_all() -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "gap"), [("resnet50-small", 2e-3), ("wide-deep-small", 0.2), ("faces-small", 0.2), ("moe-small", 0.2)]
+    ("name", "gap"), [("resnet50-small", 2e-3), ("wide-deep-small", 0.016), ("faces-small", 0.022), ("moe-small", 0.3)]
 )
 def test_small_models_are_planned_to_a_known_gap(name: str, gap: float) -> None:
     """Measured: what communicates most of its time is farther from its bound."""
