@@ -21,14 +21,14 @@ from autosbp.sbp.placement import B, NdSbp, S, Sbp
 
 
 def store_split(graph: LogicalGraph, strategy: Strategy, gather: str = "step") -> Strategy:
-    """``strategy`` with every parameter that is stored B on some axes split over these, where a dim divides evenly.
+    """``strategy`` with every trained parameter that is stored B on some axes split over these, where a dim divides evenly.
 
     ``gather`` is when the parameters are brought together: ``step`` for ZeRO-2, ``use`` for ZeRO-3 (``Strategy``). What is
     stored whole because nothing divides it stays as it was.
     """
     parameters, paths = dict(strategy.parameters), dict(strategy.paths)
     read = _read(graph, strategy)
-    for leaf in graph.parameters:
+    for leaf in graph.trained:
         used = strategy.parameters[leaf.name]
         stored = split_storage(leaf, used, strategy.mesh)
         if stored != used:

@@ -402,8 +402,9 @@ class Planner:
 
     def kind(self) -> Kind:
         """Pinned parameters say themselves how they are stored."""
-        if self.asked.pins:
-            return Kind(self.options.searcher, (AS_USED,), pinned=True)
+        pins = self.asked.pins
+        if pins:
+            return Kind(self.options.searcher, (AS_USED,), pinned=not pins.are_stored_as_used)
         if self.options.storage is not None:
             return Kind(self.options.searcher, (self.options.storage,))
         return Kind(self.options.searcher)

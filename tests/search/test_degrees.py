@@ -70,7 +70,7 @@ def test_every_op_that_can_splits_the_batch_over_all_devices() -> None:
         assert not batched or str(signature.outs[0][0]) == "S0" == str(signature.outs[0][1])
 
 
-GRID_GAPS = (0.02, 0.02, 0.02)
+GRID_GAPS = (0.003, 0.014, 0.011)
 """Of 1, 2 and 4 times data parallelism: measured."""
 
 
@@ -86,7 +86,7 @@ def test_degrees_cost_no_less_than_none_and_all_of_them_no_more_than_megatron() 
     assert grids[-1]["step_time_s"] <= free["baselines"]["data_parallel"]["step_time_s"]
 
 
-@pytest.mark.parametrize(("data", "gap"), [(1, 0.04), (2, 0.04), (4, 0.04), (None, 0.04)])
+@pytest.mark.parametrize(("data", "gap"), [(1, 0.028), (2, 0.021), (4, 0.039), (None, 0.019)])
 def test_parameters_that_are_stored_as_used_are_read_as_they_are_stored(data: int | None, gap: float) -> None:
     asked: dict[str, Any] = {"stages": 1, "bucket_bytes": BUCKET_BYTES}
     graph, plan = graph_of("gpt2-demo"), planned(data_parallel=data, storage="as_used", **asked)

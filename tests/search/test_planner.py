@@ -29,7 +29,7 @@ GAPS = [
     ("zoo:gpt2", "dgx-a100-40g:1", 64, 6e-4),
     ("zoo:mlp-small", "local:1", 8, 0.0),
 ]
-"""Measured. The two small ones wait for messages for a third of the step and more, of which bounds tell a part."""
+"""Measured. Two small ones wait for messages for a quarter of the step and more, of which bounds tell a part."""
 CASES = [case for *case, _ in GAPS]
 
 

@@ -9,7 +9,9 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import linprog
+from torch import nn
 
 from autosbp.api import PlanOptions, load_cluster, make_plan
 from autosbp.costmodel.boxing import BoxingModel
@@ -18,6 +20,7 @@ from autosbp.costmodel.memory import rank_memory
 from autosbp.costmodel.memory.libraries import held_bytes
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InfeasibleError
+from autosbp.graph.capture import build_on_meta, capture
 from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Costs, Strategy
 from autosbp.search import SEARCHERS, SearchOptions
@@ -88,8 +91,9 @@ def test_no_strategy_is_shut_out_with_its_own_memory_as_the_limit(
         kinds = (strategy.pipeline.schedule,) if strategy.pipeline else (ONE_F_ONE_B,)
         wanted = Wanted(STORAGES, EVERY, kinds, costs.memory_bytes_per_device)
         structure = Structure(strategy.num_stages, strategy.mesh)
-        bounds = StageBounds(problems, structure, [strategy.micro_batch], wanted, {})
-        assert bounds.shut(costs.step_time_s * (1 - 1e-7), lambda: False) == [False], (strategy.pipeline, costs)
+        for times in (30.0, 3.0, 1 - 1e-7):
+            bounds = StageBounds(problems, structure, [strategy.micro_batch], wanted, {})
+            assert bounds.shut(times * costs.step_time_s, lambda: False) == [False], (times, strategy.pipeline, costs)
         assert 0 < bounds.least(0, costs.step_time_s) <= costs.step_time_s
 
 
@@ -134,6 +138,33 @@ def test_memory_raises_the_bound_and_changes_no_plan(
     assert with_bounds["step_time_s"] <= without["step_time_s"] * (1 + 1e-12)
     assert without["lower_bound_s"] < with_bounds["lower_bound_s"] <= with_bounds["step_time_s"]
     assert with_bounds["gap"] < 0.8 * without["gap"]
+
+
+class Alike(nn.Module):
+    """Layers with more parameters than what they keep of a microbatch, so that the quickest layouts are not the smallest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B, INTERLEAVED])
+def test_what_leaves_room_for_a_step_leaves_room_for_longer_ones(schedule: str) -> None:
+    graph = capture(build_on_meta(Alike, torch.float32), {"x": torch.zeros(4, 1024)}, name="alike")
+    planner = Planner(graph, load_cluster("piz-daint:8"), None, PlanOptions(global_batch=1024), None)
+    assert planner.problems.folding is not None
+    structure = next(each for each in planner.structures() if each.stages == 2)
+    wanted = Wanted(STORAGES, EVERY[:1], (schedule,), 31_000_000 + HELD)
+    times_s = np.geomspace(1e-5, 10.0, 25).tolist()
+    shut = [
+        StageBounds(planner.problems, structure, [256], wanted, {}).shut(step_s, lambda: False) for step_s in times_s
+    ]
+    assert shut == sorted(shut, reverse=True) and [True] in shut and [False] in shut
 
 
 def test_settling_one_structure_teaches_nothing_of_another() -> None:

@@ -72,7 +72,7 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
     plain = replace(strategy, pipeline=None)
     seconds = Timeline(bound, plain, boxing, compute).op_seconds()
     before = np.cumsum([seconds.get(name, 0.0) for name in names]) + np.arange(len(names)) * 1e-9
-    nearest, raised, seen, known = [], [], set(), dict[str, WaitBounds]()
+    nearest, raised, seen, known = [], [], set(), dict[tuple[str, bool], WaitBounds]()
     for turn in range(40):
         shape = dice.choice(np.array([*shapes(stages, count, RUNNABLE)], dtype=object))
         if shape.virtual * stages > len(names) + 1:
@@ -84,12 +84,16 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
             at = even if len(even) == len(at) else at
         pipeline = Pipeline(stages, tuple(names[place] for place in at), shape.schedule)
         found = _Pipelined(bound, replace(strategy, pipeline=pipeline), boxing, compute)
-        work_s = sum(count * sum(chunk.passes_s) for chunk in found.chunks) + sum(
-            sum(found._once_s(stage)) + found._optimizer_s(stage) for stage in range(stages)
+        work_s = sum(
+            found._passes(stage).seconds + found._once(stage).seconds + found._optimizer_s(stage)
+            for stage in range(stages)
         )
-        if shape.schedule not in known:
-            known[shape.schedule] = WaitBounds(problems, structure, [batch // count], STORAGES, (shape.schedule,))
-        waits = known[shape.schedule]
+        exposed = turn % 4 > 1  # all that moves once a step, or none of it
+        problems.exposed = {structure.key} if exposed else set()
+        key = shape.schedule, exposed
+        if key not in known:
+            known[key] = WaitBounds(problems, structure, [batch // count], STORAGES, (shape.schedule,))
+        waits = known[key]
         model_of = waits._model(batch // count)
         assert model_of is not None
         waited = problems.waits(stages, count)
@@ -196,7 +200,7 @@ def test_lines_are_below_messages() -> None:
 @pytest.mark.parametrize(
     ("model", "preset", "batch", "stages", "count", "near"),
     [("vgg13", "dgx-a100-40g:1", 64, 2, 4, 0.89), ("wide-deep", "dgx-a100-40g:1", 256, 4, 8, 0.4),
-     ("resnet50", "dgx-a100-40g:2", 128, 2, 2, 0.8), ("moe-small", "local:2x4", 64, 4, 4, 0.2)],
+     ("resnet50", "dgx-a100-40g:2", 128, 2, 2, 0.75), ("moe-small", "local:2x4", 64, 4, 4, 0.2)],
 )  # fmt: skip
 @pytest.mark.some(3)
 def test_no_plan_is_below_what_is_found_cut_by_cut(

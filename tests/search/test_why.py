@@ -17,7 +17,7 @@ from autosbp.search._base import Edge, SearchProblem
 from autosbp.search.bounds.work import work_bound_s
 from autosbp.search.searchers.elimination import min_marginals
 from autosbp.search.searchers.exhaustive import exhaustive
-from autosbp.search.why import MAX_OPS, OpAlternatives
+from autosbp.search.why import MAX_OPS, Alternative, OpAlternatives
 
 MESSAGE_BYTES = 25 * 2**20
 
@@ -97,6 +97,14 @@ def test_where_problems_may_charge_more_than_a_step_takes_the_least_work_is_the_
     for each in of(why(graph, plan, "linear_2", most=4)).found:
         assert each.bound_s == least_s < each.step_time_s
         assert each.gap is not None and 0 < each.gap < 1
+
+
+def test_where_nothing_bounds_a_layout_no_gap_is_told() -> None:
+    """Of ops that were timed, and parameters that are gathered for each use."""
+    graph, plan = graph_of("mlp-small"), plan_of("mlp-small", "local:2x2", 64)
+    costs = predict_costs(graph, plan.strategy, plan.cluster)
+    assert Alternative("B -> B", False, -math.inf, costs, plan.strategy, {}).gap is None
+    assert Alternative("B -> B", False, costs.step_time_s, costs, plan.strategy, {}).gap == 0.0
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,11 @@ class BlockRoom:
             self._parts[again] = self._made(again)
         return self._parts[again]
 
+    @property
+    def _any(self) -> tuple[float, float]:
+        """The capacity of a stage for blocks that take none of its room."""
+        return 2.0 * (self.blocks + 1), 0.0
+
     @cached_property
     def _near(self) -> float:
         return NEAR_LARGE if any(part.is_large for part in self.parts(again=False)) else NEAR
@@ -184,6 +189,8 @@ class BlockRoom:
 
     def _wait_too_long(self, found: Sequence[Waits], once: bool, seconds: float, shape: Shape, share: float) -> bool:
         rooms = [self._room_of(seconds, shape, stage, share, once) for stage in range(self.stages)]
+        if any(room == self._any for each in rooms for room in each):
+            return False  # blocks that take none of a room leave all of it
         own = [max(0, math.floor(max(most for most, _ in room) * (1 + ROUNDING))) for room in rooms]
         if sum(own) < self.blocks:
             return True
@@ -234,14 +241,14 @@ class BlockRoom:
         ends, limit = self._ends(stage, again=not recomputed.kept), float(self.wanted.limit)
         if not recomputed.kept:  # when backward begins, a block is there whole
             limit -= share * self.parts(again=False)[1].least_kept
-        most = 2.0 * (self.blocks + 1), 0.0
+        rooms = []
         for moment in found:
             price, each = self._price(recomputed, moment, seconds, share, limit)
             prices = prices_of(price, moment, share)
             left = seconds - sum(part.at(prices).least_s for part in ends) + price * limit
             if each > 0:
-                most = min(most, (left / each, each))
-        return most
+                rooms.append((left / each, each))
+        return min(rooms, default=self._any)
 
     def _ends(self, stage: int, *, again: bool) -> list[Part]:
         """What a stage holds beside blocks."""
@@ -254,7 +261,7 @@ class BlockRoom:
         none = Prices(0.0, 0.0, 0.0, once)
         each = self.parts(again=False)[1].at(none).least_s
         left = seconds - sum(part.at(none).least_s for part in self._ends(stage, again=False))
-        return (left / each, each) if each > 0 else (2.0 * (self.blocks + 1), 0.0)
+        return (left / each, each) if each > 0 else self._any
 
     def _fits(self, blocks: float, stage: int, share: float, found: Sequence[Moment]) -> bool:
         """Whether so many blocks, or all there are, are within the limit in the quickest layouts: then no price leaves less
