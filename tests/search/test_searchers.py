@@ -75,7 +75,7 @@ def test_coordinate_descent_meets_equality_constraints() -> None:
 
 
 def test_exhaustive_refuses_a_space_whose_size_no_float_holds() -> None:
-    with pytest.raises(InputError, match=r"about 10\^8.7 assignments at most, not 10\^400.0"):
+    with pytest.raises(InputError, match=r"about 10\^8.7 assignments at most are expected; 10\^400.0 are left"):
         search(chain(400, 10), "exhaustive")
 
 

@@ -36,9 +36,9 @@ class Zones:
         return EARLY if name in self.early else INNER
 
     def used(self, storage: str) -> Zones:
-        """Those that hold where parameters are stored so: gathered for each use, some are on their way while late ops run
-        backward."""
-        return Zones(self.early, first=self.first) if storage == USE else self
+        """Those that hold where parameters are stored so: gathered for each use, those of any op are on their way while others
+        run backward."""
+        return Zones() if storage == USE else self
 
 
 def find_zones(graph: LogicalGraph, inner: Collection[str]) -> Zones:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from autosbp.search._base import Costs, Edge, SearchOptions, SearchProblem, SearchResult, cost_of, memory_of
 from autosbp.search.searchers.exact import exact
@@ -15,7 +17,7 @@ from autosbp.search.searchers.exact import exact
 def tied(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     """The best assignment in which like variables take one value; the bound is of such assignments alone.
 
-    Variables are alike when their costs are the same arrays, which those of repeated blocks are. Variables without costs
+    Variables are alike when their costs and memory are equal, which those of repeated blocks are. Variables without costs
     of their own, copies that several readers share, must besides lie between like variables.
 
     Raises:
@@ -36,18 +38,34 @@ def tied(problem: SearchProblem, options: SearchOptions) -> SearchResult:
 
 def groups(problem: SearchProblem) -> list[int]:
     """The group of each variable, numbered in order of first members."""
+    number = _Numbers()
     own: list[Hashable] = [
-        (id(costs), id(use)) for costs, use in zip(problem.unary_s, problem.memory_bytes, strict=True)
+        (number.of(costs), number.of(use)) for costs, use in zip(problem.unary_s, problem.memory_bytes, strict=True)
     ]
     met: list[set[Hashable]] = [set() for _ in problem.names]
     for edge in problem.edges:
-        met[edge.u].add((id(edge.table), 0, own[edge.v]))
-        met[edge.v].add((id(edge.table), 1, own[edge.u]))
+        met[edge.u].add((number.of(edge.table), 0, own[edge.v]))
+        met[edge.v].add((number.of(edge.table), 1, own[edge.u]))
     index: dict[Hashable, int] = {}
     return [
         index.setdefault(mine if costs.any() else (mine, frozenset(near)), len(index))
         for mine, near, costs in zip(own, met, problem.unary_s, strict=True)
     ]
+
+
+class _Numbers:
+    """Numbers of arrays: equal arrays have one. Each array is compared once, however often it is met."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+        self._equal: dict[Hashable, int] = {}
+
+    def of(self, array: npt.NDArray[Any]) -> int:
+        """The number of an array, which lives as long as this."""
+        if id(array) not in self._known:
+            content = (array.shape, array.dtype.str, array.tobytes())
+            self._known[id(array)] = self._equal.setdefault(content, len(self._equal))
+        return self._known[id(array)]
 
 
 def _merged(problem: SearchProblem, group: list[int]) -> SearchProblem:

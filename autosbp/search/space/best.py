@@ -16,7 +16,7 @@ from typing import Protocol
 from autosbp.errors import InfeasibleError
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import INFINITE, ROUNDING
-from autosbp.search.space.opening import Look, Opened
+from autosbp.search.space.opening import WHOLE, Look, Opened
 from autosbp.search.space.space_solver import BOUNDED, Kind
 from autosbp.search.space.tally import Tally, nearer
 from autosbp.search.space.timed import OutOfTimeError
@@ -62,7 +62,8 @@ class Best(Walking):
         self.best, self.problem, self.failures, self._floors = best, None, [], {}
         self.cut = self.late = False
         self._near = [] if best is None else [best]
-        self.exposure = None
+        # Repeated layers are alike only where what they cost does not depend on where in the step they are.
+        self.exposure = WHOLE if kind.searcher == "tied" else None
         try:
             found = self._over(structures, kind, tally, offers)
             tally.cut |= self.late
