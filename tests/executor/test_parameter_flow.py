@@ -116,6 +116,16 @@ def test_the_next_message_is_sent_before_the_one_that_is_due_is_waited_for() -> 
     assert sends == [(0, 1), *((at,) for at in range(2, len(flow.gathers))), ()]
 
 
+def test_once_a_step_all_messages_are_sent_before_the_first_is_waited_for() -> None:
+    strategy = replace(store_split(perceptron(), data_parallel(2), "step"), bucket_bytes=1_100_000)
+    flow = parameter_flow(bound(), strategy)
+    places = tuple(range(len(flow.gathers)))
+    assert len(places) > 2 and flow.forward_sends == {flow.gathers[0].first: places}
+    assert not flow.backward_sends and not flow.recompute_sends
+    calls = [call.kind for call in charged(strategy, "forward")]
+    assert calls[: len(places)] == ["all_gather"] * len(places) and calls.count("all_gather") == len(places)
+
+
 def test_a_bucket_is_issued_between_the_ops_of_backward_that_complete_it_and_the_next() -> None:
     strategy = replace(data_parallel(1), bucket_bytes=1)
     flow = parameter_flow(bound(), strategy)
