@@ -40,7 +40,7 @@ def test_every_layout_found_is_right_as_the_executor_runs_it(name: str) -> None:
 @pytest.mark.parametrize(("searcher", "seed"), [("exact", 0), ("random", 1), ("random", 2), ("random", 3)])
 def test_training_equals_one_device(mixes: bool, searcher: str, seed: int) -> None:
     graph = shop(mixes)
-    options = PlanOptions(global_batch=8, searcher=searcher, seed=seed, time_limit_s=5.0)
+    options = PlanOptions(global_batch=8, searcher=searcher, seed=seed, stages=1, time_limit_s=5.0)
     plan = make_plan(graph, load_cluster("local:2x2"), None, options)
     check_strategy(graph, plan.strategy)
     if not mixes:
