@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from math import ceil
 
@@ -19,9 +21,9 @@ from autosbp.search import SearchResult
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.space.candidate import Candidate, TooLarge, Tried
 from autosbp.search.space.earlier_weights import with_earlier_weights
-from autosbp.search.space.message_sizes import with_best_messages, with_smaller_messages
+from autosbp.search.space.message_sizes import best_messages, with_smaller_messages
 from autosbp.search.space.recompute import Recomputation
-from autosbp.search.space.timed import Timed
+from autosbp.search.space.timed import OutOfTimeError, Timed
 from autosbp.search.stages.layouts import LayoutProblems, Layouts, Space, Structure
 from autosbp.search.stages.pipelines import pipelines, shortlist
 from autosbp.search.stages.stage_pins import read_stages
@@ -178,27 +180,33 @@ class Costing(Timed):
                     return
 
     def choose_messages(self) -> None:
-        """Keep the best strategy with messages of the size with which it is quickest, or another that is nearly as quick."""
+        """Keep the best strategy with messages of the size with which it is quickest, or another that is nearly as quick, as
+        far as time allows."""
         for candidate in list(self._near):
             is_near = candidate.costs.step_time_s <= NEARLY * self._near[0].costs.step_time_s
             if is_near and not self.stopped:
                 self._keep(self.with_messages(candidate))
 
     def with_messages(self, candidate: Candidate) -> Candidate:
-        """A strategy with messages of the size with which it is quickest."""
-        strategy, sizes = candidate.strategy, self.problems.sizes
+        """A strategy with messages of the size with which it is quickest, of those that are tried until time is over."""
+        strategy = candidate.strategy
         graph, boxing = self.problems.bound(strategy.micro_batch), self.problems.boxing(strategy.mesh)
-        return with_best_messages(
-            candidate, sizes, lambda each: self._costs(graph, each, boxing, always=True), self.has_room
-        )
 
-    def _costs(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, *, always: bool = False) -> Costs:
-        """Of a strategy; baselines and search often come to the same one. ``always``: even when time is over."""
+        def tried() -> Iterator[Candidate]:
+            for size in self.problems.sizes:
+                if size != strategy.bucket_bytes:
+                    changed = replace(strategy, bucket_bytes=size)
+                    with suppress(OutOfTimeError):
+                        yield Candidate(changed, self._costs(graph, changed, boxing))
+
+        return best_messages(candidate, filter(self.has_room, tried()))
+
+    def _costs(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel) -> Costs:
+        """Of a strategy; baselines and search often come to the same one. Raises ``OutOfTimeError``."""
         for known in self._known_costs:
             if known.strategy == strategy:
                 return known.costs
-        if not always:
-            self.require_time()
+        self.require_time()
         costs = evaluate(graph, strategy, boxing, self.problems.compute, self.problems.known_chunks)
         self._known_costs.append(Candidate(strategy, costs))
         return self._known_costs[-1].costs

@@ -8,7 +8,7 @@ strategy is costed with ``BUCKET_BYTES``, with smaller ones where it does not fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -75,18 +75,10 @@ def with_smaller_messages(
     return next(filter(None, map(fitting, smaller[:-1])), leanest)
 
 
-def with_best_messages(
-    candidate: Candidate,
-    sizes: tuple[int, ...],
-    costs: Callable[[Strategy], Costs],
-    has_room: Callable[[Candidate], bool],
-) -> Candidate:
-    """The strategy with the size with which its step is shortest, of those with which it has room."""
+def best_messages(candidate: Candidate, others: Iterable[Candidate]) -> Candidate:
+    """The quickest of a strategy and the same one with ``others``' messages, where these gain enough."""
     best = candidate
-    for size in sizes:
-        if size != candidate.strategy.bucket_bytes:
-            changed = replace(candidate.strategy, bucket_bytes=size)
-            tried = Candidate(changed, costs(changed))
-            if tried.costs.step_time_s < best.costs.step_time_s * (1 - GAIN) and has_room(tried):
-                best = tried
+    for other in others:
+        if other.costs.step_time_s < best.costs.step_time_s * (1 - GAIN):
+            best = other
     return best
