@@ -94,13 +94,13 @@ class Roles:
         return False
 
     def data_axis(self, cluster: OpCluster, option: int) -> bool:
-        """Data parallel: split the batch; where there is none, repeat the work with partial gradients. A batch of one sample
-        is none that can be repeated."""
+        """Data parallel: split the batch; where there is none, keep partial sums, or repeat the work with partial gradients. A
+        batch of one sample is none that can be repeated."""
         if any(self.splits_batch(cluster, other) for other in range(len(cluster.options))):
             return self.splits_batch(cluster, option)
         if self._has_one_sample(cluster):
             return False
-        return cluster.options[option][0].factor == "B"
+        return cluster.options[option][0].factor in ("B", "P")
 
     def _has_one_sample(self, cluster: OpCluster) -> bool:
         """Whether what an op makes has a batch, of one."""
