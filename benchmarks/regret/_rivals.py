@@ -1,10 +1,12 @@
-"""Strategies that constraints can name: stages x data x tensor x storage x recomputation x microbatch."""
+"""Strategies that constraints can name: stages x data x tensor x storage x recomputation x microbatch,
+each with the layouts that take least where messages hide behind computation, and where none do."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from random import Random
 
 from autosbp.api import LogicalGraph, PlanOptions, load_cluster
 from autosbp.errors import InfeasibleError
@@ -16,7 +18,7 @@ from autosbp.search.space.best import Best
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.space_solver import Kind
 from autosbp.search.space.tally import Tally
-from autosbp.search.stages.layouts import Space, Structure
+from autosbp.search.stages.layouts import Exposure, Space, Structure
 from benchmarks.regret._cases import Case
 
 STAGES, TENSOR = (1, 2, 4, 8, 12), (1, 2, 4, 6, 8, 16)
@@ -35,20 +37,23 @@ class Rival:
 
 
 def rivals(case: Case, graph: LogicalGraph, limit_s: float) -> tuple[list[Rival], int]:
-    """Those that fit in memory, and how many were tried, within so many seconds."""
+    """Those that fit in memory, and how many were tried, within so many seconds, in an order drawn by the case's name."""
     cluster = load_cluster(case.cluster)
     options = PlanOptions(
         global_batch=case.batch, memory_limit_bytes=case.limit_bytes, baselines=(), time_limit_s=FOREVER_S
     )
     planner = Planner(graph, cluster, None, options, None)
     end, found, tried = time.monotonic() + limit_s, list[Rival](), 0
-    for name, space in _spaces(planner):
+    spaces = list(_spaces(planner))
+    Random(case.name).shuffle(spaces)
+    for name, space in spaces:
         if time.monotonic() > end:
             break
-        tried += 1
-        candidate = _candidate(planner.search, space)
-        if candidate is not None:
-            found.append(Rival(name, candidate.strategy, candidate.costs.step_time_s))
+        for exposure in (Exposure(), Exposure(whole=True)):
+            tried += 1
+            candidate = _candidate(planner.search, replace(space, exposure=exposure))
+            if candidate is not None:
+                found.append(Rival(name, candidate.strategy, candidate.costs.step_time_s))
     return found, tried
 
 
