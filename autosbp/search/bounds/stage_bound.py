@@ -1,7 +1,6 @@
 """A bound on the steps of a structure under the memory limit, of each size of its microbatches.
 
-Of repeated blocks, what each stage has room for is asked (``bounds.block_room``); of a model without them all stages are looked
-at together (``bounds.whole_bound``).
+It is asked what each stage has room for of the blocks that a model repeats (``bounds.block_room``).
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from autosbp.handed import handed_over
 from autosbp.search.bounds.block_room import BlockRoom, Hints, Parts, Wanted
 from autosbp.search.bounds.sends import Sends
 from autosbp.search.bounds.stage_costs import Part
-from autosbp.search.bounds.whole_bound import WholeRoom
 from autosbp.search.problem.unfold import part_variables
 from autosbp.search.stages.layouts import LayoutProblems, Structure
 
@@ -48,7 +46,7 @@ class StageBounds:
         self.problems, self.structure, self.sizes, self.wanted = problems, structure, sizes, wanted
         self.hints = hints
         self._is_silent = False
-        self._rooms: dict[int, BlockRoom | WholeRoom | None] = {}
+        self._rooms: dict[int, BlockRoom | None] = {}
         self._shut_s, self._open_s = [0.0] * len(sizes), [math.inf] * len(sizes)
 
     def learnt(self) -> Learnt:
@@ -103,7 +101,7 @@ class StageBounds:
         except _TooLargeError:
             return min(self._shut_s[at], seconds)
 
-    def _last_shut(self, room: BlockRoom | WholeRoom, at: int, seconds: float) -> int:
+    def _last_shut(self, room: BlockRoom, at: int, seconds: float) -> int:
         """The last of the sizes from one on that its costs show to be shut; the one before it where that is not."""
         low, high = at - 1, len(self.sizes) - 1
         if not room.is_shut(seconds, self.sizes[at : at + 1]):
@@ -117,27 +115,13 @@ class StageBounds:
                 high = middle - 1
         return low
 
-    def _room(self, at: int) -> BlockRoom | WholeRoom | None:
+    def _room(self, at: int) -> BlockRoom | None:
         if at not in self._rooms:
-            room: BlockRoom | WholeRoom | None = None
+            room: BlockRoom | None = None
             with suppress(InfeasibleError):
-                if self.problems.folding is None:
-                    room = _whole_room(self.problems, self.structure, self.sizes[at], self.wanted)
-                else:
-                    room = _block_room(self.problems, self.structure, self.sizes[at], self.wanted, self.hints)
+                room = _block_room(self.problems, self.structure, self.sizes[at], self.wanted, self.hints)
             self._rooms[at] = room
         return self._rooms[at]
-
-
-def _whole_room(problems: LayoutProblems, structure: Structure, micro_batch: int, wanted: Wanted) -> WholeRoom:
-    """Raises ``InfeasibleError`` where nothing splits evenly, and ``_TooLargeError``."""
-    if problems.num_clusters(micro_batch) > MOST_VARIABLES:
-        raise _TooLargeError
-    built, batch = problems.stage_problem(structure, micro_batch, wanted.storages, again=False), problems.global_batch
-    part = Part(built, range(built.problem.num_variables), batch // micro_batch)
-    if part.is_huge:
-        raise _TooLargeError
-    return WholeRoom(part, structure.stages, micro_batch, batch, wanted.schedules, wanted.limit)
 
 
 def _block_room(

@@ -155,12 +155,9 @@ class Best(Walking):
             lambda walk: walk.bound < self._cutoff and not spent(),
             lambda walk, tally: self._pipelined_sizes(walk, kind, tally),
             tally,
-            lambda walks: self._shut_some(walks, kind),
+            lambda walks: self.shut_at_once([walk.structure for walk in walks], kind),
         ):
-            self.keep_open(walk.structure, walk.bound if bounds is None else bounds, tight=self._promise(walk)[0])
-
-    def _shut_some(self, walks: Sequence[Walk], kind: Kind) -> None:
-        self.shut_at_once([each.structure for each in walks if self._bounds_stages(kind, self._promise(each)[0])], kind)
+            self.keep_open(walk.structure, walk.bound if bounds is None else bounds)
 
     def _limit(self, left: Sequence[Opened], kind: Kind, tally: Tally, spent: Callable[[], bool]) -> None:
         """Devices without a pipeline under the memory limit, the least bound first."""

@@ -29,13 +29,11 @@ of repeated blocks are looked at, too: they are not much."""
 @dataclass
 class Left:
     """A structure that is not shown to be worse: a bound for each size of its microbatches, largest first, and what it was when
-    it was ``searched``, of work that is dealt out evenly; and before any waits, ``worked``. It is ``tight`` where the quickest
-    layouts do not fit."""
+    it was ``searched``, of work that is dealt out evenly; and before any waits, ``worked``."""
 
     structure: Structure
     bounds: list[float]
     searched: list[float]
-    tight: bool = True
     worked: list[float] = field(default_factory=list)
 
 
@@ -52,16 +50,16 @@ class StageLimited(SpaceSolver):
         self.left, self._stage_bounds, self._hints, self._relaxations, self._free = [], {}, {}, {}, {}
         self._wait_bounds = {}
 
-    def keep_open(self, structure: Structure, bounds: float | Sequence[float], *, tight: bool = True) -> None:
+    def keep_open(self, structure: Structure, bounds: float | Sequence[float]) -> None:
         """Leave it to ``settle`` to say more than these bounds, one for all or one a size."""
         count = len(self.micro_batches(structure.stages))
         known = [bounds] * count if isinstance(bounds, float) else list(bounds)
-        self.left.append(Left(structure, known, known, tight))
+        self.left.append(Left(structure, known, known))
 
-    def shut(self, structure: Structure, kind: Kind, *, tight: bool = True) -> list[bool]:
+    def shut(self, structure: Structure, kind: Kind) -> list[bool]:
         """Of each size, whether stages have no room for a step that is better than the best known; none where nothing is
         known, or time is over."""
-        if self.best is None or not self._bounds_stages(kind, tight):
+        if self.best is None or not self._bounds_stages(kind):
             return [False] * len(self.micro_batches(structure.stages))
         stages = self._bounds_of(structure, kind)
         if self.is_apart:  # what is known
@@ -72,7 +70,7 @@ class StageLimited(SpaceSolver):
 
     def shut_at_once(self, structures: Sequence[Structure], kind: Kind) -> None:
         """Look for what ``shut`` says of each of these, on two cores. What one teaches of prices is kept from the others."""
-        if self.best is None or not self._bounds_stages(kind, True):
+        if self.best is None or not self._bounds_stages(kind):
             return
         structures = [each for each in structures if not self._bounds_of(each, kind).knows(self._cutoff)]
         if len(structures) < 2:
@@ -147,7 +145,7 @@ class StageLimited(SpaceSolver):
 
     def _raised(self, left: Left, kind: Kind, level: float, overdue: Callable[[], bool]) -> list[float]:
         """Those of stages, where these are higher. What one structure teaches of prices is kept from the others."""
-        if not self._bounds_stages(kind, left.tight):
+        if not self._bounds_stages(kind):
             return left.bounds
         stages = self._bounds_of(left.structure, kind)
         stages.shut(level, overdue)
@@ -193,13 +191,11 @@ class StageLimited(SpaceSolver):
         except OutOfTimeError:
             return -INFINITE
 
-    def _bounds_stages(self, kind: Kind, tight: bool) -> bool:
-        """Whether bounds of stages are known, and say more than searches: of repeated blocks they do, of others where memory
-        binds. Parameters that are pinned apart from their use may cost less than they charge, and stages that share hardware
-        take less while others wait."""
-        says_more = tight or self.problems.folding is not None
+    def _bounds_stages(self, kind: Kind) -> bool:
+        """Whether bounds of stages are known: of repeated blocks. Parameters that are pinned apart from their use may cost less
+        than they charge, and stages that share hardware take less while others wait."""
         known = kind.relaxes and kind.proves and not kind.pinned and not self.problems.network.cluster.groups
-        return says_more and known and not self.problems.is_shared
+        return known and self.problems.folding is not None and not self.problems.is_shared
 
     def _bounds_of(self, structure: Structure, kind: Kind) -> StageBounds:
         key = structure.key

@@ -193,7 +193,7 @@ class Walking(Opening):
     def _pipelined_sizes(self, walk: Walk, kind: Kind, tally: Tally) -> list[float]:
         """Smaller microbatches first, then larger ones, as long as they get better; a bound for each."""
         bounds = [walk.bound] * len(walk.sizes)
-        shut = self.shut(walk.structure, kind, tight=self._promise(walk)[0])
+        shut = self.shut(walk.structure, kind)
         whole, least = self.problems.global_batch, INFINITE
         for at in range(walk.start, len(walk.sizes)):
             if bounds[at] >= self._cutoff or self._is_over():
