@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autosbp.costmodel.blocks import best_run
 from autosbp.graph.ir import LogicalGraph
+from autosbp.repetition import heaviest_run, numbered
 from autosbp.sbp.rules import sharding_of
 
 PRODUCTS = 2
@@ -18,15 +18,14 @@ def find_repeats(graph: LogicalGraph) -> tuple[tuple[str, ...], ...]:
     """The ops of each repeat, in order, of all runs of equal ops that do much of the model's work. A repeat begins where
     least is alive that ops behind it read."""
     nodes = [node for node in graph.nodes if node.name in graph.computed]
-    known: dict[object, int] = {}
-    kinds = [known.setdefault((node.op, node.outputs), len(known)) for node in nodes]
+    kinds = numbered((node.op, node.outputs) for node in nodes)
     flops = [float(sharding_of(graph, node).flops) for node in nodes]
     names, alive = [node.name for node in nodes], _alive(graph, [node.name for node in nodes])
     found: list[tuple[str, ...]] = []
 
     def search(low: int, high: int) -> None:
         """Of the ops from ``low`` to before ``high``: the best run, and what is before and behind it."""
-        covered, start, stop, period = best_run(kinds[low:high], flops[low:high], PRODUCTS)
+        covered, (start, stop, period) = heaviest_run(kinds[low:high], flops[low:high], PRODUCTS)
         if covered < LEAST * sum(flops) or not covered:
             return
         search(low, low + start)

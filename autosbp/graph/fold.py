@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autosbp.errors import GraphError
+
+if TYPE_CHECKING:
+    from autosbp.repetition import Run
 
 MAX_WIDTHS = 64
 MIN_SAVED = 8
@@ -32,7 +34,8 @@ def fold_nodes(nodes: list[Document]) -> list[Document]:
 
 def _folded(nodes: list[Document], shapes: list[str], least: int, depth: int) -> list[Document]:
     """``depth`` bounds the time: the pieces of one depth are together no longer than the whole."""
-    for start, width, count in _runs(shapes) if depth else ():
+    for run in _runs(shapes) if depth else ():
+        start, width, count = run.start, run.period, run.copies
         if width * (count - 1) < least:
             break
         template = _template(nodes, start, width, count)
@@ -70,34 +73,18 @@ def _skeleton(value: Any) -> Any:
     return [_skeleton(item) for item in value] if isinstance(value, list) else value
 
 
-def _runs(shapes: list[str]) -> list[tuple[int, int, int]]:
-    """(start, width, count) of runs of alike nodes, those that fold most first; starts may slide within a run.
+def _runs(shapes: list[str]) -> list[Run]:
+    """Runs of alike nodes, those that fold most first; starts may slide within a run."""
+    from autosbp.repetition import Run, likely_periods, numbered, runs  # with numpy, which readers do without
 
-    Widths tried are the commonest distances between a node and the one before that is like it.
-    """
-    runs: list[tuple[int, int, int]] = []
-    size = len(shapes)
-    distances = Counter(index - previous for previous, index in _neighbours(shapes))
-    for width in sorted(width for width, _ in distances.most_common(MAX_WIDTHS)):
-        index = 0
-        while index + width < size:
-            length = 0
-            while index + length + width < size and shapes[index + length] == shapes[index + length + width]:
-                length += 1
-            if length >= width:
-                runs.extend((index + shift, width, 1 + (length - shift) // width) for shift in range(min(width, 64)))
-            index += length + 1
-    return sorted((run for run in runs if run[2] >= 2), key=lambda run: -run[1] * (run[2] - 1))[:256]
-
-
-def _neighbours(shapes: list[str]) -> list[tuple[int, int]]:
-    last: dict[str, int] = {}
-    pairs = []
-    for index, shape in enumerate(shapes):
-        if shape in last:
-            pairs.append((last[shape], index))
-        last[shape] = index
-    return pairs
+    keys = numbered(shapes)
+    found = [
+        Run(run.start + shift, run.stop, period)
+        for period in sorted(likely_periods(keys, MAX_WIDTHS))
+        for run in runs(keys, period)
+        for shift in range(min(period, 64))
+    ]
+    return sorted((run for run in found if run.copies >= 2), key=lambda run: -run.period * (run.copies - 1))[:256]
 
 
 def _template(nodes: list[Document], start: int, width: int, count: int) -> list[Document] | None:

@@ -112,6 +112,15 @@ class Node:
             kwargs={key: map_arg(arg, change) for key, arg in self.kwargs.items()},
         )
 
+    def kind(self, source: Callable[[Ref], Hashable]) -> Hashable:
+        """All that the op is but for its name, with ``source`` of every tensor argument: the same for ops that are alike."""
+
+        def leaf(arg: Arg) -> Arg:
+            return source(arg) if isinstance(arg, Ref) else (type(arg).__name__, arg)
+
+        kwargs = tuple((key, map_arg(self.kwargs[key], leaf)) for key in sorted(self.kwargs))
+        return self.op, self.rule, self.outputs, map_arg(self.args, leaf), kwargs
+
 
 def _refs(arg: Arg) -> Iterator[Ref]:
     if isinstance(arg, Ref):

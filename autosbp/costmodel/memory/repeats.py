@@ -12,17 +12,17 @@ and read alike, and that are the last to read as much.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autosbp.costmodel.memory.tensors import GRADIENTS, Meter, Tensor
-from autosbp.graph.ir import Arg, LogicalGraph, Node, Parameter, Ref
+from autosbp.graph.ir import LogicalGraph, Node, Parameter, Ref
 from autosbp.plan import Strategy
+from autosbp.repetition import Keys, likely_periods, numbered, runs
 from autosbp.sbp.parameters import ParameterFlow
 from autosbp.sbp.program import Box, Item, Op
 from autosbp.sbp.recompute import ReadKey, made_by
@@ -31,6 +31,7 @@ BEFORE = 3
 """Copies that are run before those that are left out: two that are compared, and one to come to them."""
 LEAST = 2
 """Fewer copies than this are not left out."""
+COPIES = BEFORE + LEAST + 1
 MOST_PERIODS = 8
 """Lengths of a copy that are tried."""
 Bytes = dict[str, int]
@@ -220,7 +221,7 @@ def find_repeats(
         deferring: ops whose weights' gradients are a pass of their own.
     """
     ops = np.array([-1 if isinstance(item, Box) else _own(graph, item.node) for item in flow.items], dtype=np.int64)
-    periods = [period for period in _periods(ops) if _runs(ops, period)]
+    periods = [period for period in likely_periods(ops, MOST_PERIODS) if runs(ops, period, COPIES)]
     if not periods:  # not even by their ops
         return Repeats((), flow.items)
     kinds = _Kinds(graph, strategy, flow, last_reader, outputs, deferring)
@@ -233,28 +234,6 @@ def find_repeats(
         if items > saved:
             best, saved = skips, items
     return Repeats(best, flow.items)
-
-
-def _periods(numbers: NDArray[np.int64]) -> list[int]:
-    """How far apart items of the same kind most often are."""
-    last: dict[int, int] = {}
-    gaps: Counter[int] = Counter()
-    for at, number in enumerate(numbers.tolist()):
-        if number in last:
-            gaps[at - last[number]] += 1
-        last[number] = at
-    return [gap for gap, _ in gaps.most_common(MOST_PERIODS)]
-
-
-def _runs(numbers: NDArray[np.int64], period: int) -> list[tuple[int, int]]:
-    """From which item, and to before which, all are like those a period on, for so long that copies may be left out."""
-    alike = np.concatenate([[0], numbers[:-period] == numbers[period:], [0]])
-    edges = np.flatnonzero(np.diff(alike)).tolist()
-    return [each for each in zip(edges[::2], edges[1::2], strict=True) if _copies(*each, period) >= BEFORE + 1 + LEAST]
-
-
-def _copies(begin: int, end: int, period: int) -> int:
-    return (end - begin) // period + 1
 
 
 class _Kinds:
@@ -285,18 +264,13 @@ class _Kinds:
         self.inside = {at for segment in flow.segments for at in range(segment.first + 1, segment.last + 1)}
         self.before: dict[str, int] = {}  # where each parameter was read last
 
-    def numbers(self) -> NDArray[np.int64]:
+    def numbers(self) -> Keys:
         """Equal for items that are alike."""
-        known: dict[Hashable, int] = {}
         flow = self.flow
         # Messages are sent for one after the other; and of one that is kept for backward those copies stay that were read.
         alone = {*flow.forward_sends, *flow.backward_sends, *flow.recompute_sends}
         alone |= {self.made[box.key] for gather in flow.gathers if gather.kept for box in gather.boxes}
-        found = []
-        for at, item in enumerate(flow.items):
-            kind = ("alone", at) if at in alone else self._kind(at, item)
-            found.append(known.setdefault(kind, len(known)))
-        return np.array(found, dtype=np.int64)
+        return numbered(("alone", at) if at in alone else self._kind(at, item) for at, item in enumerate(flow.items))
 
     def _kind(self, at: int, item: Item) -> Hashable:
         done = tuple(self._place(at, key) for key in self.last_reader.get(at, ()))
@@ -330,12 +304,12 @@ class _Kinds:
     def _parameter(self, leaf: Parameter) -> Hashable:
         return leaf.meta, leaf.trained, self.strategy.parameters[leaf.name], len(self.read_at[Ref(leaf.name)])
 
-    def skips(self, numbers: NDArray[np.int64], period: int) -> Iterator[Skip]:
+    def skips(self, numbers: Keys, period: int) -> Iterator[Skip]:
         """Where copies of so many items follow each other, those that may be left out."""
-        for begin, end in _runs(numbers, period):
+        for begin, end, _ in runs(numbers, period, COPIES):
             while begin in self.inside:  # copies begin between segments
                 begin += 1
-            skip = Skip(begin, period, _copies(begin, end, period) - BEFORE - 1)
+            skip = Skip(begin, period, (end - begin) // period - BEFORE - 1)
             if skip.count >= LEAST and self._is_handed_on(skip):
                 yield skip
 
@@ -368,23 +342,6 @@ def _own(graph: LogicalGraph, node: Node) -> int:
         return number
     # Threads that share a graph may both find a number for a kind: one of them stays.
     numbers, fresh = graph.derived.setdefault("own kinds", (dict[Hashable, int](), count()))
-
-    def literal(arg: Arg) -> Hashable:
-        return Ref if isinstance(arg, Ref) else (type(arg).__name__, arg)
-
-    kind = (
-        node.op,
-        node.rule,
-        node.outputs,
-        _literals(node.args, literal),
-        tuple((key, _literals(node.kwargs[key], literal)) for key in sorted(node.kwargs)),
-    )
-    number = numbers.setdefault(kind, next(fresh))
+    number = numbers.setdefault(node.kind(lambda _: Ref), next(fresh))
     graph.derived["own", node.name] = node, number
     return number
-
-
-def _literals(arg: Arg, literal: Callable[[Arg], Hashable]) -> Hashable:
-    if isinstance(arg, tuple):
-        return tuple(_literals(each, literal) for each in arg)
-    return literal(arg)

@@ -6,9 +6,12 @@ like in the next block has; and what goes from one block to the next goes throug
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from autosbp.repetition import Keys, Run, numbered, runs
 from autosbp.search._base import SearchProblem
 
 MIN_VARIABLES = 48
@@ -42,12 +45,8 @@ def find_repeats(problem: SearchProblem) -> Repeats | None:
     for edge in problem.edges:
         edges[edge.u].append((edge.v - edge.u, id(edge.table), True))
         edges[edge.v].append((edge.u - edge.v, id(edge.table), False))
-    known: dict[Hashable, int] = {}
-    kinds = [
-        known.setdefault((id(costs), id(use), tuple(sorted(own))), len(known))
-        for costs, use, own in zip(problem.unary_s, problem.memory_bytes, edges, strict=True)
-    ]
-    found = _run(kinds)
+    parts = zip(problem.unary_s, problem.memory_bytes, edges, strict=True)
+    found = _run(numbered((id(costs), id(use), tuple(sorted(own))) for costs, use, own in parts))
     if found is None:
         return None
     first, last, period = found
@@ -66,20 +65,13 @@ def find_repeats(problem: SearchProblem) -> Repeats | None:
     return None if best is None else best[1]
 
 
-def _run(kinds: Sequence[int]) -> tuple[int, int, int] | None:
-    """(first, behind the last, period) of the run of the least period around the middle."""
-    middle, count = len(kinds) // 2, len(kinds)
-    for period in range(1, count // 4):
-        if kinds[middle] != kinds[middle + period]:
-            continue
-        if kinds[middle : middle + period] != kinds[middle + period : middle + 2 * period]:
-            continue
-        first, last = middle, middle + period
-        while first > 0 and kinds[first - 1] == kinds[first - 1 + period]:
-            first -= 1
-        while last < count and kinds[last] == kinds[last - period]:
-            last += 1
-        return first, last, period
+def _run(keys: Keys) -> Run | None:
+    """The run of the least period that has two copies behind the middle."""
+    middle, most = len(keys) // 2, len(keys) // 4
+    for period in (np.flatnonzero(keys[middle + 1 : middle + most] == keys[middle]) + 1).tolist():
+        for run in runs(keys, period):
+            if run.start <= middle <= run.stop - 2 * period:
+                return run
     return None
 
 
