@@ -35,7 +35,7 @@ def compiler(request: pytest.FixtureRequest) -> str:
 
 def with_loops(monkeypatch: pytest.MonkeyPatch, compiler: str, *, halves: bool = False) -> None:
     monkeypatch.setattr(loops, "_state", {"kernels": LOOPS if compiler == "C" else None, "additions": 0.0})
-    monkeypatch.setattr(message_passes, "LOOPS", LOOPS if compiler == "C" else None)
+    monkeypatch.setattr(message_passes, "LOOPS", loops)  # whole passes, by the kernels above
     monkeypatch.setattr(loops, "WORTH_LOADING", -np.inf)
     monkeypatch.setattr(tables, "IN_LOOPS", 0.0)
     monkeypatch.setattr(tables, "IN_HALVES_OF_LOOPS", 0.0 if halves else np.inf)

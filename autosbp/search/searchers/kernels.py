@@ -6,9 +6,12 @@ Sums and minima are those of numpy, bit for bit: a result does not tell which of
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosbp.search._base import Costs
 from autosbp.search.searchers.compiled import compiled
+
+Ints = NDArray[np.int64]
 
 
 @compiled
@@ -58,3 +61,43 @@ def message(base: Costs, table: Costs, grain: float, out: Costs) -> float:
     for b in range(len(out)):
         out[b] = np.floor((out[b] - least) / grain) * grain
     return float(least)
+
+
+@compiled
+def pass_messages(
+    firsts: Ints, arcs: Ints, tables: Costs, begins: Ints, costs: Costs, shares: Costs, messages: Costs, values: Ints,
+    excess: Costs, shifts: Costs, first: int, end: int, back: bool, grain: float, bound: float,
+) -> float:  # fmt: skip
+    """Tree-reweighted messages of some variables (``message_passes``), forward or backward."""
+    for turn in range(end - first):
+        i = end - 1 - turn if back else first + turn
+        size = begins[i + 1] - begins[i]
+        total = costs[begins[i] : begins[i + 1]].copy()
+        own = total.copy()
+        for at in range(firsts[i], firsts[i + 1]):
+            other, into = arcs[at, 0], messages[arcs[at, 3] : arcs[at, 3] + size]
+            total += into
+            if other < i and not back:
+                row = arcs[at, 2] + values[other] * size
+                own += tables[row : row + size]
+            else:
+                own += into
+        least = total.min()
+        total -= least
+        if back:
+            bound += least
+            excess[begins[i] : begins[i + 1]] = total
+        else:
+            values[i] = own.argmin()
+        for at in range(firsts[i], firsts[i + 1]):
+            other, rows, to, out = arcs[at, 0], arcs[at, 1], arcs[at, 3], arcs[at, 4]
+            if (other < i) == back:
+                others = begins[other + 1] - begins[other]
+                base = shares[i] * total - messages[to : to + size]
+                table = tables[rows : rows + size * others].reshape(size, others)
+                sent = message(base, table, grain, messages[out : out + others])
+                if back:
+                    bound += sent
+                    shifts[to : to + size] = base
+                    shifts[out : out + others] = -(messages[out : out + others] + sent)
+    return bound

@@ -1,7 +1,6 @@
-"""Passes of ``searchers.messages`` over a whole graph in C, where its loops were built.
+"""Passes of tree-reweighted messages (``searchers.messages``) over a whole graph, in compiled loops.
 
-All tables lie one behind the other, each twice: with a row for each value of one end, and of the other. Results are those of
-the passes in Python, bit for bit; those make equal messages once, which pays where tables are large.
+Results are those of the passes in Python, bit for bit; those make equal messages once, which pays where tables are large.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from autosbp.native import LOOPS
 from autosbp.search._base import Costs, SearchProblem
+from autosbp.search.searchers.loops import kernels
 
 MOST_ADDITIONS = 2e8
 """Of a pass: more take longer than Python and equal messages made once."""
@@ -25,19 +25,64 @@ Ints = NDArray[np.int64]
 Finite = Callable[[Costs], Costs]
 
 
+class Passes:
+    """``messages`` and ``values`` as of the last pass.
+
+    Args:
+        begins: where the costs of each variable begin; one more, where the last ones end.
+        firsts: the same of its arcs.
+        arcs: the variable at the other end; where its table begins with a row for each own value, and for each of the
+            other's; where messages to the own variable lie, and to the other one.
+        tables: one behind the other.
+        check: called often; may raise to abandon the work.
+    """
+
+    def __init__(self, begins: Ints, firsts: Ints, arcs: Ints, tables: Costs, check: Callable[[], None]) -> None:
+        self._begins, self._firsts, self._tables, self._check = begins, firsts, tables, check
+        self._arcs = np.ascontiguousarray(arcs)
+        sizes, owners = np.diff(begins), np.repeat(np.arange(len(begins) - 1), np.diff(firsts))
+        additions = sizes[owners] * sizes[arcs[:, 0]]
+        self._parts = _parts(np.concatenate([[0], np.cumsum(additions)])[firsts])
+        self._shares = shares(owners, arcs[:, 0], len(sizes))
+        self.messages = np.zeros(int(sizes[owners].sum()))
+        self.values = np.zeros(len(sizes), dtype=np.int64)
+
+    def forward(self, costs: Costs, grain: float) -> None:
+        """Values are chosen on the way; messages are rounded down to multiples of ``grain``."""
+        none = np.empty_like(costs), np.empty_like(self.messages)
+        for first, end in self._parts:
+            self._pass(first, end, False, costs, grain, 0.0, *none)
+
+    def backward(self, costs: Costs, grain: float) -> tuple[float, Costs, Costs]:
+        """The bound, what values take more than the least of each variable, and the shifts, as messages."""
+        excess, shifts, bound = np.empty_like(costs), np.empty_like(self.messages), 0.0
+        for first, end in reversed(self._parts):
+            bound = self._pass(first, end, True, costs, grain, bound, excess, shifts)
+        return bound, excess, shifts
+
+    def _pass(
+        self, first: int, end: int, back: bool, costs: Costs, grain: float, bound: float, excess: Costs, shifts: Costs
+    ) -> float:
+        self._check()
+        loops = kernels(np.inf)
+        assert loops is not None
+        found: float = loops.pass_messages(
+            self._firsts, self._arcs, self._tables, self._begins, costs, self._shares, self.messages, self.values, excess,
+            shifts, first, end, back, grain, bound,
+        )  # fmt: skip
+        return found
+
+
 class MessagePasses:
-    """A graph laid out for passes.
+    """A problem laid out for passes: all tables lie one behind the other, each twice.
 
     Args:
         finite: an array with what is forbidden as a finite cost.
         check: called often; may raise to abandon the work.
     """
 
-    def __init__(
-        self, problem: SearchProblem, shares: Sequence[float], finite: Finite, check: Callable[[], None]
-    ) -> None:
-        self._check = check
-        self.shares, self.sizes = np.array(shares), np.array([len(costs) for costs in problem.unary_s], dtype=np.int64)
+    def __init__(self, problem: SearchProblem, finite: Finite, check: Callable[[], None]) -> None:
+        self.sizes = np.array([len(costs) for costs in problem.unary_s], dtype=np.int64)
         self.begins = _begins(self.sizes)
         made = {id(costs): finite(costs) for costs in problem.unary_s}
         self.unary = np.concatenate([made[id(costs)] for costs in problem.unary_s])
@@ -48,16 +93,12 @@ class MessagePasses:
         self._lower, self._upper, self._own_rows = ends[:, 0], ends[:, 1], rows[:, 0]
         # Messages to the lower end and to the upper one of each edge.
         self._starts = _begins(self.sizes[ends.ravel()])
-        self.messages = np.zeros(self._starts[-1])
         into, out = self._starts[:-1].reshape(-1, 2), self._starts[:-1].reshape(-1, 2)[:, ::-1]
         arcs = np.stack([ends[:, ::-1], rows, rows[:, ::-1], into, out], axis=2).reshape(-1, 5)
         owners = ends.ravel()
         order = np.argsort(owners, kind="stable")
-        self.arcs = np.ascontiguousarray(arcs[order])
-        self.firsts = np.searchsorted(owners[order], np.arange(len(self.sizes) + 1))
-        self.values = np.zeros(len(self.sizes), dtype=np.int64)
-        additions = self.sizes[self.arcs[:, 0]] * self.sizes[owners[order]]
-        self._parts = _parts(np.concatenate([[0], np.cumsum(additions)])[self.firsts])
+        firsts = np.searchsorted(owners[order], np.arange(len(self.sizes) + 1))
+        self._passes = Passes(self.begins, firsts, arcs[order], self.tables, check)
 
     def reprice(self, prices: Sequence[float]) -> None:
         """Begin anew at other prices of memory, one a variable."""
@@ -70,30 +111,15 @@ class MessagePasses:
         return float(sum(self.costs[self.begins[:-1] + chosen].tolist()) + sum(self.tables[of_edges].tolist()))
 
     def forward(self, grain: float) -> tuple[int, ...]:
-        """The values chosen on the way; messages are rounded down to multiples of ``grain``."""
-        none = np.empty_like(self.costs), np.empty_like(self.messages)
-        for first, end in self._parts:
-            self._pass(first, end, False, grain, 0.0, *none)
-        return tuple(self.values.tolist())
+        """The values chosen on the way."""
+        self._passes.forward(self.costs, grain)
+        return tuple(self._passes.values.tolist())
 
     def backward(self, grain: float) -> tuple[float, list[Costs], list[tuple[Costs, Costs]]]:
         """The bound, what values take more than the least of each variable, and the shifts of each edge."""
-        excess, shifts, bound = np.empty_like(self.costs), np.empty_like(self.messages), 0.0
-        for first, end in reversed(self._parts):
-            bound = self._pass(first, end, True, grain, bound, excess, shifts)
+        bound, excess, shifts = self._passes.backward(self.costs, grain)
         parts = _split(shifts, self._starts)
         return bound, _split(excess, self.begins), list(zip(parts[::2], parts[1::2], strict=True))
-
-    def _pass(
-        self, first: int, end: int, back: bool, grain: float, bound: float, excess: Costs, shifts: Costs
-    ) -> float:
-        self._check()
-        assert LOOPS is not None
-        found: float = LOOPS.pass_messages(
-            self.firsts, self.arcs, self.tables, self.begins, self.costs, self.shares, self.messages, self.values, excess,
-            shifts, first, end, back, grain, bound,
-        )  # fmt: skip
-        return found
 
 
 def can_pass(problem: SearchProblem) -> bool:
@@ -101,6 +127,12 @@ def can_pass(problem: SearchProblem) -> bool:
     additions = sum(edge.table.size for edge in problem.edges)
     entries = sum({id(edge.table): edge.table.size for edge in problem.edges}.values())
     return LOOPS is not None and 0 < additions <= MOST_ADDITIONS and entries <= MOST_ENTRIES
+
+
+def shares(owners: Ints, others: Ints, count: int) -> Costs:
+    """Of each variable, one part in as many chains as go through it, given both ends of all arcs."""
+    above, below = (np.bincount(owners[side], minlength=count) for side in (others > owners, others < owners))
+    return 1.0 / np.maximum(np.maximum(above, below), 1)
 
 
 def _laid_out(problem: SearchProblem, finite: Finite) -> tuple[Costs, Ints]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autosbp.search._base import Costs, SearchProblem
 from autosbp.search.searchers.loops import kernels
 from autosbp.search.searchers.memory import Meet, line, sum_below
-from autosbp.search.searchers.message_passes import MessagePasses, can_pass
+from autosbp.search.searchers.message_passes import MessagePasses, can_pass, shares
 from autosbp.search.searchers.run import magnitude
 
 Shifts = list[tuple[Costs, Costs]]
@@ -67,10 +67,11 @@ class Messages:
         self._excess: list[Costs] = []
         self._base_s = -np.inf
         self.prices: Sequence[float] = [0.0] * problem.num_variables
-        self._passes = MessagePasses(problem, _shares(problem), self._filled, check) if can_pass(problem) else None
+        self._passes = MessagePasses(problem, self._filled, check) if can_pass(problem) else None
         if self._passes is not None:
             return
-        self._share = _shares(problem)
+        ends = np.array([(edge.u, edge.v) for edge in problem.edges], dtype=np.int64).reshape(-1, 2)
+        self._share = shares(ends.ravel(), ends[:, ::-1].ravel(), problem.num_variables)
         self._unary = [self._of(costs) for costs in problem.unary_s]
         self._arcs: list[list[Arc]] = [[] for _ in problem.names]
         sizes = [len(costs) for costs in problem.unary_s]
@@ -206,15 +207,6 @@ class Messages:
             self._made[key] = known
         self._messages[arc.out] = known[0]
         return known[1]
-
-
-def _shares(problem: SearchProblem) -> list[float]:
-    """Of each variable, one part in as many chains as go through it."""
-    above, below = [0] * problem.num_variables, [0] * problem.num_variables
-    for edge in problem.edges:
-        above[edge.u] += 1
-        below[edge.v] += 1
-    return [1.0 / max(1, *each) for each in zip(above, below, strict=True)]
 
 
 def sweeps(messages: Messages, upper_s: Callable[[], float], most: int = MAX_SWEEPS) -> Iterator[tuple[int, ...]]:
