@@ -271,7 +271,7 @@ def _as_found(strategy: Strategy) -> dict[str, Any]:
     """What a strategy has chosen, asked for."""
     chosen: dict[str, Any] = {"stages": strategy.num_stages, "micro_batch": strategy.micro_batch}
     if strategy.pipeline is not None:
-        chosen["schedules"] = (strategy.pipeline.schedule,)
+        chosen["schedules"] = (strategy.pipeline.schedule.name,)
     if not strategy.recompute:
         chosen["recompute"] = 0
     return chosen

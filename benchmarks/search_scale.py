@@ -48,7 +48,7 @@ assert "torch" not in sys.modules
 print(json.dumps({
     "load_s": loaded - started, "plan_s": time.perf_counter() - loaded, "step_time_s": document["step_time_s"],
     "gap": document["gap"], "stages": strategy.num_stages,
-    "schedule": strategy.pipeline.schedule if strategy.pipeline else None, "micro_batch": strategy.micro_batch,
+    "schedule": strategy.pipeline.schedule.name if strategy.pipeline else None, "micro_batch": strategy.micro_batch,
     "gather": strategy.gather, "memory_bytes_per_device": document["memory_bytes_per_device"],
     "baselines": {name: each.get("step_time_s") for name, each in document["baselines"].items()},
     "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,

@@ -217,7 +217,6 @@ def _program(plan: Plan, graph: LogicalGraph, rank: int) -> str:
     """What one rank runs; of a pipeline, one program for each chunk of its stage."""
     from autosbp.costmodel.stages import Stages
     from autosbp.executor.lowering import lower
-    from autosbp.pipeline import ZERO_BUBBLE
 
     strategy = plan.strategy
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
@@ -227,7 +226,7 @@ def _program(plan: Plan, graph: LogicalGraph, rank: int) -> str:
         if not 0 <= rank < strategy.num_devices:
             raise InputError("rank", rank, f"0 to {strategy.num_devices - 1} is expected")
         stage, place = divmod(rank, strategy.mesh.size)
-        defers = strategy.pipeline.schedule == ZERO_BUBBLE
+        defers = strategy.pipeline.schedule.splits_backward
         chunks = Stages(bound, strategy).of(stage)
         modules = [lower(chunk.graph, strategy, place, defers=defers) for chunk in chunks]
     return "\n".join(str(module.print_readable(print_output=False)) for module in modules)

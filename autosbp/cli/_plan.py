@@ -179,7 +179,7 @@ def plan(
 
     With --pareto, also plans that take less memory and more time; with -o plan.json they go to plan.2.json and so on.
     """
-    from autosbp.pipeline import RUNNABLE
+    from autosbp.schedules import RUNNABLE
     from autosbp.search.pareto import MAX_POINTS
     from autosbp.search.plan_options import DEFAULT_BASELINES, PlanOptions
 

@@ -32,11 +32,10 @@ from autosbp.costmodel.pipeline_passes import (
 )
 from autosbp.errors import InputError
 from autosbp.native import LOOPS
-from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, Pipeline
+from autosbp.pipeline import Pipeline
+from autosbp.schedules import INTERLEAVED, ONE_F_ONE_B, Schedule
 
 Floats = NDArray[np.float64]
-BESIDE = (GPIPE, ONE_F_ONE_B)
-"""Schedules that go on at once where a pass of the same direction follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ def pipeline_time(
     num_stages: int,
     num_micro: int,
     send_s: float,
-    schedule: str | None = None,
+    schedule: Schedule | None = None,
     weights_lag: int | None = None,
 ) -> PipelineTime:
     """Simulate one step.
@@ -105,7 +104,7 @@ def pipeline_time(
     Args:
         chunks: the model's chunks in order, a multiple of the stages: several a stage interleave.
         send_s: one activation, or its gradient, from a stage to the next.
-        schedule: of ``autosbp.pipeline``; None is Megatron-LM's 1F1B, interleaved where stages have several chunks.
+        schedule: None is Megatron-LM's 1F1B, interleaved where stages have several chunks, which waits for every send.
         weights_lag: as of ``Pipeline``.
 
     Raises:
@@ -119,24 +118,24 @@ def pipeline_time(
     kind = schedule or (INTERLEAVED if num_virtual > 1 else ONE_F_ONE_B)
     pipeline = Pipeline(num_stages, tuple(map(str, range(1, len(chunks)))), kind, weights_lag)
     times = chunk_times(chunks, num_stages, send_s)
-    driven = kind == MESSAGE_DRIVEN
-    if driven:
+    if kind.is_message_driven:
         ends = [passes[-1].end_s for passes in _driven(times, num_micro)]
     else:
-        ends = _run(pipeline, times, num_micro, beside=schedule in BESIDE).ready
+        ends = _run(pipeline, times, num_micro, beside=schedule is not None and schedule.overlaps_sends).ready
     busy = [num_micro * sum(chunk.busy_s for chunk in chunks[stage::num_stages]) for stage in range(num_stages)]
     stage = max(range(num_stages), key=busy.__getitem__)
-    sent = 0.0 if driven else num_micro * sum(times[at].sent_s for at in range(stage, len(chunks), num_stages))
+    own = times[stage::num_stages]
+    sent = 0.0 if kind.is_message_driven else num_micro * sum(time.sent_s for time in own)
     return PipelineTime(max(ends), busy[stage], sent, stage, tuple(ends))
 
 
 def pass_spans(chunks: Sequence[Chunk], pipeline: Pipeline, num_micro: int) -> list[Span]:
     """When every pass of a step runs, by its stage and in its order; ``chunks`` have times of their own for all messages."""
     times = chunk_times(chunks, pipeline.num_stages, 0.0)
-    if pipeline.schedule == MESSAGE_DRIVEN:
+    if pipeline.schedule.is_message_driven:
         stages = enumerate(_driven(times, num_micro))
         return [Span(stage, one.what, one.start_s, one.end_s) for stage, passes in stages for one in passes]
-    begun = _run(pipeline, times, num_micro, beside=pipeline.schedule in BESIDE).starts
+    begun = _run(pipeline, times, num_micro, beside=pipeline.schedule.overlaps_sends).starts
     found = []
     for stage in range(pipeline.num_stages):
         numbers = stage_order(pipeline, stage, num_micro).numbers(len(chunks), num_micro).tolist()
@@ -245,7 +244,7 @@ def orders_of(pipeline: Pipeline, num_micro: int) -> Orders:
 
 
 @lru_cache(maxsize=32)
-def _orders(num_stages: int, num_virtual: int, schedule: str, weights_lag: int | None, num_micro: int) -> Orders:
+def _orders(num_stages: int, num_virtual: int, schedule: Schedule, weights_lag: int | None, num_micro: int) -> Orders:
     chunks = num_stages * num_virtual
     pipeline = Pipeline(num_stages, tuple(map(str, range(1, chunks))), schedule, weights_lag)
     orders = [stage_order(pipeline, stage, num_micro) for stage in range(num_stages)]

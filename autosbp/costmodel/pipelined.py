@@ -40,7 +40,6 @@ from autosbp.costmodel.timeline_event import GRADIENT_SYNC, PIPELINE, Event
 from autosbp.errors import InputError
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph
 from autosbp.handed import handed_over
-from autosbp.pipeline import MESSAGE_DRIVEN, ZERO_BUBBLE
 from autosbp.plan import Costs, StageCosts, Strategy
 from autosbp.sbp.boxing import split_factor
 from autosbp.sbp.deferral import deferring
@@ -127,7 +126,7 @@ class _Pipelined:
         self.keys = [
             (chunk_key(self.stages, chunk), self.models.groups[stage_of(chunk.index)]) for chunk in self.stages.chunks
         ]
-        everywhere = ("seconds", self.stages.pipeline.schedule == ZERO_BUBBLE, self.stages.key)
+        everywhere = ("seconds", self.stages.pipeline.schedule.splits_backward, self.stages.key)
         seconds: dict[Hashable, Callable[[], _ChunkCost]] = {
             (*everywhere, *key): partial(self._chunk, chunk)
             for key, chunk in zip(self.keys, self.stages.chunks, strict=True)
@@ -190,7 +189,7 @@ class _Pipelined:
     def shared(self) -> Shared | None:
         """The passes of ``together``, where stages share hardware; None where none do."""
         sharing, pipeline = self.compute.sharing, self.stages.pipeline
-        if sharing is None or pipeline.schedule == MESSAGE_DRIVEN:
+        if sharing is None or pipeline.schedule.is_message_driven:
             return None
         size = self.strategy.mesh.size
         paces = Paces(sharing, pipeline.num_stages, size, self.compute.overlap)
@@ -229,7 +228,7 @@ class _Pipelined:
         each_use = strategy.gather == "use"
         first, forward = list(timeline.forward_pass(True)), list(timeline.forward_pass(each_use))
         backward = list(timeline.backward_pass(False))
-        if self.stages.pipeline.schedule == ZERO_BUBBLE:
+        if self.stages.pipeline.schedule.splits_backward:
             last = [*backward, *timeline.behind_passes()]
         else:
             last = list(timeline.backward_pass(True))
@@ -258,7 +257,7 @@ class _Pipelined:
 
     def _weights_s(self, chunk: Chunk, backward: Iterable[Event]) -> float:
         """What the backward of a microbatch leaves for later."""
-        if self.stages.pipeline.schedule != ZERO_BUBBLE:
+        if not self.stages.pipeline.schedule.splits_backward:
             return 0.0
         later = deferring(chunk.graph, self.strategy, chunk.flow)
         return WEIGHTS_SHARE * sum(

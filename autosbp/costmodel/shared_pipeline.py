@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autosbp.costmodel.links import Links, shares
-from autosbp.costmodel.pipeline import BESIDE, Chunk, Span, chunk_times, orders_of
+from autosbp.costmodel.pipeline import Chunk, Span, chunk_times, orders_of
 from autosbp.costmodel.pipeline_passes import FORWARD, KINDS, stage_order, stage_passes
 from autosbp.costmodel.sharing import Paces
 from autosbp.costmodel.simulate import Part
@@ -95,7 +95,7 @@ class _Run:
     ) -> None:
         times = chunk_times(chunks, pipeline.num_stages, 0.0)
         self.num_chunks, self.num_micro, self.paces, self.links = len(chunks), num_micro, paces, links
-        self.beside = pipeline.schedule in BESIDE
+        self.beside = pipeline.schedule.overlaps_sends
         self.orders = orders_of(pipeline, num_micro).lists
         self.parts = [one.get(kind, ())[::-1] for kind in KINDS for one in parts]
         self.sends_s = [time.sends_s[kind] for kind in KINDS for time in times]

@@ -17,7 +17,7 @@ from autosbp.errors import InputError
 from autosbp.graph.chunks import ChunkGraph, cut_graph
 from autosbp.graph.hashed import Hashed
 from autosbp.graph.ir import LogicalGraph, Parameter, Ref
-from autosbp.pipeline import ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
 from autosbp.plan import Strategy
 from autosbp.sbp.batching import batched
 from autosbp.sbp.boxing import split_factor
@@ -158,7 +158,7 @@ class Stages:
             late = self._collectives[chunk.index]
             if returns_late(self.strategy):
                 yield late.returns()
-            yield late.reductions() if self.pipeline.schedule == ZERO_BUBBLE else late.at_end()
+            yield late.reductions() if self.pipeline.schedule.splits_backward else late.at_end()
         yield self.ending(stage)
 
     def ending(self, stage: int) -> list[Collective | StageCall]:
@@ -176,7 +176,7 @@ class Stages:
         if one.kind == BACKWARD:
             ends = one.micro == last
             returns = each_use or (ends and not returns_late(self.strategy))
-            return calls.backward(returns, ends and self.pipeline.schedule != ZERO_BUBBLE)
+            return calls.backward(returns, ends and not self.pipeline.schedule.splits_backward)
         return []
 
     def sums(self, shared: SharedGradients) -> list[Collective | StageCall]:

@@ -11,9 +11,9 @@ from autosbp.costmodel.stages import Stages
 from autosbp.errors import InputError, TrialError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import canonical, check_integer, loads
-from autosbp.pipeline import require_runtime
 from autosbp.plan import Plan
 from autosbp.sbp.program import program_items
+from autosbp.schedules import require_runtime
 from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, check_devices, run_ranks
 
 LIBRARIES: Mapping[str, str] = {"torchvision": "torchvision", "transformers": "transformers.integrations.moe"}
@@ -78,7 +78,7 @@ def run_trial(
     if strategy.pipeline is None:
         list(program_items(bound, strategy))
     else:
-        require_runtime(strategy.pipeline.schedule)
+        require_runtime(strategy.pipeline.schedule.name)
         Stages(bound, strategy)
     workdir.mkdir(parents=True, exist_ok=True)
     result_path = workdir / "result.json"

@@ -13,8 +13,8 @@ from autosbp.export._grid import grid_of
 from autosbp.export._recompute import Recomputed, recomputed_layers
 from autosbp.export._stages import Staged, refuse_schedule, staged_layers
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import ONE_F_ONE_B
 from autosbp.plan import Plan
+from autosbp.schedules import ONE_F_ONE_B
 
 _MODULE = '''"""Stages with equal numbers of the layers that repeat; what is before is on the first, the rest on the last."""
 

@@ -122,7 +122,7 @@ def _pipeline(plan: Plan, graph: LogicalGraph | None) -> list[str]:
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
     chunks = Stages(bound, strategy).chunks
     return [
-        f"SCHEDULE = {strategy.pipeline.schedule!r}",
+        f"SCHEDULE = {strategy.pipeline.schedule.name!r}",
         *([] if (lag := strategy.pipeline.weights_lag) is None else [f"WEIGHTS_LAG = {lag}"]),
         f"NUM_MICROBATCHES = {strategy.num_micro}",
         "",

@@ -9,8 +9,8 @@ from autosbp.export._grid import grid_of
 from autosbp.export._recompute import Recomputed, recomputed_layers
 from autosbp.export._stages import Staged, refuse_schedule, staged_layers
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import INTERLEAVED, ONE_F_ONE_B
 from autosbp.plan import Plan
+from autosbp.schedules import INTERLEAVED, ONE_F_ONE_B
 
 _DTYPES = {"bfloat16": ["--bf16"], "float16": ["--fp16"]}
 _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}  # Megatron's adam decouples weight decay

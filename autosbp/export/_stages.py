@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,8 +10,8 @@ from autosbp.costmodel.recompute import recomputable_blocks
 from autosbp.costmodel.stages import Stages
 from autosbp.errors import UnsupportedError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import ONE_F_ONE_B
 from autosbp.plan import Plan
+from autosbp.schedules import ONE_F_ONE_B, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Staged:
 
     num_stages: int
     layers: tuple[int, ...]
-    schedule: str
+    schedule: Schedule
     shared: tuple[str, ...] = ()
     weights_lag: int | None = None
 
@@ -67,10 +68,11 @@ def staged_layers(plan: Plan, graph: LogicalGraph, target: str) -> Staged:
     return Staged(pipeline.num_stages, layers, pipeline.schedule, shared, pipeline.weights_lag)
 
 
-def refuse_schedule(staged: Staged, known: tuple[str, ...], target: str) -> None:
+def refuse_schedule(staged: Staged, known: Iterable[Schedule], target: str) -> None:
     """``UnsupportedError`` for stages whose schedule is not among those that a tool has."""
-    if staged.num_stages > 1 and staged.schedule not in known:
-        raise UnsupportedError(f"{target} runs the schedules {', '.join(known)}; the plan has {staged.schedule}")
+    names = [schedule.name for schedule in known]
+    if staged.num_stages > 1 and staged.schedule.name not in names:
+        raise UnsupportedError(f"{target} runs the schedules {', '.join(names)}; the plan has {staged.schedule.name}")
     if staged.weights_lag is not None:
         raise UnsupportedError(
             f"{target} lets gradients of weights wait as long as stages do; the plan's wait for {staged.weights_lag} passes"

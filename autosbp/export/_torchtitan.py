@@ -9,8 +9,8 @@ from autosbp.export._grid import grid_of
 from autosbp.export._recompute import recomputed_layers
 from autosbp.export._stages import Staged, refuse_schedule, staged_layers
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Plan
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 
 _OPTIMIZERS = {"adamw": "AdamW"}
 _DTYPES = ("float32", "bfloat16")
@@ -35,7 +35,7 @@ def export_torchtitan(
     """``torchtitan.toml``; replicas are whole (no FSDP), as the plan stores parameters."""
     graph = needed_graph(plan, graph, "torchtitan")
     grid, staged = grid_of(plan, graph, "torchtitan"), staged_layers(plan, graph, "torchtitan")
-    refuse_schedule(staged, tuple(_SCHEDULES), "torchtitan")
+    refuse_schedule(staged, _SCHEDULES, "torchtitan")
     if staged.shared:
         raise UnsupportedError(
             f"torchtitan's stages share no parameters; several of the plan's read {staged.shared[0]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from autosbp.graph.ir import LogicalGraph, Ref
-from autosbp.pipeline import ZERO_BUBBLE
 from autosbp.plan import Strategy
 from autosbp.sbp.parameters import ParameterFlow
 from autosbp.sbp.program import Op
@@ -35,7 +34,7 @@ def deferring(graph: LogicalGraph, strategy: Strategy, flow: ParameterFlow) -> f
 
 def may_defer(graph: LogicalGraph, strategy: Strategy) -> bool:
     """Whether any op of a program, or of a part of it, may be one of those, under a schedule that wants it."""
-    if strategy.pipeline is None or strategy.pipeline.schedule != ZERO_BUBBLE:
+    if strategy.pipeline is None or not strategy.pipeline.schedule.splits_backward:
         return False
     if strategy.gather == "step":
         return True
@@ -51,4 +50,4 @@ def may_defer(graph: LogicalGraph, strategy: Strategy) -> bool:
 def returns_late(strategy: Strategy) -> bool:
     """Whether the gradients of parameters that are gathered once a step return when all passes are over, as some are not
     there when the last backward is."""
-    return strategy.pipeline is not None and strategy.pipeline.schedule == ZERO_BUBBLE and strategy.gather == "step"
+    return strategy.pipeline is not None and strategy.pipeline.schedule.splits_backward and strategy.gather == "step"

@@ -12,7 +12,6 @@ from autosbp.costmodel.levels import charged_groups
 from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.found import FoundRule
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import SCHEDULES
 from autosbp.plan import Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.sbp.rules import RULES
@@ -41,9 +40,9 @@ def replication_warnings(graph: LogicalGraph) -> list[str]:
 
 def runtime_warnings(strategy: Strategy) -> list[str]:
     """A sentence for what a trial refuses."""
-    if strategy.pipeline is None or SCHEDULES[strategy.pipeline.schedule].runs:
+    if strategy.pipeline is None or strategy.pipeline.schedule.runs:
         return []
-    return [f"No runtime here runs the schedule {strategy.pipeline.schedule} yet: the plan is a prediction alone."]
+    return [f"No runtime here runs the schedule {strategy.pipeline.schedule.name} yet: the plan is a prediction alone."]
 
 
 def storage_warnings(graph: LogicalGraph, strategy: Strategy, asked: str | None) -> list[str]:

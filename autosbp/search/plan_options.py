@@ -11,8 +11,9 @@ from autosbp.costmodel.memory.state import optimizer_bytes_per_element
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import Fields, check_integer
-from autosbp.pipeline import MAX_STAGES, RUNNABLE, SCHEDULES
+from autosbp.pipeline import MAX_STAGES
 from autosbp.sbp.reproducible import why_irreproducible
+from autosbp.schedules import RUNNABLE, SCHEDULES
 from autosbp.search import SEARCHERS
 from autosbp.search.problem.baselines import BASELINES as BASELINES
 from autosbp.search.problem.baselines import DEFAULT_BASELINES as DEFAULT_BASELINES

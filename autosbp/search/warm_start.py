@@ -68,8 +68,8 @@ def _unasked(earlier: Strategy, cluster: Cluster, options: PlanOptions) -> Itera
     if earlier.mesh.level_counts != levels.get(stages):
         counts = " x ".join(map(str, earlier.mesh.level_counts))
         yield f"its {stages} stages of {counts} devices are not {cluster.name}"
-    if pipeline is not None and pipeline.schedule not in options.schedules:
-        yield f"its schedule {pipeline.schedule} is not asked for"
+    if pipeline is not None and pipeline.schedule.name not in options.schedules:
+        yield f"its schedule {pipeline.schedule.name} is not asked for"
     if earlier.recompute and options.recompute == 0:
         yield "it recomputes blocks, which is forbidden"
 

@@ -12,8 +12,9 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.timeline import Timeline
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
 from autosbp.plan import Strategy
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search.problem.assembly import Allowed
 from autosbp.search.problem.baselines import Roles
@@ -71,7 +72,7 @@ def _rows(
         if cuts is not None:
             count -= 1
             chunks = f" x {virtual}" if virtual > 1 else ""
-            label = f"{schedule} {stages}{chunks}, {layout}"
+            label = f"{schedule.name} {stages}{chunks}, {layout}"
             yield label, replace(inside, pipeline=Pipeline(stages, cuts, schedule))
 
 

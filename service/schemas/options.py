@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, JsonValue
 from autosbp import api
 from autosbp.cluster import MAX_DEVICES
 from autosbp.errors import InputError
-from autosbp.pipeline import MAX_STAGES, RUNNABLE, SCHEDULES
+from autosbp.pipeline import MAX_STAGES
+from autosbp.schedules import RUNNABLE, SCHEDULES
 from autosbp.search import SEARCHERS
 from autosbp.search.plan_options import BASELINES, MAX_BATCH, STORAGES
 from service.schemas._base import Request

@@ -9,8 +9,8 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session, undefer
 
 from autosbp.errors import InputError
-from autosbp.pipeline import require_runtime
 from autosbp.plan import current_document, predicted_step_s
+from autosbp.schedules import require_runtime
 from service import tracing
 from service.models import CalibrationRow, JobRow, ModelRow, StrategyRow, TrialRow
 from service.problems import conflict

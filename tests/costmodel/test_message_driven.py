@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from autosbp.costmodel.memory.schedules import in_flight
 from autosbp.costmodel.message_driven import GRADIENT_REGISTERS, StageSeconds, message_driven
 from autosbp.costmodel.pipeline import Chunk, pass_spans, pipeline_time
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD
-from autosbp.pipeline import MESSAGE_DRIVEN, ONE_F_ONE_B, Pipeline
+from autosbp.pipeline import Pipeline
+from autosbp.schedules import MESSAGE_DRIVEN, ONE_F_ONE_B
 
 
 @dataclass
@@ -141,7 +141,7 @@ def test_a_stage_never_keeps_more_than_its_registers_and_one_input_that_waits() 
     most = 0
     for times, num_micro in cases():
         for at, stage in enumerate(ticked(times, num_micro)):
-            registers = in_flight(MESSAGE_DRIVEN, at, len(times), num_micro)
+            registers = MESSAGE_DRIVEN.in_flight(at, len(times), num_micro)
             assert stage.most_in_flight <= registers
             assert stage.most_held <= registers + (at > 0)
             most = max(most, stage.most_held - registers)

@@ -12,7 +12,8 @@ import autosbp.costmodel.pipeline as pipeline_module
 from autosbp.costmodel.pipeline import Chunk, pass_spans, pipeline_time
 from autosbp.costmodel.pipeline_passes import BACKWARD, stage_passes
 from autosbp.errors import InputError
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Schedule
 
 
 def order_of(stage: int, stages: int, virtual: int, micro: int) -> list[tuple[bool, int, int]]:
@@ -94,14 +95,12 @@ def test_interleaved_microbatches_that_do_not_fill_the_stages_are_refused() -> N
         pipeline_time([Chunk(1.0, 1.0)] * 4, 2, 3, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "virtual"), [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("zero_bubble", 2)]
-)
+@pytest.mark.parametrize(("schedule", "virtual"), [(GPIPE, 1), (ONE_F_ONE_B, 1), (INTERLEAVED, 2), (ZERO_BUBBLE, 2)])
 def test_spans_hold_every_pass_once_do_not_overlap_on_a_stage_and_end_with_the_step(
-    schedule: str, virtual: int
+    schedule: Schedule, virtual: int
 ) -> None:
     stages, micro = 4, 8
-    chunks = [Chunk(1.0, 2.0, 1.0 if schedule == "zero_bubble" else 0.0, 0.1, 0.1)] * (stages * virtual)
+    chunks = [Chunk(1.0, 2.0, 1.0 if schedule.splits_backward else 0.0, 0.1, 0.1)] * (stages * virtual)
     pipeline = Pipeline(stages, tuple(map(str, range(1, len(chunks)))), schedule)
     spans = pass_spans(chunks, pipeline, micro)
     assert sorted({(span.stage, span.what) for span in spans}, key=str) == sorted(

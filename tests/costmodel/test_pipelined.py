@@ -24,8 +24,9 @@ from autosbp.costmodel.simulate import Part
 from autosbp.costmodel.stages import StageCall, Stages
 from autosbp.costmodel.timeline import LOSS, Timeline
 from autosbp.errors import InputError
-from autosbp.pipeline import ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
 from autosbp.plan import Costs, Strategy
+from autosbp.schedules import GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, Schedule
 from tests.executor.conftest import graph_of
 from tests.executor.pipeline.strategies import LAYOUTS, SCHEDULES, pipelined
 
@@ -38,7 +39,7 @@ def inside(layout: str) -> Strategy:
 
 
 @cache
-def costs(layout: str, schedule: str = "", virtual: int = 1, batch: int = 8) -> Costs:
+def costs(layout: str, schedule: Schedule | None = None, virtual: int = 1, batch: int = 8) -> Costs:
     strategy = staged(layout, schedule, virtual, batch) if schedule else replace(inside(layout), global_batch=batch)
     graph = graph_of("gpt2").bind(batch=2)
     return evaluate(
@@ -46,7 +47,7 @@ def costs(layout: str, schedule: str = "", virtual: int = 1, batch: int = 8) -> 
     )  # fmt: skip
 
 
-def staged(layout: str, schedule: str, virtual: int = 1, batch: int = 8) -> Strategy:
+def staged(layout: str, schedule: Schedule, virtual: int = 1, batch: int = 8) -> Strategy:
     return pipelined(graph_of("gpt2"), replace(inside(layout), global_batch=batch), 2, schedule, virtual)
 
 
@@ -63,7 +64,7 @@ def sent_bytes(strategy: Strategy, stage: int) -> float:
 @pytest.mark.parametrize("layout", ["data parallel", "tensor parallel", "ZeRO-1", "ZeRO-3"])
 @pytest.mark.parametrize(("schedule", "virtual"), SCHEDULES)
 def test_traffic_is_that_of_the_listed_messages_of_the_stage_that_sends_most(
-    layout: str, schedule: str, virtual: int
+    layout: str, schedule: Schedule, virtual: int
 ) -> None:
     strategy = staged(layout, schedule, virtual)
     expected = max(sent_bytes(strategy, stage) for stage in (0, 1))
@@ -73,7 +74,7 @@ def test_traffic_is_that_of_the_listed_messages_of_the_stage_that_sends_most(
 @pytest.mark.parametrize(("schedule", "virtual"), SCHEDULES)
 @pytest.mark.parametrize("layout", ["data parallel", "tensor parallel", "ZeRO-1", "ZeRO-3"])
 def test_the_parts_make_the_step_and_no_more_is_exposed_than_the_stage_sends(
-    layout: str, schedule: str, virtual: int
+    layout: str, schedule: Schedule, virtual: int
 ) -> None:
     found, strategy = costs(layout, schedule, virtual), staged(layout, schedule, virtual)
     parts = found.compute_s + found.exposed_comm_s + found.bubble_s + found.optimizer_s
@@ -88,7 +89,7 @@ def test_the_parts_make_the_step_and_no_more_is_exposed_than_the_stage_sends(
 
 
 @pytest.mark.parametrize(("schedule", "virtual"), SCHEDULES)
-def test_stages_that_share_cores_are_quicker_and_send_and_keep_as_much(schedule: str, virtual: int) -> None:
+def test_stages_that_share_cores_are_quicker_and_send_and_keep_as_much(schedule: Schedule, virtual: int) -> None:
     strategy = staged("tensor parallel", schedule, virtual)
     graph = graph_of("gpt2").bind(batch=2)
     boxing = BoxingModel(NetworkModel(CLUSTER), strategy.mesh)
@@ -111,7 +112,7 @@ def test_stages_that_share_cores_are_quicker_and_send_and_keep_as_much(schedule:
 
 
 def test_messages_slow_stages_on_cores_of_their_own_where_that_was_measured() -> None:
-    strategy, graph = staged("tensor parallel", "gpipe"), graph_of("gpt2").bind(batch=2)
+    strategy, graph = staged("tensor parallel", GPIPE), graph_of("gpt2").bind(batch=2)
     boxing = BoxingModel(NetworkModel(CLUSTER), strategy.mesh)
 
     def step_s(overlap: Overlap) -> float:
@@ -137,7 +138,7 @@ def test_gradients_of_weights_gathered_once_a_step_can_wait_those_of_copies_for_
 def test_gradients_that_wait_return_behind_all_passes_and_take_the_same_bytes() -> None:
     graph = graph_of("gpt2").bind(batch=2)
     kinds = {}
-    for schedule in ("1f1b", ZERO_BUBBLE):
+    for schedule in (ONE_F_ONE_B, ZERO_BUBBLE):
         calls = Stages(graph, staged("ZeRO-1", schedule)).calls(1)
         last = max(at for at, call in enumerate(calls) if call.kind == "p2p")
         behind = [call for call in calls[last + 1 :] if call.kind == "reduce_scatter"]
@@ -145,7 +146,7 @@ def test_gradients_that_wait_return_behind_all_passes_and_take_the_same_bytes() 
         assert every
         assert (behind == every) == (schedule == ZERO_BUBBLE)
         kinds[schedule] = every
-    assert kinds["1f1b"] == kinds[ZERO_BUBBLE]
+    assert kinds[ONE_F_ONE_B] == kinds[ZERO_BUBBLE]
 
 
 def test_the_sooner_gradients_of_weights_come_the_less_is_kept_and_the_longer_stages_wait() -> None:
@@ -169,13 +170,14 @@ def test_the_sooner_gradients_of_weights_come_the_less_is_kept_and_the_longer_st
 
 
 def test_a_stage_does_a_part_of_the_work_of_the_strategy_without_a_pipeline() -> None:
-    whole, stage = costs("data parallel").compute_s, costs("data parallel", "1f1b").compute_s
+    whole, stage = costs("data parallel").compute_s, costs("data parallel", ONE_F_ONE_B).compute_s
     assert whole / 3 < stage < whole
 
 
 def test_more_microbatches_take_a_smaller_share_of_waiting() -> None:
     shares = [
-        costs("data parallel", "1f1b", batch=batch).bubble_s / costs("data parallel", "1f1b", batch=batch).step_time_s
+        costs("data parallel", ONE_F_ONE_B, batch=batch).bubble_s
+        / costs("data parallel", ONE_F_ONE_B, batch=batch).step_time_s
         for batch in (8, 16, 64)
     ]
     assert shares[0] > shares[1] > shares[2]
@@ -184,11 +186,11 @@ def test_more_microbatches_take_a_smaller_share_of_waiting() -> None:
 def test_memory_in_flight_grows_with_microbatches_under_gpipe_and_not_under_1f1b() -> None:
     kept = {
         (schedule, batch): costs("data parallel", schedule, batch=batch).memory["activations"]
-        for schedule in ("gpipe", "1f1b")
+        for schedule in (GPIPE, ONE_F_ONE_B)
         for batch in (8, 16)
     }
-    assert kept["gpipe", 16] > 1.5 * kept["gpipe", 8]
-    assert kept["1f1b", 16] == kept["1f1b", 8] < kept["gpipe", 8]
+    assert kept[GPIPE, 16] > 1.5 * kept[GPIPE, 8]
+    assert kept[ONE_F_ONE_B, 16] == kept[ONE_F_ONE_B, 8] < kept[GPIPE, 8]
 
 
 @pytest.mark.parametrize(("stages", "virtual", "micro"), [(2, 1, 4), (4, 1, 8), (4, 2, 8), (3, 3, 9), (4, 1, 4)])
@@ -211,8 +213,8 @@ def test_zero_bubble_passes_each_microbatch_thrice_in_order_and_keeps_no_more_th
             assert most <= stages
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_no_pass_of_a_simulated_step_waits_for_the_sum_of_the_loss(schedule: str) -> None:
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])
+def test_no_pass_of_a_simulated_step_waits_for_the_sum_of_the_loss(schedule: Schedule) -> None:
     strategy, compute = staged("data parallel", schedule), ComputeModel(CLUSTER.device)
     compute.sharing = Sharing(1.5, (0, 1, 0, 1))
     graph = graph_of("gpt2").bind(batch=2)
@@ -238,7 +240,7 @@ def test_messages_between_stages_learn_what_collectives_do() -> None:
 
 
 def test_more_stages_than_the_cluster_has_devices_for_are_refused() -> None:
-    strategy = pipelined(graph_of("gpt2"), replace(inside("data parallel"), global_batch=12), 3, "1f1b")
+    strategy = pipelined(graph_of("gpt2"), replace(inside("data parallel"), global_batch=12), 3, ONE_F_ONE_B)
     with pytest.raises(InputError, match="at most 4 devices") as caught:
         evaluate(
             graph_of("gpt2").bind(batch=2),

@@ -12,7 +12,8 @@ from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, 
 from autosbp.costmodel.shared_pipeline import Parts, Shared, shared_passes
 from autosbp.costmodel.sharing import Paces, Sharing
 from autosbp.costmodel.simulate import Part
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Schedule
 
 SCHEDULES = ((GPIPE, 1), (ONE_F_ONE_B, 1), (INTERLEAVED, 2), (ZERO_BUBBLE, 1), (ZERO_BUBBLE, 2))
 TICKS_OF_WORK = 100
@@ -164,7 +165,7 @@ def test_passes_run_when_cores_that_serve_ranks_in_turns_have_them(seed: int) ->
 
 @pytest.mark.parametrize(("schedule", "virtual"), SCHEDULES)
 def test_where_nobody_shares_and_no_message_is_asked_for_passes_run_as_they_always_do(
-    schedule: str, virtual: int
+    schedule: Schedule, virtual: int
 ) -> None:
     draw = random.Random(7)
     stages, micro = 4, 8

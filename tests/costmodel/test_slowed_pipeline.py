@@ -16,7 +16,8 @@ from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, 
 from autosbp.costmodel.shared_pipeline import Parts, Shared, shared_passes
 from autosbp.costmodel.sharing import Paces, Sharing
 from autosbp.costmodel.simulate import Part
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 
 SCHEDULES = ((GPIPE, 1), (ONE_F_ONE_B, 1), (INTERLEAVED, 2), (ZERO_BUBBLE, 1), (ZERO_BUBBLE, 2))
 CLUSTERS = ((4, 1), (2, 2))

@@ -18,8 +18,8 @@ from autosbp.executor.parameters import full_parameters
 from autosbp.executor.reference import Reference, fitting_batch, reference_device
 from autosbp.executor.training import random_batch
 from autosbp.graph.capture import capture
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Strategy
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.torchrun import run_ranks
 from tests.executor.pipeline.strategies import data_parallel, one_stage, pipelined
 
@@ -87,7 +87,7 @@ def strategies(graph: LogicalGraph) -> dict[str, Strategy]:
         found[f"data parallel {count}"] = in_microbatches(data_parallel_of(graph, BATCH // count))
     for schedule, count, virtual in SCHEDULES:
         alone = in_microbatches(one_stage(graph, 1, BATCH // count))
-        found[f"{schedule} {count}"] = pipelined(graph, alone, 2, schedule, virtual)
+        found[f"{schedule.name} {count}"] = pipelined(graph, alone, 2, schedule, virtual)
     return found
 
 

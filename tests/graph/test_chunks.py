@@ -14,6 +14,7 @@ from autosbp.graph.chunks import cut_graph
 from autosbp.graph.ir import LogicalGraph
 from autosbp.pipeline import Pipeline
 from autosbp.plan import Strategy
+from autosbp.schedules import GPIPE, INTERLEAVED, ZERO_BUBBLE
 from tests.executor.pipeline.strategies import data_parallel, even_cuts
 from tests.models.conftest import graph_of
 
@@ -77,13 +78,13 @@ def test_cuts_that_are_none_are_refused_by_name(graph: LogicalGraph, cuts: list[
 
 
 def test_a_pipeline_survives_its_document_and_none_leaves_no_trace(strategy: Strategy) -> None:
-    pipeline = Pipeline(2, even_cuts(graph_of("t5"), 4), "interleaved_1f1b")
+    pipeline = Pipeline(2, even_cuts(graph_of("t5"), 4), INTERLEAVED)
     staged = replace(strategy, pipeline=pipeline)
     assert Strategy.from_dict(json.loads(json.dumps(staged.to_dict()))) == staged
     assert staged.num_devices == 4
     assert "pipeline" not in strategy.to_dict()
     for lag in (None, 0, 3):
-        staged = replace(strategy, pipeline=Pipeline(2, even_cuts(graph_of("t5"), 4), "zero_bubble", lag))
+        staged = replace(strategy, pipeline=Pipeline(2, even_cuts(graph_of("t5"), 4), ZERO_BUBBLE, lag))
         document = json.loads(json.dumps(staged.to_dict()))
         assert Strategy.from_dict(document) == staged
         assert document["pipeline"].get("weights_lag") == lag
@@ -117,6 +118,6 @@ def test_a_bad_pipeline_names_its_field(strategy: Strategy, change: dict[str, An
 
 def test_cuts_are_checked_against_the_graph_when_it_is_staged(graph: LogicalGraph, strategy: Strategy) -> None:
     with pytest.raises(InputError, match="an op of the graph"):
-        Stages(graph, replace(strategy, pipeline=Pipeline(2, ("nowhere",), "gpipe")))
+        Stages(graph, replace(strategy, pipeline=Pipeline(2, ("nowhere",), GPIPE)))
     with pytest.raises(InputError, match="a pipeline is expected"):
         Stages(graph, strategy)

@@ -12,11 +12,12 @@ from autosbp.costmodel.recompute import block_runs, recomputing
 from autosbp.costmodel.stages import Stages
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Ref
-from autosbp.pipeline import GPIPE, Pipeline
+from autosbp.pipeline import Pipeline
 from autosbp.plan import Strategy
 from autosbp.sbp.parameters import parameter_flow
 from autosbp.sbp.program import Box
 from autosbp.sbp.storage import store_split
+from autosbp.schedules import GPIPE
 from benchmarks.lowering._strategies import data_parallel
 
 BATCH = 8

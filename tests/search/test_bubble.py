@@ -9,13 +9,23 @@ import pytest
 from numpy.typing import NDArray
 
 from autosbp.costmodel.pipeline import Chunk, pipeline_time
-from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, RUNNABLE, ZERO_BUBBLE
-from autosbp.search.bounds.bubble import Wait, Waits, bubble_s, waits_of
+from autosbp.schedules import (
+    GPIPE,
+    INTERLEAVED,
+    MESSAGE_DRIVEN,
+    ONE_F_ONE_B,
+    RUNNABLE,
+    ZERO_BUBBLE,
+    Schedule,
+    Wait,
+    Waits,
+)
+from autosbp.search.bounds.bubble import bubble_s
 from autosbp.search.bounds.sends import crossings
 from autosbp.search.stages.pipelines import Shape, shapes
 
 Floats = NDArray[np.float64]
-ALL = (*RUNNABLE, MESSAGE_DRIVEN)
+ALL = (*RUNNABLE, MESSAGE_DRIVEN.name)
 
 
 def parts(seconds: Floats) -> tuple[float, Floats]:
@@ -32,7 +42,7 @@ def random_chunks(dice: np.random.Generator, shape: Shape, stages: int) -> tuple
     usual = np.array([1, dice.choice([0.1, 1, 2, 5]), dice.choice([0, 1]), 0.1, 0.1])
     forward, backward, later, ahead, back = seconds * usual[:, None, None]
     ahead[-1, -1] = back[0, 0] = 0.0
-    return forward, backward, later * (shape.schedule == ZERO_BUBBLE), ahead, back
+    return forward, backward, later * (shape.schedule.splits_backward), ahead, back
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -47,13 +57,13 @@ def test_no_step_is_below_what_its_stages_work_and_wait(seed: int) -> None:
         columns = (column.ravel().tolist() for column in (forward, backward, later, ahead, back))
         chunks = [Chunk(*each) for each in zip(*columns, strict=True)]
         once = dice.uniform(0, 3, stages) * dice.integers(0, 2)
-        lag = int(dice.integers(stages)) if shape.schedule == ZERO_BUBBLE and dice.random() < 0.5 else None
+        lag = int(dice.integers(stages)) if shape.schedule.splits_backward and dice.random() < 0.5 else None
         ends = pipeline_time(chunks, stages, count, 0.0, shape.schedule, lag).ends
         step_s = float((np.array(ends) + once).max())
         passes_s = count * float((forward + backward + later).sum())
         often = crossings(shape, stages, count)
         sent_s = float(often[0] @ ahead.ravel()[:-1] + often[1] @ back.ravel()[1:])
-        for waits in waits_of(shape, stages):
+        for waits in shape.schedule.waits(stages, shape.virtual):
             # Of what is put off, as much as is left out; ``bubble_s`` does not know how much that is.
             exact_s = passes_s + sent_s + waits.once * float(once.sum()) - waits.put_off * float(later.sum())
             exact_s += waits.forward.least_s(*parts(forward.sum(axis=0)))
@@ -65,9 +75,9 @@ def test_no_step_is_below_what_its_stages_work_and_wait(seed: int) -> None:
             assert found_s <= exact_s * (1 + 1e-9) + 1e-9, (shape, waits)
             assert exact_s <= stages * step_s * (1 + 1e-12), (shape, stages, count, waits)
             if step_s:
-                nearest[shape.schedule] = max(nearest[shape.schedule], exact_s / stages / step_s)
+                nearest[shape.schedule.name] = max(nearest[shape.schedule.name], exact_s / stages / step_s)
     assert set(nearest) == set(ALL)
-    assert min(near for schedule, near in nearest.items() if schedule != MESSAGE_DRIVEN) > 0.8
+    assert min(near for schedule, near in nearest.items() if schedule != MESSAGE_DRIVEN.name) > 0.8
 
 
 def test_of_equal_stages_the_waits_are_known() -> None:
@@ -75,9 +85,9 @@ def test_of_equal_stages_the_waits_are_known() -> None:
     nothing off: all of that is proved of GPipe's, most of the others'."""
     stages, each = 8, np.ones(8)
 
-    def share(schedule: str, virtual: int = 1) -> float:
+    def share(schedule: Schedule, virtual: int = 1) -> float:
         known = (stages - 1) * 3.0 * stages / virtual
-        found = waits_of(Shape(schedule, virtual), stages)
+        found = schedule.waits(stages, virtual)
         return max(w.forward.least_s(*parts(each)) + w.backward.least_s(*parts(2 * each)) for w in found) / known
 
     assert share(GPIPE) == pytest.approx(1.0)

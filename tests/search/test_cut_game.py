@@ -9,7 +9,8 @@ import pytest
 
 from autosbp.costmodel.pipeline import Chunk, pipeline_time
 from autosbp.native import LOOPS
-from autosbp.pipeline import INTERLEAVED, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
+from autosbp.schedules import INTERLEAVED, ZERO_BUBBLE, Schedule
 from autosbp.search.bounds import chunk_work
 from autosbp.search.bounds.chunk_work import BACKWARD, FORWARD, ONCE, PUT_OFF, SHARED, STEP, ChunkWork, Weights
 from autosbp.search.bounds.critical_paths import CriticalPaths
@@ -29,10 +30,10 @@ def single_ops(dice: np.random.Generator, ops: int, count: int) -> ChunkWork:
     return ChunkWork(np.arange(ops), np.arange(1, ops + 1), columns, ops + 1, count)
 
 
-def step_s(work: ChunkWork, cuts: tuple[int, ...], sent: Messages, stages: int, schedule: str) -> float:
+def step_s(work: ChunkWork, cuts: tuple[int, ...], sent: Messages, stages: int, schedule: Schedule) -> float:
     """As the cost model has it; of zero bubble, with the lag that is quickest."""
     each = work.of_chunks(cuts)
-    late = each[:, PUT_OFF] if schedule == ZERO_BUBBLE else np.zeros(len(each))
+    late = each[:, PUT_OFF] if schedule.splits_backward else np.zeros(len(each))
     ahead = [*(sent.ahead_s[at, cut - 1] for at, cut in enumerate(cuts)), 0.0]
     back = [0.0, *(sent.back_s[at, cut - 1] for at, cut in enumerate(cuts))]
     chunks = [
@@ -40,7 +41,7 @@ def step_s(work: ChunkWork, cuts: tuple[int, ...], sent: Messages, stages: int, 
         for own in zip(each[:, FORWARD], each[:, BACKWARD] - late, late, ahead, back, strict=True)
     ]
     once = each[:, ONCE].reshape(-1, stages).sum(axis=0)
-    lags = range(stages) if schedule == ZERO_BUBBLE else (None,)
+    lags = range(stages) if schedule.splits_backward else (None,)
     found = [pipeline_time(chunks, stages, work.count, 0.0, schedule, lag).ends for lag in lags]
     return min(float((np.array(ends) + once).max()) for ends in found)
 
@@ -50,7 +51,7 @@ def step_s(work: ChunkWork, cuts: tuple[int, ...], sent: Messages, stages: int, 
     ("stages", "virtual", "count", "ops"), [(2, 2, 2, 11), (2, 3, 4, 10), (3, 2, 6, 10), (4, 2, 4, 10)]
 )
 def test_no_way_to_cut_is_below_the_bound_and_one_is_near(
-    schedule: str, stages: int, virtual: int, count: int, ops: int
+    schedule: Schedule, stages: int, virtual: int, count: int, ops: int
 ) -> None:
     dice = np.random.default_rng(stages * virtual + ops)
     for _ in range(4):
@@ -60,7 +61,7 @@ def test_no_way_to_cut_is_below_the_bound_and_one_is_near(
         ways = combinations(range(1, ops), chunks - 1)
         least = min(step_s(work, cuts, sent, stages, schedule) for cuts in ways)
         pipeline = Pipeline(stages, tuple(map(str, range(1, chunks))), schedule)
-        paths, defers = CriticalPaths(pipeline, count), schedule == ZERO_BUBBLE
+        paths, defers = CriticalPaths(pipeline, count), schedule.splits_backward
         game = CutGame(paths, work, sent, defers=defers)
         assert game.bound_s == 0.0
         # Paths of zero bubble are of all lags: they may stay below the quickest.
@@ -77,7 +78,7 @@ def test_no_way_to_cut_is_below_the_bound_and_one_is_near(
 @pytest.mark.parametrize("schedule", [INTERLEAVED, ZERO_BUBBLE])
 @pytest.mark.parametrize(("stages", "virtual", "count", "ops"), [(2, 2, 2, 9), (2, 3, 2, 9), (3, 2, 3, 9)])
 def test_parameters_may_be_gathered_once_or_in_each_use(
-    schedule: str, stages: int, virtual: int, count: int, ops: int
+    schedule: Schedule, stages: int, virtual: int, count: int, ops: int
 ) -> None:
     """Each op has parameters that cost more once a step, or else forward and backward of each microbatch."""
     dice = np.random.default_rng(ops + virtual)
@@ -99,7 +100,7 @@ def test_parameters_may_be_gathered_once_or_in_each_use(
             stored = ChunkWork(plain.begins, plain.ends, real, ops + 1, count)
             least = min(least, *(step_s(stored, cuts, sent, stages, schedule) for cuts in ways))
         pipeline = Pipeline(stages, tuple(map(str, range(1, chunks))), schedule)
-        game = CutGame(CriticalPaths(pipeline, count), work, sent, defers=schedule == ZERO_BUBBLE)
+        game = CutGame(CriticalPaths(pipeline, count), work, sent, defers=schedule.splits_backward)
         game.raise_bound(2 * least, 4000, never)
         assert 0.5 * least < game.bound_s <= least * (1 + 1e-9)
 

@@ -22,6 +22,7 @@ from autosbp.costmodel.pipelined import pipelined_step_s
 from autosbp.costmodel.stages import Stages
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.plan import BUCKET_BYTES
+from autosbp.schedules import ONE_F_ONE_B
 from autosbp.search.stages.cuts import Pace, Places, cut
 from autosbp.search.stages.layouts import fullest_of
 from autosbp.search.why import why
@@ -218,7 +219,7 @@ def test_no_strategy_of_stages_is_below_the_bound() -> None:
         names = [node.name for node in graph.nodes if node.name in graph.computed][1:]
         for _ in range(3):
             cuts = tuple(sorted(rng.sample(names, stages - 1), key=graph.positions.__getitem__))
-            other = replace(strategy, pipeline=replace(strategy.pipeline, cuts=cuts, schedule="1f1b"))
+            other = replace(strategy, pipeline=replace(strategy.pipeline, cuts=cuts, schedule=ONE_F_ONE_B))
             assert predict_costs(graph, other, cluster).step_time_s >= bound
 
 

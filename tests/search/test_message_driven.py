@@ -11,34 +11,34 @@ from autosbp.api import PlanOptions, predict_costs, run_trial
 from autosbp.costmodel.memory.stage import stage_memory
 from autosbp.costmodel.stages import Stages
 from autosbp.errors import InputError, UnsupportedError
-from autosbp.pipeline import MESSAGE_DRIVEN, ONE_F_ONE_B, RUNNABLE, SCHEDULES
 from autosbp.plan import Plan, Strategy, plan_id_of
+from autosbp.schedules import MESSAGE_DRIVEN, ONE_F_ONE_B, RUNNABLE, SCHEDULES, Schedule
 from tests.search.plans import graph_of, planned
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return planned(stages=4, micro_batch=1, schedules=(MESSAGE_DRIVEN,))
+    return planned(stages=4, micro_batch=1, schedules=(MESSAGE_DRIVEN.name,))
 
 
-def with_schedule(strategy: Strategy, schedule: str) -> Strategy:
+def with_schedule(strategy: Strategy, schedule: Schedule) -> Strategy:
     assert strategy.pipeline is not None
     return replace(strategy, pipeline=replace(strategy.pipeline, schedule=schedule))
 
 
 def test_it_is_searched_where_it_is_asked_for_alone(plan: Plan) -> None:
-    assert set(SCHEDULES) - set(RUNNABLE) == {MESSAGE_DRIVEN}
+    assert set(SCHEDULES) - set(RUNNABLE) == {MESSAGE_DRIVEN.name}
     assert PlanOptions().schedules == RUNNABLE
     assert plan.strategy.pipeline is not None
     assert plan.strategy.pipeline.schedule == MESSAGE_DRIVEN
-    assert PlanOptions.from_dict(plan.document["options"]).schedules == (MESSAGE_DRIVEN,)
+    assert PlanOptions.from_dict(plan.document["options"]).schedules == (MESSAGE_DRIVEN.name,)
     assert Plan.from_dict(plan.to_dict()).strategy == plan.strategy
 
 
 def test_a_plan_with_it_is_quicker_than_with_messages_that_are_waited_for_and_not_below_the_bound(plan: Plan) -> None:
-    waiting = planned(stages=4, micro_batch=1, schedules=(ONE_F_ONE_B,)).document
+    waiting = planned(stages=4, micro_batch=1, schedules=(ONE_F_ONE_B.name,)).document
     assert plan.document["lower_bound_s"] <= plan.document["step_time_s"] < waiting["step_time_s"]
-    both = planned(stages=4, micro_batch=1, schedules=(ONE_F_ONE_B, MESSAGE_DRIVEN)).document
+    both = planned(stages=4, micro_batch=1, schedules=(ONE_F_ONE_B.name, MESSAGE_DRIVEN.name)).document
     assert both["step_time_s"] == pytest.approx(plan.document["step_time_s"])
     predicted = predict_costs(graph_of("gpt2-demo"), plan.strategy, plan.cluster)
     assert predicted.step_time_s == plan.document["step_time_s"]

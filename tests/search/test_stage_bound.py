@@ -18,8 +18,8 @@ from autosbp.costmodel.memory import rank_memory
 from autosbp.costmodel.memory.libraries import held_bytes
 from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.capture import build_on_meta, capture
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Costs, Strategy
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Schedule
 from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search.bounds import stage_bound, stage_costs
 from autosbp.search.bounds.block_room import BlockRoom, Effort, Recomputed, Wanted
@@ -74,10 +74,10 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Met:
     ],
 )  # fmt: skip
 def test_no_strategy_is_shut_out_with_its_own_memory_as_the_limit(
-    met: Met, stages: int | None, schedules: str | tuple[str, ...], limit_gib: int
+    met: Met, stages: int | None, schedules: Schedule | tuple[str, ...], limit_gib: int
 ) -> None:
     graph, cluster = graph_of("gpt2"), load_cluster("dgx-a100-40g:1")
-    kinds = (schedules,) if isinstance(schedules, str) else schedules
+    kinds = (schedules.name,) if isinstance(schedules, Schedule) else schedules
     options = PlanOptions(
         global_batch=BATCH, memory_limit_bytes=limit_gib * GIB, stages=stages, schedules=kinds, baselines=()
     )
@@ -85,7 +85,7 @@ def test_no_strategy_is_shut_out_with_its_own_memory_as_the_limit(
     problems = Planner(graph, cluster, None, PlanOptions(global_batch=BATCH), None).problems
     assert met
     for strategy, costs in met:
-        kinds = (strategy.pipeline.schedule,) if strategy.pipeline else (ONE_F_ONE_B,)
+        kinds = ((strategy.pipeline.schedule if strategy.pipeline else ONE_F_ONE_B).name,)
         wanted = Wanted(STORAGES, EVERY, kinds, costs.memory_bytes_per_device)
         structure = Structure(strategy.num_stages, strategy.mesh)
         for times in (30.0, 3.0, 1 - 1e-7):
@@ -97,7 +97,7 @@ def test_no_strategy_is_shut_out_with_its_own_memory_as_the_limit(
 def test_memory_raises_the_bound_and_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, cluster = graph_of("gpt2"), load_cluster("dgx-a100-40g:1")
     options = PlanOptions(
-        BATCH, memory_limit_bytes=2 * GIB, stages=2, schedules=(ONE_F_ONE_B,), time_limit_s=60, baselines=()
+        BATCH, memory_limit_bytes=2 * GIB, stages=2, schedules=(ONE_F_ONE_B.name,), time_limit_s=60, baselines=()
     )
     with_bounds = make_plan(graph, cluster, None, options).document
     monkeypatch.setattr(StageLimited, "_bounds_stages", lambda *_: False)
@@ -121,12 +121,12 @@ class Alike(nn.Module):
 
 
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B, INTERLEAVED])
-def test_what_leaves_room_for_a_step_leaves_room_for_longer_ones(schedule: str) -> None:
+def test_what_leaves_room_for_a_step_leaves_room_for_longer_ones(schedule: Schedule) -> None:
     graph = capture(build_on_meta(Alike, torch.float32), {"x": torch.zeros(4, 1024)}, name="alike")
     planner = Planner(graph, load_cluster("piz-daint:8"), None, PlanOptions(global_batch=1024), None)
     assert planner.problems.folding is not None
     structure = next(each for each in planner.structures() if each.stages == 2)
-    wanted = Wanted(STORAGES, EVERY[:1], (schedule,), 31_000_000 + HELD)
+    wanted = Wanted(STORAGES, EVERY[:1], (schedule.name,), 31_000_000 + HELD)
     times_s = np.geomspace(1e-5, 10.0, 25).tolist()
     shut = [
         StageBounds(planner.problems, structure, [256], wanted, {}).shut(step_s, lambda: False) for step_s in times_s
@@ -155,7 +155,7 @@ def test_larger_microbatches_bound_what_lies_between(monkeypatch: pytest.MonkeyP
     """One problem stands for several sizes: what it says of each is no more than what a problem of its own does."""
     graph, cluster = graph_of("gpt2"), load_cluster("dgx-a100-40g:1")
     planner = Planner(graph, cluster, None, PlanOptions(global_batch=BATCH), None)
-    wanted = Wanted(STORAGES, EVERY, (ONE_F_ONE_B,), GIB // 2)
+    wanted = Wanted(STORAGES, EVERY, (ONE_F_ONE_B.name,), GIB // 2)
     structure = next(each for each in planner.structures() if each.stages == 2)
     sizes = planner.search.micro_batches(2)
     own = [StageBounds(planner.problems, structure, [size], wanted, {}) for size in sizes]

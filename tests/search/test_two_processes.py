@@ -15,8 +15,8 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.graph.ir import LogicalGraph
 from autosbp.jsonio import canonical
-from autosbp.pipeline import RUNNABLE
 from autosbp.plan import Costs, Strategy
+from autosbp.schedules import RUNNABLE
 from autosbp.search._costed_baselines import Offered
 from autosbp.search.space import costing
 from autosbp.search.stages import layouts

@@ -20,7 +20,8 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.pipelined import _Pipelined
 from autosbp.costmodel.timeline import Timeline
 from autosbp.graph.capture import build_on_meta, capture
-from autosbp.pipeline import RUNNABLE, Pipeline
+from autosbp.pipeline import Pipeline
+from autosbp.schedules import INTERLEAVED, RUNNABLE
 from autosbp.search.bounds.block_room import BlockRoom
 from autosbp.search.bounds.chunk_work import STEP
 from autosbp.search.bounds.least_work import chunk_work
@@ -90,9 +91,9 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
         )
         exposed = turn % 4 > 1  # all that moves once a step, or none of it
         problems.exposed = {structure.key} if exposed else set()
-        key = shape.schedule, exposed
+        key = shape.schedule.name, exposed
         if key not in known:
-            known[key] = WaitBounds(problems, structure, [batch // count], STORAGES, (shape.schedule,))
+            known[key] = WaitBounds(problems, structure, [batch // count], STORAGES, (shape.schedule.name,))
         waits = known[key]
         model_of = waits._model(batch // count)
         assert model_of is not None
@@ -103,7 +104,7 @@ def test_no_pipeline_is_below_its_bound_however_it_is_cut(
         assert work_s / stages * (1 - 1e-6) <= least_s <= step_s * (1 + 1e-9), (pipeline, count)
         nearest.append(least_s / step_s)
         raised.append(least_s / first)
-        seen.add(shape.schedule)
+        seen.add(shape.schedule.name)
     assert len(seen) > 2
     if slow == 1:
         assert max(nearest) > 0.6, "a bound that is nowhere near says nothing"
@@ -253,7 +254,7 @@ def test_what_is_gathered_in_each_use_is_not_charged_once() -> None:
         strategy = make_plan(graph, cluster, None, replace(options, storage=storage)).strategy
         boxing = BoxingModel(NetworkModel(cluster), strategy.mesh)
         for cuts in combinations(names, 3):
-            pipeline = Pipeline(2, cuts, "interleaved_1f1b")
+            pipeline = Pipeline(2, cuts, INTERLEAVED)
             cut = _Pipelined(bound, replace(strategy, pipeline=pipeline), boxing, ComputeModel(cluster.device))
             least_s = min(least_s, *[max(cut.ends())])
     structure = next(each for each in planner.structures() if each.stages == 2)

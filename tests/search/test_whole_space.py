@@ -19,7 +19,7 @@ from autosbp.costmodel.folding import KEPT, fold
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.timeline import Timeline
 from autosbp.errors import InputError
-from autosbp.pipeline import RUNNABLE
+from autosbp.schedules import ONE_F_ONE_B, RUNNABLE
 from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search.bounds.work import work_bound_s
 from autosbp.search.planner import Planner
@@ -134,7 +134,7 @@ def test_stages_are_asked_for_schedules_too_and_what_does_not_fit_is_refused() -
         plan = make_plan(graph, cluster, None, PlanOptions(global_batch=16, stages=stages, schedules=("1f1b",)))
         assert plan.strategy.num_stages == stages
         assert plan.strategy.pipeline is not None
-        assert plan.strategy.pipeline.schedule == "1f1b"
+        assert plan.strategy.pipeline.schedule == ONE_F_ONE_B
         assert plan.strategy.num_devices == 4
     with pytest.raises(InputError, match=r"stages: 3 .*1, 2, 4"):
         make_plan(graph, cluster, None, PlanOptions(global_batch=16, stages=3))

@@ -14,8 +14,8 @@ from torch import nn
 from autosbp.api import Cluster, PlanOptions, capture_module, load_cluster, make_plan, predict_costs
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.findings import certificate, findings
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.sbp.rules import sharding_of
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Schedule
 from autosbp.search.bounds.work import _dealt_out, is_in_proportion, work_bound_s
 from autosbp.search.plan_options import GAP_TOLERANCE
 from autosbp.search.planner import Planner
@@ -64,10 +64,10 @@ def test_no_strategy_takes_less(model: str, launches: bool) -> None:
 
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE])
 @pytest.mark.some(2)
-def test_no_pipeline_takes_less(schedule: str) -> None:
+def test_no_pipeline_takes_less(schedule: Schedule) -> None:
     for stages in (2, 4):
         for recompute in (0, 1):
-            plan = planned("gpt2-demo", stages=stages, schedules=(schedule,), recompute=recompute)
+            plan = planned("gpt2-demo", stages=stages, schedules=(schedule.name,), recompute=recompute)
             assert plan.document["step_time_s"] > bound_of("gpt2-demo", load_cluster("local:2x2"))
 
 

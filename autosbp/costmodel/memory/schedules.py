@@ -5,62 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from autosbp.costmodel.memory.state import optimizer_bytes_per_element
 from autosbp.errors import InputError
 from autosbp.graph.ir import DTYPE_BYTES, TensorMeta
-from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
-
-_PER_STAGE_BEHIND: Mapping[str, int] = {ONE_F_ONE_B: 1, INTERLEAVED: 2, ZERO_BUBBLE: 1, MESSAGE_DRIVEN: 1}
-"""Forward passes of a stage before its first backward one, for each stage behind it."""
-_KNOWN = (GPIPE, *_PER_STAGE_BEHIND)
-
-
-def in_flight(schedule: str, stage: int, num_stages: int, num_micro: int, num_virtual: int = 1) -> int:
-    """The most microbatches between their forward and backward on a stage at once; where it holds ``num_virtual`` chunks,
-    the most pairs of microbatch and chunk.
-
-    Each schedule has a warm-up of forward passes, then one forward and one backward in turn. ``gpipe``: all forward
-    before the first backward (Huang et al. 2019). ``1f1b``: as many as there are stages from here to the end (Narayanan
-    et al. 2021, section 2.2). ``interleaved_1f1b``: twice the stages behind this one, and the chunks before the last.
-    ``zero_bubble``: as ``1f1b`` (ZB-H1; Qi et al. 2023, section 2.1), besides which ``weights_owed`` keep a part.
-    ``message_driven``: as many as it has registers (``costmodel.message_driven``), which is as many.
-
-    Raises:
-        InputError: for an unknown schedule, a stage that there is not, or chunks that the schedule does not take.
-    """
-    _check(schedule, stage, num_stages, num_micro, num_virtual)
-    passes = num_micro * num_virtual
-    if schedule == GPIPE:
-        return passes
-    warmup = _PER_STAGE_BEHIND[schedule] * (num_stages - stage - 1) + (num_virtual - 1) * num_stages
-    return min(warmup + 1, passes)
-
-
-def weights_owed(schedule: str, stage: int, num_stages: int, num_micro: int, num_virtual: int = 1) -> int:
-    """How many microbatches have had their backward but not the gradients of their weights, when most are in flight: of
-    each, inputs of products with weights and gradients of their outputs are there still. Only ``zero_bubble`` puts those
-    off, ``stage`` backward passes long.
-
-    Raises:
-        InputError: as ``in_flight``.
-    """
-    _check(schedule, stage, num_stages, num_micro, num_virtual)
-    passes = num_micro * num_virtual
-    steady = passes - in_flight(schedule, stage, num_stages, num_micro, num_virtual)
-    return min(stage, steady) if schedule == ZERO_BUBBLE else 0
-
-
-def _check(schedule: str, stage: int, num_stages: int, num_micro: int, num_virtual: int) -> None:
-    if schedule not in _KNOWN:
-        raise InputError("schedule", schedule, f"one of {', '.join(_KNOWN)} is expected")
-    if not 0 <= stage < num_stages:
-        raise InputError("stage", stage, f"0 to {num_stages - 1} is expected")
-    if num_micro < 1:
-        raise InputError("num_micro", num_micro, "1 or more is expected")
-    if num_virtual < 1 or (num_virtual > 1 and schedule in (GPIPE, ONE_F_ONE_B, MESSAGE_DRIVEN)):
-        raise InputError("num_virtual", num_virtual, f"chunks a stage that {schedule} takes are expected")
 
 
 def pipelined_peak(

@@ -4,7 +4,7 @@ Each chunk is run without data as ``memory.rank`` runs a whole program, one micr
 before the first backward tells what a microbatch keeps between its passes. The order of the stage's passes tells how many
 are in flight at each moment. What a chunk receives, and what it sends, it keeps until the backward of the microbatch; a
 gradient that it receives, only during that. Weight gradients that are made later (zero bubble) are a pass of their own. What
-is sent stays until the runtime waits for it (``KEPT_SENDS``). A message-driven stage has registers for messages besides.
+is sent stays until the runtime waits for it (``kept_sends``). A message-driven stage has registers for messages besides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from autosbp.costmodel.message_driven import GRADIENT_REGISTERS
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, KINDS, WEIGHTS, Ints, Order, stage_order
 from autosbp.costmodel.stages import Chunk, Stages
 from autosbp.graph.ir import DTYPE_BYTES, Ref
-from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Strategy
 from autosbp.sbp.deferral import deferring
 from autosbp.sbp.placement import local_shape
@@ -42,15 +41,6 @@ RESIDENT = ("parameters", "gradients", "data")
 """What is there between passes, too, whatever is in flight; so are copies of parameters that are gathered once a step."""
 FRESH, LATER, LAST = "fresh", "later", "last"
 """Passes before a chunk has any gradients, those that find some, and the last backward, which gives them away."""
-KEPT_SENDS: Mapping[str, tuple[bool, bool]] = {
-    GPIPE: (False, True),
-    ONE_F_ONE_B: (False, False),
-    INTERLEAVED: (True, True),
-    ZERO_BUBBLE: (True, True),
-    MESSAGE_DRIVEN: (False, False),
-}
-"""Whether values, and gradients, that were sent stay until the end of a step: ``torch.distributed.pipelining`` waits for
-them there."""
 
 
 def stage_memory(
@@ -91,7 +81,7 @@ def _needs(stages: Stages, chunk: Chunk, device: str, known: KnownChunks) -> Nee
         )
         names = (*RESIDENT, *(["gathered"] if strategy.gather == "step" else []))
         resident = Counter({name: peaks[FORWARD, LATER][name] for name in names})
-        values, gradients = KEPT_SENDS[schedule]
+        values, gradients = schedule.kept_sends
         ahead = sum(size for _, size, _ in stages.boundary(chunk.index))
         back = sum(size for _, size, gradient in (stages.boundary(chunk.index - 1) if chunk.index else ()) if gradient)
         return Needs(peaks, resident, kept, deferred, values * ahead + gradients * back)
@@ -197,7 +187,7 @@ def _registers(stages: Stages, stage: int) -> Counter[str]:
     while as many microbatches are in flight as may be, and gradients, received and to be sent. A backward pass has one of
     each kind itself."""
     pipeline, found = stages.pipeline, Counter[str]()
-    if pipeline.schedule == MESSAGE_DRIVEN:
+    if pipeline.schedule.is_message_driven:
         before, behind = (stages.boundary(at) if at >= 0 else [] for at in (stage - 1, stage))
         inputs = sum(size for _, size, _ in before) if stages.strategy.num_micro > pipeline.num_stages - stage else 0
         gradients = sum(size for _, size, gradient in (*before, *behind) if gradient)

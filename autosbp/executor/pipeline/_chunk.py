@@ -15,7 +15,6 @@ from autosbp.executor.runtime import Runtime
 from autosbp.executor.whole_batch import Denominators
 from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.graph.materialise import dtype_of
-from autosbp.pipeline import ZERO_BUBBLE
 from autosbp.plan import Strategy
 from autosbp.sbp.deferral import returns_late
 from autosbp.sbp.placement import local_shape
@@ -57,7 +56,7 @@ class ChunkProgram:
         assert strategy.pipeline is not None
         self.index, self.graph, self.strategy, self.runtime = chunk.index, chunk.graph, strategy, runtime
         self.parameters = parameters
-        self.defers = strategy.pipeline.schedule == ZERO_BUBBLE
+        self.defers = strategy.pipeline.schedule.splits_backward
         self.scale = parts.scale
         self.denominators = Denominators(
             chunk.graph, parts.denominators, strategy.micro_batch, strategy.num_micro, runtime.device

@@ -27,10 +27,15 @@ from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, stage_
 from autosbp.executor.pipeline._base import example
 from autosbp.executor.pipeline._chunk import ChunkProgram, Crossing
 from autosbp.executor.runtime import Issued, Runtime
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline
+from autosbp.pipeline import Pipeline
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, Schedule
 
-SINGLE: Mapping[str, Any] = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}
-"""Schedules of one chunk a stage."""
+LIBRARY: Mapping[Schedule, Any] = {
+    GPIPE: ScheduleGPipe,
+    ONE_F_ONE_B: Schedule1F1B,
+    INTERLEAVED: ScheduleInterleaved1F1B,
+}
+"""The library's schedules whose order of passes is ours."""
 KINDS = {
     FORWARD: _ComputationType.FORWARD,
     BACKWARD: _ComputationType.BACKWARD_INPUT,
@@ -60,11 +65,9 @@ class TorchPipelining:
 
     def _make(self) -> Callable[..., Any]:
         schedule = self._pipeline.schedule
-        if schedule in SINGLE:
-            return partial(SINGLE[schedule], self._stages[0])
-        if schedule == INTERLEAVED:
-            return partial(ScheduleInterleaved1F1B, [*self._stages])
-        return partial(_ZeroBubble, self._stages, pipeline=self._pipeline)
+        if schedule.splits_backward:
+            return partial(_ZeroBubble, self._stages, pipeline=self._pipeline)
+        return partial(LIBRARY[schedule], [*self._stages] if schedule.interleaves else self._stages[0])
 
 
 class _ZeroBubble(ScheduleInterleavedZeroBubble):

@@ -19,9 +19,9 @@ from autosbp.executor.reduction import FlatGradients
 from autosbp.executor.runtime import Issued
 from autosbp.executor.training import Trainer, TrainingLoop, expected_issues, make_optimizer
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import require_runtime
 from autosbp.plan import Strategy
 from autosbp.sbp.whole_batch import in_parts
+from autosbp.schedules import require_runtime
 
 
 class PipelineTrainer(TrainingLoop):
@@ -49,7 +49,7 @@ class PipelineTrainer(TrainingLoop):
         self.strategy, self.stages = strategy, Stages(self.graph, strategy)
         pipeline = self.stages.pipeline
         if pipeline_runtime is None:
-            require_runtime(pipeline.schedule)
+            require_runtime(pipeline.schedule.name)
         self.groups = groups or StageGroups(strategy.mesh, pipeline.num_stages, dist.get_rank())
         self.stage = self.groups.stage
         everyone = [self.stages.calls(stage) for stage in range(pipeline.num_stages)]

@@ -31,8 +31,7 @@ from functools import cached_property
 import numpy as np
 
 from autosbp.handed import handed_over
-from autosbp.pipeline import ONE_F_ONE_B, ZERO_BUBBLE
-from autosbp.search.bounds.bubble import Waits, waits_of
+from autosbp.schedules import ONE_F_ONE_B, Waits
 from autosbp.search.bounds.mixtures import best_price, lower_edge
 from autosbp.search.bounds.moments import Moment, moments, prices_of
 from autosbp.search.bounds.sends import Sends
@@ -140,7 +139,7 @@ class BlockRoom:
         seconds *= 1 - ROUNDING
         return all(
             self._is_short(seconds, shape, share)
-            for shape in sorted(every, key=lambda shape: (shape.schedule, -shape.virtual))
+            for shape in sorted(every, key=lambda shape: (shape.schedule.name, -shape.virtual))
         )
 
     def _is_short(self, seconds: float, shape: Shape, share: float) -> bool:
@@ -182,7 +181,7 @@ class BlockRoom:
         """Whether stages that hold all blocks have too little time to wait for each other."""
         if self.stages == 1:
             return False
-        found = [waits for waits in waits_of(shape, self.stages) if not waits.put_off]
+        found = [waits for waits in shape.schedule.waits(self.stages, shape.virtual) if not waits.put_off]
         return any(
             self._wait_too_long(found, once, seconds, shape, share) for once in sorted({each.once for each in found})
         )
@@ -202,7 +201,7 @@ class BlockRoom:
         # Of any 1, 2, ... stages, the blocks that the others have no room for.
         least = np.maximum(self.blocks - np.cumsum(sorted(own, reverse=True))[-2::-1], 0.0)
         block = self.parts(again=False)[1]
-        back_s = block.lean_s if shape.schedule == ZERO_BUBBLE else block.backward_s
+        back_s = block.lean_s if shape.schedule.splits_backward else block.backward_s
         sides = [(each.forward, each.backward) for each in found if each.once == once]
         waited_s = max(
             forward.least_s(self.blocks * block.forward_s, least * block.forward_s)
@@ -226,7 +225,7 @@ class BlockRoom:
         block = self.parts(again=False)[1]
         blocks = held if shape.virtual == 1 else max(stage - 1, 0) * share
         found = [(True, blocks * block.forward_s)]
-        if stage and shape.schedule != ZERO_BUBBLE:
+        if stage and not shape.schedule.splits_backward:
             found.append((False, blocks * block.shortest_s))
         return found
 

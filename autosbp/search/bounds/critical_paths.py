@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.pipeline import Orders, orders_of, run_orders
 from autosbp.costmodel.pipeline_passes import KINDS, WEIGHTS, stage_order
-from autosbp.pipeline import ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -36,14 +36,11 @@ class Path:
 
 
 class CriticalPaths:
-    """Of a schedule whose stages wait for what they send, all but ``gpipe``, ``1f1b`` and ``message_driven``; of
-    ``zero_bubble`` whatever its ``weights_lag``."""
+    """Of a schedule whose stages wait for all that they send, whatever its ``weights_lag``."""
 
     def __init__(self, pipeline: Pipeline, num_micro: int) -> None:
         self.pipeline, self.num_micro = pipeline, num_micro
-        lags: Sequence[int | None] = (None,)
-        if pipeline.schedule == ZERO_BUBBLE:
-            lags = (None, 0)
+        lags: Sequence[int | None] = (None, 0) if pipeline.schedule.splits_backward else (None,)
         self._orders = [_Ordered(orders_of(replace(pipeline, weights_lag=lag), num_micro), self) for lag in lags]
         self._late = [self._late_of(stage) for stage in range(pipeline.num_stages)]
 
@@ -96,7 +93,7 @@ class CriticalPaths:
         """[order, place, chunk]: how many gradients of weights come before each other pass of a stage, and before its
         end."""
         stages, virtual = self.pipeline.num_stages, self.pipeline.num_virtual
-        lags = range(stage + 1) if self.pipeline.schedule == ZERO_BUBBLE else (None,)
+        lags = range(stage + 1) if self.pipeline.schedule.splits_backward else (None,)
         found = []
         for lag in lags:
             order = stage_order(replace(self.pipeline, weights_lag=lag), stage, self.num_micro)

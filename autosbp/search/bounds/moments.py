@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autosbp.pipeline import GPIPE, MESSAGE_DRIVEN, ONE_F_ONE_B
+from autosbp.schedules import Schedule
 from autosbp.search.bounds.stage_values import Prices
 
 STEADY = 3
-"""So many times the stages, in microbatches: where schedules whose passes are in another order have all gradients while as
-many microbatches are in flight as there are stages ahead."""
+"""So many times the stages, in microbatches: where interleaved schedules have all gradients while as many microbatches
+are in flight as there are stages ahead."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,10 @@ class Moment:
     once: bool = True
 
 
-def moments(schedule: str, stages: int, stage: int, num_micro: int, *, once: bool = True) -> list[Moment]:
+def moments(schedule: Schedule, stages: int, stage: int, num_micro: int, *, once: bool = True) -> list[Moment]:
     """Of a stage: when all warm up, and when the first gradients are there. With more microbatches no less is held."""
     ahead = min(stages - stage, num_micro)
-    in_turn = schedule in (GPIPE, ONE_F_ONE_B, MESSAGE_DRIVEN)
-    steady = in_turn or num_micro >= STEADY * stages
+    steady = not schedule.interleaves or num_micro >= STEADY * stages
     if steady and ahead < num_micro:
         return [Moment(True, _few(ahead), once)]
     # In the end gradients are there and nothing else.

@@ -9,34 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.costmodel.deliveries import LinkModel
-from autosbp.pipeline import GPIPE, MESSAGE_DRIVEN, ONE_F_ONE_B
 from autosbp.search.bounds.dealing import Cut
 from autosbp.search.stages.crossings import cut_places
 from autosbp.search.stages.layouts import LayoutProblems, Structure
 from autosbp.search.stages.pipelines import Shape
 
 Floats = NDArray[np.float64]
-IN_TURN = (GPIPE, ONE_F_ONE_B)
-"""Schedules whose stages send one message after another, beside the next pass of the same direction, and wait before one of the
-other. Of interleaved ones stages wait for every message; message-driven ones wait for none."""
 
 
 def own_waits(shape: Shape, stages: int, count: int) -> Floats:
     """For how many of so many microbatches' messages in one direction each stage itself waits."""
-    if shape.schedule == MESSAGE_DRIVEN:
-        return np.zeros(stages)
-    if shape.schedule not in IN_TURN:
-        return np.full(stages, float(count))
-    together = np.full(stages, count) if shape.schedule == GPIPE else np.arange(stages)[::-1]
-    waits: Floats = np.maximum(count - together, 1.0)
-    return waits
+    return np.array([float(shape.schedule.sends_waited(stage, stages, count)) for stage in range(stages)])
 
 
 def crossings(shape: Shape, stages: int, count: int) -> tuple[Floats, Floats]:
     """How often the message over each cut is waited for in a step, forward and back: by its own stage, and on the way of the
     first microbatch to each of those behind, in sum over the stages (the paths of ``bounds.bubble``)."""
     own = own_waits(shape, stages, count)
-    if shape.schedule in IN_TURN:
+    if shape.schedule.overlaps_sends:
         return own[:-1] + np.arange(stages - 1.0, 0.0, -1.0), own[1:]
     found = np.tile(own, shape.virtual)[:-1]
     return found, found
@@ -72,12 +62,12 @@ class Sends:
         often = own_waits(shape, self.structure.stages, fewest)[stage] / fewest
         ahead = often * (shape.virtual - (stage == self.structure.stages - 1)) * ahead_s
         back = often * (shape.virtual - (stage == 0)) * back_s
-        way = self._way_s[stage] / most if shape.schedule in IN_TURN else 0.0
+        way = self._way_s[stage] / most if shape.schedule.overlaps_sends else 0.0
         return float(ahead + back + way)
 
     def busiest_s(self, shape: Shape) -> float:
         """What the messages of one stage take that go one after another, beside passes or not."""
-        if shape.schedule not in IN_TURN:
+        if not shape.schedule.overlaps_sends:
             return 0.0
         last = self.structure.stages - 1
         each = enumerate(self._smallest_s)

@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.errors import InfeasibleError
-from autosbp.pipeline import INTERLEAVED, ZERO_BUBBLE, Pipeline
-from autosbp.search.bounds.bubble import bubble_s, waits_of
+from autosbp.pipeline import Pipeline
+from autosbp.search.bounds.bubble import bubble_s
 from autosbp.search.bounds.chunk_work import ChunkWork
 from autosbp.search.bounds.critical_paths import CriticalPaths
 from autosbp.search.bounds.cut_game import CutGame, Messages
 from autosbp.search.bounds.dealing import least_messages_s, work_between
 from autosbp.search.bounds.least_work import chunk_work
-from autosbp.search.bounds.sends import IN_TURN, Sends
+from autosbp.search.bounds.sends import Sends
 from autosbp.search.bounds.stage_costs import Part
 from autosbp.search.problem.build import BuiltProblem
 from autosbp.search.problem.clusters import OpCluster
@@ -171,10 +171,10 @@ class WaitBounds:
     def _game(self, shape: Shape, size: int, until: Callable[[], bool]) -> CutGame | None:
         """Of a schedule whose messages do not go beside passes; None, too, where time is over."""
         stages, count = self.structure.stages, self.problems.global_batch // size
-        defers = shape.schedule == ZERO_BUBBLE
+        defers = shape.schedule.splits_backward
         chunks, borders = stages * shape.virtual, len(self._sends.places) + 2
         passes = chunks * count * (2 + defers)
-        told = self.problems.folding is None and shape.schedule in (INTERLEAVED, ZERO_BUBBLE)
+        told = self.problems.folding is None and shape.schedule.interleaves
         if not told or stages > MOST_STAGES or borders > MOST_BORDERS or passes > MOST_PASSES:
             return None
         cuts = self._sends.cuts(shape, count)
@@ -210,13 +210,14 @@ class WaitBounds:
         room = level / count * np.arange(1.0, stages)  # of one microbatch, in so many stages
         forward, backward, lean = (each.least(size, room) for each in (model.forward, model.backward, model.lean))
         passes_s = model.passes_s * self.problems.global_batch
-        back = lean if shape.schedule == ZERO_BUBBLE else backward
-        spent = max(bubble_s(waits, work_s, passes_s, count, forward, back) for waits in waits_of(shape, stages))
+        back = lean if shape.schedule.splits_backward else backward
+        paths = shape.schedule.waits(stages, shape.virtual)
+        spent = max(bubble_s(waits, work_s, passes_s, count, forward, back) for waits in paths)
         sent = max(spent + self._sends.least_s(shape, count), stages * self._sends.busiest_s(shape))
         if sent < stages * level and model.between_s is not None and stages * shape.virtual <= MOST_CHUNKS:
             # The smallest messages may be where no stage could make use of them.
             between_s, cuts = self.problems.global_batch * model.between_s, self._sends.cuts(shape, count)
-            in_turn = count if shape.schedule in IN_TURN else 0
+            in_turn = count if shape.schedule.overlaps_sends else 0
             sent = max(sent, spent + least_messages_s(between_s, cuts, level, in_turn))
         return float(sent * (1 - ROUNDING)) / stages
 

@@ -20,6 +20,7 @@ from autosbp.pipeline import Pipeline
 from autosbp.plan import Costs, Signature, StageCosts, Strategy
 from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.placement import Sbp
+from autosbp.schedules import SCHEDULES
 from autosbp.search._base import SearchResult
 from autosbp.search.space.candidate import Candidate
 from autosbp.search.space.costing import Costing
@@ -35,6 +36,8 @@ AT_ONCE = 2
 for _kind in (Axis, Mesh, Signature, Strategy, StageCosts, Costs, Candidate, SearchResult):
     handed_over(_kind)
 handed_over(Pipeline, "num_stages", "cuts", "schedule", "weights_lag")
+for _schedule in SCHEDULES.values():
+    handed_over(type(_schedule))
 handed_over(Sbp, "kind", "dim", "reduction", "place")
 handed_over(InfeasibleError, "constraint", "limit", "needed", "detail", "conflict")
 

@@ -12,7 +12,6 @@ from autosbp.costmodel.alike import KnownChunks
 from autosbp.costmodel.memory.stage import memory_runs, stage_memory
 from autosbp.costmodel.stages import Stages
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import ZERO_BUBBLE
 from autosbp.plan import Strategy
 
 
@@ -23,7 +22,7 @@ def with_earlier_weights(
     where all of them fit, and with a lag of 0 where none does. ``known`` has the memory of its chunks. Of another schedule, or
     with a lag, it stays as it is."""
     pipeline = strategy.pipeline
-    if pipeline is None or pipeline.schedule != ZERO_BUBBLE or pipeline.weights_lag is not None:
+    if pipeline is None or not pipeline.schedule.splits_backward or pipeline.weights_lag is not None:
         return strategy
     stages = Stages(graph, strategy)
     known.prepare(memory_runs(stages, stages.chunks, device))

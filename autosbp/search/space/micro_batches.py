@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from autosbp.cluster import prime_factors
-from autosbp.pipeline import SCHEDULES
+from autosbp.schedules import SCHEDULES
 
 
 @lru_cache(maxsize=256)
@@ -21,10 +21,10 @@ def micro_batches(
 
     Args:
         whole: the global batch.
-        schedules: those that a pipeline may run.
+        schedules: names of those that a pipeline may run.
         asked: a size that the batch is a multiple of.
     """
-    takes_few = [SCHEDULES[schedule].micro(1, stages) for schedule in schedules]
+    takes_few = [SCHEDULES[schedule].takes_micro(1, stages) for schedule in schedules]
     may_be_few = all(takes_few) or (any(takes_few) and (asked is not None or whole < stages))
     least = 1 if may_be_few else stages
     if asked is not None:

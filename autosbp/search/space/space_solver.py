@@ -286,7 +286,7 @@ class SpaceSolver(Apart):
         def is_too_large(result: SearchResult) -> bool:
             if self._out_of_time():
                 return False
-            tried = next(iter(self._candidates(layouts, result, (pipeline.schedule,))), None)
+            tried = next(iter(self._candidates(layouts, result, (pipeline.schedule.name,))), None)
             found.extend([] if tried is None else [tried])
             # One that is too slow is none: so are all that are leaner.
             return isinstance(tried, Candidate) and not self.has_room(tried)

@@ -17,7 +17,6 @@ import numpy as np
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.memory import state_bytes_per_element
 from autosbp.costmodel.memory.stage import memory_runs, stage_memory
-from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, KINDS, stage_order
 from autosbp.costmodel.recompute import chunk_runs, parts_of_chunks
 from autosbp.costmodel.stages import Stages
 from autosbp.costmodel.timeline import Timeline
@@ -202,9 +201,5 @@ def _state_bytes(graph: LogicalGraph, strategy: Strategy) -> dict[str, float]:
 
 def _in_flight(pipeline: Pipeline, num_micro: int) -> Floats:
     """The most microbatches of all its chunks that each stage has between forward and backward."""
-    found = []
-    for stage in range(pipeline.num_stages):
-        kinds = stage_order(pipeline, stage, num_micro).kinds
-        change = np.where(kinds == KINDS.index(FORWARD), 1, np.where(kinds == KINDS.index(BACKWARD), -1, 0))
-        found.append(float(np.cumsum(change).max()))
-    return np.array(found)
+    counts = (pipeline.num_stages, num_micro, pipeline.num_virtual)
+    return np.array([float(pipeline.schedule.in_flight(stage, *counts)) for stage in range(pipeline.num_stages)])

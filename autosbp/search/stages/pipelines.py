@@ -11,9 +11,10 @@ import numpy as np
 from autosbp.costmodel.deliveries import LinkModel
 from autosbp.costmodel.pipeline import Chunk, pipeline_time
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import INTERLEAVED, LEAN, MESSAGE_DRIVEN, SCHEDULES, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
 from autosbp.plan import Strategy
 from autosbp.sbp.deferral import LINEAR
+from autosbp.schedules import SCHEDULES, Schedule
 from autosbp.search.stages.cuts import Cutter, Floats, Pace, Places, cut, find_places, pace_of, sums_before
 
 VIRTUAL = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -33,7 +34,7 @@ SHORT_WAIT = 0.3
 class Shape:
     """A schedule with so many chunks a stage."""
 
-    schedule: str
+    schedule: Schedule
     virtual: int
 
 
@@ -56,13 +57,13 @@ class _Option:
     cuts: tuple[str, ...]
     work: _Work
 
-    def simulated(self, stages: int, num_micro: int, schedule: str) -> float:
+    def simulated(self, stages: int, num_micro: int, schedule: Schedule) -> float:
         """The step, pass by pass, with backward twice as long as forward; the estimate where that takes long."""
         work = self.work
         if num_micro * len(work.seconds) > MOST_PASSES:
             return self.estimate
         own = work.seconds - work.sends[1:] - work.sends[:-1]
-        put_off = work.deferred if schedule == ZERO_BUBBLE else np.zeros_like(own)
+        put_off = work.deferred if schedule.splits_backward else np.zeros_like(own)
         columns = own / 3, 2 / 3 * own - put_off, put_off, work.sends[1:], work.sends[:-1]
         chunks = [Chunk(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
         return pipeline_time(chunks, stages, num_micro, 0.0, schedule).step_s
@@ -70,10 +71,9 @@ class _Option:
 
 def shapes(stages: int, num_micro: int, kinds: tuple[str, ...]) -> Iterator[Shape]:
     """Schedules that take these microbatches."""
-    for schedule in kinds:
-        limits = SCHEDULES[schedule]
+    for schedule in map(SCHEDULES.__getitem__, kinds):
         for virtual in VIRTUAL:
-            if limits.chunks(virtual) and limits.micro(num_micro, stages):
+            if schedule.takes_chunks(virtual) and schedule.takes_micro(num_micro, stages):
                 yield Shape(schedule, virtual)
 
 
@@ -96,7 +96,7 @@ def pipelines(
         graph: the whole one, bound.
         strategy: layouts on one stage's mesh.
         seconds: of one microbatch, by op.
-        kinds: schedules that are asked for.
+        kinds: names of the schedules that are asked for.
         starts: ops that a chunk may begin with; any where there are none.
         held: stages of ops.
         pace: of stages that are not alike, given the places.
@@ -118,15 +118,15 @@ def pipelines(
         for virtual in {shape.virtual for shape in shapes(stages, num_micro, kinds)}
         if stages * virtual <= len(places.names) + 1
     }
-    found: dict[str, list[_Option]] = {}
+    found: dict[Schedule, list[_Option]] = {}
     for shape in shapes(stages, num_micro, kinds):
         place = cuts.get(shape.virtual)
         if place is not None:
             # A message-driven stage does not wait for its messages.
-            work = _work(places, place, stages, 0.0 if shape.schedule == MESSAGE_DRIVEN else per_byte, deferred)
+            work = _work(places, place, stages, 0.0 if shape.schedule.is_message_driven else per_byte, deferred)
             slowest = float(work.seconds.reshape(-1, stages).sum(axis=0).max())
             wait = 1 / shape.virtual
-            if shape.schedule == ZERO_BUBBLE:
+            if shape.schedule.splits_backward:
                 # Stages run few passes ahead, so that the slowest chunk of each round holds up all.
                 slowest = float(work.seconds.reshape(-1, stages).max(axis=1).sum())
                 wait *= unfilled
@@ -135,12 +135,12 @@ def pipelines(
     chosen: list[tuple[float, int, str, tuple[str, ...]]] = []
     for schedule, options in found.items():
         ranked = [
-            (option.simulated(stages, num_micro, schedule), option.virtual, schedule, option.cuts)
+            (option.simulated(stages, num_micro, schedule), option.virtual, schedule.name, option.cuts)
             for option in _promising(options)
         ]
         chosen += {min(ranked), min(ranked, key=lambda each: each[1])}
-    for estimate, _, schedule, place in sorted(chosen):
-        yield estimate, replace(strategy, pipeline=Pipeline(stages, place, schedule))
+    for estimate, _, name, place in sorted(chosen):
+        yield estimate, replace(strategy, pipeline=Pipeline(stages, place, SCHEDULES[name]))
 
 
 def waiting(stages: int, num_micro: int, kinds: tuple[str, ...], most_chunks: int) -> float:
@@ -148,8 +148,8 @@ def waiting(stages: int, num_micro: int, kinds: tuple[str, ...], most_chunks: in
     about."""
     found = [1.0]
     for shape in shapes(stages, num_micro, kinds):
-        if shape.virtual * stages <= most_chunks and shape.schedule in (INTERLEAVED, ZERO_BUBBLE):
-            found.append((UNFILLED if shape.schedule == ZERO_BUBBLE else 1.0) / shape.virtual)
+        if shape.virtual * stages <= most_chunks and shape.schedule.interleaves:
+            found.append((UNFILLED if shape.schedule.splits_backward else 1.0) / shape.virtual)
     return max(min(found), SHORT_WAIT)
 
 
@@ -170,7 +170,7 @@ def shortlist(found: list[tuple[float, Strategy]]) -> list[tuple[float, Strategy
 def _keeps_least(pipeline: Pipeline | None, first: Pipeline | None) -> bool:
     if pipeline is None or first is None:
         return False
-    return pipeline.schedule in LEAN or (pipeline.schedule == first.schedule and pipeline.num_virtual == 1)
+    return pipeline.schedule.is_lean or (pipeline.schedule == first.schedule and pipeline.num_virtual == 1)
 
 
 def _cut(cutter: Cutter, num_chunks: int) -> tuple[str, ...] | None:

@@ -11,7 +11,7 @@ from typing import Any
 from autosbp.cluster import presets
 from autosbp.errors import InputError
 from autosbp.graph.onnx import MAX_FILE_BYTES
-from autosbp.pipeline import SCHEDULES
+from autosbp.schedules import SCHEDULES
 from autosbp.search import SEARCHERS
 from autosbp.zoo.catalog import read_catalog
 from service.body import parse

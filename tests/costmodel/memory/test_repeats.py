@@ -19,11 +19,12 @@ from autosbp.costmodel.memory.tensors import Meter, Storage
 from autosbp.costmodel.recompute import block_runs, recomputable_blocks
 from autosbp.costmodel.stages import Chunk, Stages
 from autosbp.errors import InputError
-from autosbp.pipeline import GPIPE, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.parameters import parameter_flow
 from autosbp.sbp.placement import B, I, NdSbp, P, S
+from autosbp.schedules import GPIPE, ZERO_BUBBLE
 from autosbp.search.planner import Planner
 from tests.costmodel.memory.programs import Program, data_parallel, on_one_device, random_blocks
 from tests.search.plans import graph_of

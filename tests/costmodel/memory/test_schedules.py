@@ -7,17 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from autosbp.costmodel.memory.schedules import (
-    in_flight,
     offloaded_state,
     pipelined_peak,
     recomputed_inputs,
     recomputed_kept,
-    weights_owed,
 )
 from autosbp.costmodel.pipeline_passes import BACKWARD, FORWARD, stage_passes
 from autosbp.errors import InputError
 from autosbp.graph.ir import TensorMeta
-from autosbp.pipeline import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
+from autosbp.schedules import GPIPE, INTERLEAVED, MESSAGE_DRIVEN, ONE_F_ONE_B, ZERO_BUBBLE, Schedule
 
 HALF, FULL = TensorMeta((1,), "bfloat16"), TensorMeta((1,), "float32")
 CASES = [
@@ -35,7 +34,7 @@ CASES = [
 ]
 
 
-def counted(schedule: str, stage: int, stages: int, chunks: int, micro: int) -> tuple[int, int]:
+def counted(schedule: Schedule, stage: int, stages: int, chunks: int, micro: int) -> tuple[int, int]:
     """The most forwards without their backward in the order of a stage's passes, and the most backwards without their
     weights' at a moment when so many are in flight."""
     pipeline = Pipeline(stages, tuple(f"cut_{at}" for at in range(stages * chunks - 1)), schedule)
@@ -43,7 +42,7 @@ def counted(schedule: str, stage: int, stages: int, chunks: int, micro: int) -> 
     most, owed_then, held, owed = 0, 0, 0, 0
     for one in stage_passes(pipeline, stage, micro):
         held += {FORWARD: 1, BACKWARD: -1}.get(one.kind, 0)
-        owed += {FORWARD: 0, BACKWARD: 1}.get(one.kind, -1) if schedule == ZERO_BUBBLE else 0
+        owed += {FORWARD: 0, BACKWARD: 1}.get(one.kind, -1) if schedule.splits_backward else 0
         if one.kind == FORWARD:
             most, owed_then = max((most, owed_then), (held, owed))
     return most, owed_then
@@ -51,32 +50,32 @@ def counted(schedule: str, stage: int, stages: int, chunks: int, micro: int) -> 
 
 @pytest.mark.parametrize(("schedule", "stages", "chunks", "micro"), CASES)
 def test_a_stage_keeps_as_many_microbatches_as_the_order_of_its_passes(
-    schedule: str, stages: int, chunks: int, micro: int
+    schedule: Schedule, stages: int, chunks: int, micro: int
 ) -> None:
     for stage in range(stages):
-        found = tuple(each(schedule, stage, stages, micro, chunks) for each in (in_flight, weights_owed))
+        found = tuple(each(stage, stages, micro, chunks) for each in (schedule.in_flight, schedule.weights_owed))
         assert found == counted(schedule, stage, stages, chunks, micro)
 
 
 def test_gpipe_keeps_all_microbatches() -> None:
-    assert [in_flight(GPIPE, stage, 4, 8) for stage in range(4)] == [8] * 4
+    assert [GPIPE.in_flight(stage, 4, 8) for stage in range(4)] == [8] * 4
 
 
 @pytest.mark.parametrize("schedule", [ONE_F_ONE_B, ZERO_BUBBLE])
-def test_1f1b_and_zero_bubble_keep_one_microbatch_for_each_stage_to_the_end(schedule: str) -> None:
-    assert [in_flight(schedule, stage, 4, 8) for stage in range(4)] == [4, 3, 2, 1]
-    assert [in_flight(schedule, stage, 4, 2) for stage in range(4)] == [2, 2, 2, 1]
+def test_1f1b_and_zero_bubble_keep_one_microbatch_for_each_stage_to_the_end(schedule: Schedule) -> None:
+    assert [schedule.in_flight(stage, 4, 8) for stage in range(4)] == [4, 3, 2, 1]
+    assert [schedule.in_flight(stage, 4, 2) for stage in range(4)] == [2, 2, 2, 1]
 
 
 def test_with_weights_put_off_no_stage_has_more_microbatches_at_all_than_the_first_of_1f1b() -> None:
     for stage in range(4):
-        assert in_flight(ZERO_BUBBLE, stage, 4, 16) + weights_owed(ZERO_BUBBLE, stage, 4, 16) == 4
+        assert ZERO_BUBBLE.in_flight(stage, 4, 16) + ZERO_BUBBLE.weights_owed(stage, 4, 16) == 4
 
 
 def test_a_pipelined_peak_counts_activations_once_per_microbatch_in_flight() -> None:
-    assert pipelined_peak(100, 10, 7, in_flight(ONE_F_ONE_B, 0, 4, 8)) == 100 + 40 + 7
-    owed = weights_owed(ZERO_BUBBLE, 3, 4, 8)
-    assert pipelined_peak(100, 10, 7, in_flight(ZERO_BUBBLE, 3, 4, 8), 6, owed) == 100 + 10 + 7 + 18
+    assert pipelined_peak(100, 10, 7, ONE_F_ONE_B.in_flight(0, 4, 8)) == 100 + 40 + 7
+    owed = ZERO_BUBBLE.weights_owed(3, 4, 8)
+    assert pipelined_peak(100, 10, 7, ZERO_BUBBLE.in_flight(3, 4, 8), 6, owed) == 100 + 10 + 7 + 18
 
 
 def test_with_recomputation_microbatches_in_flight_keep_inputs_and_the_one_at_work_one_group_besides() -> None:
@@ -84,7 +83,7 @@ def test_with_recomputation_microbatches_in_flight_keep_inputs_and_the_one_at_wo
     assert [recomputed_inputs(inputs, interval) for interval in (1, 2, 3, 8)] == [8, 4, 3, 1]
     kept = recomputed_inputs(inputs, 1)
     working = recomputed_kept(blocks, inputs, 1) - kept
-    assert pipelined_peak(100, kept, working, in_flight(ONE_F_ONE_B, 0, 4, 8)) == 100 + 3 * 8 + (7 + 10)
+    assert pipelined_peak(100, kept, working, ONE_F_ONE_B.in_flight(0, 4, 8)) == 100 + 3 * 8 + (7 + 10)
 
 
 def test_recomputing_every_block_keeps_inputs_and_one_block() -> None:
@@ -116,10 +115,6 @@ def test_parameters_in_full_precision_have_no_copy_to_offload() -> None:
 @pytest.mark.parametrize(
     ("call", "field"),
     [
-        (lambda: in_flight("zigzag", 0, 2, 4), "schedule"),
-        (lambda: in_flight(ONE_F_ONE_B, 2, 2, 4), "stage"),
-        (lambda: in_flight(ONE_F_ONE_B, 0, 2, 0), "num_micro"),
-        (lambda: weights_owed(GPIPE, 0, 2, 4, 2), "num_virtual"),
         (lambda: recomputed_kept([1, 2], [1], 1), "boundary_bytes"),
         (lambda: recomputed_kept([1], [1], -1), "interval"),
         (lambda: recomputed_inputs([1], 0), "interval"),

@@ -13,8 +13,8 @@ from autosbp.costmodel.memory.stage import ChunkRun, _run
 from autosbp.costmodel.memory.tensors import Meter
 from autosbp.costmodel.recompute import block_runs, recomputable_blocks
 from autosbp.costmodel.stages import Chunk, Stages
-from autosbp.pipeline import GPIPE
 from autosbp.plan import Strategy
+from autosbp.schedules import GPIPE
 from autosbp.search.planner import Planner
 from tests.search.plans import graph_of
 
@@ -43,7 +43,7 @@ def test_passes_that_stand_for_others_take_what_these_do(stages: int, micro_batc
         stages=stages,
         micro_batch=micro_batch,
         recompute=recompute,
-        schedules=(GPIPE,),
+        schedules=(GPIPE.name,),
         baselines=(),
     )
     strategy = make_plan(graph, cluster, None, options).strategy
@@ -87,7 +87,7 @@ def two_stages(storage: str, count: int) -> tuple[Strategy, LogicalGraph]:
     """A strategy of Llama 7B, and its graph."""
     graph, cluster = graph_of("llama-7b"), load_cluster("dgx-a100-80g:1")
     options = PlanOptions(
-        global_batch=4 * count, stages=2, micro_batch=4, schedules=(GPIPE,), storage=storage, tensor_parallel=4,
+        global_batch=4 * count, stages=2, micro_batch=4, schedules=(GPIPE.name,), storage=storage, tensor_parallel=4,
         recompute=0, memory_limit_bytes=1 << 50, baselines=(),
     )  # fmt: skip
     strategy = make_plan(graph, cluster, None, options).strategy

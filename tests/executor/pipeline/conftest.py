@@ -11,8 +11,8 @@ import pytest
 
 from autosbp.api import LogicalGraph, capture_hf_config
 from autosbp.costmodel.recompute import Runs, recomputing
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.plan import Strategy
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.torchrun import run_ranks
 from tests.executor.conftest import GPT2, graph_of
 from tests.executor.pipeline.strategies import LAYOUTS, gated, pipelined
@@ -64,7 +64,7 @@ def case(name: str, optimizer: str) -> dict[str, Any]:
             made[layout] = LAYOUTS[layout](graph, 4 // stages)
         strategy = pipelined(graph, made[layout], stages, schedule, virtual)
         strategy = replace(strategy, optimizer=optimizer)
-        label = f"{name} {stages} stages {layout} {schedule} {virtual}"
+        label = f"{name} {stages} stages {layout} {schedule.name} {virtual}"
         strategies.append({"label": label, "strategy": strategy.to_dict()})
         if (name, layout, schedule) in RECOMPUTED:
             bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))

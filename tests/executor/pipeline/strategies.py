@@ -11,9 +11,10 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
+from autosbp.pipeline import Pipeline
 from autosbp.plan import Strategy
 from autosbp.sbp.storage import store_split
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Schedule
 from autosbp.search import SEARCHERS, SearchOptions
 from autosbp.search.problem.assembly import Allowed
 from autosbp.search.problem.baselines import Roles
@@ -105,7 +106,7 @@ def even_cuts(graph: LogicalGraph, num_chunks: int, shift: int = 0) -> tuple[str
 
 
 def pipelined(
-    graph: LogicalGraph, strategy: Strategy, stages: int, schedule: str, virtual: int = 1, shift: int = 0
+    graph: LogicalGraph, strategy: Strategy, stages: int, schedule: Schedule, virtual: int = 1, shift: int = 0
 ) -> Strategy:
     cuts = even_cuts(graph, stages * virtual, shift)
     return replace(strategy, pipeline=Pipeline(stages, cuts, schedule))

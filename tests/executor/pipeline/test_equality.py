@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from autosbp.graph.chunks import cut_graph
+from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from tests.executor.pipeline.conftest import CASES, Reports, model
 from tests.executor.pipeline.strategies import even_cuts, gated
 
@@ -40,8 +41,8 @@ def test_every_rank_issues_what_was_charged_in_that_order(reports: Reports) -> N
 def test_every_schedule_ran_on_two_stages_of_two_and_four_of_one() -> None:
     for stages in (2, 4):
         ran = {(schedule, virtual) for cases in CASES.values() for n, _, schedule, virtual in cases if n == stages}
-        assert {schedule for schedule, _ in ran} == {"gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"}
-        assert {("zero_bubble", 1), ("zero_bubble", 2)} <= ran
+        assert {schedule for schedule, _ in ran} == {GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE}
+        assert {(ZERO_BUBBLE, 1), (ZERO_BUBBLE, 2)} <= ran
 
 
 def test_ranks_store_what_their_stage_reads_and_two_stages_the_tied_embedding(reports: Reports) -> None:

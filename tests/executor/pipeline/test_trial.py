@@ -17,6 +17,7 @@ from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.network import NetworkModel
 from autosbp.errors import InputError
 from autosbp.plan import Plan, plan_id_of
+from autosbp.schedules import INTERLEAVED
 from tests.executor.conftest import graph_of
 from tests.executor.pipeline.strategies import data_parallel, pipelined
 
@@ -26,7 +27,7 @@ def plans() -> tuple[Plan, Plan]:
     """One without and one with stages."""
     graph, cluster = graph_of("mlp"), load_cluster("local:2x2")
     plan = make_plan(graph, cluster, None, PlanOptions(global_batch=8, micro_batch=2))
-    strategy = pipelined(graph, data_parallel(graph, 2), 2, "interleaved_1f1b", 2)
+    strategy = pipelined(graph, data_parallel(graph, 2), 2, INTERLEAVED, 2)
     boxing = BoxingModel(NetworkModel(cluster), strategy.mesh)
     costs = evaluate(graph.bind(batch=2), strategy, boxing, ComputeModel(cluster.device))
     document = {**plan.document, **costs.to_dict(), "strategy": strategy.to_dict()}

@@ -18,6 +18,7 @@ from autosbp.pipeline import Pipeline
 from autosbp.plan import Signature, Strategy
 from autosbp.sbp.mesh import Axis, Mesh
 from autosbp.sbp.placement import B, S
+from autosbp.schedules import ONE_F_ONE_B
 from service.models import TrialRow
 from service.web.forms import Form
 from service.web.presenters import planning
@@ -77,7 +78,7 @@ def test_a_layer_that_differs_in_layout_stage_or_recomputation_is_a_group_of_its
     again = replace(strategy(), recompute=((first[0].name, first[-1].name),))
     groups = sharding_map(graph, again).groups
     assert [group.recomputed for group in groups].count(True) == 1 and len(groups) == count + 1
-    staged = replace(strategy(), pipeline=Pipeline(2, (last[0].name,), "1f1b"))
+    staged = replace(strategy(), pipeline=Pipeline(2, (last[0].name,), ONE_F_ONE_B))
     assert {group.stage for group in sharding_map(graph, staged).groups} == {0, 1}
 
 
@@ -113,7 +114,7 @@ def test_a_line_of_a_fit_is_what_plans_are_charged() -> None:
 def test_a_long_pipeline_is_drawn_from_both_its_ends() -> None:
     stages, micro = 8, 512
     chunks = [Chunk(1.0, 2.0, 0.0, 0.1, 0.1)] * stages
-    spans = pass_spans(chunks, Pipeline(stages, tuple(map(str, range(1, stages))), "1f1b"), micro)
+    spans = pass_spans(chunks, Pipeline(stages, tuple(map(str, range(1, stages))), ONE_F_ONE_B), micro)
     chart = pipeline_chart(spans, stages)
     drawn = chart.data["spans"]
     assert len(drawn) <= MOST_SPANS < len(spans)
