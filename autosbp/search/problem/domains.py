@@ -33,9 +33,6 @@ from autosbp.search.problem.zones import Zones
 
 Floats = NDArray[np.float64]
 
-LATE = 1 - 1e-6
-"""Of the seconds of the loss's sum, where all counts: a sum before the last ops, which they would wait for, costs more."""
-
 
 @dataclass(frozen=True)
 class Domain:
@@ -342,7 +339,7 @@ class UnaryCosts:
         target = [I] * len(states)
         found = table.between(table.ids(states, domain.rows), table.ids(target, domain.rows))
         if self.weights.multipliers is None:
-            return self.weights.micro * found * LATE
+            return self.weights.micro * found
         # Its sum is waited for by nobody before the step ends.
         return np.where(np.isinf(found), found, 0.0)
 
