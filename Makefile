@@ -1,5 +1,5 @@
 # Every target is one script, so that people and CI run the same thing. Needs Python >= 3.11 and make, nothing else.
-.PHONY: setup demo test check bench load chaos storage launchers fuzz plans clean
+.PHONY: setup demo unit test check docs bench load attack chaos storage backup launchers fuzz plans clean
 
 setup:  ## create .venv with everything that demo and tests need
 	@scripts/setup
@@ -7,11 +7,17 @@ setup:  ## create .venv with everything that demo and tests need
 demo: setup  ## the whole product on a real model, in a few minutes
 	@scripts/demo
 
+unit: setup  ## the tests without ranks, services and subprocesses: at most 3 minutes on two cores
+	@scripts/unit
+
 test: setup  ## style, types and tests: LONG=1 for those, too, that take long
 	@scripts/test
 
 check: setup  ## style and types only
 	@scripts/check
+
+docs: setup  ## the documentation as a site in site/, without anything from elsewhere
+	@scripts/docs
 
 bench: setup  ## the benchmarks, each with its table
 	@scripts/bench
@@ -20,11 +26,18 @@ load: setup  ## the service under load, on SQLite and as two processes on Postgr
 	@.venv/bin/python -m benchmarks.service --seconds $(or $(SECONDS),20) --check --json
 	@.venv/bin/python -m benchmarks.service --seconds $(or $(SECONDS),20) --processes 2 --database postgresql --check --json
 
+attack: setup  ## the service attacked by strangers and a tenant: ONLY=WORD for some of the ways, OUTPUT=benchmarks/data/attack.json
+	@.venv/bin/python -m benchmarks.attack $(if $(ONLY),--only "$(ONLY)") --check --json $(if $(OUTPUT),-o $(OUTPUT))
+
 chaos: setup  ## the service under kills: LONG=1 for the long form
 	@.venv/bin/python -m benchmarks.chaos $(if $(LONG),--long) --json
 
 storage: setup  ## the service while its storage is locked, read-only, full or fails, on SQLite and PostgreSQL (root, for disks of its own)
 	@.venv/bin/python -m benchmarks.storage --check --json $(if $(OUTPUT),-o $(OUTPUT))
+
+backup: setup  ## backups of a service under 20 posts a second, each restored: ROUNDS=20, on SQLite and PostgreSQL
+	@.venv/bin/python -m benchmarks.backup --rounds $(or $(ROUNDS),2) --check --json
+	@.venv/bin/python -m benchmarks.backup --rounds $(or $(ROUNDS),2) --database postgresql --check --json
 
 launchers: setup  ## lost submissions on a real Slurm: EACH=20 of every kind (root; scripts/system)
 	@.venv/bin/python -m benchmarks.launchers --each $(or $(EACH),20) --check --json $(if $(OUTPUT),-o $(OUTPUT))
@@ -37,4 +50,4 @@ plans: setup  ## whether what is asked of a plan ever beats what is free to choo
 	@.venv/bin/python -m benchmarks.plans $(if $(SEED),--seed $(SEED)) --cases $(or $(CASES),10) --check --json $(if $(OUTPUT),-o $(OUTPUT))
 
 clean:
-	rm -rf .venv demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo-out site .pytest_cache .mypy_cache .ruff_cache .hypothesis

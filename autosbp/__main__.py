@@ -1,8 +1,8 @@
-"""``python -m autosbp``: the ``autosbp`` command, where its script is not on the path."""
+"""``python -m autosbp``: run the ``autosbp`` command where its script is not on the path."""
 
 from __future__ import annotations
 
 from autosbp.cli import main
 
-if __name__ == "__main__":  # not again in the processes that a command spawns
+if __name__ == "__main__":  # false in processes that a command spawns
     main()

@@ -1,4 +1,4 @@
-"""The library's front door: load or capture a graph, plan, run a trial. Importing it does not import torch."""
+"""Public Python API: load or capture a graph, plan, run a trial. Importing it does not import torch."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosbp.cluster import Cluster, load_cluster
-from autosbp.costmodel.boxing import BoxingModel
+from autosbp.cluster.spec import Cluster, load_cluster
 from autosbp.costmodel.calibration import Calibration
-from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.evaluate import evaluate
-from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.strategy_cost import predict_costs
 from autosbp.graph.ir import LogicalGraph
-from autosbp.graph.serialize import from_dict
-from autosbp.plan import Costs, Plan, Strategy
+from autosbp.graph_sources import load_graph, load_model
+from autosbp.launch.local import MAX_LOCAL_RANKS, Launch, run_ranks
+from autosbp.plan.plan import Plan, Strategy
 from autosbp.sbp.rules import check_graph
-from autosbp.search.op_keys import op_keys
+from autosbp.search.ops_to_time import op_keys
 from autosbp.search.pareto import pareto_front
-from autosbp.search.plan_options import PlanOptions, require_room
+from autosbp.search.plan_options import PlanOptions, check_memory
 from autosbp.search.planner import make_plan
 from autosbp.search.what_if import what_if
 from autosbp.search.why import why
-from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, run_ranks
 
 if TYPE_CHECKING:
-    from autosbp.lessons import Taught
+    from autosbp.costmodel.trial_feedback import CorrectedCalibration
 
 __all__ = [
     "Calibration",
@@ -46,48 +43,48 @@ __all__ = [
     "pareto_front",
     "predict_costs",
     "read_onnx",
-    "require_room",
+    "check_memory",
     "run_trial",
     "what_if",
     "why",
 ]
 
 
-def load_graph(document: object) -> LogicalGraph:
-    """Read a graph document and check every op and shape; raises ``GraphError`` naming field, value and limit."""
-    graph = from_dict(document)
-    check_graph(graph)
-    return graph
-
-
 def capture(model: str, **options: Any) -> LogicalGraph:
-    """The graph of a MODEL: a ``.json`` graph, ``zoo:NAME``, ``hf:config.json``, ``onnx:FILE`` or
-    ``package.module:factory``. ``seq_len=`` and ``image_size=`` apply to Hugging Face configs."""
-    from autosbp.sources import load_model
+    """Load or capture the graph that a MODEL string names.
 
+    Args:
+        model: a ``.json`` graph, ``zoo:NAME``, ``hf:config.json``, ``onnx:FILE`` or ``package.module:factory``.
+        **options: ``seq_len=`` and ``image_size=``, for Hugging Face configs only; ``check=False`` leaves out the
+            comparison with the module.
+    """
     return load_model(model, **options)
 
 
 def capture_hf_config(
-    config: Mapping[str, Any], seq_len: int | None = None, image_size: int | None = None
+    config: Mapping[str, Any], seq_len: int | None = None, image_size: int | None = None, check: bool = True
 ) -> LogicalGraph:
     """Capture the model of a Hugging Face config (needs the extra ``hf``)."""
     from autosbp.discovery import discover_rules
     from autosbp.graph.huggingface import capture_hf_config as run
 
-    return discover_rules(run(config, seq_len, image_size=image_size))
+    return discover_rules(run(config, seq_len, image_size=image_size, check=check))
 
 
 def read_onnx(data: bytes, shown: str = "...") -> dict[str, Any]:
-    """An ONNX file without its weights, as a document (needs the extra ``onnx``); it is parsed in a process with limits.
-    Errors call it ``shown``."""
+    """Read an ONNX file without its weights into a document, in a process with limits (needs the extra ``onnx``).
+
+    Args:
+        data: content of the file.
+        shown: name of the file in error messages.
+    """
     from autosbp.graph.onnx import read_onnx as run
 
     return dict(run(data, shown).document)
 
 
 def capture_onnx(document: Mapping[str, Any], name: str | None = None) -> LogicalGraph:
-    """Capture the ONNX model of a document of ``read_onnx``; by default under the name that the file has."""
+    """Capture the ONNX model of a document of ``read_onnx``; ``name`` defaults to the file's own graph name."""
     from autosbp.discovery import discover_rules
     from autosbp.graph.onnx import Skeleton
     from autosbp.graph.onnx import capture_onnx as run
@@ -103,35 +100,27 @@ def capture_module(
     *,
     name: str,
     input_high: Mapping[str, int] | None = None,
+    check: bool = True,
 ) -> LogicalGraph:
-    """The graph of a torch module whose first output is the training loss.
+    """Capture the graph of a torch module whose first output is the training loss.
 
     Args:
         module: a ``torch.nn.Module``; no weight is stored.
         example_inputs: keyword tensors whose dim 0 is the batch, of equal size, at least 2.
         name: the graph's name.
         input_high: exclusive upper bounds of integer inputs.
+        check: compare loss and gradients of the graph with those of the module, where it is small enough.
 
     Raises:
-        UnsupportedError: for what cannot be captured.
-        InputError: for a rule declared by ``register_op`` that its op breaks.
+        UnsupportedError: if the module cannot be captured, or the graph is not the module.
+        InputError: if an op breaks a rule that ``register_op`` declared for it.
     """
     from autosbp.discovery import discover_rules
     from autosbp.graph.capture import capture as run
 
-    graph = discover_rules(run(module, example_inputs, name=name, input_high=input_high))
+    graph = discover_rules(run(module, example_inputs, name=name, input_high=input_high, check=check))
     check_graph(graph)
     return graph
-
-
-def predict_costs(
-    graph: LogicalGraph, strategy: Strategy, cluster: Cluster, calibration: Calibration | None = None
-) -> Costs:
-    """Time, traffic and memory of one training step of any strategy on the cluster that its mesh is of; ``InputError``
-    where it does not fit the graph."""
-    compute = ComputeModel(cluster.device, calibration)
-    boxing = BoxingModel(NetworkModel(cluster, calibration), strategy.mesh, compute.copy_bytes_per_s)
-    return evaluate(graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch)), strategy, boxing, compute)
 
 
 def run_trial(
@@ -150,7 +139,11 @@ def run_trial(
     max_ranks: int = MAX_LOCAL_RANKS,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Train under the plan's strategy, on this machine by default, and report what was measured: ``TrialError``."""
+    """Train under the plan's strategy, on this machine by default, and return the measurements.
+
+    Raises:
+        TrialError: if the run fails.
+    """
     from autosbp.executor.trial import run_trial as run
 
     return run(
@@ -159,10 +152,18 @@ def run_trial(
     )  # fmt: skip
 
 
-def learn_from_trials(calibration: Calibration, folders: Sequence[Path]) -> Taught:
-    """The calibration corrected by trials, each a ``workdir`` of ``run_trial``, and their steps as they are predicted
-    before and after; ``autosbp.costmodel.learning.unlearn`` undoes it. Raises ``InputError`` for a trial that cannot
-    teach it: of another cluster, not successful, or of other collectives than its plan's."""
-    from autosbp.lessons import learn_from_trials as run
+def learn_from_trials(calibration: Calibration, folders: Sequence[Path]) -> CorrectedCalibration:
+    """Correct a calibration by trials, and predict their steps before and after the correction.
+
+    ``autosbp.costmodel.calibration_correction.drop_last_correction`` undoes the correction.
+
+    Args:
+        calibration: the calibration to correct.
+        folders: the ``workdir`` of each ``run_trial``.
+
+    Raises:
+        InputError: if a trial ran on another cluster, failed, or ran other collectives than its plan's.
+    """
+    from autosbp.costmodel.trial_feedback import learn_from_trials as run
 
     return run(calibration, folders)

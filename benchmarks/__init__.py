@@ -1,1 +1,1 @@
-"""Measurements that `docs/benchmarks.md` quotes, each ``python -m benchmarks.NAME [--json]``."""
+"""Benchmarks whose results ``docs/benchmarks.md`` quotes; run each with ``python -m benchmarks.NAME [--json]``."""

@@ -1,9 +1,9 @@
 """Planned boxing against OneFlow's choice: ``python -m benchmarks.boxing [--json]``.
 
-OneFlow takes the direct transfer where there is one, else the cheapest way over one middle layout. Here it has all of our
-steps to choose from, on layouts that nest in mesh order. For every pair of layouts of some tensors on some clusters:
-how often no middle layout gives a path at all, how often the planned path is cheaper than the choice ("both": than
-either of its two ways), and by how much. Times are forward and backward under alpha and beta.
+OneFlow takes the direct transfer if there is one, else the cheapest path over one intermediate layout. Here it may use
+all of our steps, on layouts that nest in mesh order. For every pair of layouts of some tensors on some clusters, this
+reports how often no intermediate layout gives a path, how often the planned path is cheaper than OneFlow's choice
+("both": than either of its two options), and by how much. Times are forward plus backward under alpha and beta.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
 from autosbp.costmodel.boxing import BoxingModel, BoxingTable
 from autosbp.costmodel.network import NetworkModel
+from autosbp.sbp.layout import format_nd_sbp, parse_nd_sbp
 from autosbp.sbp.mesh import Axis, Mesh
-from autosbp.sbp.placement import format_nd_sbp, parse_nd_sbp
 
 ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor on a mesh of ``axes`` (size and level each) of a preset."""
+    """A tensor on a mesh of a cluster preset; ``axes`` are (size, cluster level) pairs."""
 
     cluster: str
     axes: tuple[tuple[int, int], ...]
@@ -63,7 +63,7 @@ TENSORS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A change of layout in which OneFlow's choice is dearer."""
+    """A change of layout for which OneFlow's choice is more expensive."""
 
     tensor: Tensor
     src: str
@@ -81,24 +81,27 @@ CASES = (
     Case(Tensor(*NODES, SHAPES[2]), "I,S1", "S1,I"),
     Case(Tensor(*EIGHT, SHAPES[1]), "P,I", "B,I"),
 )
-"""Reasons: hierarchical reductions, nests in another order, more middle layouts than one, a direct way that is dear."""
+"""Reasons: hierarchical reductions, other nesting orders, several intermediate layouts, a slow direct path."""
 
 
 def oneflow_s(table: BoxingTable) -> NDArray[np.float64]:
-    """Seconds of OneFlow's choice between every two layouts; infinite where neither way exists."""
-    chosen = np.where(np.isfinite(table.step_s), table.step_s, over_one_middle_s(table))
+    """Seconds of OneFlow's choice between every two layouts; infinite if it has neither option."""
+    chosen = np.where(np.isfinite(table.step_s), table.step_s, via_one_intermediate_s(table))
     np.fill_diagonal(chosen, 0.0)
     return chosen
 
 
-def over_one_middle_s(table: BoxingTable) -> NDArray[np.float64]:
-    """Seconds of two steps, over the cheapest middle layout."""
+def via_one_intermediate_s(table: BoxingTable) -> NDArray[np.float64]:
+    """Seconds of two steps over the cheapest intermediate layout."""
     return np.array([(row[:, None] + table.step_s).min(axis=0) for row in table.step_s])
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All pairs of different layouts of one tensor; ratios are of OneFlow's time to ours, where ours is less."""
+    """Counts over all pairs of different layouts of one tensor.
+
+    Ratios are OneFlow's time over ours, for pairs where ours is lower.
+    """
 
     cluster: str
     mesh: str
@@ -115,7 +118,7 @@ class Row:
 def measure(tensor: Tensor) -> Row:
     table = tensor.table()
     theirs, ours = oneflow_s(table), table.cost_s
-    better = np.minimum(theirs, over_one_middle_s(table))
+    better = np.minimum(theirs, via_one_intermediate_s(table))
     asked = ~np.eye(len(ours), dtype=bool)
     found = asked & np.isfinite(theirs)
     ratio = theirs[found] / ours[found]
@@ -136,7 +139,7 @@ def measure(tensor: Tensor) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one case: seconds of OneFlow's choice (None: it has none) and of the planned path, and that path."""
+    """Costs of one case: OneFlow's choice (None if it has none), the planned path, and that path."""
 
     src: str
     dst: str

@@ -1,7 +1,7 @@
-"""Which ops of which models have layouts: ``python -m benchmarks.coverage [MODEL ...] [--json] [--write docs/models.md]``.
+"""Ops with sharding rules per model: ``python -m benchmarks.coverage [MODEL ...] [--json] [--write docs/reference/models.md]``.
 
-For each model, captured at full size from its config: the distinct ops that depend on a parameter, those with a
-hand-written rule, those whose layouts were discovered, and those left replicated. Of the last, ops that carry FLOPs are
+For each model, captured at full size from its config, it counts the distinct ops that depend on a parameter: those with
+a hand-written rule, those with discovered layouts, and those that stay replicated. Replicated ops that carry FLOPs are
 named; there must be none. ``--write`` puts the table between the file's coverage marks.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from autosbp.graph.ir import LogicalGraph, Node
+from autosbp.graph_sources import load_model
 from autosbp.sbp.rules import RULES, node_options, sharding_of
-from autosbp.sources import load_model
 
 CONFIGS = Path(__file__).parent / "data" / "models"
 SEQ_LENS = {"llama-2-70b": 4096}
@@ -25,7 +25,7 @@ BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 
 
 def default_models() -> list[str]:
-    """Every config beside this file, and every full-size model of the zoo."""
+    """Every config in ``data/models`` and every full-size model of the zoo."""
     from autosbp.zoo import zoo_names
 
     configs = [f"hf:{path}" for path in sorted(CONFIGS.glob("*.json"))]
@@ -39,7 +39,7 @@ def coverage(model: str) -> dict[str, Any]:
     graph = load_model(model, seq_len=SEQ_LENS.get(name))
     elapsed = time.perf_counter() - started
     bound = graph.bind(**graph.symbols)
-    computed = [node for node in bound.nodes if node.name in bound.computed]
+    computed = [node for node in bound.nodes if node.name in bound.parameter_dependent]
     seen = {node.op for node in computed}
     ruled = {op for op in seen if op in RULES}
     whole = [node for node in computed if not any(option.divides for option in node_options(bound, node))]
@@ -59,27 +59,28 @@ def coverage(model: str) -> dict[str, Any]:
 
 
 def carries_flops(graph: LogicalGraph, node: Node) -> bool:
-    """By its rule, or else by torch's own count over stand-ins for its tensors."""
+    """Whether an op has FLOPs, by its rule or else by torch's own count over fake tensors."""
     if node.op in RULES:
         return sharding_of(graph, node).flops > 0
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    from autosbp.graph.materialise import dtype_of, op_of, to_fx_arg
+    from autosbp.graph.to_fx import resolve_op, to_fx_arg, torch_dtype
 
     with FakeTensorMode():
         values = {
-            ref.name: torch.empty(graph.meta(ref).sizes, dtype=dtype_of(graph.meta(ref).dtype)) for ref in node.refs()
+            ref.name: torch.empty(graph.meta(ref).sizes, dtype=torch_dtype(graph.meta(ref).dtype))
+            for ref in node.refs()
         }
         with FlopCounterMode(display=False) as counter:
             args = [to_fx_arg(arg, values) for arg in node.args]
-            op_of(node.op)(*args, **{key: to_fx_arg(arg, values) for key, arg in node.kwargs.items()})
+            resolve_op(node.op)(*args, **{key: to_fx_arg(arg, values) for key, arg in node.kwargs.items()})
     return bool(counter.get_total_flops() > 0)
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as a table for people."""
+    """Markdown table of the rows."""
     lines = [
         "| model | class | parameters | ops | by rule | discovered | replicated |",
         "|---|---|---:|---:|---:|---:|---:|",
@@ -93,11 +94,11 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def write_between_marks(path: Path, table: str) -> None:
-    """Replace what stands between the marks of ``path``."""
+    """Replace the text between the coverage marks of ``path``."""
     before, found, rest = path.read_text().partition(BEGIN)
     _, closed, after = rest.partition(END)
     if not found or not closed:
-        raise SystemExit(f"{path}: the marks {BEGIN} and {END} are expected")
+        raise SystemExit(f"{path}: expected the marks {BEGIN} and {END}")
     path.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
 
 

@@ -1,8 +1,8 @@
-"""Plans that must not get slower, nor their bounds lower (``tests/golden/rows.json``), and how they are recorded.
+"""Plans that must not get slower, nor their bounds lower (``tests/golden/rows.json``), and how to record them.
 
-``python -m benchmarks.golden [--write] [--accept] [--json]`` plans every row anew; ``--write`` records what got better,
-``--accept`` what got worse, too.
-``before_s`` is the simulated step of the plan that the release before this file made, which minimised a sum without overlap.
+``python -m benchmarks.golden [--write] [--accept] [--json]`` plans every row anew; ``--write`` records improvements,
+``--accept`` also regressions. A row's ``before_s`` is the simulated step time planned by the last release without this
+file, which minimized a sum without overlap; rows of ``piz-daint``, whose links had their peak then, have none.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def graph_of(row: Mapping[str, Any]) -> LogicalGraph:
     graph = capture(f"zoo:{row['model']}")
     if row["precision"] == "float32":
         return graph
-    from autosbp.graph.cast import cast_floats
+    from autosbp.graph.dtype_cast import cast_floats
 
     return cast_floats(graph, "float32", row["precision"])
 
 
 def plan_of(row: Mapping[str, Any]) -> Plan:
-    """The plan of a row, with time for all of it."""
+    """Plan a row, with a time limit that does not bind."""
     options = PlanOptions(global_batch=row["batch"], memory_limit_bytes=row["memory_limit_bytes"], time_limit_s=300.0)
     return make_plan(graph_of(row), load_cluster(row["cluster"]), None, options)
 

@@ -1,8 +1,8 @@
-"""Lost submissions on a real Slurm of three virtual nodes: is every job there, and none twice?
+"""Lost submissions to a real Slurm with three virtual nodes: is every job there, and none twice?
 
 python -m benchmarks.launchers [--each 20] [--json] [--check] [-o FILE]
 
-Each way to lose a submission is a ``sbatch`` on PATH that does it. A job counts its runs in a file. Needs root and the
+Each way to lose a submission is a wrapper of ``sbatch`` on PATH. A job counts its runs in a file. Needs root and the
 packages that scripts/system installs.
 """
 
@@ -20,13 +20,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from service.launchers._slurm import SlurmLauncher
-from service.testing.launchers import Place, wait_for
-from service.testing.slurm import VirtualSlurm, missing_programs
+from autosbp.service.launchers._slurm import SlurmLauncher
+from autosbp.service.testing.launcher_conformance import LauncherTestSite, wait_for
+from autosbp.service.testing.slurm import VirtualSlurm, missing_programs
 
 _ROOT = Path(__file__).parents[1]
 _REAL = "/usr/bin/sbatch"
-WAYS: Mapping[str, str] = {
+LOSSES: Mapping[str, str] = {
     "the answer is lost": f'{_REAL} "$@" >/dev/null\nkill -9 $$\n',
     "the request is lost once": (
         f'if [ ! -e "$0.lost" ]; then touch "$0.lost"; kill -9 $$; fi\nrm "$0.lost"\nexec {_REAL} "$@"\n'
@@ -37,8 +37,8 @@ WAYS: Mapping[str, str] = {
 _SUBMIT = """
 import json, sys
 from pathlib import Path
-from service.launchers._base import JobSpec
-from service.launchers._slurm import SlurmLauncher
+from autosbp.service.launchers._base import JobSpec
+from autosbp.service.launchers._slurm import SlurmLauncher
 root, python_path, key, spec = sys.argv[1:]
 launcher = SlurmLauncher(Path(root), python=sys.executable, python_path=python_path)
 launcher.submit(JobSpec.from_dict(json.loads(spec)), key)
@@ -46,7 +46,7 @@ launcher.submit(JobSpec.from_dict(json.loads(spec)), key)
 
 
 def main() -> int:
-    """Print the table, or with ``--json`` one object; with ``--check``, 1 where a job was lost or ran twice."""
+    """Print the table or, with ``--json``, one object; with ``--check``, return 1 if a job was lost or ran twice."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--each", type=int, default=20, help="submissions of each kind")
     parser.add_argument("--json", action="store_true")
@@ -58,7 +58,9 @@ def main() -> int:
         print(json.dumps({"missing": lacks}) if options.json else f"no virtual Slurm here: needs {', '.join(lacks)}")
         return int(options.check)
     with tempfile.TemporaryDirectory(prefix="autosbp-slurm-") as folder, VirtualSlurm(Path(folder) / "slurm") as slurm:
-        rows = {way: lose(slurm, Path(folder) / f"way-{at}", way, options.each) for at, way in enumerate(WAYS)}
+        rows = {
+            way: lose_submissions(slurm, Path(folder) / f"way-{at}", way, options.each) for at, way in enumerate(LOSSES)
+        }
     bad = any(row["lost"] or row["twice"] or row["jobs"] != row["submitted"] for row in rows.values())
     found = {
         "command": " ".join(["python -m benchmarks.launchers", *sys.argv[1:]]),
@@ -77,17 +79,17 @@ def main() -> int:
     return int(bad and options.check)
 
 
-def lose(slurm: VirtualSlurm, folder: Path, way: str, count: int) -> dict[str, float]:
-    """Submit ``count`` jobs, each lost in that way, and again after it; how often each ran, and how many jobs Slurm has."""
+def lose_submissions(slurm: VirtualSlurm, folder: Path, way: str, count: int) -> dict[str, float]:
+    """Submit ``count`` jobs, lose each submission in the given way and submit again; count lost and repeated jobs."""
     begun_s = time.monotonic()
     folder.mkdir(parents=True)
-    place = Place(
+    place = LauncherTestSite(
         lambda: SlurmLauncher(folder / "jobs", python=sys.executable, python_path=str(_ROOT), exclusive=False),
         folder,
         1,
     )
     keys = [place.new_key() for _ in range(count)]
-    with _environment(slurm, folder, WAYS[way]) as losing:
+    with _environment(slurm, folder, LOSSES[way]) as losing:
         for key in keys:
             spec = place.spec(key, place.counted(key)[0])
             if "service" in way:
@@ -125,7 +127,7 @@ def lose(slurm: VirtualSlurm, folder: Path, way: str, count: int) -> dict[str, f
 
 @contextmanager
 def _environment(slurm: VirtualSlurm, folder: Path, script: str) -> Iterator[str]:
-    """Clients find this cluster; the PATH on which sbatch is the one that loses."""
+    """Point Slurm clients to this cluster; yields a PATH whose ``sbatch`` runs ``script``."""
     sbatch = folder / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(f"#!/bin/sh\n{script}")

@@ -1,7 +1,7 @@
-"""What the size of messages of gradients changes: ``python -m benchmarks.message_sizes [--json]``.
+"""Effect of the gradient bucket size: ``python -m benchmarks.message_sizes [--json]``.
 
-Plans are made with messages of up to 25 MiB, and their strategies costed again with other sizes: the step and memory, each in
-percent of what it is at 25 MiB. ``--calibration FILE --model MODEL`` looks at a cluster as it was measured, where ops and
+Plans are made with buckets of up to 25 MiB, and their strategies are costed with other sizes: change of step time and
+memory in percent of the value at 25 MiB. ``--calibration FILE --model MODEL`` uses a measured cluster, where ops and
 collectives slow each other down.
 """
 
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from autosbp.api import Calibration, Cluster, PlanOptions, capture, load_cluster, make_plan, predict_costs
-from autosbp.jsonio import read_file
-from autosbp.plan import BUCKET_BYTES, Costs, Strategy
+from autosbp.plan.plan import BUCKET_BYTES, Costs, Strategy
+from autosbp.utils.json_io import read_file
 
 MIB = 2**20
 SIZES = (*(2**at * MIB for at in range(5)), BUCKET_BYTES, 50 * MIB, 100 * MIB, 200 * MIB, 400 * MIB, 2**40)
-"""The last is one message of everything that may travel together."""
+"""Bytes. The last size puts everything that may be reduced together into one bucket."""
 DATA_PARALLEL: dict[str, Any] = {"stages": 1, "storage": "as_used"}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model, a cluster, and what is asked of the plan."""
+    """A model, a cluster and plan options."""
 
     model: str
     cluster: str
@@ -50,7 +50,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One size: changes against 25 MiB, in percent."""
+    """One bucket size: changes relative to 25 MiB, in percent."""
 
     bucket_bytes: int
     step_percent: float
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A plan's strategy under all sizes."""
+    """A plan's strategy under all bucket sizes."""
 
     model: str
     cluster: str

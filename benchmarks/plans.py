@@ -1,20 +1,20 @@
-"""Whether what is asked for ever beats what is free to choose: ``python -m benchmarks.plans [--cases N] [--seed N] [--check]
-[--json] [-o FILE]``.
+"""Consistency of plans under extra constraints: ``python -m benchmarks.plans [--cases N] [--seed N] [--check] [--json]``.
 
-No plan is known to be the best of a large space, but plans of a space and of parts of it can be compared. Each case is a model,
-a cluster with links and devices of made-up speeds, and a batch, by its seed alone, planned
-
-- without a limit on memory, and with one that is some share of what that plan takes;
-- under that limit with one thing asked for, such as a number of stages, or all that the plan itself has chosen;
+``-o FILE`` writes the result into a file. The best plan of a large space is unknown, but plans of a space and of its
+subspaces can be compared. Each case is a model, a cluster with random link and device speeds, and a batch, all derived
+from its seed. It is planned
+- without a memory limit, and with a limit that is some fraction of that plan's memory;
+- under that limit with one constraint, such as a number of stages, or with all choices of the plan itself as
+  constraints;
 - with less memory, slower links or slower devices.
 
-Whatever these find is a strategy of the first two. So it must not cost less than their lower bound ("bound"), nor, beyond
-``SLACK`` and what they say of their gap, less than they found ("slower"), and where it exists they must find one ("missed").
-Plans of slower clusters are costed on the first one for that. What a plan says it costs must be what its strategy costs
-("cost") and fit ("memory"); nothing may raise anything but a named error ("raised"), and no plan take much more than its limit
-of time ("late").
+Every strategy found this way is a candidate of the first two searches. So it must not cost less than their lower bound
+("bound"). Beyond ``SLACK`` it must not cost less than what they found ("slower"), and if it exists they must find a
+strategy ("missed"). For this comparison, plans of slower clusters are costed on the original one. A plan's stated cost
+must equal its strategy's cost ("cost"), and its memory must be within the limit ("memory"); only named errors may be
+raised ("raised"), and no plan may take much longer than its time limit ("late").
 
-Every case is a process of its own, so that it does not depend on those before it.
+Every case runs in its own process, independent of earlier cases.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from pathlib import Path
 from typing import Any
 
 from autosbp.api import LogicalGraph, PlanOptions, Strategy, capture, load_cluster, make_plan, predict_costs
-from autosbp.cluster import Cluster
-from autosbp.costmodel.faster import faster_device, faster_link
+from autosbp.cluster.spec import Cluster
+from autosbp.costmodel.hardware_scaling import scale_device_speed, scale_link_bandwidth
 from autosbp.errors import InfeasibleError, UnsupportedError
-from autosbp.plan import Costs
+from autosbp.plan.plan import Costs
 
 SMALL = (
     "mlp-small", "vgg13-small", "resnet50-small", "wide-deep-small", "faces-small", "moe-small", "gpt2-demo", "llama-demo",
@@ -60,14 +60,20 @@ PRESETS = ("dgx-a100-40g:2", "dgx-a100-80g:2", "dgx-h100:2", "local:2x2")
 NODES, GPUS, BATCHES = (1, 2, 4), (2, 4, 8), (8, 12, 16, 32, 48, 64, 128)
 TIME_LIMIT_S, LATE_S = 20.0, 40.0
 SLACK = 0.02
-"""How much slower what is free to choose may be: ends of searches by time, or by a gap of the sum of their parts."""
+"""Relative slack for "slower": searches end by time, or with a gap that refers to the sum of their parts."""
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``links`` and ``device`` are times the preset's bandwidths, outermost first, and its arithmetic; ``memory`` is the share
-    of what the plan without a limit takes, None where there is none."""
+    """One random case.
+
+    Attributes:
+        links: factors on the preset's bandwidths, outermost level first.
+        device: factor on the preset's device speed.
+        memory: memory limit as a fraction of the unlimited plan's memory; None for no limit.
+        num_asked: number of single constraints to try.
+    """
 
     seed: int
     model: str
@@ -84,8 +90,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was planned: costs on the cluster it was planned for, and ``comparable_s`` on that of the case. ``error`` says why
-    there is no strategy, ``fault`` the kind of a finding and what is wrong; ``options`` are without those of the case."""
+    """Result of one plan.
+
+    Attributes:
+        asked: name of the constraint.
+        options: plan options besides the case's own.
+        step_time_s: cost on the cluster that the plan is for.
+        comparable_s: cost on the case's cluster.
+        error: why there is no strategy.
+        fault: kind and description of a defect.
+    """
 
     asked: str
     options: Mapping[str, Any]
@@ -102,7 +116,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``kind`` is that of the module's text."""
+    """A violated property; ``kind`` is one of those in the module's docstring."""
 
     kind: str
     case: Case
@@ -112,7 +126,7 @@ class Finding:
 
 
 def make_case(seed: int, models: Sequence[str] = SMALL + LARGE) -> Case:
-    """A function of its arguments alone."""
+    """Derive a case from its seed and the models alone."""
     rng = random.Random(seed)
     nodes, gpus = rng.choice([each for each in ((a, b) for a in NODES for b in GPUS) if each[0] * each[1] > 2])
     return Case(
@@ -131,7 +145,7 @@ def make_case(seed: int, models: Sequence[str] = SMALL + LARGE) -> Case:
 
 
 def cluster_of(case: Case) -> Cluster:
-    """The preset with other counts and speeds."""
+    """The preset with the case's device counts and speeds."""
     cluster = load_cluster(case.preset)
     counts = (case.nodes, case.gpus)
     cluster = replace(
@@ -139,12 +153,12 @@ def cluster_of(case: Case) -> Cluster:
         levels=tuple(replace(level, count=number) for level, number in zip(cluster.levels, counts, strict=True)),
     )
     for level, factor in enumerate(case.links):
-        cluster, _ = faster_link(cluster, None, level, factor)
-    return faster_device(cluster, None, case.device)[0]
+        cluster, _ = scale_link_bandwidth(cluster, None, level, factor)
+    return scale_device_speed(cluster, None, case.device)[0]
 
 
 def check(case: Case, say: Callable[[str], None] = lambda _: None) -> list[Finding]:
-    """All that a case shows."""
+    """Findings of a case."""
     graph, cluster = _graph(case.model), cluster_of(case)
 
     def planned(asked: str, options: Mapping[str, Any], on: Cluster = cluster) -> Outcome:
@@ -160,21 +174,21 @@ def check(case: Case, say: Callable[[str], None] = lambda _: None) -> list[Findi
         outcomes.append(planned("memory limit", limit))
     free = outcomes[-1]
     rng = random.Random(case.seed + 1)
-    for asked, options in rng.sample([*_parts(free, cluster, rng)], case.num_asked):
+    for asked, options in rng.sample([*_single_constraints(free, cluster, rng)], case.num_asked):
         outcomes.append(planned(asked, {**limit, **options}))
     if free.strategy is not None:
-        outcomes.append(planned("what was found", {**limit, **_as_found(free.strategy)}))
-    change, slower = rng.choice([*_slower(cluster, rng)])
+        outcomes.append(planned("what was found", {**limit, **_constraints_of(free.strategy)}))
+    change, slower = rng.choice([*_slower_clusters(cluster, rng)])
     outcomes.append(planned(change, limit, slower))
     found = [finding for outcome in outcomes for finding in _faults(case, outcome)]
     for base in dict.fromkeys((whole.asked, free.asked)):
         at = next(outcome for outcome in outcomes if outcome.asked == base)
-        found += [finding for other in outcomes if other is not at for finding in compared(case, at, other)]
+        found += [finding for other in outcomes if other is not at for finding in compare_outcomes(case, at, other)]
     return found
 
 
-def compared(case: Case, free: Outcome, asked: Outcome) -> Iterator[Finding]:
-    """What the strategy of a part of the space shows of the search of it all."""
+def compare_outcomes(case: Case, free: Outcome, asked: Outcome) -> Iterator[Finding]:
+    """Compare the unconstrained search ``free`` with the strategy of a subspace."""
     seconds = asked.comparable_s
     if seconds is None or asked.memory_bytes is None or asked.memory_bytes > free.limit_bytes:
         return
@@ -194,7 +208,7 @@ def compared(case: Case, free: Outcome, asked: Outcome) -> Iterator[Finding]:
 
 
 def _faults(case: Case, outcome: Outcome) -> Iterator[Finding]:
-    """What is wrong with one plan by itself."""
+    """Defects of a single plan."""
     if outcome.fault is not None:
         kind, detail = outcome.fault
         yield Finding(kind, case, outcome.asked, outcome.asked, detail)
@@ -222,7 +236,7 @@ def _planned(
         plan = make_plan(graph, on, None, given)
     except (InfeasibleError, UnsupportedError) as error:
         return replace(bare, seconds=time.monotonic() - begun, error=str(error))
-    except Exception:  # whatever it is, it is what is looked for
+    except Exception:  # any other exception is a finding
         error = traceback.format_exc()
         return replace(bare, seconds=time.monotonic() - begun, error=error, fault=("raised", error))
     seconds, document, costs = time.monotonic() - begun, plan.document, predict_costs(graph, plan.strategy, on)
@@ -234,12 +248,12 @@ def _planned(
         memory_bytes=document["memory_bytes_per_device"],
         strategy=plan.strategy,
         seconds=seconds,
-        fault=_miscosted(document, costs),
+        fault=_cost_mismatch(document, costs),
     )
 
 
-def _miscosted(document: Mapping[str, Any], costs: Costs) -> tuple[str, str] | None:
-    """Where a plan says something else than its strategy costs."""
+def _cost_mismatch(document: Mapping[str, Any], costs: Costs) -> tuple[str, str] | None:
+    """Difference between a plan's stated costs and its strategy's, if any."""
     if abs(costs.step_time_s - document["step_time_s"]) > ROUNDING * costs.step_time_s:
         return "cost", f"{document['step_time_s']:.9g} s told, {costs.step_time_s:.9g} s costed"
     if costs.memory_bytes_per_device != document["memory_bytes_per_device"]:
@@ -247,8 +261,8 @@ def _miscosted(document: Mapping[str, Any], costs: Costs) -> tuple[str, str] | N
     return None
 
 
-def _parts(free: Outcome, cluster: Cluster, rng: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One thing asked for each."""
+def _single_constraints(free: Outcome, cluster: Cluster, rng: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Single constraints to try."""
     sizes = [size for size in (1, 2, 4, 8, 16, 32) if size <= cluster.num_devices]
     yield from ((f"{size} stages", {"stages": size}) for size in sizes)
     yield from ((f"{size} x data", {"data_parallel": size}) for size in rng.sample(sizes, 2))
@@ -267,8 +281,8 @@ def _parts(free: Outcome, cluster: Cluster, rng: random.Random) -> Iterator[tupl
         yield "less memory", {"memory_limit_bytes": int(0.9 * free.memory_bytes)}
 
 
-def _as_found(strategy: Strategy) -> dict[str, Any]:
-    """What a strategy has chosen, asked for."""
+def _constraints_of(strategy: Strategy) -> dict[str, Any]:
+    """Constraints that a strategy satisfies."""
     chosen: dict[str, Any] = {"stages": strategy.num_stages, "micro_batch": strategy.micro_batch}
     if strategy.pipeline is not None:
         chosen["schedules"] = (strategy.pipeline.schedule.name,)
@@ -277,12 +291,12 @@ def _as_found(strategy: Strategy) -> dict[str, Any]:
     return chosen
 
 
-def _slower(cluster: Cluster, rng: random.Random) -> Iterator[tuple[str, Cluster]]:
-    """The cluster with one thing worse."""
+def _slower_clusters(cluster: Cluster, rng: random.Random) -> Iterator[tuple[str, Cluster]]:
+    """Copies of the cluster with one speed reduced."""
     factor = rng.uniform(0.2, 0.8)
     for level in range(len(cluster.levels)):
-        yield f"{factor:.2f} x link {level}", faster_link(cluster, None, level, factor)[0]
-    yield f"{factor:.2f} x device", faster_device(cluster, None, factor)[0]
+        yield f"{factor:.2f} x link {level}", scale_link_bandwidth(cluster, None, level, factor)[0]
+    yield f"{factor:.2f} x device", scale_device_speed(cluster, None, factor)[0]
 
 
 @cache
@@ -290,16 +304,16 @@ def _graph(model: str) -> LogicalGraph:
     return capture(f"zoo:{model}")
 
 
-def _aside(case: Case) -> tuple[list[Finding], list[str]]:
+def _check_in_process(case: Case) -> tuple[list[Finding], list[str]]:
     lines: list[str] = []
     return check(case, lines.append), lines
 
 
 def search(cases: Sequence[Case], say: Callable[[str], None] = print) -> list[Finding]:
-    """All cases, one after the other, as a plan uses all processors."""
+    """Check all cases one after another, as each plan uses all processors."""
     found: list[Finding] = []
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        for case, (findings, lines) in zip(cases, pool.map(_aside, cases), strict=True):
+        for case, (findings, lines) in zip(cases, pool.map(_check_in_process, cases), strict=True):
             limit = "no limit" if case.memory is None else f"{case.memory:.2f} of the memory"
             say(
                 f"{case.seed}: {case.model} on {case.nodes} x {case.gpus} of {case.preset}, batch {case.batch}, {limit}"
@@ -322,7 +336,7 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, help="write the result into a file")
     arguments = parser.parse_args()
     if arguments.cases < 1:
-        parser.error("--cases: at least 1 is expected")
+        parser.error("--cases: expected at least 1")
     first = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
     models = tuple(arguments.model or SMALL + LARGE)
     cases = [make_case(seed, models) for seed in range(first, first + arguments.cases)]

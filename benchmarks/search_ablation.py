@@ -1,9 +1,10 @@
-"""What each bound and shortcut of search buys: ``python -m benchmarks.search_ablation [PART ...] [--cases CASE ...]
-[--rounds N] [--json]``.
+"""Benefit of each bound and shortcut of the search: ``python -m benchmarks.search_ablation [PART ...] [OPTIONS]``.
 
-Each part is switched off in turn over the cases of ``benchmarks.search_scale``, every plan in a process of its own, soon
-after one of the whole search. A row has, relative to that, the processor time of all processes of a plan, which other work on
-the machine changes little, and the step and the gap that come out, as the median of the rounds.
+Options: ``--cases CASE ...``, ``--rounds N``, ``--everywhere``, ``--json``. Each part is disabled in turn over the
+cases of ``benchmarks.search_scale``. Every plan runs in its own process, soon after a plan of the complete search. A
+row compares the two: processor time of all processes of a plan, which other work on the machine changes little, step
+time and gap, as the median of the rounds. A part that pays on one case is not measured on later cases, unless
+``--everywhere`` is given.
 """
 
 from __future__ import annotations
@@ -23,31 +24,37 @@ from typing import Any
 from benchmarks.search_scale import CASES, Case
 
 TIME_LIMIT_S = 60.0
-"""Of each plan: more than the whole search takes, so that times tell, not the limit."""
-MOST_S = 180.0
-"""A plan that takes longer is ended, and its part pays."""
-BETWEEN = 6
-"""Parts that are compared with one plan of the whole search, which is made before them."""
-PAYS = 0.05
-"""Relative: what a part has to buy in time, in gap (of a step), or in the step of one case at least."""
+"""Time limit of each plan: more than the complete search takes, so that times are not cut off."""
+MAX_PLAN_S = 180.0
+"""A plan that takes longer is stopped, and its part counts as paying."""
+PARTS_PER_BASELINE = 6
+"""Number of parts compared with one plan of the complete search, which runs before them."""
+MIN_BENEFIT = 0.05
+"""Minimum relative improvement of time, gap (of a step) or step time on at least one case."""
 
 
-def _same(value: Any, *_: Any, **__: Any) -> Any:
+def _identity(value: Any, *_: Any, **__: Any) -> Any:
     return value
 
 
-def _giving(value: Any) -> Callable[..., Any]:
+def _always_returns(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _returns_none(*_: Any, **__: Any) -> None:
     return None
 
 
 @dataclass(frozen=True)
 class Part:
-    """A name in a module, ``module:name`` or ``module:Class.name``, that is replaced to switch a part off: by a value, or by
-    what ``around`` makes of what is there."""
+    """A part of the search and how to disable it.
+
+    Attributes:
+        what: description.
+        places: names to replace, as ``module:name`` or ``module:Class.name`` below ``autosbp``.
+        by: replacement value.
+        around: alternatively, a function that maps the original to its replacement.
+    """
 
     what: str
     places: tuple[str, ...]
@@ -57,7 +64,7 @@ class Part:
     def switch_off(self) -> None:
         for place in self.places:
             module, _, path = place.partition(":")
-            owner: Any = importlib.import_module(f"autosbp.search.{module}")
+            owner: Any = importlib.import_module(f"autosbp.{module}")
             *parents, name = path.split(".")
             for parent in parents:
                 owner = getattr(owner, parent)
@@ -65,68 +72,123 @@ class Part:
             setattr(owner, name, self.by if self.around is None else self.around(kept))
 
 
-def _built(**changed: Any) -> Callable[[Any], Any]:
-    """``LayoutProblems.build`` with an argument that is always the same."""
+def _build_with(**changed: Any) -> Callable[[Any], Any]:
+    """Wrap ``LayoutProblems.build`` so that some arguments always have the given values."""
     return lambda build: lambda self, space, limit, **given: build(self, space, limit, **given | changed)
 
 
 INFINITE = float("inf")
+_TREE = "search.branch_and_bound."
 PARTS: Mapping[str, Part] = {
     "stage_bounds": Part(
-        "bounds of stages under the memory limit", ("space.stage_limited:StageLimited._bounds_stages",), _giving(False)
+        "bounds of stages under the memory limit",
+        (_TREE + "stage_pruning:StagePruning._bounds_stages",),
+        _always_returns(False),
     ),
     "shut_at_once": Part(
-        "these on two cores, before they are asked for", ("space.stage_limited:StageLimited.shut_at_once",), _nothing
+        "these on two cores, before they are asked for",
+        (_TREE + "stage_pruning:StagePruning.shut_at_once",),
+        _returns_none,
     ),
-    "hints": Part("prices that one structure teaches another", ("space.stage_limited:StageLimited._learn",), _nothing),
+    "hints": Part(
+        "prices that one structure teaches another", (_TREE + "stage_pruning:StagePruning._learn",), _returns_none
+    ),
     "waits": Part(
-        "bounds of what stages wait for each other", ("space.stage_limited:StageLimited._waited",),
+        "bounds of what stages wait for each other",
+        (_TREE + "stage_pruning:StagePruning._waited",),
         around=lambda _: lambda *given, **__: list(given[1].bounds),
     ),
-    "cut_by_cut": Part("games of cuts and critical paths", ("space.stage_limited:MOST_STAGES",), 0),
-    "sends": Part("messages in bounds of waits", ("bounds.wait_bound:least_messages_s",), _giving(0.0)),
-    "whole_blocks": Part("whole blocks a stage", ("space.space_solver:SpaceSolver._blocks_s",), _giving(-INFINITE)),
-    "largest": Part("a bound from the largest microbatch", ("space.opening:Opening._largest",), _giving(-INFINITE)),
-    "least_work": Part("the least work of a model", ("_least_work:work_bound_s",), _giving(-INFINITE)),
-    "cutoff": Part("layouts left out that no better strategy has", ("stages.layouts:LayoutProblems.build",),
-                   around=_built(cutoff_s=INFINITE)),
-    "dominance": Part("layouts left out that others dominate", ("stages.layouts:LayoutProblems.build",),
-                      around=_built(dominated=True)),
-    "prune": Part("values left out by reduced costs", ("searchers.exact:prune",), _same),
-    "messages": Part("TRW-S before eliminations that are hard", ("searchers.exact:_is_hard",), _giving(False)),
-    "forest": Part("small forests at once", ("searchers.exact:_Exact._solve_small",), _giving(False)),
-    "chain": Part("repeated blocks by powers", ("searchers.elimination:plan_chain",), _nothing),
-    "mix_prices": Part("assignments mixed of two prices", ("searchers.exact:mix_prices",), _nothing),
-    "splice": Part("assignments spliced of two", ("searchers.exact:splice",), _nothing),
-    "closing": Part("enumeration and CP-SAT of what is left", ("searchers.exact:_Exact._close",), _nothing),
-    "raising": Part("other multipliers than the first", ("space.opening:Opening._raised_bound",),
-                    around=lambda _: lambda *given: given[2].bound),
-    "raising_stages": Part("other multipliers of stages", ("space.walking:Walking._raised_solution",),
-                           around=lambda _: lambda *given: given[2]),
-    "proposals": Part("multipliers tried everywhere", ("space.opening:PROPOSALS",), ()),
-    "message_sizes": Part("messages of the best size", ("space.costing:Costing.choose_messages",), _nothing),
-    "smaller_messages": Part("smaller messages where memory binds", ("space.costing:with_smaller_messages",), _same),
+    "cut_by_cut": Part("games of cuts and critical paths", (_TREE + "stage_pruning:MAX_GAME_STAGES",), 0),
+    "sends": Part(
+        "messages in bounds of waits", ("search.bounds.pipeline_bound:least_messages_s",), _always_returns(0.0)
+    ),
+    "whole_blocks": Part(
+        "whole blocks a stage", (_TREE + "subproblem_solver:SubproblemSolver.blocks_s",), _always_returns(-INFINITE)
+    ),
+    "largest": Part(
+        "a bound from the largest microbatch",
+        (_TREE + "root_relaxations:RootRelaxations.largest",),
+        _always_returns(-INFINITE),
+    ),
+    "least_work": Part("the least work of a model", ("search.least_work:work_bound_s",), _always_returns(-INFINITE)),
+    "cutoff": Part(
+        "layouts left out that no better strategy has",
+        ("search.stages.layout_problems:LayoutProblems.build",),
+        around=_build_with(cutoff_s=INFINITE),
+    ),
+    "dominance": Part(
+        "layouts left out that others dominate",
+        ("search.stages.layout_problems:LayoutProblems.build",),
+        around=_build_with(dominated=True),
+    ),
+    "prune": Part("values left out by reduced costs", ("search.solvers.exact:prune",), _identity),
+    "messages": Part(
+        "TRW-S before eliminations that are hard", ("search.solvers.exact:_is_hard",), _always_returns(False)
+    ),
+    "forest": Part("small forests at once", ("search.solvers.exact:_Exact._solve_small",), _always_returns(False)),
+    "chain": Part("repeated blocks by powers", ("search.solvers.elimination:plan_chain",), _returns_none),
+    "mix_prices": Part(
+        "assignments mixed of two prices", ("search.solvers.exact:search_mixed_multipliers",), _returns_none
+    ),
+    "splice": Part("assignments spliced of two", ("search.solvers.exact:splice",), _returns_none),
+    "closing": Part("enumeration and CP-SAT of what is left", ("search.solvers.exact:_Exact._close",), _returns_none),
+    "raising": Part(
+        "other multipliers than the first",
+        (_TREE + "root_relaxations:RootRelaxations._raised_bound",),
+        around=lambda _: lambda *given: given[2].bound,
+    ),
+    "raising_stages": Part(
+        "other multipliers of stages",
+        (_TREE + "microbatch_sweep:MicrobatchSweep._raised_solution",),
+        around=lambda _: lambda *given: given[2],
+    ),
+    "proposals": Part("multipliers tried everywhere", (_TREE + "root_relaxations:PROPOSALS",), ()),
+    "message_sizes": Part(
+        "messages of the best size", (_TREE + "strategy_coster:StrategyCoster.choose_messages",), _returns_none
+    ),
+    "smaller_messages": Part(
+        "smaller messages where memory binds", (_TREE + "strategy_coster:with_smaller_buckets",), _identity
+    ),
     "earlier_weights": Part(
-        "gradients of weights that are put off less", ("space.costing:with_earlier_weights",),
+        "gradients of weights that are put off less",
+        (_TREE + "strategy_coster:with_shorter_wgrad_lag",),
         around=lambda _: lambda *given: given[1],
     ),
-    "leaner": Part("leaner layouts with the same schedule", ("space.space_solver:SpaceSolver._leaner",), _nothing),
-    "rough": Part("spaces searched roughly first", ("space.space_solver:SpaceSolver.begin_roughly",), _nothing),
+    "leaner": Part(
+        "leaner layouts with the same schedule", (_TREE + "subproblem_solver:SubproblemSolver.leaner",), _returns_none
+    ),
+    "rough": Part(
+        "spaces searched roughly first", (_TREE + "subproblem_solver:SubproblemSolver.begin_roughly",), _returns_none
+    ),
     "no_better": Part(
-        "ways to store parameters that buy nothing", ("space.space_solver:SpaceSolver._is_no_better",), _giving(False)
+        "ways to store parameters that buy nothing",
+        (_TREE + "subproblem_solver:SubproblemSolver._is_no_better",),
+        _always_returns(False),
     ),
-    "uneven": Part("stages that recompute what each has to", ("space.recomputing:Recomputing.evens",), False),
+    "uneven": Part(
+        "stages that recompute what each has to", (_TREE + "strategy_coster:StrategyCoster.stages_alike",), False
+    ),
     "tightly": Part(
-        "recomputed blocks under the memory limit", ("space.recomputing:Recomputing.recompute_tightly",), _nothing
+        "recomputed blocks under the memory limit",
+        (_TREE + "checkpointing_search:CheckpointingSearch.recompute_tightly",),
+        _returns_none,
     ),
-    "two_processes": Part("a second process", ("stages.layouts:LayoutProblems.pays_to_share",), property(_giving(False))),
-    "garbage": Part("fewer looks for cycles", ("_garbage:THRESHOLDS",), (700, 10, 10)),
-    "kernels": Part("loops in C", ("searchers.loops:kernels", "searchers.tables:kernels"), _nothing),
-}  # fmt: skip
+    "two_processes": Part(
+        "a second process",
+        ("search.stages.layout_problems:LayoutProblems.pays_to_share",),
+        property(_always_returns(False)),
+    ),
+    "garbage": Part("fewer looks for cycles", ("utils.gc_thresholds:THRESHOLDS",), (700, 10, 10)),
+    "kernels": Part(
+        "loops in C",
+        ("search.solvers.minplus_backend:load_kernels", "search.solvers.cost_tables:load_kernels"),
+        _returns_none,
+    ),
+}
 
 
 def plan(case: Case, off: str | None) -> dict[str, Any]:
-    """In this process."""
+    """Plan in this process with the part ``off`` disabled."""
     if off is not None:
         PARTS[off].switch_off()
     from autosbp.api import PlanOptions, capture, load_cluster, make_plan
@@ -147,10 +209,10 @@ def plan(case: Case, off: str | None) -> dict[str, Any]:
 
 
 def measure(name: str, off: str | None) -> dict[str, Any] | None:
-    """In a process of its own; None where that does not end."""
+    """Plan in a new process; None if it exceeds ``MAX_PLAN_S``."""
     program = [sys.executable, "-m", "benchmarks.search_ablation", "--one", name, *([] if off is None else [off])]
     try:
-        run = subprocess.run(program, capture_output=True, text=True, timeout=MOST_S, check=False)
+        run = subprocess.run(program, capture_output=True, text=True, timeout=MAX_PLAN_S, check=False)
     except subprocess.TimeoutExpired:
         return None
     if run.returncode:
@@ -160,8 +222,10 @@ def measure(name: str, off: str | None) -> dict[str, Any] | None:
 
 
 def compared(without: Mapping[str, Any] | None, whole: Mapping[str, Any] | None, part: str) -> dict[str, float | None]:
-    """Times the whole search's time and step, and what the gap is more; None where one did not end. Time is that of processors,
-    but of a part that is one more of these."""
+    """Time and step relative to the complete search, and the increase of the gap; None if one did not end.
+
+    Time is processor time, except for the part that adds a process: there it is wall clock.
+    """
     if without is None or whole is None:
         return {"time": None, "step": None, "gap": None}
     clock = "seconds" if part == "two_processes" else "processor_s"
@@ -174,7 +238,7 @@ def compared(without: Mapping[str, Any] | None, whole: Mapping[str, Any] | None,
 
 
 def median(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Of each column; None where a round did not end."""
+    """Median of each column; None if a round did not end."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     return {
         name: None if None in found else statistics.median(each for each in found if each is not None)
@@ -183,10 +247,10 @@ def median(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None
 
 
 def pays(rows: Mapping[str, Mapping[str, float | None]]) -> bool:
-    """Whether a part buys enough on some case."""
+    """Whether a part pays on some case."""
     return any(
         row["time"] is None or row["step"] is None or row["gap"] is None
-        or row["time"] > 1 + PAYS or row["step"] > 1 + PAYS or row["gap"] > PAYS
+        or row["time"] > 1 + MIN_BENEFIT or row["step"] > 1 + MIN_BENEFIT or row["gap"] > MIN_BENEFIT
         for row in rows.values()
     )  # fmt: skip
 
@@ -198,6 +262,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"by default {' '.join(PARTS)}")
     parser.add_argument("--cases", nargs="+", metavar="CASE", default=list(CASES))
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--everywhere", action="store_true", help="also on the cases after one where a part pays")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="end in one line of JSON")
     asked = parser.parse_args()
@@ -206,15 +271,18 @@ def main() -> int:
         print(json.dumps(plan(CASES[name], *(off or [None]))))
         return 0
     if unknown := {*asked.parts} - {*PARTS} | {*asked.cases} - {*CASES}:
-        parser.error(f"{', '.join(sorted(unknown))}: parts and cases of {', '.join([*PARTS, *CASES])} are expected")
+        parser.error(f"{', '.join(sorted(unknown))}: expected parts and cases of {', '.join([*PARTS, *CASES])}")
     parts = asked.parts or list(PARTS)
     rows: dict[str, dict[str, list[Mapping[str, float | None]]]] = {part: {} for part in parts}
-    for name in [name for _ in range(asked.rounds) for name in asked.cases]:
-        for first in range(0, len(parts), BETWEEN):
-            whole = measure(name, None)
-            for part in parts[first : first + BETWEEN]:
-                rows[part].setdefault(name, []).append(compared(measure(name, part), whole, part))
-                print(f"{name} without {part}: {rows[part][name][-1]}", file=sys.stderr, flush=True)
+    for name in asked.cases:
+        for _ in range(asked.rounds):
+            for first in range(0, len(parts), PARTS_PER_BASELINE):
+                whole = measure(name, None)
+                for part in parts[first : first + PARTS_PER_BASELINE]:
+                    rows[part].setdefault(name, []).append(compared(measure(name, part), whole, part))
+                    print(f"{name} without {part}: {rows[part][name][-1]}", file=sys.stderr, flush=True)
+        if not asked.everywhere:
+            parts = [part for part in parts if not pays({name: median(rows[part][name])})]
     found: dict[str, dict[str, Any]] = {}
     for part, cases in rows.items():
         medians = {name: median(each) for name, each in cases.items()}
@@ -226,7 +294,7 @@ def main() -> int:
 
 
 def show(part: str, row: Mapping[str, Any]) -> None:
-    """One line: the most that it buys of each, and where."""
+    """Print one line: the part's largest benefit in each column, and on which case."""
     told = []
     for column, rest in (("time", 1.0), ("step", 1.0), ("gap", 0.0)):
         known = {name: each[column] for name, each in row["cases"].items()}

@@ -1,8 +1,8 @@
 """Time of the exact searcher on models of repeated blocks: ``python -m benchmarks.search_blocks [--json]``.
 
-A block is a chain of variables with skip connections, which make cycles; blocks are joined end to end, and all share
-their tables. Costs are uniform random numbers, the hardest case for pruning. The memory-limited rows allow a share of
-the memory that the unlimited optimum takes.
+A block is a chain of variables with skip connections, which create cycles. Blocks are joined end to end and share their
+cost tables. Costs are uniform random numbers, the hardest case for pruning. The memory-limited rows allow a fraction of
+the memory that the unlimited optimum uses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autosbp.search import Edge, SearchOptions, SearchProblem, search
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``memory_share`` of the unlimited optimum's memory is allowed; None for no limit."""
+    """Problem size; ``memory_share`` is the limit relative to the unlimited optimum's memory, None for no limit."""
 
     num_blocks: int
     block_size: int
@@ -37,7 +37,7 @@ CASES = (
 
 
 def block_problem(num_blocks: int, block_size: int, domain: int, seed: int = 0) -> SearchProblem:
-    """``num_blocks * block_size`` variables; two skip connections per block (``block_size`` >= 4)."""
+    """Problem with ``num_blocks * block_size`` variables and two skip connections per block (``block_size`` >= 4)."""
     rng = np.random.default_rng(seed)
     unary = tuple(rng.random(domain) for _ in range(block_size))
     memory = tuple(rng.integers(1, 1000, domain) for _ in range(block_size))

@@ -1,14 +1,13 @@
-"""How long a plan takes from cold, and what is proved of it: ``python -m benchmarks.search_scale [CASE ...] [--rounds N]
-[--replan] [--within SECONDS] [--json]``.
+"""Planning time from a cold start, and the proved gap: ``python -m benchmarks.search_scale [CASE ...] [OPTIONS]``.
 
-Every case is a process of its own, with bytecode at hand as an installed package has it, that imports, loads the graph, builds
-and searches the whole space (stages, schedules, cuts, microbatch, storage, layouts), without torch; and another one that costs
-the baselines beside it, as plans do that are not asked for other ones. Of several rounds, each of all cases, a case's median
-by its seconds is shown. With ``--replan`` a case is planned for twice the batch, too, and with outer links of half the
-bandwidth: each from cold, and after the plan of the case itself in the same process. With ``--within`` it is planned under
-that time limit, too: how long that takes, how much slower the plan is, and what is proved of it. The memory is that of the
-process with baselines and of those that help it, when together they have most (looked at every ``SAMPLE_S``), pages that they
-share counted for each.
+Options: ``--rounds N``, ``--replan``, ``--within SECONDS``, ``--json``. Every case runs in its own process, with
+compiled bytecode as in an installed package. The process imports, loads the graph, builds and searches the whole space
+(stages, schedules, cuts, microbatch, storage, layouts), without torch. A second process also costs the default
+baselines. Each round runs all cases; the round with a case's median seconds is shown. With ``--replan``, a case is also
+planned for twice the batch and with half the bandwidth of the outer links: each from a cold start, and after the plan
+of the original case in the same process. With ``--within``, it is also planned under that time limit: time taken,
+slowdown of the plan, and gap. Memory is the maximum total of the process with baselines and its children, sampled every
+``SAMPLE_S``; shared pages count for each process.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ import json, resource, sys, time
 started = time.perf_counter()
 from autosbp.api import PlanOptions, capture, load_cluster, make_plan
 from autosbp.search.plan_options import DEFAULT_BASELINES
-from autosbp.costmodel.faster import faster_link
+from autosbp.costmodel.hardware_scaling import scale_link_bandwidth
 graph = capture(sys.argv[1])
 def planned(batch, bandwidth):
-    cluster, _ = faster_link(load_cluster(sys.argv[2]), None, 0, float(bandwidth))
+    cluster, _ = scale_link_bandwidth(load_cluster(sys.argv[2]), None, 0, float(bandwidth))
     compared = DEFAULT_BASELINES if sys.argv[6] == "compared" else ()
     options = PlanOptions(global_batch=int(batch), time_limit_s=float(sys.argv[5]), baselines=compared)
     return make_plan(graph, cluster, None, options)
@@ -57,16 +56,16 @@ print(json.dumps({
 
 
 SAMPLE_S = 0.02
-"""How often the memory is looked at."""
-MOST_S = 120.0
-"""A case that takes longer is ended."""
-USUAL_S = 20.0
-"""The time limit of a plan that none is asked for."""
+"""Seconds between memory samples."""
+MAX_CASE_S = 120.0
+"""Seconds after which a case is stopped."""
+DEFAULT_TIME_LIMIT_S = 20.0
+"""Default time limit of a plan, in seconds."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``limit_s`` is what is aimed at, for all."""
+    """A case; ``limit_s`` is the target for its planning time."""
 
     model: str
     cluster: str
@@ -91,7 +90,7 @@ CASES: Mapping[str, Case] = {
 
 
 REPLANS: Mapping[str, tuple[int, float]] = {"batch": (2, 1.0), "links": (1, 0.5)}
-"""Changes of a case: times its batch, and times the bandwidth of its outer links."""
+"""Changes of a case: factor on its batch, and on the bandwidth of its outer links."""
 
 
 def measure(
@@ -100,12 +99,18 @@ def measure(
     bandwidth: float = 1.0,
     *,
     after: bool = False,
-    within_s: float = USUAL_S,
+    within_s: float = DEFAULT_TIME_LIMIT_S,
     compared: bool = False,
 ) -> dict[str, Any]:
-    """A row; of a case that does not end in ``MOST_S``, the limit alone, with ``ended`` false. With so many times the batch,
-    and the bandwidth; if wished, ``after`` the case itself was planned, whose time counts to ``load_s``, or ``compared`` with
-    baselines."""
+    """Run a case in a new process and return its row; if it exceeds ``MAX_CASE_S``, only the limit with ``ended`` False.
+
+    Args:
+        times: factor on the batch.
+        bandwidth: factor on the bandwidth of the outer links.
+        after: plan the case itself first; that time counts to ``load_s``.
+        within_s: time limit of the plan.
+        compared: also cost the baselines.
+    """
     started = time.perf_counter()
     asked = [str(times * case.batch), str(bandwidth), str(within_s), "compared" if compared else "alone"]
     asked += [f"{case.batch},1.0"] if after else []
@@ -114,14 +119,14 @@ def measure(
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         while True:
             try:
-                # Looking takes time of the cores that are measured.
-                out, errors = run.communicate(timeout=SAMPLE_S if compared else MOST_S)
+                # Sampling takes time from the measured cores.
+                out, errors = run.communicate(timeout=SAMPLE_S if compared else MAX_CASE_S)
                 break
             except subprocess.TimeoutExpired:
                 most_bytes = max(most_bytes, _resident_bytes(run.pid))
-            if time.perf_counter() - started > MOST_S:
+            if time.perf_counter() - started > MAX_CASE_S:
                 run.kill()
-                return {"seconds": MOST_S, "limit_s": case.limit_s, "ended": False}
+                return {"seconds": MAX_CASE_S, "limit_s": case.limit_s, "ended": False}
     seconds = time.perf_counter() - started
     if run.returncode:
         sys.exit(errors)
@@ -131,7 +136,7 @@ def measure(
 
 
 def _resident_bytes(pid: int) -> int:
-    """Of a process and all that it made, as far as they are still there."""
+    """Resident memory of a process and its descendants that still exist."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -141,8 +146,10 @@ def _resident_bytes(pid: int) -> int:
 
 
 def with_baselines(case: Case) -> dict[str, Any]:
-    """Seconds of a plan that is compared with its baselines, theirs, and the memory that all of it takes; None, no baselines
-    and no memory where it does not end."""
+    """Seconds and peak memory of a plan with baselines, and the baselines' step times.
+
+    If it does not end, seconds are None, and there are no baselines and no memory.
+    """
     found = measure(case, compared=True)
     if not found.get("ended", True):
         return {"with_baselines_s": None, "baselines": {}}
@@ -150,7 +157,7 @@ def with_baselines(case: Case) -> dict[str, Any]:
 
 
 def replanned(case: Case) -> dict[str, float | None]:
-    """Seconds of plans of the changed case, from cold and after the case itself; None where they do not end."""
+    """Seconds to plan the changed case from a cold start and after the case itself; None if that does not end."""
     return {
         f"{change}_{kind}_s": measure(case, *changed, after=kind == "warm").get("plan_s")
         for change, changed in REPLANS.items()
@@ -158,8 +165,8 @@ def replanned(case: Case) -> dict[str, float | None]:
     }
 
 
-def hurried(case: Case, within_s: float | None) -> dict[str, float | None]:
-    """Of a plan under this time limit its seconds, in all, and what it is and proves; nothing where none is asked for."""
+def plan_within(case: Case, within_s: float | None) -> dict[str, float | None]:
+    """Seconds, step time and gap of a plan under this time limit; empty without a limit."""
     if within_s is None:
         return {}
     found = measure(case, within_s=within_s)
@@ -168,7 +175,7 @@ def hurried(case: Case, within_s: float | None) -> dict[str, float | None]:
 
 
 def median(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The row in the middle by seconds, the slower of two, with the seconds of all."""
+    """The row with the median seconds (the slower one of two), with the seconds of all rounds."""
     ranked = sorted(rows, key=lambda row: row["seconds"])
     return {**ranked[len(ranked) // 2], "rounds_s": [row["seconds"] for row in rows]}
 
@@ -183,20 +190,20 @@ def main() -> None:
     arguments = parser.parse_args()
     unknown = set(arguments.cases) - set(CASES)
     if unknown:
-        parser.error(f"{', '.join(sorted(unknown))}: one of {', '.join(CASES)} is expected")
+        parser.error(f"{', '.join(sorted(unknown))}: expected one of {', '.join(CASES)}")
     if arguments.rounds < 1:
-        parser.error("--rounds: at least 1 is expected")
-    if arguments.within is not None and not 0 < arguments.within < MOST_S:
-        parser.error(f"--within {arguments.within:g}: more than 0 and less than {MOST_S:g} seconds is expected")
+        parser.error("--rounds: expected at least 1")
+    if arguments.within is not None and not 0 < arguments.within < MAX_CASE_S:
+        parser.error(f"--within {arguments.within:g}: expected more than 0 and less than {MAX_CASE_S:g} seconds")
     names = arguments.cases or list(CASES)
-    # Where the environment forbids to write bytecode, each process would compile what was changed since the installation.
+    # If bytecode cannot be written, each process would compile what changed since the installation.
     compileall.compile_dir(str(Path(autosbp.__file__).parent), quiet=2)
     rounds: list[dict[str, dict[str, Any]]] = []
     for at in range(arguments.rounds):
         rounds.append({})
         for name in names:
             case = CASES[name]
-            rounds[-1][name] = measure(case) | with_baselines(case) | hurried(case, arguments.within)
+            rounds[-1][name] = measure(case) | with_baselines(case) | plan_within(case, arguments.within)
             rounds[-1][name] |= replanned(case) if arguments.replan else {}
             if at + 1 == arguments.rounds:
                 show(name, median([each[name] for each in rounds]))
@@ -206,7 +213,7 @@ def main() -> None:
 
 
 def show(name: str, row: Mapping[str, Any]) -> None:
-    """One line."""
+    """Print a row."""
     if not row.get("ended", True):
         print(f"{name:<18} over {row['seconds']:.0f} s (aim {row['limit_s']:g} s)", flush=True)
         return

@@ -1,12 +1,12 @@
-"""Measures a cluster: real collectives and ops over torch.distributed, fitted to the cost model's alpha and beta.
+"""Calibrate a cluster: time collectives and ops over torch.distributed and fit the cost model's alpha and beta.
 
-    from autosbp.cluster import load_cluster
+    from autosbp.cluster.spec import load_cluster
     from calibration import calibrate
     calibration = calibrate(load_cluster("local:2x2"))
 
-``read_partial`` makes a calibration of what a run that ended early has left in its folder, ``read_results`` and ``assemble``
-one of such lines wherever they are; ``calibrate_with_nccl_tests`` runs nccl-tests, ``import_nccl_log`` reads what it
-printed. Nothing here imports torch in the caller's process.
+``read_partial`` builds a calibration from the folder of an interrupted run; ``read_results`` and ``assemble`` build one
+from result lines read elsewhere. ``calibrate_with_nccl_tests`` runs nccl-tests, and ``import_nccl_log`` reads its
+output. Nothing here imports torch in the caller's process.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from autosbp.cluster import Cluster
+from autosbp.calibration._alpha_beta_fit import fit_collective
+from autosbp.calibration._fit_pooling import pool_fits
+from autosbp.calibration._nccl_log import NcclLog
+from autosbp.calibration._nccl_run import calibrate_with_nccl_tests
+from autosbp.calibration._nccl_tests import import_nccl_log, read_nccl_log
+from autosbp.calibration._rank_launch import Progress, describe_launch, mark_used, writing_to
+from autosbp.calibration._rank_launch import launch as measure
+from autosbp.calibration._report import report_html
+from autosbp.calibration._request import BUDGET_S, DEFAULT_SIZES, Request
+from autosbp.calibration._results import assemble, read_partial, read_results
+from autosbp.calibration._run_folder import temporary_run_folder
+from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.calibration import METHODS, Calibration
 from autosbp.errors import InputError
-from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, check_devices, run_ranks
-from calibration._fit import fit_collective
-from calibration._launch import Progress, mark_taken, way_of, written
-from calibration._launch import launch as measure
-from calibration._nccl_log import NcclLog
-from calibration._nccl_run import calibrate_with_nccl_tests
-from calibration._nccl_tests import import_nccl_log, read_nccl_log
-from calibration._pooling import share_fits
-from calibration._report import report_html
-from calibration._request import BUDGET_S, DEFAULT_SIZES, Request
-from calibration._results import assemble, read_partial, read_results
-from calibration._scratch import scratch
+from autosbp.launch.local import MAX_LOCAL_RANKS, Launch, check_devices, run_ranks
 
 __all__ = [
     "METHODS",
@@ -45,7 +45,7 @@ __all__ = [
     "read_partial",
     "read_results",
     "report_html",
-    "share_fits",
+    "pool_fits",
 ]
 
 
@@ -75,42 +75,45 @@ def calibrate(
     """Measure every collective over every group shape of ``cluster`` with one rank per device.
 
     Args:
-        backend: ``gloo`` or ``nccl``; by default what the cluster's device kind uses.
-        sizes: message sizes in bytes, at least three; in steps of 4 from 1 KB to 16 MB (Gloo) or 1 GB (NCCL) by default.
-            A size is rounded up to a whole number of float32 per rank.
-        repeats: most repeats per size; fewer (three at least) where ``point_s`` seconds, or its part of ``budget_s``, do
-            not hold as many. The calibration's notes say how many points have fewer.
-        op_keys: ops to time with all ranks running at once, as ``autosbp.costmodel.op_bench`` reads them, those
-            first that tell most; ``op_s`` seconds, at most, for each of forward and backward.
-        method: ``relative`` or ``ols``, see ``calibration._fit``.
-        timeout_s: limit of the whole run.
-        budget_s: time box of the run, from the start of the ranks to their end. Sizes that it does not hold are left
-            out, but for the smallest three, and so are the lightest ops; the calibration's notes tell.
-        stall_s: a run that measures nothing new for so long hangs, and is ended.
-        variants: also measure one group alone, and contiguous beside strided groups.
-        launch: how ranks are started: on this machine over the loopback interface, by default.
-            ``partial(run_ranks, interface="eth0")`` takes another one, ``EmulatedCluster.launch`` several nodes.
-        max_ranks: that ``launch`` can start.
-        queued: ranks may wait for a cluster before they start, and the time box begins with them.
-        resume: ``workdir`` may be that of the very same run, begun before, whose ranks ``launch`` finds again: what they
-            have measured is not measured again.
-        take: another run of the same request in ``workdir`` measures anew. False leaves it the results of this one, for
-            a caller that may fail to store the calibration; what then removes the folder takes them.
-        cancelled: asked ten times a second; True ends the run.
-        progress: called from this thread as each measurement starts.
-        workdir: where request, results and log are kept. By default a temporary folder, removed after success. A run
-            that ended early is continued by another one of the same request, started in the same way, in the same
-            folder; a temporary one is found again for a day, and then removed by a later run.
+        backend: ``gloo`` or ``nccl``; by default the one for the cluster's device kind.
+        sizes: message sizes in bytes, at least three; default: steps of 4x from 1 KB to 16 MB (Gloo) or 1 GB (NCCL). A
+            size is rounded up to a whole number of float32 per rank.
+        repeats: maximum repeats per size; fewer (at least three) if ``point_s`` seconds, or the size's share of
+            ``budget_s``, do not suffice. The calibration's notes say how many points have fewer.
+        op_keys: ops to time with all ranks running at once, in the format of ``autosbp.costmodel.op_benchmark``, the
+            most important first.
+        op_s: maximum seconds for each of forward and backward of one op.
+        point_s: maximum seconds for one size of one collective.
+        method: ``relative`` or ``ols``, see ``autosbp.calibration._alpha_beta_fit``.
+        timeout_s: hard limit of the whole run, in seconds.
+        budget_s: time box of the run in seconds, from the start of the ranks to their end. Sizes that do not fit are
+            skipped, except the smallest three, and so are the cheapest ops; the calibration's notes list them.
+        stall_s: the run fails if it measures nothing new for this many seconds.
+        variants: also measure one group alone, and contiguous in addition to strided groups.
+        launch: starts the ranks; by default on this machine over the loopback interface. ``partial(run_ranks,
+            interface="eth0")`` uses another interface, ``EmulatedCluster.launch`` several nodes.
+        max_ranks: maximum number of ranks that ``launch`` can start.
+        queued: ranks may wait in a cluster's queue before they start; the time box begins when they do.
+        resume: ``workdir`` may belong to this very run, started earlier, whose ranks ``launch`` finds again; its
+            finished measurements are kept.
+        take: mark the results as used, so that the next run of this request in ``workdir`` measures anew. With False
+            they stay available to it, for a caller that may fail to store the calibration and removes the folder
+            afterwards.
+        cancelled: polled ten times a second; returning True ends the run.
+        progress: called from this thread at the start of each measurement.
+        workdir: folder for request, results and log. By default a temporary folder, removed after success. A run that
+            ended early is continued by another run of the same request, started in the same way, in the same folder. A
+            temporary folder can be continued for a day; after that, a later run removes it.
 
     Raises:
         InputError: an argument is out of range.
-        CalibrationError: a rank failed, the time ran out, the run was cancelled or a fit is impossible; names the
-            measurement, and what was measured until then stays in ``results.jsonl``.
+        CalibrationError: a rank failed, time ran out, the run was cancelled or a fit is impossible. The message names
+            the measurement; earlier measurements stay in ``results.jsonl``.
     """
     if cluster.groups:
-        raise InputError("cluster", cluster.name, "devices that are alike are expected; it has groups of others")
+        raise InputError("cluster", cluster.name, "expected a cluster with identical devices, without groups")
     if method not in METHODS:
-        raise InputError("method", method, f"one of {', '.join(METHODS)} is expected")
+        raise InputError("method", method, f"expected one of {', '.join(METHODS)}")
     backend = backend or ("nccl" if cluster.device.kind == "cuda" else "gloo")
     request = Request(
         cluster,
@@ -124,20 +127,20 @@ def calibrate(
         budget_s,
         stall_s,
         variants,
-        way_of(launch),
+        describe_launch(launch),
     )
     if op_keys and (backend == "nccl") != (cluster.device.kind == "cuda"):
-        limit = f"its ranks compute on other devices than {cluster.device.name}: leave the model's ops out, or it"
+        limit = f"its ranks do not compute on {cluster.device.name}; omit either the model's ops or this option"
         raise InputError("backend", backend, limit)
-    if backend == "nccl" and cluster.num_devices <= max_ranks:  # more are refused anyway
+    if backend == "nccl" and cluster.num_devices <= max_ranks:  # otherwise ``measure`` refuses
         check_devices("backend", backend, launch, cluster.num_devices)
-    with scratch(request) if workdir is None else nullcontext(workdir) as folder:
-        with written(folder):
+    with temporary_run_folder(request) if workdir is None else nullcontext(workdir) as folder:
+        with writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
         results = measure(
             request, folder, launch, progress, max_ranks=max_ranks, queued=queued, resume=resume, cancelled=cancelled
         )
         calibration = assemble(request, results, method)
         if workdir is not None and take:
-            mark_taken(folder)
+            mark_used(folder)
     return calibration

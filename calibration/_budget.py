@@ -1,10 +1,11 @@
-"""How long each measurement may take, so that all of them together keep to the run's time box.
+"""Time box of each measurement, chosen so that the whole run fits into its budget.
 
-The box holds the whole run, the start of the ranks among it. What comes behind the collectives has its part set aside;
-where that is more than ``LATER`` of what the start has left, it is shortened. Series (the sizes of one collective over one
-placement) share what is left equally, but for variants, which no plan is charged with and which get half; within a series
-so do the sizes. Small messages need less than their share and leave it to the large ones, quick placements to slow ones.
-The largest sizes, and the lightest ops, are left out where even the fewest calls would not fit.
+The budget covers the whole run, including the start of the ranks. Time for the measurements after the collectives is
+reserved first, but at most the fraction ``MAX_RESERVED_FRACTION`` of what remains after the start. The series (sizes of one
+collective over one placement) share the rest equally, except that variants, which are never charged to plans, get half a share.
+Within a series the sizes share equally. Time that small messages do not need goes to large ones, and time that fast
+placements do not need goes to slow ones. The largest sizes and the cheapest ops are skipped if not even the minimum
+number of calls fits.
 """
 
 from __future__ import annotations
@@ -12,26 +13,29 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from calibration._request import MIN_SIZES, OVERLAP, SHARING, Request, op_name, waitings
-from calibration._timing import LEAST_CALLS
+from autosbp.calibration._request import CORE_CONTENTION, MIN_SIZES, OVERLAP, Request, arrival_delays, op_name
+from autosbp.calibration._sampling import MIN_CALLS
 
-LATER = 0.5
+MAX_RESERVED_FRACTION = 0.5
 WAITING_S = 1.0
 OVERLAP_S, SHARING_S = 6.0, 8.0
 OP_S = 0.15
-"""What an op takes besides its two boxes: its inputs are made, and it warms up."""
-LEAST_OPS = 8
-"""The first ops are timed in any case: others are predicted from them."""
+"""Seconds per op in addition to its two boxes, for creating inputs and warming up."""
+MIN_OPS = 8
+"""The first ops are always timed, because others are predicted from them."""
 END_S = 4.0
-"""Ranks end, and their results are read."""
+"""Seconds reserved for ending the ranks and reading their results."""
 VARIANT_SHARE = 0.5
 MAX_START_S = 60.0
-"""The most of the box that the start of the ranks is charged; clocks of two machines may differ."""
+"""Maximum seconds of the budget charged for the start of the ranks, since the clocks of two machines may differ."""
 
 
 @dataclass(slots=True)
 class SeriesBudget:
-    """``left_s`` is what the series may still use. Sizes come in ascending order; ``made`` counts those measured."""
+    """Time box of one series. Sizes come in ascending order.
+
+    ``left_s``: seconds that the series may still use; ``made``: number of sizes measured so far.
+    """
 
     left_s: float
     num_sizes: int
@@ -40,50 +44,50 @@ class SeriesBudget:
     last_s: float = 0.0
 
     def fits(self, num_bytes: int) -> bool:
-        """Whether the fewest calls of this size fit, if time grows no faster than size; the first sizes always do."""
+        """Whether the minimum number of calls fits, if time grows at most linearly with size; True for the first sizes."""
         if self.made < MIN_SIZES:
             return True
-        return LEAST_CALLS * self.last_s * num_bytes / self.last_bytes <= self.left_s
+        return MIN_CALLS * self.last_s * num_bytes / self.last_bytes <= self.left_s
 
     def box_s(self, point_s: float) -> float:
-        """Seconds for the next size."""
+        """Time box of the next size in seconds."""
         return max(min(point_s, self.left_s / max(self.num_sizes - self.made, 1)), 0.0)
 
-    def took(self, num_bytes: int, median_s: float, used_s: float) -> None:
-        """A size was measured."""
+    def record(self, num_bytes: int, median_s: float, used_s: float) -> None:
+        """Record that a size was measured."""
         self.made += 1
         self.last_bytes, self.last_s = num_bytes, median_s
         self.left_s -= used_s
 
 
 class RunBudget:
-    """The time box of a run that has ``made`` some measurements before.
+    """Time box of a run; measurements named in ``made`` are already done.
 
-    ``passed_s`` gives the seconds since the run was asked for, the same on every rank.
+    ``passed_s`` returns the seconds since the run was requested, equal on every rank.
     """
 
     def __init__(self, request: Request, made: Container[str], passed_s: Callable[[], float]) -> None:
         self._passed_s, self._end_s = passed_s, request.budget_s - END_S
-        waiting_s = sum(min(request.point_s, WAITING_S) for one in waitings(request) if one.name not in made)
+        waiting_s = sum(min(request.point_s, WAITING_S) for one in arrival_delays(request) if one.name not in made)
         ops_s = sum(2 * request.op_s + OP_S for key in request.op_keys if op_name(key) not in made)
-        behind_s = OVERLAP_S * (OVERLAP not in made) + SHARING_S * (SHARING not in made) + ops_s
-        part = min(1.0, LATER * max(self.left_s, 0.0) / max(waiting_s + behind_s, 1e-9))
+        behind_s = OVERLAP_S * (OVERLAP not in made) + SHARING_S * (CORE_CONTENTION not in made) + ops_s
+        part = min(1.0, MAX_RESERVED_FRACTION * max(self.left_s, 0.0) / max(waiting_s + behind_s, 1e-9))
         self._after_waiting_s = part * behind_s
         self._after_collectives_s = part * (waiting_s + behind_s)
 
     @property
     def left_s(self) -> float:
-        """Seconds of the whole box; a collective call of all ranks."""
+        """Seconds left of the whole budget; a collective call, so all ranks must make it."""
         return self._end_s - self._passed_s()
 
     def series_s(self, share: float, shares_left: float) -> float:
-        """Seconds for a series with this share of what is left for collectives, of which so many shares are left."""
+        """Seconds for a series that has ``share`` out of ``shares_left`` of the remaining time for collectives."""
         return (self.left_s - self._after_collectives_s) * share / shares_left
 
     def waiting_s(self, num_left: int) -> float:
-        """Seconds for the next of so many measurements of waiting."""
+        """Seconds for the next of ``num_left`` waiting measurements."""
         return (self.left_s - self._after_waiting_s) / num_left
 
     def op_s(self, num_left: int) -> float:
-        """Seconds for the next of so many ops; none are left where it is not above 0."""
+        """Seconds for the next of ``num_left`` ops; 0 or less if the time is used up."""
         return self.left_s / num_left

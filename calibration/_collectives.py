@@ -1,7 +1,7 @@
-"""The collectives that are measured, under one name each, and the few calls that keep ranks together.
+"""The measured collectives, under one name per kind, and a few helper collectives that synchronize the ranks.
 
 ``torch.distributed`` 2.13 renamed ``all_gather_into_tensor`` and ``reduce_scatter_tensor`` and deprecated the old
-names; this is the one file that knows.
+names; only this file handles both.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from calibration._request import ELEMENT_BYTES
+from autosbp.calibration._request import ELEMENT_BYTES
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def message_bytes(num_bytes: int, num_ranks: int) -> int:
-    """The least size of at least ``num_bytes`` that every rank of the group holds an equal whole part of."""
+    """Smallest size >= ``num_bytes`` that divides into equal parts of whole float32 elements, one per rank."""
     unit = ELEMENT_BYTES * num_ranks
     return -(-num_bytes // unit) * unit
 
@@ -29,16 +29,17 @@ def message_bytes(num_bytes: int, num_ranks: int) -> int:
 def prepare(
     kind: str, num_bytes: int, ranks: list[int], rows: int, group: Any, device: torch.device
 ) -> Callable[[], None]:
-    """A call that runs one collective of ``num_bytes``, the full message as ``autosbp.costmodel.network`` counts it.
+    """Return a call that runs one collective of ``num_bytes``, the full message size of the cost model.
 
-    ``p2p`` is what boxing sends: the transposition of a group of ``rows`` x columns, which leaves some ranks idle; a shift
-    around the ring where the group is one row. ``broadcast`` starts at the group's first rank.
+    ``autosbp.costmodel.network`` defines that size. ``p2p`` is the pattern that boxing sends: the transposition of a
+    group of ``rows`` x columns, which leaves some ranks idle, or a ring shift if the group is a single row.
+    ``broadcast`` starts at the group's first rank.
     """
     full = torch.zeros(num_bytes // ELEMENT_BYTES, device=device)
     part = torch.zeros(full.numel() // len(ranks), device=device)
     other = torch.empty_like(full)
     position = ranks.index(dist.get_rank())
-    target, source = (ranks[place] for place in peers(position, rows, len(ranks)))
+    target, source = (ranks[place] for place in p2p_peers(position, rows, len(ranks)))
 
     def p2p() -> None:
         if target == ranks[position]:
@@ -64,8 +65,8 @@ def prepare(
     return run
 
 
-def peers(position: int, rows: int, num_ranks: int) -> tuple[int, int]:
-    """To which place of its group a rank sends and from which it receives; its own, where it is idle."""
+def p2p_peers(position: int, rows: int, num_ranks: int) -> tuple[int, int]:
+    """Positions in the group that a rank sends to and receives from; its own position if it is idle."""
     if rows in (1, num_ranks):
         return (position + 1) % num_ranks, (position - 1) % num_ranks
     columns = num_ranks // rows
@@ -75,12 +76,12 @@ def peers(position: int, rows: int, num_ranks: int) -> tuple[int, int]:
 
 
 def buffer_bytes(num_bytes: int) -> int:
-    """What ``prepare`` and a collective of this size occupy on a rank, at most: message, copy, part and staging."""
+    """Upper bound on a rank's memory for ``prepare`` and a collective of this size: message, copy, part and staging."""
     return 4 * num_bytes
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that one rank may use now: of its GPU, or its part of what this machine has available."""
+    """Memory in bytes that a rank may use: free memory of its GPU, or its share of half of the host's available memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -89,20 +90,20 @@ def free_bytes(device: torch.device) -> int:
 
 
 def wait_for_device(device: torch.device) -> None:
-    """Return when everything queued on the device is done."""
+    """Wait until all work queued on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def largest(value: float, device: torch.device) -> float:
-    """The largest of the ranks' values; also a barrier of all ranks."""
+def all_reduce_max(value: float, device: torch.device) -> float:
+    """Maximum of the ranks' values; also acts as a barrier."""
     tensor = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return float(tensor.item())
 
 
-def gather_series(series: list[float], device: torch.device) -> list[list[float]]:
-    """Every rank's series, by rank; all have the same length."""
+def all_gather_series(series: list[float], device: torch.device) -> list[list[float]]:
+    """Every rank's series, indexed by rank; all have the same length."""
     mine = torch.tensor(series, dtype=torch.float64, device=device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)

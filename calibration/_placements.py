@@ -1,8 +1,8 @@
-"""Where the groups that are measured lie on the mesh: every group shape, and variants of it.
+"""Placements of the measured groups on the mesh: every group shape, and its variants.
 
-All groups of a shape run at once, as in a step, so links that they share are measured shared. Variants are: within the
-innermost level, groups of neighbours beside groups of every k-th device; and one group alone, whose time beside that of
-all tells what sharing costs.
+All groups of a shape run at once, as in a step, so links that they share are measured under contention. Variants are
+groups of neighbours instead of every k-th device within the innermost level, and one group alone, whose time compared
+with that of all groups shows the cost of contention.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from autosbp.sbp.mesh import Mesh
 class Placement:
     """Groups over the mesh axes ``axes``: all of them, or the first ``num_groups``.
 
-    ``label`` is ``contiguous`` or ``strided`` where the shape has both, else None. A ``variant`` is no placement that plans
-    are charged with.
+    ``label`` is ``contiguous`` or ``strided`` if the shape has both, else None. A ``variant`` is a placement that plans
+    are never charged with.
     """
 
     group_shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class Placement:
 
 
 def placements(mesh: Mesh, variants: bool = True) -> Iterator[Placement]:
-    """Every shape of a group of two or more ranks, each with its variants, which follow it."""
+    """Every shape of a group of two or more ranks, each followed by its variants."""
     strided = group_axes(mesh)
     contiguous = _contiguous_axes(mesh)
     for shape, axes in strided.items():
@@ -56,21 +56,21 @@ def placements(mesh: Mesh, variants: bool = True) -> Iterator[Placement]:
 
 
 def group_axes(mesh: Mesh) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Each distinct shape of a group of two or more ranks, with the first set of axes that has it: outermost ones.
+    """Each distinct shape of a group of two or more ranks, with the outermost set of axes that has it.
 
-    Shapes are enumerated level by level as products of axis sizes, so a mesh of many axes costs no power set.
+    Shapes are enumerated level by level as products of axis sizes, which avoids the power set of the axes.
     """
     return _combined(_levels(mesh, range(mesh.ndim)))
 
 
 def _contiguous_axes(mesh: Mesh) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """As ``group_axes``, with innermost axes on the innermost level."""
+    """Like ``group_axes``, but with the innermost axes of the innermost level."""
     outermost, innermost = _levels(mesh, range(mesh.ndim)), _levels(mesh, reversed(range(mesh.ndim)))
     return _combined([*outermost[:-1], innermost[-1]])
 
 
 def _levels(mesh: Mesh, order: range | Iterator[int]) -> list[dict[int, tuple[int, ...]]]:
-    """Per level and count, the first set of that level's axes with this many units, as ``order`` meets the axes."""
+    """Per level and unit count, the first set of the level's axes with this count, visiting axes in ``order``."""
     levels: list[dict[int, tuple[int, ...]]] = [{1: ()} for _ in mesh.level_counts]
     for index in order:
         axis = mesh.axes[index]

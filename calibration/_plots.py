@@ -1,4 +1,4 @@
-"""Plots of one fit as inline SVG: measured times with their spread against the fitted curve, and relative residuals."""
+"""Inline SVG plots of one fit: measured times with their spread and the fitted curve, and relative residuals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STEPS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From values of [low, high] to pixels of [start, stop]; ``of`` makes them linear first."""
+    """Map values in [low, high], after the transform ``of``, linearly to pixels in [start, stop]."""
 
     low: float
     high: float
@@ -32,7 +32,7 @@ class _Scale:
 
 
 def time_plot(fit: CollectiveFit) -> str:
-    """Time over message size, both logarithmic. Bars are interquartile ranges, hollow points outliers, dashes knots."""
+    """Time over message size, both logarithmic. Bars are interquartile ranges, hollow points outliers, dashed lines knots."""
     x = _sizes(fit)
     values = [point.median_s for point in fit.points]
     y = _Scale(floor(log10(min(values))), ceil(log10(max(values)) + 1e-9), HEIGHT - BOTTOM, TOP, log10)
@@ -50,11 +50,11 @@ def time_plot(fit: CollectiveFit) -> str:
         parts.append(f'<line class="spread" x1="{at}" x2="{at}" y1="{top}" y2="{bottom}"/>')
         parts.append(_point(at, y(point.median_s), point.num_bytes in fit.outliers,
                             f"{bytes_text(point.num_bytes)}: {seconds_text(point.median_s)}"))  # fmt: skip
-    return _svg(parts, HEIGHT, "time over message size")
+    return _svg(parts, HEIGHT, "time by message size")
 
 
 def residual_plot(fit: CollectiveFit) -> str:
-    """Fitted over measured time, less one, in percent."""
+    """Relative residuals: fitted over measured time minus one, in percent."""
     x = _sizes(fit)
     predicted = fitted_s(fit, np.array([point.num_bytes for point in fit.points], dtype=np.float64))
     values = [100 * (float(time) / point.median_s - 1) for time, point in zip(predicted, fit.points, strict=True)]

@@ -1,4 +1,4 @@
-"""Linear regression of times: plain least squares, and robust relative least squares with bounds and intervals."""
+"""Linear regression of times: ordinary least squares, and robust relative least squares with bounds and intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 from scipy.stats import t as t_distribution
 
-HUBER_K = 1.345  # 95 % efficiency at normal residuals
+HUBER_K = 1.345  # 95 % efficiency for normal residuals
 HUBER_STEPS = 10
 SCALE_FLOOR = 0.01  # relative residuals below 1 % are not outliers
 OUTLIER_WEIGHT = 0.3
@@ -19,8 +19,16 @@ _Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LineFit:
-    """``values`` of the columns, what they predict, each point's weight, and the standard error of each value (0 at a
-    bound). ``loss`` is the weighted sum of squared residuals that was minimised, ``degrees`` those of freedom of the errors."""
+    """Result of a regression.
+
+    Attributes:
+        values: coefficient of each column.
+        predicted: predicted times.
+        weights: weight of each point.
+        errors: standard error of each coefficient; 0 at a bound.
+        loss: minimized weighted sum of squared residuals.
+        degrees: degrees of freedom of ``errors``.
+    """
 
     values: _Array
     predicted: _Array
@@ -34,7 +42,7 @@ class LineFit:
         return float(np.sqrt(self.loss / max(self.weights.sum(), 1e-12)))
 
     def interval(self, at: int) -> tuple[float, float]:
-        """The confidence interval of a value, from Student's t; a point where too few points are left for one."""
+        """Confidence interval of a coefficient, from Student's t; only the value itself if too few points remain."""
         value = float(self.values[at])
         if self.degrees < 1:
             return value, value
@@ -42,15 +50,15 @@ class LineFit:
         return value - half, value + half
 
 
-def plain(columns: _Array, times: _Array) -> LineFit:
-    """Ordinary least squares of seconds (AutoDDL section 3.2)."""
+def ordinary_least_squares(columns: _Array, times: _Array) -> LineFit:
+    """Ordinary least squares in seconds (AutoDDL section 3.2)."""
     scale = columns.max(axis=0)
     values = np.linalg.lstsq(columns / scale, times, rcond=None)[0] / scale
     return _line(columns, times, values, np.ones_like(times), np.ones(len(values), dtype=bool))
 
 
-def relative(columns: _Array, times: _Array, floor: _Array) -> LineFit:
-    """Least squares of relative residuals with Huber weights, every value at least its ``floor``."""
+def relative_least_squares(columns: _Array, times: _Array, floor: _Array) -> LineFit:
+    """Least squares of relative residuals with Huber weights, each coefficient at least its ``floor``."""
     rows = columns / times[:, None]
     scale = np.maximum(rows.max(axis=0), 1e-300)
     low = floor * scale
@@ -80,16 +88,16 @@ def _line(
         variance = _variance(weights, predicted - target, int(free.sum()))
         covariance = np.linalg.pinv(scaled.T @ scaled) * variance
         errors[free] = np.sqrt(np.maximum(np.diag(covariance), 0.0)) / scale
-    kept = int(np.sum(weights >= 1.0)) - int(free.sum())  # the others tell little of how far points scatter
+    kept = int(np.sum(weights >= 1.0)) - int(free.sum())  # down-weighted points say little about the scatter
     return LineFit(
         values, predicted * (1.0 if unit is None else unit), weights, errors, loss, max(kept, min(degrees, 1))
     )
 
 
 def _variance(weights: _Array, residuals: _Array, num_free: int) -> float:
-    """Of one point, for the covariance of robust estimates: Huber, Robust Statistics (1981), section 7.6, (6.5).
+    """Variance of one point for the covariance of robust estimates: Huber, Robust Statistics (1981), section 7.6, (6.5).
 
-    Weighted squares alone say too little: the points that are weighed down still move the line.
+    The weighted squares alone underestimate it, since down-weighted points still influence the line.
     """
     kept = np.mean(weights >= 1.0)
     if kept == 0:

@@ -1,15 +1,15 @@
-"""A calibration as one HTML page that needs nothing else: measured points against the fits, and what is only predicted."""
+"""Self-contained HTML page of a calibration: measured points and fits, and what is only predicted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from autosbp.calibration._placements import placements
+from autosbp.calibration._plots import bytes_text, residual_plot, seconds_text, time_plot
 from autosbp.costmodel.calibration import BETA_FLOOR_S_PER_BYTE, KINDS, Calibration, CollectiveFit
 from autosbp.costmodel.network import NetworkModel
-from autosbp.jsonio import canonical
-from calibration._placements import placements
-from calibration._plots import bytes_text, residual_plot, seconds_text, time_plot
+from autosbp.utils.json_io import canonical
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1180px; padding: 0 1em; color: #1a1a1a; }
@@ -32,7 +32,7 @@ _MEASURED = (
 
 
 def report_html(calibration: Calibration) -> str:
-    """The page. Errors are relative, of the fit against medians; intervals are of alpha and of the first beta."""
+    """Render the page. Errors are relative, of the fit against medians; intervals are of alpha and of the first beta."""
     cluster = calibration.cluster
     facts = [
         f"{calibration.calibration_id}, over {calibration.backend}, fitted by {calibration.method}",
@@ -42,7 +42,7 @@ def report_html(calibration: Calibration) -> str:
     ]
     predicted = list(_predicted(calibration))
     document = canonical({**calibration.to_dict(), "calibration_id": calibration.calibration_id}).decode()
-    document = document.replace("</", "<\\u002f")  # it stands within a script element
+    document = document.replace("</", "<\\u002f")  # safe inside a script element
     return "".join((
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(cluster.name)}: calibration</title>',
         f"<style>{_STYLE}</style><h1>Calibration of {escape(cluster.name)}</h1>",
@@ -50,7 +50,7 @@ def report_html(calibration: Calibration) -> str:
         "<h2>Fits</h2>", _table(_MEASURED, map(_row, calibration.collectives)),
         "<h2>Predicted from the levels, not measured</h2>",
         _table(("collective", "group", "alpha", "1 / beta", "from"), predicted) if predicted else "<p>None.</p>",
-        "<h2>Measured points against the fit</h2>",
+        "<h2>Measured points and fit</h2>",
         "<p>Points are medians, bars interquartile ranges, hollow points outliers, dashed lines knots.</p>",
         '<div class="fits">', *map(_figure, calibration.collectives), "</div>",
         f'<script type="application/json" id="calibration">{document}</script></html>\n',
@@ -76,7 +76,7 @@ def _row(fit: CollectiveFit) -> Sequence[str]:
 
 
 def _predicted(calibration: Calibration) -> Iterable[Sequence[str]]:
-    """Shapes of groups of the cluster's mesh that no fit is of."""
+    """Group shapes of the cluster's mesh that have no fit, with the network model's prediction."""
     network = NetworkModel(calibration.cluster, calibration)
     shapes = dict.fromkeys(place.group_shape for place in placements(calibration.cluster.mesh(), False))
     for shape in shapes:
@@ -113,5 +113,5 @@ def _signed(value: float) -> str:
 
 
 def _rate(beta: float) -> str:
-    """Bandwidth; times that do not grow with size show none."""
+    """Format a bandwidth; ``-`` if the time does not grow with message size."""
     return f"{1 / beta / 1e9:.4g} GB/s" if beta > BETA_FLOOR_S_PER_BYTE else "-"

@@ -1,4 +1,4 @@
-"""What a run measures: the sizes, the placements of groups on the cluster's mesh, and the order of the measurements."""
+"""The request of a calibration run: message sizes, group placements, and the order of measurements."""
 
 from __future__ import annotations
 
@@ -9,42 +9,43 @@ from importlib.metadata import version
 from math import prod
 from typing import Any
 
-from autosbp.cluster import Cluster
+from autosbp.calibration._arrival_skew import LATE_S
+from autosbp.calibration._placements import Placement, placements
+from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.calibration import KINDS
 from autosbp.errors import InputError
-from autosbp.jsonio import check_integer, digest
-from calibration._arrival import LATE_S
-from calibration._placements import Placement, placements
+from autosbp.utils.json_io import check_integer, digest
 
 BACKENDS = ("gloo", "nccl")
 MIN_SIZES = 3
-ELEMENT_BYTES = 4  # messages are of float32
+ELEMENT_BYTES = 4  # messages are float32
 MAX_SIZE_BYTES = 2**32
 BUDGET_S = 165.0
-"""With the start of the command and the fits, a calibration so takes less than three minutes."""
-OVERLAP = "compute beside an all-reduce"
-"""The name of the measurement of ``calibration._overlap``."""
-LAUNCHES = "the host asking for ops"
-"""The name of the measurement of ``calibration._launches``, of GPUs alone."""
-SHARING = "compute while others of the same cores wait"
-"""The name of the measurement of ``calibration._sharing``."""
+"""Seconds. With the command's start and the fits, a calibration takes less than three minutes."""
+OVERLAP = "compute during an all-reduce"
+"""Name of the measurement of ``autosbp.calibration._overlap``."""
+LAUNCH_OVERHEAD = "host overhead per op"
+"""Name of the measurement of ``autosbp.calibration._launch_overhead``, which runs only on GPUs."""
+CORE_CONTENTION = "compute while other ranks on the same cores wait"
+"""Name of the measurement of ``autosbp.calibration._core_contention``."""
 _KB, _MB, _GB = 2**10, 2**20, 2**30
-# Steps of 4x from 1 KB. A run leaves out the largest where time or memory does not hold them.
+# Steps of 4x from 1 KB. A run skips the largest sizes if time or memory does not suffice.
 DEFAULT_SIZES = {
     "gloo": tuple(_KB * 4**step for step in range(8)),  # .. 16 MB
     "nccl": tuple(_KB * 4**step for step in range(11)),  # .. 1 GB
 }
-_HOW_LONG = ("timeout_s", "stall_s")  # they limit a run, and say nothing of what it finds
+_TIME_LIMITS = ("timeout_s", "stall_s")  # limits of a run that do not affect what it finds
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One run. ``budget_s`` is the time box of all of it, ``point_s`` that of one size of one collective, ``op_s`` that of
-    one direction of one op; see ``calibration._budget``.
+    """Request of one calibration run; the fields are arguments of ``calibration.calibrate``.
 
-    The box of a size is shared by at most ``repeats`` repeats, and by at least three even where they take longer. With
-    ``variants``, other placements of the same group shapes are measured, too: see ``calibration._placements``. A run
-    that measures nothing new for ``stall_s`` hangs. ``way`` tells how the ranks are started and over what they talk.
+    Time boxes in seconds: ``budget_s`` for the whole run, ``point_s`` for one size of one collective, ``op_s`` for one
+    direction of one op; see ``autosbp.calibration._budget``. A size gets at most ``repeats`` repeats within its box, and at
+    least three even if they exceed it. With ``variants``, other placements of the same group shapes are measured too:
+    see ``autosbp.calibration._placements``. A run that measures nothing new for ``stall_s`` seconds fails. ``way`` describes
+    how the ranks are started and over which interface.
     """
 
     cluster: Cluster
@@ -62,21 +63,21 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
-            raise InputError("backend", self.backend, f"one of {', '.join(BACKENDS)} is expected")
+            raise InputError("backend", self.backend, f"expected one of {', '.join(BACKENDS)}")
         for index, size in enumerate(self.sizes):
             check_integer(f"sizes[{index}]", size, 1, MAX_SIZE_BYTES)
         if len(set(self.sizes)) < MIN_SIZES:
-            raise InputError("sizes", list(self.sizes), f"at least {MIN_SIZES} different sizes are expected")
+            raise InputError("sizes", list(self.sizes), f"expected at least {MIN_SIZES} different sizes")
         for placement in placements(self.cluster.mesh(), variants=False):
             unit = ELEMENT_BYTES * prod(placement.group_shape)
             if len({-(-size // unit) for size in self.sizes}) < MIN_SIZES:
-                limit = f"at least {MIN_SIZES} different multiples of {unit} bytes, to which they are rounded up for "
-                raise InputError("sizes", list(self.sizes), f"{limit}{placement.name}, are expected")
+                limit = f"at least {MIN_SIZES} different multiples of {unit} bytes, to which sizes are rounded up for "
+                raise InputError("sizes", list(self.sizes), f"expected {limit}{placement.name}")
         check_integer("repeats", self.repeats, 1, 10_000)
         for name in ("point_s", "op_s", "timeout_s", "budget_s", "stall_s"):
             value = getattr(self, name)
             if not 0 < value <= 1e6:
-                raise InputError(name, value, "seconds in (0, 1e6] are expected")
+                raise InputError(name, value, "expected seconds in (0, 1e6]")
 
     def to_dict(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in Request.__dataclass_fields__}
@@ -89,9 +90,11 @@ class Request:
 
     @property
     def request_id(self) -> str:
-        """What must be equal for one run to go on with the results of another: the request, the host, the torch, and how
-        ranks come to collectives."""
-        what = {name: value for name, value in self.to_dict().items() if name not in _HOW_LONG}
+        """Hash that two runs must share for one to continue with the other's results.
+
+        It covers the request, the host, the torch version and the ranks' arrival delay at collectives.
+        """
+        what = {name: value for name, value in self.to_dict().items() if name not in _TIME_LIMITS}
         return digest({**what, "host": platform.node(), "torch": version("torch"), "late_s": LATE_S})
 
 
@@ -109,15 +112,15 @@ class Measurement:
 
 
 def series(request: Request) -> Iterator[list[Measurement]]:
-    """Every collective measurement of the run, in the order in which it is made: the sizes of one kind and placement."""
+    """Every collective measurement of the run in order, grouped by kind and placement; a group is a list of sizes."""
     for placement in placements(request.cluster.mesh(), request.variants):
         for kind in KINDS:
             yield [Measurement(kind, placement, size) for size in sorted(set(request.sizes))]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """How much longer a collective takes between computation than alone."""
+class ArrivalDelay:
+    """Measurement of the extra time that a collective takes when ranks come to it from computation."""
 
     kind: str
     placement: Placement
@@ -127,20 +130,20 @@ class Waiting:
         return f"{self.kind} over {self.placement.name}, between computation"
 
 
-def waitings(request: Request) -> list[Waiting]:
-    """For each collective and group shape, in the placement that plans are charged with."""
+def arrival_delays(request: Request) -> list[ArrivalDelay]:
+    """One measurement per collective and group shape, in the placement that the cost model charges plans with."""
     shapes = placements(request.cluster.mesh(), variants=False)
-    return [Waiting(kind, placement) for placement in shapes for kind in KINDS]
+    return [ArrivalDelay(kind, placement) for placement in shapes for kind in KINDS]
 
 
 def op_name(key: str) -> str:
-    """The name of the measurement of one op."""
+    """Name of an op's measurement."""
     return f"op {key}"
 
 
 def measurement_names(request: Request) -> list[str]:
-    """The names of all measurements of the run, in order."""
+    """Names of all measurements of the run, in order."""
     collectives = [one.name for sizes in series(request) for one in sizes]
-    waits = [one.name for one in waitings(request)]
-    launches = [LAUNCHES] if request.backend == "nccl" else []
-    return [*collectives, *waits, OVERLAP, SHARING, *launches, *map(op_name, request.op_keys)]
+    waits = [one.name for one in arrival_delays(request)]
+    launches = [LAUNCH_OVERHEAD] if request.backend == "nccl" else []
+    return [*collectives, *waits, OVERLAP, CORE_CONTENTION, *launches, *map(op_name, request.op_keys)]

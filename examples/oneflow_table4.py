@@ -1,9 +1,9 @@
-"""OneFlow's programming interface, Table 4 (arXiv 2110.15032, section 3.4), as it is written here.
+"""OneFlow's programming interface, Table 4 (arXiv 2110.15032, section 3.4), written with ``autosbp.eager``.
 
     python examples/oneflow_table4.py
 
-Data parallelism of the first product on ranks 0 and 1, model parallelism of the second on ranks 2 and 3, and between them
-a boxing from one placement to the other. Exits with 1 where anything differs from the paper or from one device.
+The first product is data parallel on ranks 0 and 1, the second model parallel on ranks 2 and 3, with boxing from one
+placement to the other between them. Exits with 1 if anything differs from the paper or from one device.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _ranks import Report, on_ranks, say, table
+from common import Report, print_flush, run_on_ranks, table
 
 from autosbp import eager
 from autosbp.eager import PlacedTensor, Placement
-from autosbp.sbp.placement import format_nd_sbp
+from autosbp.sbp.layout import format_nd_sbp
 
 PAPER = {
     "A0": ((0, 1), "S0", "line 9: split(0)"),
@@ -74,25 +74,25 @@ def program() -> Report:
 
 
 def shape_of(value: PlacedTensor) -> str:
-    """Of this rank's part."""
+    """Shape of this rank's part."""
     return "-" if value.local is None else " x ".join(map(str, value.local.shape))
 
 
 def error(value: PlacedTensor | None, wanted: torch.Tensor | None) -> float:
-    """The largest difference, relative to the largest value, on ranks that have it."""
+    """Largest difference, relative to the largest value; 0 on ranks without the value."""
     full = None if value is None else value.full()
     return 0.0 if full is None or wanted is None else float((full - wanted).abs().max() / wanted.abs().max())
 
 
 def everyone(mine: Any) -> list[Any]:
-    """The same of every rank."""
+    """Gather a value from every rank."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)
     return found
 
 
 if __name__ == "__main__":
-    report = on_ranks("oneflow_table4", program)
-    say(report.text)
-    say("\nas in the paper, and as on one device" if report.right else "\nDIFFERENT")
+    report = run_on_ranks("oneflow_table4", program)
+    print_flush(report.text)
+    print_flush("\nas in the paper, and as on one device" if report.right else "\nDIFFERENT")
     sys.exit(0 if report.right else 1)

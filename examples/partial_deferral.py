@@ -2,9 +2,9 @@
 
     python examples/partial_deferral.py
 
-U is S1 and V is S0, so U V is P: each rank has a part of the sum. GShard would reduce it there. P times B is P, so it may
-also be multiplied by W first and reduced once, at the end, where it is smaller. First tensor by tensor, as a user writes
-it; then as a plan of a model, where search finds it, because it is the cheapest.
+U is S1 and V is S0, so U V is P: each rank has a part of the sum. GShard would reduce it there. P times B is P, so U V
+may also be multiplied by W first and reduced once at the end, where it is smaller. The example does this first tensor
+by tensor, as a user writes it, and then as a plan of a model, where search finds it because it is cheapest.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import sys
 from typing import Any
 
 import torch
-from _ranks import Report, kib, on_ranks, say, table, train
+from common import Report, kib, print_flush, run_on_ranks, table, train
 from torch import nn
 
 from autosbp import eager
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture_module, load_cluster, make_plan
 from autosbp.eager import Placement
-from autosbp.sbp.placement import format_nd_sbp
+from autosbp.sbp.layout import format_nd_sbp
 
 CLUSTER = load_cluster("local:4")
 BATCH, INNER, MIDDLE, OUTER = 64, 1024, 1024, 16
@@ -27,7 +27,7 @@ SPLIT = {"linear_0": "S1", "linear_1": "P"}
 
 
 def program() -> Report:
-    """Both ways on one rank: what is sent, and whether they are the same."""
+    """Compute Y in both ways on one rank; compare the collectives and the results."""
     torch.manual_seed(0)
     here = Placement([0, 1, 2, 3])
     u = eager.randn(BATCH, INNER, placement=here, sbp="S1", dtype=torch.float64)
@@ -66,11 +66,11 @@ def planned(graph: LogicalGraph, pins: dict[str, str]) -> Plan:
 
 
 def main() -> int:
-    report = on_ranks("partial_deferral", program)
-    say(report.text)
+    report = run_on_ranks("partial_deferral", program)
+    print_flush(report.text)
     inputs = {"x": torch.zeros(4, 256), "target": torch.zeros(4, OUTER)}
     graph = capture_module(ThreeProducts(), inputs, name="three-products")
-    # Every layout of the last product but P reads a reduced U V; the cheapest of them is what P is compared with.
+    # Every layout of the last product except P reads a reduced U V; the cheapest of them is compared with P.
     others = [planned(graph, {**SPLIT, "linear_2": layout}) for layout in ("B", "I", "S0", "S1")]
     plans = {
         "reduced in between": min(others, key=lambda plan: float(plan.document["step_time_s"])),
@@ -83,11 +83,11 @@ def main() -> int:
         products = [str(signatures[f"linear_{at}"]) for at in range(3)]
         sent, time = kib(document["comm_bytes_per_device"]), f"{1e3 * document['step_time_s']:.2f}"
         rows.append([label, *products, sent, time, run.as_charged, f"{run.loss_error:.0e}"])
-        say(f"{label}: {run.collectives}")
+        print_flush(f"{label}: {run.collectives}")
     head = ["plan", "X A", "(X A) V", "(X A V) W", "KiB sent a step", "ms predicted", "as predicted", "error"]
-    say("\n" + table(head, rows))
+    print_flush("\n" + table(head, rows))
     kept = format_nd_sbp(plans["as search finds"].strategy.signatures["linear_2"].outs[0])
-    say(f"search keeps the partial product through W: {set(kept.split(',')) == {'P'}}")
+    print_flush(f"search keeps the partial product through W: {set(kept.split(',')) == {'P'}}")
     right = report.right and all(run.as_charged and run.loss_error < 1e-5 for run in runs.values())
     return 0 if right and set(kept.split(",")) == {"P"} else 1
 

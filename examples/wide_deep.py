@@ -1,21 +1,21 @@
-"""Wide & Deep with embedding tables in parts (OneFlow, arXiv 2110.15032, section 6.3.2 and figure 13).
+"""Wide & Deep with split embedding tables (OneFlow, arXiv 2110.15032, section 6.3.2 and figure 13).
 
     python examples/wide_deep.py
 
-Users of OneFlow set a table to S(0), which splits its rows, the ids of the vocabulary, or S(1), which splits its width.
-Here both are pinned for comparison, and left free: search decides for each table, by what it costs. Under data
-parallelism every rank has all tables, and their whole gradients are reduced in every step.
+Users of OneFlow set a table to S(0), which splits its rows (the vocabulary), or to S(1), which splits its width. Here
+both are pinned for comparison, and then left free: search decides by cost for each table. Under data parallelism every
+rank has all tables, and every step reduces their full gradients.
 """
 
 from __future__ import annotations
 
 import torch
-from _ranks import kib, say, table, train
+from common import kib, print_flush, table, train
 
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture_module, load_cluster, make_plan
 from autosbp.errors import InfeasibleError
 from autosbp.graph.capture import build_on_meta
-from autosbp.sbp.placement import format_nd_sbp
+from autosbp.sbp.layout import format_nd_sbp
 from autosbp.zoo.models import WideDeep
 
 CLUSTER = load_cluster("local:4")
@@ -24,7 +24,7 @@ TABLES = ("wide", "tables")
 
 
 def wide_deep() -> LogicalGraph:
-    """Tables of very different sizes, as categories have."""
+    """Tables of very different sizes, as in categorical data."""
     module = build_on_meta(lambda: WideDeep(ROWS, DENSE, WIDTH, HIDDEN))
     inputs = {
         "dense": torch.zeros(4, DENSE),
@@ -40,7 +40,7 @@ def planned(graph: LogicalGraph, pins: dict[str, str], limit: int | None = None)
 
 
 def layouts(plan: Plan) -> str:
-    """How each deep table is stored, largest first."""
+    """Layout of each deep table, largest first."""
     return " ".join(format_nd_sbp(plan.strategy.parameters[f"tables.{at}.weight"]) for at in range(len(ROWS)))
 
 
@@ -53,7 +53,7 @@ def main() -> None:
         "width split, S1": planned(graph, {"tables.*.weight": "S1", "wide.*.weight": "S0"}),
         "as search finds": planned(graph, {}),
     }
-    say(
+    print_flush(
         f"tables of {', '.join(f'{rows:,}' for rows in ROWS)} rows x {WIDTH}, batch {BATCH}, {CLUSTER.num_devices} ranks\n"
     )
     runs = train({label: (graph, plan.strategy) for label, plan in plans.items()})
@@ -67,15 +67,15 @@ def main() -> None:
             f"{run.losses[0]:.6f}", f"{run.gradient_error:.0e}",
         ])  # fmt: skip
     columns = ["per device and step", "tables", "KiB sent", "KiB trained", "KiB at peak", "ms, predicted / measured"]
-    say(table([*columns, "as predicted", "loss", "error of gradients"], rows))
+    print_flush(table([*columns, "as predicted", "loss", "error of gradients"], rows))
     limit = plans["data parallel"].document["memory_bytes_per_device"] // 2
-    say(f"with {kib(limit)} KiB a device, half of what data parallelism needs:")
+    print_flush(f"with {kib(limit)} KiB a device, half of what data parallelism needs:")
     try:
         planned(graph, {"*": "B"}, limit)
     except InfeasibleError as error:
-        say(f"data parallel    {error}")
+        print_flush(f"data parallel    {error}")
     found = planned(graph, {}, limit)
-    say(f"as search finds  {kib(found.document['memory_bytes_per_device'])} KiB, tables {layouts(found)}")
+    print_flush(f"as search finds  {kib(found.document['memory_bytes_per_device'])} KiB, tables {layouts(found)}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""ZeRO by layouts (OneFlow, arXiv 2110.15032, section 6.4): stages 1, 2 and 3 are where parameters are stored and when
-they are gathered, nothing else.
+"""ZeRO by layouts (OneFlow, arXiv 2110.15032, section 6.4).
 
     python examples/zero.py
 
-Every strategy splits only the batch. A parameter stored B is whole on each of four ranks: plain data parallelism. Stored
-S, a rank keeps and trains a quarter, of which it makes a whole copy for use, ``S0 -> B``: an all-gather forward, a
-reduce-scatter of its gradient backward.
+Stages 1, 2 and 3 differ only in where parameters are stored and when they are gathered. Every strategy splits only the
+batch. A parameter stored as B is whole on each of four ranks: plain data parallelism. Of a parameter stored as S, each
+rank keeps and trains a quarter and gathers a whole copy for use, ``S0 -> B``: an all-gather in forward, a
+reduce-scatter of its gradient in backward.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from _ranks import STEPS, Run, kib, say, table, train
+from common import STEPS, Run, kib, print_flush, table, train
 from torch import nn
 from torch.nn import functional
 
 from autosbp.api import LogicalGraph, PlanOptions, capture, capture_module, load_cluster, make_plan, predict_costs
-from autosbp.plan import Strategy
+from autosbp.plan.plan import Strategy
 
 CLUSTER = load_cluster("local:4")
 MODEL, BATCH = "zoo:mlp-small", 64
@@ -26,25 +26,25 @@ WHOLE = 2**30
 
 
 def stored_in_parts(graph: LogicalGraph) -> dict[str, str]:
-    """Each parameter is stored split on its first dim, over all ranks, and used whole."""
+    """Layouts that store each parameter split along dim 0 over all ranks and use it whole."""
     return {leaf.name: "S0 -> B" for leaf in graph.parameters}
 
 
 def data_parallel(graph: LogicalGraph, pins: dict[str, str]) -> Strategy:
-    """Every product, and the loss, splits its batch; parameters as pinned."""
+    """Strategy that splits the batch of every product and of the loss; parameters are as pinned."""
     divided = ("aten.linear.default", "aten.log_softmax.int")
     batch = {node.name: "S0" for node in graph.nodes if node.op in divided}
     return make_plan(graph, CLUSTER, options=PlanOptions(global_batch=BATCH, pins={**batch, **pins})).strategy
 
 
 def stages(graph: LogicalGraph) -> dict[str, Strategy]:
-    """Data parallelism and the three stages. What a stage shares out follows from when gradients can go back:"""
+    """Data parallelism and the three ZeRO stages, which differ in when gradients are reduced and parameters gathered."""
     split = data_parallel(graph, stored_in_parts(graph))
     return {
         "data parallel": data_parallel(graph, {"*": "B"}),
-        # all in one message at the end of backward: whole gradients are there until then
+        # one gradient bucket at the end of backward: whole gradients exist until then
         "ZeRO-1": replace(split, bucket_bytes=WHOLE),
-        # in many small messages, each as soon as it is full
+        # many small buckets, each reduced as soon as it is full
         "ZeRO-2": replace(split, bucket_bytes=2**18),
         # and parameters are gathered where they are used, freed, and gathered again for backward
         "ZeRO-3": replace(split, bucket_bytes=2**18, gather="use"),
@@ -52,7 +52,7 @@ def stages(graph: LogicalGraph) -> dict[str, Strategy]:
 
 
 class MixedMLP(nn.Module):
-    """A perceptron with float32 parameters that computes in bfloat16."""
+    """MLP with float32 parameters that computes in bfloat16."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class MixedMLP(nn.Module):
 
 
 def mixed() -> tuple[LogicalGraph, dict[str, Strategy]]:
-    """Figure 14: the float32 parameter goes into its cast split, and what the cast makes is boxed to B for its use."""
+    """Figure 14: the float32 parameter is cast while split, and the bfloat16 result is boxed to B for its use."""
     inputs = {"x": torch.zeros(4, 256), "labels": torch.zeros(4, dtype=torch.long)}
     graph = capture_module(MixedMLP((256, 512, 512, 256, 16)), inputs, name="mixed", input_high={"labels": 16})
     return graph, {
@@ -90,9 +90,9 @@ def traffic(label: str, graph: LogicalGraph, strategy: Strategy, run: Run) -> li
 
 def show(graph: LogicalGraph, strategies: dict[str, Strategy], runs: dict[str, Run]) -> None:
     head = ["KiB per device: predicted / measured", "parameters", "optimizer", "gradients", "peak of a step"]
-    say(table(head, [row(label, graph, strategies[label], runs[label]) for label in strategies]))
+    print_flush(table(head, [row(label, graph, strategies[label], runs[label]) for label in strategies]))
     head = ["in a step", "collectives", "KiB sent", "as predicted", f"loss after {STEPS}", "error"]
-    say(table(head, [traffic(label, graph, strategies[label], runs[label]) for label in strategies]))
+    print_flush(table(head, [traffic(label, graph, strategies[label], runs[label]) for label in strategies]))
 
 
 def main() -> None:
@@ -100,13 +100,17 @@ def main() -> None:
     plain, (other, cast) = stages(graph), mixed()
     cases = [(graph, plain), (other, cast)]
     runs = train({label: (model, each) for model, found in cases for label, each in found.items()})
-    say(f"{graph.summary()['num_parameters']:,} parameters on {CLUSTER.num_devices} ranks, AdamW\n")
+    print_flush(f"{graph.summary()['num_parameters']:,} parameters on {CLUSTER.num_devices} ranks, AdamW\n")
     show(graph, plain, runs)
-    say("gradients: of what a rank trains, after a step, measured. peak: the most bytes of all tensors at once, with")
-    say("copies gathered for use, whole gradients and messages. error: of losses, against training on one device.\n")
-    say("Mixed precision: float32 parameters stored S0, used in bfloat16.\n")
+    print_flush(
+        "gradients: of what a rank trains, after a step, measured. peak: the most bytes of all tensors at once, with"
+    )
+    print_flush(
+        "copies gathered for use, whole gradients and messages. error: of losses, against training on one device.\n"
+    )
+    print_flush("Mixed precision: float32 parameters stored S0, used in bfloat16.\n")
     show(other, cast, runs)
-    say("The errors are bfloat16's: it has 3 digits, and ranks add up in another order than one device.")
+    print_flush("The errors are bfloat16's: it has 3 digits, and ranks add up in another order than one device.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Running the service: ``serve`` for the command line, ``python -m service`` without it."""
+"""Running the service: ``serve``, for the command line and for ``python -m autosbp.service``."""
 
 from __future__ import annotations
 
@@ -14,47 +14,49 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from autosbp.errors import InputError, ServiceError
-from service import garbage
-from service.app import create_app
-from service.connections import Connection, Descriptors, limited, raise_descriptors
-from service.db import plainly
-from service.edge.middleware import RequestIds
-from service.privacy import keep_private
-from service.settings import Settings
-from service.state import State
+from autosbp.service import gc_freeze
+from autosbp.service.app import create_app
+from autosbp.service.connection_limits import Connection, DescriptorMonitor, make_connection_class, raise_descriptors
+from autosbp.service.db import one_line_message
+from autosbp.service.file_permissions import restrict_permissions
+from autosbp.service.http.middleware import RequestIds
+from autosbp.service.request_state import AppState
+from autosbp.service.settings import Settings
 
-_log = logging.getLogger("service")
+_log = logging.getLogger("autosbp.service")
 _SHUTDOWN_S = 3
-_SWITCH_S = 5e-4  # until a thread that wants Python gets it: with the usual 5 ms, those beside a busy event loop starve
+_SWITCH_S = 5e-4  # GIL switch interval: with the default of 5 ms, threads starve next to a busy event loop
 _TICKS_PER_S = 10
-_KEEP_ALIVE_S = 75  # longer than usual proxies and clients keep a connection, so that they close it, not we
+_KEEP_ALIVE_S = 75  # longer than common proxies and clients, so that they close idle connections first
 
 
 def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app: FastAPI | None = None) -> None:
-    """Serve until SIGINT or SIGTERM. Logs go to standard error; nothing is written on standard output.
+    """Serve until SIGINT or SIGTERM. Logs go to standard error; nothing is written to standard output.
 
     Args:
-        settings: port 0 takes a free port.
+        settings: port 0 selects a free port.
         on_ready: called with the service's URL once it answers.
-        app: another application than ``create_app(settings)``.
+        app: application to serve in place of ``create_app(settings)``.
 
     Raises:
-        ServiceError: the port, the data folder or the database is taken, or start-up failed.
-        InputError: a setting that only starting finds wrong, such as a folder that cannot be made.
+        ServiceError: the port, the data folder or the database is in use, or startup failed.
+        InputError: a setting proved wrong at startup, such as a folder that cannot be created.
     """
     log_to_standard_error()
     sys.setswitchinterval(_SWITCH_S)
     raise_descriptors()
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    keep_private(settings)
+    restrict_permissions(settings)
     app = app if app is not None else create_app(settings)
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listener.getsockname()[1]}"
-    logging.getLogger("uvicorn.error").addFilter(lambda _record: app.state.failure is None)  # which is said once, by us
+    # a failed startup is reported once, below
+    logging.getLogger("uvicorn.error").addFilter(lambda _record: app.state.failure is None)
     config = uvicorn.Config(
         app,
-        http=limited(settings.max_connections),
+        http=make_connection_class(settings.max_connections, settings.max_connections_of_address, settings.proxies),
+        ws="none",
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.proxies),
         log_config=None,
@@ -69,23 +71,23 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None, app
             runner.run(_run(server, listener, url, on_ready))
     except SystemExit:
         if app.state.service.closing.is_set():
-            raise  # the signal that asked for the end, raised again when it has come
+            raise  # uvicorn raises the signal again after its shutdown
         failure = app.state.failure
         if isinstance(failure, InputError):
             raise failure from None
-        reason = plainly(failure) if isinstance(failure, SQLAlchemyError) else failure or "the log says why"
-        raise ServiceError(f"the service could not start: {reason}") from None
+        reason = one_line_message(failure) if isinstance(failure, SQLAlchemyError) else failure or "the log says why"
+        raise ServiceError(f"cannot start the service: {reason}") from None
 
 
 class _Server(uvicorn.Server):
-    """Tells streams to end as soon as a signal asks for the end of the service, and late connections to end."""
+    """A uvicorn server that ends event streams on the first signal and closes connections past their deadlines."""
 
-    def __init__(self, config: uvicorn.Config, state: State) -> None:
+    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
-        self._state, self._descriptors = state, Descriptors()
+        self._state, self._descriptors = state, DescriptorMonitor()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second; connections are looked at once in it."""
+        """Called ten times a second; checks connections and descriptors every tenth call."""
         if counter % _TICKS_PER_S == 0:
             now_s = asyncio.get_running_loop().time()
             for connection in [each for each in self.server_state.connections if isinstance(each, Connection)]:
@@ -101,7 +103,7 @@ class _Server(uvicorn.Server):
 
 
 def log_to_standard_error() -> None:
-    """Say what happens, and for which request."""
+    """Log to standard error, with the request's id in each line."""
     form = "%(levelname)s:     %(name)s: [%(request_id)s] %(message)s"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
     for handler in logging.getLogger().handlers:
@@ -115,7 +117,7 @@ async def _run(
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:
-        garbage.keep_all()
+        gc_freeze.freeze_all()
         _log.info("autosbp is ready at %s", url)
         if on_ready is not None:
             on_ready(url)
@@ -124,7 +126,7 @@ async def _run(
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named, because asyncio sends without delay (TCP_NODELAY) only on sockets that name it.
+    # Name the protocol: asyncio sets TCP_NODELAY only on sockets that name it.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,9 +1,9 @@
-"""Sessions of one tenant: they see no row of another tenant and write none, whatever the query says.
+"""Tenant isolation of sessions: a tenant's session neither sees nor writes rows of other tenants.
 
-A session carries its tenant in ``Session.info``. Every ORM select, update and delete in it is narrowed to the tenant's rows,
-new rows get the tenant, and a flush that would write another tenant's row fails. A session without a tenant is the
-system's own: the job runner's, the migrations', the command line's on the machine itself. Statements that go without the ORM
-are narrowed when they are built (``narrowed``).
+A session carries its tenant in ``Session.info``. Every ORM select, update and delete is restricted to the tenant's
+rows, new rows get the tenant, and a flush that would write another tenant's row fails. A session without a tenant
+belongs to the system: job runner, migrations, and the command line on the machine itself. Statements without the ORM
+are restricted when they are built (``restricted_to_tenant``).
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from sqlalchemy import Select, Table, bindparam, event
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_criteria
 from sqlalchemy.orm.interfaces import ORMOption
 
-from service.models import Base
+from autosbp.service.models import Base
 
 _INFO = "tenant"
-PARAMETER = "whose"
-"""The parameter that holds the tenant in statements without the ORM."""
+TENANT_PARAMETER = "whose"
+"""Name of the tenant parameter in statements without the ORM."""
 
 
-def guard(factory: sessionmaker[Session]) -> None:
-    """Make every session of ``factory`` keep to its tenant."""
-    event.listen(factory, "do_orm_execute", _narrow)
-    event.listen(factory, "before_flush", _stamp)
+def restrict_sessions(factory: sessionmaker[Session]) -> None:
+    """Restrict every session of ``factory`` to its tenant."""
+    event.listen(factory, "do_orm_execute", _restrict_statement)
+    event.listen(factory, "before_flush", _set_tenant)
 
 
-def info(tenant: str | None) -> dict[str, Any]:
-    """What ``Session.info`` holds."""
+def session_info(tenant: str | None) -> dict[str, Any]:
+    """The content of ``Session.info`` for a tenant."""
     return {} if tenant is None else {_INFO: tenant}
 
 
@@ -39,18 +39,18 @@ def tenant_of(session: Session) -> str | None:
     return found
 
 
-def _narrow(state: ORMExecuteState) -> None:
+def _restrict_statement(state: ORMExecuteState) -> None:
     tenant = tenant_of(state.session)
     if tenant is not None and not state.is_column_load and (state.is_select or state.is_update or state.is_delete):
-        state.statement = state.statement.options(_only(tenant))
+        state.statement = state.statement.options(_tenant_criteria(tenant))
 
 
-@lru_cache(maxsize=1024)  # made once for a tenant, because making it takes longer than reading a row
-def _only(tenant: str) -> ORMOption:
+@lru_cache(maxsize=1024)  # one per tenant: building it takes longer than reading a row
+def _tenant_criteria(tenant: str) -> ORMOption:
     return with_loader_criteria(Base, lambda kind: kind.tenant == tenant, include_aliases=True)
 
 
-def _stamp(session: Session, _context: object, _instances: object) -> None:
+def _set_tenant(session: Session, _context: object, _instances: object) -> None:
     tenant = tenant_of(session)
     if tenant is None:
         return
@@ -59,13 +59,13 @@ def _stamp(session: Session, _context: object, _instances: object) -> None:
             row.tenant = tenant
     for row in (*session.new, *session.dirty, *session.deleted):
         if row.tenant != tenant:
-            raise RuntimeError(f"a session of tenant {tenant!r} would write a row of tenant {row.tenant!r}")
+            raise RuntimeError(f"a session of tenant {tenant!r} must not write a row of tenant {row.tenant!r}")
 
 
-def narrowed(statement: Select[Any]) -> Select[Any]:
-    """A statement over tables that sees the rows of the tenant alone that ``PARAMETER`` will hold."""
+def restricted_to_tenant(statement: Select[Any]) -> Select[Any]:
+    """Restrict a statement over tables to the rows of the tenant in ``TENANT_PARAMETER``."""
     for table in statement.get_final_froms():
         if not isinstance(table, Table):
-            raise TypeError(f"{table} is no table, so its tenant is not known")
-        statement = statement.where(table.c.tenant == bindparam(PARAMETER))
+            raise TypeError(f"{table} is not a table; its tenant is unknown")
+        statement = statement.where(table.c.tenant == bindparam(TENANT_PARAMETER))
     return statement

@@ -1,8 +1,8 @@
-"""Spans beyond requests: a job's trace goes on from the request that asked for it, through its process to its ranks.
+"""OpenTelemetry spans of jobs: a trace continues from the request through the job's process to its ranks.
 
-Nothing is imported, stored or sent until ``begin`` was called in the process (``AUTOSBP_OTEL``; a job's process is told with
-its task). Contexts travel as W3C's ``traceparent``: a job's row keeps them beside what the job is about, so that no id and no
-content depends on them.
+Nothing is imported, stored or sent before ``start_tracing`` is called in the process (``AUTOSBP_OTEL``; a job's process
+receives this with its task). Contexts are W3C ``traceparent`` strings. A job's row stores them apart from the job's
+input, so that no id and no content depends on them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Tracer
 
-VARIABLE = "TRACEPARENT"
-"""Of the environment of a job's process and its ranks."""
+TRACEPARENT_VARIABLE = "TRACEPARENT"
+"""Environment variable of a job's process and its ranks."""
 _NAME = "autosbp"
 _REQUEST, _RUN = "request", "run"
 _tracer: Tracer | None = None
 
 
-def begin(every_s: float | None = None) -> None:
-    """Trace in this process, as the ``OTEL_*`` variables say; ``InputError`` where the extra is not installed. Spans are sent
-    every ``every_s``, by default as these variables say."""
+def start_tracing(every_s: float | None = None) -> None:
+    """Start tracing in this process as the ``OTEL_*`` variables say.
+
+    Args:
+        every_s: interval of sending spans; None uses the ``OTEL_*`` variables.
+
+    Raises:
+        InputError: the extra ``otel`` is not installed.
+    """
     global _tracer  # noqa: PLW0603 - as OpenTelemetry's provider, one for each process
     try:
         from opentelemetry import trace
@@ -36,7 +42,8 @@ def begin(every_s: float | None = None) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise InputError("otel", True, f"pip install 'autosbp[otel]' is needed ({error})") from None
-    if not isinstance(trace.get_tracer_provider(), TracerProvider):  # a program around the service may have set its own
+    # a program that embeds the service may have set its own
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
         provider = TracerProvider(resource=Resource.create({"service.name": _NAME}))
         every_ms = None if every_s is None else every_s * 1000
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(), schedule_delay_millis=every_ms))
@@ -45,12 +52,12 @@ def begin(every_s: float | None = None) -> None:
 
 
 def is_on() -> bool:
-    """Whether ``begin`` was called."""
+    """Whether ``start_tracing`` was called."""
     return _tracer is not None
 
 
 def traceparent() -> str | None:
-    """The present span's context; None where there is none, or nothing is traced."""
+    """The current span's context; None without a span or without tracing."""
     if _tracer is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -60,21 +67,21 @@ def traceparent() -> str | None:
     return carrier.get("traceparent")
 
 
-def asked() -> dict[str, str] | None:
-    """What a new job's row keeps: the request that asked for it."""
+def request_context() -> dict[str, str] | None:
+    """Trace contexts that a new job's row stores: the request that submitted it."""
     found = traceparent()
     return None if found is None else {_REQUEST: found}
 
 
-def attempted(kept: Mapping[str, str] | None) -> dict[str, str] | None:
-    """What the row keeps from now on: also the attempt that the present span is."""
+def with_attempt_context(kept: Mapping[str, str] | None) -> dict[str, str] | None:
+    """The row's trace contexts with the current span added as the running attempt."""
     found = traceparent()
     return dict(kept or {}) or None if found is None else {**(kept or {}), _RUN: found}
 
 
 @contextmanager
 def span(name: str, **attributes: str | int) -> Iterator[None]:
-    """A span of the present one; nothing where nothing is traced."""
+    """Open a child span of the current one; does nothing without tracing."""
     if _tracer is None:
         yield
         return
@@ -83,8 +90,8 @@ def span(name: str, **attributes: str | int) -> Iterator[None]:
 
 
 @contextmanager
-def job(name: str, kept: Mapping[str, str] | None, **attributes: str | int) -> Iterator[None]:
-    """The span of work on a job, of the trace of the request that asked for it; linked to an attempt that was cut off."""
+def job_span(name: str, kept: Mapping[str, str] | None, **attributes: str | int) -> Iterator[None]:
+    """Open the span of an attempt at a job, in the trace of the submitting request and linked to the earlier attempt."""
     if _tracer is None:
         yield
         return
@@ -93,15 +100,15 @@ def job(name: str, kept: Mapping[str, str] | None, **attributes: str | int) -> I
     kept = kept or {}
     earlier = trace.get_current_span(_context(kept.get(_RUN))).get_span_context()
     links = [trace.Link(earlier)] if earlier.is_valid else []
-    # A job without a request of its own begins a trace, or goes on with that of its first attempt.
+    # A job without a request continues the trace of its first attempt, or begins one.
     within = _context(kept.get(_REQUEST) or kept.get(_RUN))
     with _tracer.start_as_current_span(name, within, attributes=_named(attributes), links=links):
         yield
 
 
 @contextmanager
-def continued(parent: str | None, name: str, **attributes: str | int) -> Iterator[None]:
-    """A span of one in another process."""
+def remote_child_span(parent: str | None, name: str, **attributes: str | int) -> Iterator[None]:
+    """Open a child span of a span in another process."""
     if _tracer is None:
         yield
         return
@@ -110,9 +117,9 @@ def continued(parent: str | None, name: str, **attributes: str | int) -> Iterato
 
 
 def environment() -> dict[str, str]:
-    """Variables for a program that goes on with the trace."""
+    """Environment variables for a program that continues the trace."""
     found = traceparent()
-    return {} if found is None else {VARIABLE: found}
+    return {} if found is None else {TRACEPARENT_VARIABLE: found}
 
 
 def _named(attributes: Mapping[str, str | int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Shared by all tests: quiet, offline, one thread per rank; the longest files first; one form (``tests.forms``)."""
+"""Shared by all tests: quiet, offline, one thread per rank; the longest files first; one form (``tests.tiers``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tests.forms import IS_LONG, short_form
+from tests.tiers import IS_LONG, short_form
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autosbp.plan import EARLIER_SCHEMA, plan_id_of
+from autosbp.plan.plan import OLDER_SCHEMA, plan_id_of
 
 OVERLAP = 0.25
 """Of a step: what the sum of its parts was longer by."""
@@ -16,7 +16,7 @@ def earlier_plan(document: Mapping[str, Any]) -> dict[str, Any]:
     the step that was simulated."""
     found = {
         **_costs({name: value for name, value in document.items() if name != "search_s"}),
-        "schema": EARLIER_SCHEMA,
+        "schema": OLDER_SCHEMA,
         "baselines": {name: _costs(entry) for name, entry in document["baselines"].items()},
     }
     found |= {"lower_bound_s": 0.9 * found["step_time_s"], "gap": 0.1}

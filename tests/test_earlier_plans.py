@@ -7,19 +7,12 @@ from typing import Any
 import pytest
 
 from autosbp.api import PlanOptions, capture, load_cluster, make_plan
-from autosbp.comparison import difference
 from autosbp.errors import InputError
-from autosbp.findings import certificate, findings
-from autosbp.jsonio import canonical
-from autosbp.plan import (
-    EARLIER_OBJECTIVE,
-    SCHEMA,
-    Plan,
-    current_document,
-    plan_id_of,
-    predicted_step_s,
-)
-from service.web.presenters.strategy import optimality
+from autosbp.plan.plan import OLDER_OBJECTIVE_WARNING, SCHEMA, Plan, plan_id_of, predicted_step_s, upgrade_document
+from autosbp.report.findings import certificate, findings
+from autosbp.report.plan_diff import difference
+from autosbp.service.web.presenters.strategy import optimality
+from autosbp.utils.json_io import canonical
 from tests.earlier_plans import OVERLAP, earlier_plan
 
 PARTS = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s")
@@ -47,7 +40,7 @@ def test_an_earlier_plan_has_its_simulated_step_no_bound_and_another_id(plan: Pl
     assert (plan.stored_id, read.stored_id, read.search_s) == (plan.plan_id, earlier["plan_id"], 2.0)
     assert document["step_time_s"] == plan.document["step_time_s"] == predicted_step_s(earlier)
     assert (document["lower_bound_s"], document["gap"]) == (None, None)
-    assert list(document["warnings"]) == [*plan.document["warnings"], EARLIER_OBJECTIVE]
+    assert list(document["warnings"]) == [*plan.document["warnings"], OLDER_OBJECTIVE_WARNING]
     assert read.strategy == plan.strategy and read.cluster == plan.cluster
     assert b"simulated" not in canonical(document)
 
@@ -107,10 +100,10 @@ def test_a_baseline_of_an_earlier_plan_was_no_plan_of_its_own(earlier: dict[str,
 
 
 def test_a_stored_document_of_an_earlier_release_keeps_its_id(plan: Plan, earlier: dict[str, Any]) -> None:
-    found = current_document(earlier)
+    found = upgrade_document(earlier)
     assert (found["plan_id"], found["schema"], found["gap"]) == (earlier["plan_id"], SCHEMA, None)
     assert found["step_time_s"] == plan.document["step_time_s"]
-    assert current_document(plan.document) == plan.document == current_document(current_document(plan.document))
+    assert upgrade_document(plan.document) == plan.document == upgrade_document(upgrade_document(plan.document))
 
 
 def test_why_an_earlier_plan_has_no_bound_is_said(earlier: dict[str, Any]) -> None:
@@ -118,7 +111,7 @@ def test_why_an_earlier_plan_has_no_bound_is_said(earlier: dict[str, Any]) -> No
         document = Plan.from_dict(
             with_id({**{name: value for name, value in earlier.items() if name != "ended_early"}, **told})
         ).document
-        assert "an earlier release searched it, by a sum in which nothing overlaps" in certificate(document)
+        assert "an earlier release searched this plan with a cost model without overlap" in certificate(document)
         assert optimality(document).value == "no bound" and "earlier release" in optimality(document).note
         assert not any("longer time limit" in sentence for sentence in findings(document))
 
@@ -155,5 +148,5 @@ def test_a_malformed_earlier_plan_is_refused_by_its_field(
 
 
 def test_an_earlier_plan_whose_id_is_not_its_hash_is_refused(earlier: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="is the hash of this plan"):
+    with pytest.raises(InputError, match="the hash of this plan is"):
         Plan.from_dict({**earlier, "simulated_step_time_s": 1e-9})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autosbp.errors import InputError, in_short
+from autosbp.errors import InputError, abbreviated_repr
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ from autosbp.errors import InputError, in_short
     ],
 )
 def test_a_small_value_is_shown_as_it_is(value: object) -> None:
-    assert in_short(value) == repr(value)
+    assert abbreviated_repr(value) == repr(value)
 
 
 @pytest.mark.parametrize(
     "value", ["x" * 500, [["y" * 300]], list(range(1000)), {str(number): number for number in range(99)}]
 )
 def test_a_large_value_is_shown_by_its_beginning(value: object) -> None:
-    assert in_short(value) == repr(value)[:197] + "..."
+    assert abbreviated_repr(value) == repr(value)[:197] + "..."
 
 
 def test_values_without_an_end_are_cut_short() -> None:
@@ -48,11 +48,11 @@ def test_values_without_an_end_are_cut_short() -> None:
     for _ in range(100_000):
         deep = {"a": deep}
     for value in (shared, within, deep):
-        assert len(in_short(value)) == 200
-    assert in_short(10**5000) == "an integer of 16610 bits"
-    assert len(str(InputError("field", shared, "less is expected"))) < 300
+        assert len(abbreviated_repr(value)) == 200
+    assert abbreviated_repr(10**5000) == "an integer of 16610 bits"
+    assert len(str(InputError("field", shared, "expected less"))) < 300
 
 
 def test_an_error_shows_the_beginning_of_a_long_field() -> None:
-    error = InputError("a" * 5000, 1, "another is expected")
+    error = InputError("a" * 5000, 1, "expected another")
     assert len(error.field) == 300 and len(str(error)) < 400

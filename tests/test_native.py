@@ -1,5 +1,5 @@
-"""Loops in C: built wherever there is a compiler, and what they refuse. ``tests/search/test_loops.py`` and
-``tests/costmodel/test_cheapest.py`` hold them to numpy."""
+"""Loops in C: built wherever there is a compiler, and what they refuse. ``tests/search/solvers/test_minplus_backend.py`` and
+``tests/costmodel/test_shortest_paths.py`` hold them to numpy."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_loops_of_another_version_are_not_used(monkeypatch: pytest.MonkeyPatch) 
     vars(other)["VERSION"] = native.VERSION + 1
     monkeypatch.setitem(sys.modules, "autosbp.native.loops", other)
     monkeypatch.setattr(native, "loops", other, raising=False)
-    assert native._built() is None
+    assert native._load_loops() is None
 
 
 def test_a_package_that_was_built_without_a_compiler_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "autosbp.native.loops", None)
     monkeypatch.delattr(native, "loops", raising=False)
-    assert native._built() is None
+    assert native._load_loops() is None
 
 
 @pytest.mark.skipif(native.LOOPS is None, reason="loops in C are not built here")
@@ -58,13 +58,13 @@ class TestRefused:
         self, one: tuple[int, ...], two: tuple[int, ...], out: tuple[int, ...], first: int, end: int
     ) -> None:
         assert self.loops is not None
-        with pytest.raises(ValueError, match="is expected|are expected"):
+        with pytest.raises(ValueError, match="expected"):
             self.loops.least_sums(np.zeros(one), np.zeros(two), np.zeros(out), first, end)
 
     def test_messages_of_shapes_that_do_not_go_together(self) -> None:
         assert self.loops is not None
         for base, table, out in [((3,), (4, 2), (2,)), ((4,), (4, 2), (3,)), ((4, 1), (4, 2), (2,))]:
-            with pytest.raises(ValueError, match="is expected|are expected"):
+            with pytest.raises(ValueError, match="expected"):
                 self.loops.message(np.zeros(base), np.zeros(table), 1.0, np.zeros(out))
 
     def test_steps_to_stops_that_are_not_there_or_that_save_time(self) -> None:
@@ -78,7 +78,7 @@ class TestRefused:
             ([0], [1], [-1.0]),
             ([0], [1], [np.nan]),
         ]:
-            with pytest.raises(ValueError, match="are expected"):
+            with pytest.raises(ValueError, match="expected"):
                 self.loops.cheapest_ways(np.array(sources), np.array(targets), np.array(seconds), costs)
 
     def test_works_between_borders_that_are_not_there(self) -> None:
@@ -100,7 +100,7 @@ class TestRefused:
             {"highest": [-1, 2]}, {"lowest": [1]}, {"works": np.ones((2, 3))}, {"works": np.ones((1, 2))},
             {"prices": np.zeros((2, 4))}, {"least": np.zeros((2, 3))}, {"sources": np.zeros((2, 2), dtype=np.int64)},
         ]:  # fmt: skip
-            with pytest.raises(ValueError, match="are expected"):
+            with pytest.raises(ValueError, match="expected"):
                 run(**wrong)
 
     def test_passes_that_are_not_there(self) -> None:

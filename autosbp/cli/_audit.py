@@ -1,5 +1,8 @@
-"""``autosbp audit``: who did what, of every tenant and of strangers, read on the service's machine; or by ``--server`` what the
-key may read: its own tenant's log, and the operators' also that of strangers."""
+"""``autosbp audit``: show the audit log.
+
+On the service's machine: entries of every tenant and of unauthenticated callers. With ``--server``: what the API key
+may read, which is its own tenant's log and, for operators, also entries of unauthenticated callers.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._format import table
-from autosbp.cli._keys import opened
+from autosbp.cli._exit_codes import console, print_json
+from autosbp.cli._keys import open_database
 from autosbp.cli._options import AsJson, Server
-from autosbp.cli._run import console, print_json
 from autosbp.cli._serve import Database, DataDir
+from autosbp.cli._text_tables import table
 from autosbp.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from service.models import AuditRow
+    from autosbp.service.models import AuditRow
 
-Tenant = Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Of this tenant alone.")]
-Strangers = Annotated[
-    bool, typer.Option("--strangers", help="Only calls of nobody known: no key, a wrong one, a foreign Host or page.")
+Tenant = Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only entries of this tenant.")]
+Unauthenticated = Annotated[
+    bool,
+    typer.Option(
+        "--strangers", help="Only unauthenticated calls: no API key, a wrong key, or a foreign Host or Origin."
+    ),
 ]
-Status = Annotated[int | None, typer.Option("--status", min=100, max=599, help="With this answer alone.")]
-Last = Annotated[int, typer.Option("--last", min=1, metavar="N", help="So many of the newest.")]
+Status = Annotated[int | None, typer.Option("--status", min=100, max=599, help="Only entries with this HTTP status.")]
+Last = Annotated[int, typer.Option("--last", min=1, metavar="N", help="Show the N newest entries.")]
 
 _PAGE = 200
 
 
 def audit(
     tenant: Tenant = None,
-    strangers: Strangers = False,
+    strangers: Unauthenticated = False,
     status: Status = None,
     last: Last = 100,
     server: Server = None,
@@ -38,17 +44,23 @@ def audit(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the audit log, newest first: on the service's machine of all tenants and of those whom no tenant knows; with
-    --server of the key's tenant."""
+    """Show the audit log, newest first.
+
+    On the service's machine it covers all tenants and unauthenticated callers; with --server, the key's tenant.
+    """
     if strangers and tenant is not None:
-        raise InputError("tenant", tenant, "strangers are of no tenant: one of --tenant and --strangers is expected")
+        raise InputError(
+            "tenant", tenant, ("--strangers selects calls without a tenant; use either --tenant or --strangers")
+        )
     if server is None:
-        found = _here(tenant, strangers, status, last, database, data_dir)
+        found = _local_entries(tenant, strangers, status, last, database, data_dir)
     else:
         for field, given in (("tenant", tenant), ("database", database), ("data_dir", data_dir)):
             if given is not None:
-                raise InputError(field, str(given), "a service shows its key's tenant: leave it out, or --server")
-        found = _there(server, strangers, status, last)
+                raise InputError(
+                    field, str(given), ("not available with --server, which shows the tenant of the API key")
+                )
+        found = _remote_entries(server, strangers, status, last)
     if as_json:
         print_json({"entries": found})
         return
@@ -61,20 +73,20 @@ def _cell(value: object) -> str:
     return "-" if value in (None, "") else printable(str(value))
 
 
-def _here(
+def _local_entries(
     tenant: str | None, strangers: bool, status: int | None, last: int, database: str | None, data_dir: Any
 ) -> list[dict[str, Any]]:
-    from service.models import NO_TENANT
-    from service.services import audit as log
+    from autosbp.service.models import NO_TENANT
+    from autosbp.service.services import audit as log
 
-    with opened(database, data_dir) as db:
-        return [_document(row) for row in log.every(db, NO_TENANT if strangers else tenant, status, last)]
+    with open_database(database, data_dir) as db:
+        return [_document(row) for row in log.newest_entries(db, NO_TENANT if strangers else tenant, status, last)]
 
 
-def _there(server: str, strangers: bool, status: int | None, last: int) -> list[dict[str, Any]]:
-    from autosbp.cli._server import connected
+def _remote_entries(server: str, strangers: bool, status: int | None, last: int) -> list[dict[str, Any]]:
+    from autosbp.cli._remote import open_client
 
-    with connected(server) as client:
+    with open_client(server) as client:
         entries = client.audit(strangers=strangers or None, status=status, limit=min(last, _PAGE))
         shown = ("caller", "address", "method", "path", "status", "request_id", "location")
         return [

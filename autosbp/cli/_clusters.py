@@ -1,4 +1,4 @@
-"""``autosbp clusters``: the presets that ``--cluster`` takes, with their devices, links and sources."""
+"""``autosbp clusters``: list the presets that ``--cluster`` takes, with their devices, links and sources."""
 
 from __future__ import annotations
 
@@ -6,44 +6,50 @@ from typing import Annotated, Any
 
 import typer
 
-from autosbp.cli._format import table
+from autosbp.cli._exit_codes import console, print_json
 from autosbp.cli._options import AsJson
-from autosbp.cli._run import console, print_json
-from autosbp.cluster import Cluster, load_cluster, presets
-from autosbp.units import count, num_bytes, seconds
+from autosbp.cli._text_tables import table
+from autosbp.cluster.spec import Cluster, load_cluster, presets
+from autosbp.utils.formatting import count, num_bytes, seconds
 
 Preset = Annotated[
-    str | None, typer.Argument(metavar="PRESET", help="One preset, or PRESET:NODES, in full.", show_default=False)
+    str | None, typer.Argument(metavar="PRESET", help="Show this preset, or PRESET:NODES, in full.", show_default=False)
 ]
 
 
 def clusters(preset: Preset = None, as_json: AsJson = False) -> None:
-    """List the cluster presets; or show one, with where its numbers are from. With --json one is a cluster file, to begin one's
-    own with."""
+    """List the cluster presets, or show one with the sources of its numbers.
+
+    With PRESET and --json, print a cluster file that can serve as a template for your own.
+    """
     if preset is not None:
         if as_json:
             print_json(load_cluster(preset).to_dict())
         else:
-            _show(described(preset))
+            _show(cluster_document(preset))
         return
-    found = {name: described(name) for name in sorted(presets()["clusters"])}
+    found = {name: cluster_document(name) for name in sorted(presets()["clusters"])}
     if as_json:
         print_json({"clusters": found})
         return
     rows = [_row(name, load_cluster(name)) for name in found]
-    columns = ("preset", "device", "memory", "its traffic", "16-bit FLOP/s", "a node", "link of one", "of the node")
+    columns = ("preset", "device", "memory", "its traffic", "16-bit FLOP/s", "per node", "link of one", "of the node")
     console().print(table("", columns, rows, left=2))
     console().print(
-        "PRESET:NODES sets the number of nodes; autosbp clusters PRESET tells the sources.", highlight=False
+        "PRESET:NODES sets the number of nodes; autosbp clusters PRESET lists the sources.", highlight=False
     )
 
 
-def described(spec: str) -> dict[str, Any]:
-    """A cluster's document, with the source of its device's numbers; ``InputError`` for an unknown one."""
+def cluster_document(spec: str) -> dict[str, Any]:
+    """A cluster's document plus its links' peaks and the source of its device's numbers.
+
+    Raises:
+        InputError: the preset is unknown.
+    """
     document = load_cluster(spec).to_dict()
-    devices = presets()["devices"]
+    devices, links = presets()["devices"], presets()["clusters"].get(spec.partition(":")[0], {}).get("links", {})
     name = document["device"]["name"]
-    return {**document, "device_source": devices[name]["source"] if name in devices else ""}
+    return {**document, "links": links, "device_source": devices[name]["source"] if name in devices else ""}
 
 
 def _row(name: str, cluster: Cluster) -> tuple[str, ...]:
@@ -63,7 +69,7 @@ def _row(name: str, cluster: Cluster) -> tuple[str, ...]:
 
 
 def _rate(bytes_per_s: float) -> str:
-    """In powers of ten, as data sheets have it."""
+    """Format a rate in powers of ten, as data sheets do."""
     return f"{count(bytes_per_s)}B/s"
 
 
@@ -77,11 +83,16 @@ def _show(document: dict[str, Any]) -> None:
     facts = [(f"{dtype} FLOP/s", count(peak).strip()) for dtype, peak in device["peak_flops"].items()]
     facts.append(("memory", num_bytes(device["memory_bytes"])))
     facts.append(("memory traffic", _rate(device["memory_bandwidth_bytes_per_s"])))
+    if document.get("price_per_device_hour") is not None:
+        facts.append(("price for one hour", f"{document['price_per_device_hour']:g} USD"))
     facts += [(f"curves: {name}", f"{value:g}") for name, value in device.get("curves", {}).items()]
-    console().print(table(device["name"], ("peaks, and what kernels reach", ""), facts))
+    console().print(table(device["name"], ("peak and achievable rates", ""), facts))
     for group in document.get("groups", ()):
         size = " x ".join(str(level["count"]) for level in group["levels"])
         memory = num_bytes(group["device"]["memory_bytes"])
         console().print(f"group {group['name']}: {size} of {group['device']['name']}, {memory} each", highlight=False)
+    for name, link in document["links"].items():
+        said = f"link {name}: peak {_rate(link['peak_bytes_per_s'])}; reached: {link['reached']}"
+        console().print(said, highlight=False)
     console().print(f"cluster: {document['source']}", highlight=False)
     console().print(f"device: {document['device_source']}", highlight=False)

@@ -1,4 +1,4 @@
-"""``autosbp demo``: the whole way on this machine, from a model to measured trials."""
+"""``autosbp demo``: the full workflow on this machine, from a model to measured trials."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-Out = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the files that it makes.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer steps.")]
+Out = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the demo's files.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Fewer steps and smaller batches; times are then not representative.")
+]
 
 
 def demo(output: Out = Path("autosbp-demo"), quick: Quick = False) -> int:
-    """Calibrate, plan and run a small model on this machine, by a service of its own."""
-    from autosbp.demo import run_demo
+    """Calibrate, plan and run a small model on this machine, using a service that the command starts."""
+    from autosbp.cli.demo_run import run_demo
 
     return run_demo(output, quick=quick)

@@ -1,4 +1,4 @@
-"""``autosbp explain``: what a plan does and why it takes the time that it takes."""
+"""``autosbp explain``: show what a plan does and where its step time comes from."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autosbp.cli._calibration_report import Report, show_calibration
+from autosbp.cli._exit_codes import console, print_json
 from autosbp.cli._files import (
     ModelSizes,
     check_output,
@@ -19,8 +21,8 @@ from autosbp.cli._files import (
     read_plan,
     read_plan_graph,
 )
-from autosbp.cli._format import table
-from autosbp.cli._layers import axis_titles, groups, words
+from autosbp.cli._layer_table import axis_phrases, axis_titles, group_by_family
+from autosbp.cli._option_checks import refuse_unused
 from autosbp.cli._options import (
     AsJson,
     Calibration,
@@ -32,40 +34,47 @@ from autosbp.cli._options import (
     Server,
 )
 from autosbp.cli._plan import show
-from autosbp.cli._run import console, print_json
-from autosbp.cli._show_calibration import Report, show_calibration
-from autosbp.cli._unused import refuse_unused
+from autosbp.cli._text_tables import table
 from autosbp.cli._what_if import explain_what_if, show_what_if
 from autosbp.cli._why import explain_why, show_why
 from autosbp.errors import InputError
-from autosbp.findings import certificate, findings, of_links, purposes
-from autosbp.traffic import issues, link_seconds
-from autosbp.units import num_bytes, percent, seconds
+from autosbp.plan.throughput import THROUGHPUT
+from autosbp.report.findings import certificate, findings, link_findings, purposes
+from autosbp.report.traffic import collective_traffic, link_seconds
+from autosbp.utils.formatting import num_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration as CostsFrom
     from autosbp.graph.ir import LogicalGraph
-    from autosbp.plan import Plan
+    from autosbp.plan.plan import Plan
 
-Program = Annotated[bool, typer.Option("--program", help="Print the program of one rank; needs the graph.")]
-Rank = Annotated[int, typer.Option("--rank", help="Whose program.")]
+Program = Annotated[
+    bool, typer.Option("--program", help="Print the program of one rank (see --rank); requires --graph or --model.")
+]
+Rank = Annotated[int, typer.Option("--rank", help="Rank whose program --program prints.")]
 Why = Annotated[
     str | None,
     typer.Option(
-        "--why", metavar="OP", help="What other layouts of an op, a parameter or a pattern would cost; needs the graph."
+        "--why",
+        metavar="OP",
+        help="Cost of other layouts of an op, a parameter or a name pattern; requires --graph or --model.",
     ),
 ]
 WhatIf = Annotated[
     bool,
-    typer.Option("--what-if", help="What faster links, a faster device or more memory would buy; needs the graph."),
+    typer.Option(
+        "--what-if", help="Step time with faster links, a faster device or more memory; requires --graph or --model."
+    ),
 ]
-Factor = Annotated[float, typer.Option("--factor", metavar="X", help="How many times better --what-if makes each.")]
-Most = Annotated[int, typer.Option("--most", metavar="N", help="Layouts that --why shows of an op.")]
+Factor = Annotated[
+    float, typer.Option("--factor", metavar="X", help="Improvement factor that --what-if applies to each resource.")
+]
+Most = Annotated[int, typer.Option("--most", metavar="N", help="Maximum number of layouts that --why shows per op.")]
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What is asked of a plan; at most one of ``program``, ``why`` and ``what_if``."""
+    """The question about a plan; at most one of ``program``, ``why`` and ``what_if`` is set."""
 
     program: bool
     rank: int
@@ -79,7 +88,7 @@ class _Question:
             name for name, given in (("program", self.program), ("why", self.why), ("what-if", self.what_if)) if given
         ]
         if len(asked) > 1:
-            raise InputError(asked[1], self.why or True, f"one of --{' and --'.join(asked)} is expected, not several")
+            raise InputError(asked[1], self.why or True, f"--{' and --'.join(asked)} exclude each other; use one")
 
 
 def explain(
@@ -99,38 +108,38 @@ def explain(
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain a plan: what splits what, where the time and memory go, what binds. Or a calibration: its fits.
+    """Explain a plan: how tensors are sharded and where time and memory go. Or show the fits of a calibration.
 
-    With the graph, also every collective of a step; with --program, what one rank runs; with --why OP, what other layouts
-    of an op would cost with all else chosen anew; with --what-if, what better hardware would buy. With --report, a page with
-    a calibration's points against its fits; one that ended early has left FILE.partial, which is explained as far as it goes.
-    With --server, of a strategy or calibration that the service has: its graph and its calibration come from there, and it
-    works out the answers to --why and --what-if.
+    Also say what limits the plan. With the graph, list every collective of a step; --program prints what one rank runs;
+    --why OP prints the cost of other layouts of an op, with all other layouts re-optimized; --what-if prints what
+    better hardware would save. For a calibration, --report writes a page of its points and fits; the FILE.partial of an
+    interrupted calibration can also be explained. With --server, PLAN may be the id of a strategy or calibration that
+    the service stores: graph and calibration come from the service, which also answers --why and --what-if.
     """
     check_output(report)
-    measured = _measured(plan, server)
+    measured = _load_calibration_if_any(plan, server)
     if measured is not None:
         refuse_unused(
-            *(explain, "of a calibration, --report alone is expected"), graph=graph, model=model, seq_len=seq_len,
+            *(explain, "a calibration takes only --report"), graph=graph, model=model, seq_len=seq_len,
             image_size=image_size, program=program, rank=rank, why=why, most=most, what_if=what_if, factor=factor,
             calibration=calibration,
         )  # fmt: skip
         show_calibration(measured, report, as_json)
         return
     if report is not None:
-        raise InputError("report", str(report), "a report is made of a calibration, not of a plan")
+        raise InputError("report", str(report), "--report is for calibrations, not for plans")
     question, sizes = _Question(program, rank, why, most, what_if, factor), ModelSizes(seq_len, image_size)
     source = graph_source(graph, model, sizes)
     _refuse_unused(question)
     if server is not None:
         if calibration is not None:
-            raise InputError("calibration", calibration, "a service uses the strategy's own: leave out --server")
-        _explain_there(server, plan, source, sizes, question, as_json)
+            raise InputError("calibration", calibration, "a service uses the strategy's own; omit this or --server")
+        _explain_remotely(server, plan, source, sizes, question, as_json)
         return
     if program:
-        refuse_unused(explain, "a program has no costs: leave it out", calibration=calibration)
+        refuse_unused(explain, "--program prints no costs; omit it", calibration=calibration)
     elif source is None:
-        refuse_unused(explain, "--graph or --model is expected with it", calibration=calibration)
+        refuse_unused(explain, "requires --graph or --model", calibration=calibration)
     found, costs = read_plan(plan), read_calibration(calibration)
     if why is not None:
         logical = read_plan_graph(found, graph, model, sizes, "--why")
@@ -145,52 +154,53 @@ def explain(
 
 
 def _refuse_unused(question: _Question) -> None:
-    """What only other questions need."""
+    """Refuse options that belong to another question."""
     if not question.program:
-        refuse_unused(explain, "--program is expected with it", rank=question.rank)
+        refuse_unused(explain, "requires --program", rank=question.rank)
     if question.why is None:
-        refuse_unused(explain, "--why OP is expected with it", most=question.most)
+        refuse_unused(explain, "requires --why OP", most=question.most)
     if not question.what_if:
-        refuse_unused(explain, "--what-if is expected with it", factor=question.factor)
+        refuse_unused(explain, "requires --what-if", factor=question.factor)
 
 
-def _measured(source: str, server: str | None) -> CostsFrom | None:
-    """The calibration that a file is, that a folder has the beginning of, or that a service has under an id; None for a
-    plan."""
+def _load_calibration_if_any(source: str, server: str | None) -> CostsFrom | None:
+    """The calibration in a file, in the folder of an interrupted run, or in the service under an id; None for a plan."""
     if server is not None:
-        from autosbp.cli._server import connected, is_id
+        from autosbp.cli._remote import is_id, open_client
         from autosbp.costmodel.calibration import Calibration
 
         if is_id(source):
             if not source.startswith("cal-"):
                 return None
-            with connected(server) as client:
+            with open_client(server) as client:
                 return Calibration.from_dict(client.get_calibration(source))
     if Path(source).is_dir():
-        from calibration import read_partial
+        from autosbp.calibration import read_partial
 
         return read_partial(Path(source))
     return read_calibration(source) if is_calibration(source) else None
 
 
-def _explain_there(
+def _explain_remotely(
     server: str, plan: str, model: str | None, sizes: ModelSizes, question: _Question, as_json: bool
 ) -> None:
-    """Of a strategy that a service has."""
-    from autosbp.cli._server import answered, connected, fetched, stored_strategy
+    """Explain a strategy that a service stores."""
+    from autosbp.cli._remote import fetch_plan, find_or_search_strategy, open_client, wait_for_analysis
 
-    with connected(server) as client:
-        strategy_id, document = stored_strategy(client, plan, model, sizes)
+    with open_client(server) as client:
+        strategy_id, document = find_or_search_strategy(client, plan, model, sizes)
         if question.why is not None:
             op, most = question.why, question.most
-            found = answered(client, lambda key: client.why(strategy_id, op, most=most, idempotency_key=key))
+            found = wait_for_analysis(client, lambda key: client.why(strategy_id, op, most=most, idempotency_key=key))
             show_why(found, as_json)
         elif question.what_if:
             factor = question.factor
-            found = answered(client, lambda key: client.what_if(strategy_id, factor=factor, idempotency_key=key))
+            found = wait_for_analysis(
+                client, lambda key: client.what_if(strategy_id, factor=factor, idempotency_key=key)
+            )
             show_what_if(found, question.factor, as_json)
         else:
-            stored, logical, costs = fetched(client, document)
+            stored, logical, costs = fetch_plan(client, document)
             if question.program:
                 _show_program(stored, logical, question.rank, as_json)
             else:
@@ -214,8 +224,8 @@ def _show_explanation(plan: Plan, graph: LogicalGraph | None, costs: CostsFrom |
 
 
 def _program(plan: Plan, graph: LogicalGraph, rank: int) -> str:
-    """What one rank runs; of a pipeline, one program for each chunk of its stage."""
-    from autosbp.costmodel.stages import Stages
+    """Program of one rank as text; with a pipeline, one program per chunk of the rank's stage."""
+    from autosbp.costmodel.pipeline_program import PipelineProgram
     from autosbp.executor.lowering import lower
 
     strategy = plan.strategy
@@ -224,20 +234,23 @@ def _program(plan: Plan, graph: LogicalGraph, rank: int) -> str:
         modules = [lower(bound, strategy, rank)]
     else:
         if not 0 <= rank < strategy.num_devices:
-            raise InputError("rank", rank, f"0 to {strategy.num_devices - 1} is expected")
+            raise InputError("rank", rank, f"expected 0 to {strategy.num_devices - 1}")
         stage, place = divmod(rank, strategy.mesh.size)
         defers = strategy.pipeline.schedule.splits_backward
-        chunks = Stages(bound, strategy).of(stage)
+        chunks = PipelineProgram(bound, strategy).of(stage)
         modules = [lower(chunk.graph, strategy, place, defers=defers) for chunk in chunks]
     return "\n".join(str(module.print_readable(print_output=False)) for module in modules)
 
 
 def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom | None = None) -> dict[str, Any]:
-    """What ``--json`` prints; of links, where the graph is there, and the calibration that the plan has."""
+    """Build the document of ``--json``.
+
+    With ``graph`` it includes the collectives; also time per link level, from ``calibration`` if given.
+    """
     document = plan.document
     strategy = document["strategy"]
     stored, signatures = strategy["parameters"], strategy["signatures"]
-    if graph is not None:  # a plan that was stored has lost its order
+    if graph is not None:  # a plan read from storage has lost the order of its layouts
         stored = _in_order(stored, [each.name for each in graph.parameters])
         signatures = _in_order(signatures, [each.name for each in graph.nodes])
     names = ("plan_id", "model", "step_time_s", "breakdown", "comm_bytes_per_device", "memory_bytes_per_device")
@@ -246,6 +259,8 @@ def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom |
         **({"earlier_plan_id": document["earlier_plan_id"]} if "earlier_plan_id" in document else {}),
         "memory_breakdown": document.get("memory_breakdown", {}),
         "memory_limit_bytes": document["memory_limit_bytes"],
+        **{name: document[name] for name in (*THROUGHPUT, "precision") if name in document},
+        **({"memory_reserve": document["memory_reserve"]} if "memory_reserve" in document else {}),
         "cluster": document["cluster"]["name"],
         "mesh": strategy["mesh"],
         "global_batch": strategy["global_batch"],
@@ -254,8 +269,8 @@ def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom |
         **({"recompute": strategy["recompute"]} if "recompute" in strategy else {}),
         **({"offload": True} if strategy.get("offload") else {}),
         **({"bucket_bytes": strategy["bucket_bytes"]} if "bucket_bytes" in strategy else {}),
-        "parameters": [_group(group) for group in groups(stored)],
-        "ops": [_group(group) for group in groups(signatures)],
+        "parameters": [_group(group) for group in group_by_family(stored)],
+        "ops": [_group(group) for group in group_by_family(signatures)],
         "baselines": document["baselines"],
         "certificate": certificate(document),
         "findings": findings(document),
@@ -264,10 +279,10 @@ def explanation(plan: Plan, graph: LogicalGraph | None, calibration: CostsFrom |
     }
     if graph is None:
         return found
-    found["collectives"] = issues(plan, graph)
+    found["collectives"] = collective_traffic(plan, graph)
     links = link_seconds(plan, graph, calibration)
     if links is not None:
-        found |= {"links": links, "findings": [*found["findings"], *of_links(links, document["step_time_s"])]}
+        found |= {"links": links, "findings": [*found["findings"], *link_findings(links, document["step_time_s"])]}
     return found
 
 
@@ -281,14 +296,14 @@ def _group(group: Any) -> dict[str, Any]:
 
 
 def _times(breakdown: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Parts of a step, exposed communication by purpose below its sum; and what is hidden, which is no part of it."""
+    """Parts of the step time: exposed communication also by purpose; hidden communication last, outside the sum."""
     return [
         ("compute", breakdown["compute_s"]),
         ("exposed communication", breakdown["exposed_comm_s"]),
         *((f"  {name}", value) for name, value in purposes(breakdown).items()),
         ("bubble", breakdown["bubble_s"]),
         ("optimizer", breakdown["optimizer_s"]),
-        ("beside the step: hidden communication", breakdown.get("hidden_comm_s", 0.0)),
+        ("overlapped with the step: hidden communication", breakdown.get("hidden_comm_s", 0.0)),
     ]
 
 
@@ -299,23 +314,28 @@ def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         pipeline = found["pipeline"]
         title = f"pipeline: {pipeline['num_stages']} stages, {len(pipeline['cuts']) + 1} chunks, {pipeline['schedule']}"
         if "weights_lag" in pipeline:
-            title += f", whose gradients of weights wait for {pipeline['weights_lag']} backward passes at the most"
-        out.print(f"{title}; chunks begin with {', '.join(pipeline['cuts'])}")
+            title += f", weight gradients delayed by at most {pipeline['weights_lag']} backward passes"
+        out.print(f"{title}; first ops of chunks: {', '.join(pipeline['cuts'])}")
     if "recompute" in found:
         runs = found["recompute"]
-        out.print(f"recomputed: {len(runs)} runs of ops, {runs[0][0]} to {runs[0][1]} first")
+        out.print(f"recomputed: {len(runs)} segments, the first from {runs[0][0]} to {runs[0][1]}")
     if "offload" in found:
-        out.print("optimizer state is on the hosts")
+        out.print("optimizer state is in host memory")
     if "bucket_bytes" in found:
-        out.print(f"gradients are reduced in messages of up to {num_bytes(found['bucket_bytes'])}")
+        out.print(f"gradients are reduced in buckets of up to {num_bytes(found['bucket_bytes'])}")
     step = found["step_time_s"]
     rows = [(name, seconds(value), percent(value, step)) for name, value in _times(found["breakdown"])]
-    out.print(table("time of a step", ("", "time", "share"), rows))
+    out.print(table("step time", ("", "time", "share"), rows))
     limit = found["memory_limit_bytes"]
     rows = [(name, num_bytes(size), percent(size, limit)) for name, size in found["memory_breakdown"].items()]
-    out.print(table("memory of a device", ("", "bytes", "of the limit"), rows))
+    rows += [
+        (f"reserved: {name}", num_bytes(size), "in addition") for name, size in found.get("memory_reserve", {}).items()
+    ]
+    out.print(table("memory per device", ("", "bytes", "of the limit"), rows))
     axes = axis_titles(found["mesh"]["axes"])
-    parameters = [(entry["name"], str(entry["num_members"]), *words(entry["layout"])) for entry in found["parameters"]]
+    parameters = [
+        (entry["name"], str(entry["num_members"]), *axis_phrases(entry["layout"])) for entry in found["parameters"]
+    ]
     out.print(table("stored parameters by mesh axis", ("parameter", "tensors", *axes), parameters, 2 + len(axes)))
     ops = [(entry["name"], str(entry["num_members"]), entry["layout"]) for entry in found["ops"]]
     out.print(table(f"layouts of ops over {', '.join(axes)}", ("op", "ops", "inputs -> outputs"), ops, 3))
@@ -330,10 +350,10 @@ def _show(plan: Mapping[str, Any], found: Mapping[str, Any]) -> None:
             )
             for entry in found["collectives"]
         ]
-        out.print(table("collectives of a step", ("kind", "phase", "axes", "calls", "bytes of a device"), calls, 3))
+        out.print(table("collectives per step", ("kind", "phase", "axes", "calls", "bytes per device"), calls, 3))
     if "links" in found:
         rows = [(name, seconds(spent), percent(spent, step)) for name, spent in found["links"].items()]
-        title = "communication, exposed and hidden, by the slowest link that it crosses"
+        title = "exposed and hidden communication by slowest link"
         out.print(table(title, ("level", "time", "of the step"), rows))
     sources = ", ".join(f"{name} {value}" for name, value in found["provenance"].items() if value is not None)
     out.print(f"from: {sources}", style="dim")

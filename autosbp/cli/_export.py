@@ -1,4 +1,4 @@
-"""``autosbp export``: a plan in the form of another tool."""
+"""``autosbp export``: write a plan as configuration of another tool, or as a trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from autosbp.cli._exit_codes import note, print_json
 from autosbp.cli._files import ModelSizes, find_plan_graph, graph_source, read_calibration, read_plan, write_text
+from autosbp.cli._option_checks import refuse_unused
 from autosbp.cli._options import (
     AsJson,
     Baseline,
@@ -19,8 +21,6 @@ from autosbp.cli._options import (
     SeqLen,
     Server,
 )
-from autosbp.cli._run import note, print_json
-from autosbp.cli._unused import refuse_unused
 from autosbp.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,11 +34,17 @@ Target = Annotated[
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option("-o", "--output", metavar="PATH", help="A file, or a folder for its files.", show_default=False),
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="PATH",
+        help="Output file, or an existing folder for targets with several files.",
+        show_default=False,
+    ),
 ]
 
-WITH_COSTS = "perfetto"
-"""The one target whose files say how long things take."""
+TARGET_WITH_COSTS = "perfetto"
+"""The only target whose files contain predicted times."""
 
 
 def export(
@@ -54,17 +60,17 @@ def export(
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a plan for another tool, or its predicted step as a trace.
+    """Write a plan as configuration of another tool, or its predicted step as a trace.
 
-    What the tool cannot express is refused by name, never approximated. All but dtensor need the graph. With --server, of a
-    strategy that the service has, whose graph and calibration it knows.
+    What the tool cannot express is an error that names it, never an approximation. All targets but dtensor need the
+    graph. With --server, PLAN may be the id of a strategy whose graph and calibration the service stores.
     """
     from autosbp.export import EXPORTERS, export_plan
 
     if to not in EXPORTERS:
-        raise InputError("to", to, f"one of {', '.join(EXPORTERS)} is expected")
-    if to != WITH_COSTS:
-        refuse_unused(export, f"only {WITH_COSTS} has costs: leave it out", calibration=calibration)
+        raise InputError("to", to, f"expected one of {', '.join(EXPORTERS)}")
+    if to != TARGET_WITH_COSTS:
+        refuse_unused(export, f"only {TARGET_WITH_COSTS} uses costs; omit it", calibration=calibration)
     sizes = ModelSizes(seq_len, image_size)
     if server is None:
         found = read_plan(plan, baseline)
@@ -73,7 +79,7 @@ def export(
     elif calibration is not None:
         raise InputError("calibration", calibration, "a service uses the strategy's own: leave out --server")
     else:
-        plan_id, files = _export_there(server, plan, graph_source(graph, model, sizes), sizes, to, baseline)
+        plan_id, files = _export_remotely(server, plan, graph_source(graph, model, sizes), sizes, to, baseline)
     if output is not None:
         _write(files, output)
     if as_json:
@@ -83,21 +89,21 @@ def export(
             typer.echo(text, nl=False)
 
 
-def _export_there(
+def _export_remotely(
     server: str, plan: str, model: str | None, sizes: ModelSizes, to: str, baseline: str | None
 ) -> tuple[str, dict[str, str]]:
-    """The strategy's id, and the files."""
-    from autosbp.cli._server import connected, stored_strategy
+    """Export with a service; returns the strategy's id and the files by name."""
+    from autosbp.cli._remote import find_or_search_strategy, open_client
 
-    with connected(server) as client:
-        strategy_id, _ = stored_strategy(client, plan, model, sizes)
+    with open_client(server) as client:
+        strategy_id, _ = find_or_search_strategy(client, plan, model, sizes)
         return strategy_id, client.export(strategy_id, cast("Tool", to), baseline=baseline)
 
 
 def _write(files: dict[str, str], output: Path) -> None:
-    """Into a folder that exists, or as the file that is named."""
+    """Write the files into an existing folder, or a single file to the given path."""
     if not output.is_dir() and len(files) > 1:
-        raise InputError("output", str(output), f"an existing folder is expected for {', '.join(files)}")
+        raise InputError("output", str(output), f"expected an existing folder for {', '.join(files)}")
     for name, text in files.items():
         path = output / name if output.is_dir() else output
         write_text(path, text)

@@ -1,4 +1,4 @@
-"""Reading and writing the files of commands."""
+"""Read and write the files of commands."""
 
 from __future__ import annotations
 
@@ -13,47 +13,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autosbp.errors import InputError
-from autosbp.jsonio import Fields, read_file
+from autosbp.utils.json_io import Fields, read_file
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration
     from autosbp.graph.ir import LogicalGraph
-    from autosbp.plan import Plan
+    from autosbp.plan.plan import Plan
 
 _BREAKDOWN = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s")
 _HIDDEN, _BY_PURPOSE = "hidden_comm_s", "exposed_comm_by_purpose_s"
-"""What plans of earlier releases do not say."""
+"""Fields that plans of older releases lack."""
 
 
 def check_output(path: Path | None) -> None:
-    """Refuse a file that could not be written, before the work that would be lost."""
+    """Raise ``InputError`` if a file cannot be written, before work is done whose result would be lost."""
     if path is None:
         return
     if path.is_dir():
-        raise InputError("output", str(path), "a file is expected; this is a folder")
+        raise InputError("output", str(path), "expected a file, got a folder")
     if path.exists() and not path.is_file():
         if not os.access(path, os.W_OK):
-            raise InputError("output", str(path), "an output that can be written is expected")
+            raise InputError("output", str(path), "not writable")
     elif not (folder := path.resolve().parent).is_dir() or not os.access(folder, os.W_OK):
-        raise InputError("output", str(path), "a file in an existing folder that can be written is expected")
+        raise InputError("output", str(path), "expected a file in an existing, writable folder")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write atomically: readers see the old file or the new one, whatever happens. ``.gz`` is packed. What a link points to is
-    written, and what is no file, such as a device or a pipe, is written to and stays what it is."""
+    """Write a file atomically: readers see the old content or the new content, never a mixture.
+
+    A ``.gz`` file is compressed. A symbolic link is followed. A path that is not a regular file, such as a device or a
+    pipe, is written to directly.
+    """
     check_output(path)
     data = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
     if path.exists() and not path.is_file():
         try:
             path.write_bytes(data)
         except OSError as error:
-            raise InputError("output", str(path), f"an output that can be written is expected ({error})") from None
+            raise InputError("output", str(path), f"cannot be written ({error})") from None
         return
     path = path.resolve()
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise InputError("output", str(path), f"a file that can be written is expected ({error})") from None
+        raise InputError("output", str(path), f"cannot be written ({error})") from None
     draft = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -61,7 +64,7 @@ def write_text(path: Path, text: str) -> None:
         draft.chmod(0o666 & ~_umask())
         draft.replace(path)
     except OSError as error:
-        raise InputError("output", str(path), f"a file that can be written is expected ({error})") from None
+        raise InputError("output", str(path), f"cannot be written ({error})") from None
     finally:
         with suppress(OSError):
             draft.unlink()
@@ -74,13 +77,13 @@ def _umask() -> int:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """A document, indented for reading and for version control; the same document gives the same bytes."""
+    """Write a document as indented JSON; equal documents give equal bytes, which suits version control."""
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def read_plan(path: str, baseline: str | None = None) -> Plan:
-    """A plan, or one of its baselines in its place."""
-    from autosbp.plan import Plan
+    """Read a plan; with ``baseline``, one of its baselines as a plan."""
+    from autosbp.plan.plan import Plan
 
     plan = Plan.from_dict(read_file(Path(path)))
     _check_costs(plan.document)
@@ -88,7 +91,7 @@ def read_plan(path: str, baseline: str | None = None) -> Plan:
 
 
 def _check_costs(document: Mapping[str, Any]) -> None:
-    """The members that commands show; ``Plan.from_dict`` checks those that an executor needs."""
+    """Check the fields that commands print; ``Plan.from_dict`` checks those that the executor needs."""
     fields = Fields(document, "", document)
     for name in ("model", "searcher"):
         fields.text(name)
@@ -102,16 +105,17 @@ def _check_costs(document: Mapping[str, Any]) -> None:
     exposed = breakdown.mapping(_BY_PURPOSE, {})
     for name in exposed:
         Fields(exposed, breakdown.at(_BY_PURPOSE), exposed).number(name)
-    memory = fields.mapping("memory_breakdown", {})
-    for name in memory:
-        Fields(memory, "memory_breakdown", memory).number(name)
+    for part in ("memory_breakdown", "memory_reserve"):
+        memory = fields.mapping(part, {})
+        for name in memory:
+            Fields(memory, part, memory).number(name)
     for name, entry in fields.mapping("baselines").items():
         baseline = Fields(entry, f"baselines.{name}", entry if isinstance(entry, Mapping) else ())
         if baseline.raw("feasible"):
             baseline.number("step_time_s")
     for at, sentence in enumerate(fields.sequence("warnings", ())):
         if not isinstance(sentence, str):
-            raise InputError(f"warnings[{at}]", sentence, "a sentence is expected")
+            raise InputError(f"warnings[{at}]", sentence, "expected a sentence")
     for name in ("gap", "lower_bound_s"):
         if fields.has(name):
             fields.number(name)
@@ -119,14 +123,14 @@ def _check_costs(document: Mapping[str, Any]) -> None:
 
 
 def read_calibration(path: str | None) -> Calibration | None:
-    """A calibration, if one is named."""
+    """Read a calibration file; None if ``path`` is None."""
     from autosbp.costmodel.calibration import Calibration
 
     return None if path is None else Calibration.from_dict(read_file(Path(path)))
 
 
 def is_calibration(path: str) -> bool:
-    """Whether a file that can be read says that it is a calibration."""
+    """Whether the file declares the schema of a calibration."""
     from autosbp.costmodel.calibration import SCHEMA
 
     document = read_file(Path(path))
@@ -135,13 +139,13 @@ def is_calibration(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Sizes that a Hugging Face model is captured with; None leaves the config's own."""
+    """Input sizes for capturing a Hugging Face model; None takes the config's value."""
 
     seq_len: int | None = None
     image_size: int | None = None
 
     def refuse(self, limit: str) -> None:
-        """``InputError`` for the first that is given."""
+        """Raise ``InputError`` for the first size that is set."""
         for name in self.__slots__:
             if getattr(self, name) is not None:
                 raise InputError(name, getattr(self, name), limit)
@@ -150,38 +154,40 @@ class ModelSizes:
 NO_SIZES = ModelSizes()
 
 
-def read_model(model: str, sizes: ModelSizes = NO_SIZES) -> LogicalGraph:
-    """The graph of a MODEL; ``capture`` alone decides which forms need torch."""
+def read_model(model: str, sizes: ModelSizes = NO_SIZES, check: bool = True) -> LogicalGraph:
+    """Load or capture the graph of a MODEL; only ``capture`` decides which forms need torch."""
     from autosbp import api
 
-    return api.capture(model, seq_len=sizes.seq_len, image_size=sizes.image_size)
+    return api.capture(model, seq_len=sizes.seq_len, image_size=sizes.image_size, check=check)
 
 
 def graph_source(graph_file: str | None, model: str | None, sizes: ModelSizes) -> str | None:
-    """The one of the two options that is given; sizes without any would be those of nothing."""
+    """Return whichever of ``--graph`` and ``--model`` is given; ``InputError`` for both, or for sizes without either."""
     if graph_file is not None and model is not None:
-        raise InputError("model", model, "one of --graph and --model is expected, not both")
+        raise InputError("model", model, "use either --graph or --model, not both")
     source = graph_file or model
     if source is None:
-        sizes.refuse("--model hf:CONFIG is expected with it")
+        sizes.refuse("requires --model hf:CONFIG")
     return source
 
 
 def read_plan_graph(plan: Plan, graph_file: str | None, model: str | None, sizes: ModelSizes, why: str) -> LogicalGraph:
-    """The plan's graph from ``--graph`` or ``--model``; a plan holds the hash of its graph, not the graph."""
+    """The plan's graph from ``--graph`` or ``--model``, which are required: a plan holds only its graph's hash."""
     graph = find_plan_graph(plan, graph_file, model, sizes)
     if graph is None:
-        raise InputError("graph", None, f"{why} needs the plan's graph: --graph FILE or --model MODEL")
+        raise InputError("graph", None, f"{why} requires the plan's graph: --graph FILE or --model MODEL")
     return graph
 
 
 def find_plan_graph(plan: Plan, graph_file: str | None, model: str | None, sizes: ModelSizes) -> LogicalGraph | None:
-    """The plan's graph, if one of the two options is given."""
+    """The plan's graph, in its precision, if ``--graph`` or ``--model`` is given, else None.
+
+    Raises:
+        InputError: another graph than the plan's.
+    """
     source = graph_source(graph_file, model, sizes)
     if source is None:
         return None
-    graph = read_model(source, sizes)
-    wanted = plan.document["provenance"].get("graph_hash")
-    if graph.graph_hash != wanted:
-        raise InputError("graph", source, f"the plan's graph {wanted} is expected; this one is {graph.graph_hash}")
-    return graph
+    from autosbp.graph.precision import planned_graph
+
+    return planned_graph(read_model(source, sizes), plan.document)

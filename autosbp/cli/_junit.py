@@ -1,4 +1,4 @@
-"""A trial as a JUnit XML document: one test case for each gate, or one with the error that ended it."""
+"""A trial as JUnit XML: one test case per gate, or a single one with the error that ended the trial."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from autosbp.cli._gates import Gate
+from autosbp.report.trial_gates import Gate
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SUITE = "autosbp trial"
@@ -15,11 +15,11 @@ _PROPERTIES = (
     *("plan_id", "model", "cluster", "trial_id", "num_ranks", "predicted_step_time_s", "memory_bytes"),
     *("predicted_memory_bytes", "torch"),
 )
-"""Members of a report that a suite has as properties, where they are there."""
+"""Report fields that become properties of the test suite if present."""
 
 
 def junit_of_gates(report: Mapping[str, Any], gates: Sequence[Gate], elapsed_s: float) -> str:
-    """The document of a trial that ran; a gate without anything to compare with is skipped."""
+    """JUnit document of a trial that ran; a gate without a value to compare with is skipped."""
     skipped = sum(gate.value is None for gate in gates)
     failed = sum(not gate.passed for gate in gates)
     root, suite = _suite(len(gates), failures=failed, errors=0, skipped=skipped, elapsed_s=elapsed_s)
@@ -40,7 +40,7 @@ def junit_of_gates(report: Mapping[str, Any], gates: Sequence[Gate], elapsed_s: 
 
 
 def junit_of_error(error: Exception, plan: str, elapsed_s: float) -> str:
-    """The document of a trial that could not be judged; the rest of the error, such as the end of a log, is its text."""
+    """JUnit document of a trial that failed to run; the error's further lines, such as a log's end, are its text."""
     root, suite = _suite(1, failures=0, errors=1, skipped=0, elapsed_s=elapsed_s)
     case = ET.SubElement(suite, "testcase", classname=_text(f"autosbp.{plan}"), name="trial", time="0")
     head, _, rest = str(error).partition("\n")
@@ -64,12 +64,12 @@ def _properties(parent: ET.Element[str], members: Mapping[str, Any]) -> None:
 
 
 def _classname(report: Mapping[str, Any]) -> str:
-    """Reports group test cases by it, so it names what stays the same from one commit to the next."""
+    """Class name of the test cases. JUnit viewers group by it, so it must stay the same from one commit to the next."""
     return _text(f"autosbp.{report['model']}.{report['cluster']}")
 
 
 def _text(text: str) -> str:
-    """Without the characters that XML 1.0 cannot hold."""
+    """Replace the characters that XML 1.0 cannot contain."""
     return _NOT_XML.sub("?", text)
 
 

@@ -1,4 +1,4 @@
-"""``autosbp keys``: API keys of the service on this machine, made without a running service."""
+"""``autosbp keys``: manage API keys in the database of this machine; no service needs to be running."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosbp.cli._format import table
+from autosbp.cli._exit_codes import console, note, print_json, with_exit_codes
 from autosbp.cli._options import AsJson
-from autosbp.cli._run import console, guarded, note, print_json
 from autosbp.cli._serve import Database, DataDir, settings_of
+from autosbp.cli._text_tables import table
 from autosbp.errors import InputError, ServiceError, printable
 
 if TYPE_CHECKING:
-    from service.db import Database as Db
-    from service.models import KeyRow
+    from autosbp.service.db import Database as Db
+    from autosbp.service.models import KeyRow
 
-Tenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose everything is that the key reaches.")]
-Name = Annotated[str, typer.Option("--name", help="For people: whose key it is, or what for.")]
+Tenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="Tenant that the key belongs to.")]
+Name = Annotated[str, typer.Option("--name", help="Description of the key, such as its owner or purpose.")]
 Scopes = Annotated[
-    str, typer.Option("--scopes", metavar="SCOPE,...", help="Some of read, search, trial, calibrate, admin.")
+    str,
+    typer.Option(
+        "--scopes", metavar="SCOPE,...", help="Comma-separated scopes of: read, search, trial, calibrate, admin."
+    ),
 ]
-Days = Annotated[float, typer.Option("--days", min=0, help="Until it expires; 0: never.")]
+Days = Annotated[float, typer.Option("--days", min=0, help="Days until the key expires; 0: never.")]
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="A key's id, as autosbp keys list shows it.")]
-Grace = Annotated[float, typer.Option("--grace-s", min=0, help="Seconds for which the old key works on.")]
+Grace = Annotated[float, typer.Option("--grace-s", min=0, help="Seconds for which the old key stays valid.")]
 _NAME = 64
-_MOST_DAYS, _MOST_GRACE_S = 3650.0, 30 * 86_400.0  # as the routes have them
+_MAX_DAYS, _MAX_GRACE_S = 3650.0, 30 * 86_400.0  # same limits as the HTTP routes
 
 
 def create(
@@ -40,43 +43,48 @@ def create(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it: it is shown this once. From then on the service asks for keys."""
-    from service.services import audit, keys
+    """Create a key and print it; it is not shown again.
+
+    As soon as a key exists, the service requires keys, so the first one needs the scope admin.
+    """
+    from autosbp.service.services import audit, keys
 
     if not tenant.replace("-", "").replace("_", "").isalnum() or not tenant.isascii() or len(tenant) > _NAME:
-        raise InputError("tenant", tenant, f"at most {_NAME} letters, digits, - and _ are expected")
+        raise InputError("tenant", tenant, f"expected at most {_NAME} letters, digits, - and _")
     if not 1 <= len(name) <= 128:
-        raise InputError("name", name, "1 to 128 characters are expected")
-    lifetime = timedelta(days=_within("days", days, _MOST_DAYS)) if days else None
-    with opened(database, data_dir) as db:
-        made = keys.create(db.of(tenant), name, [scope.strip() for scope in scopes.split(",")], lifetime)
-        audit.note(db.of(tenant), "POST", "/v1/keys", 201, f"/v1/keys/{made.row.id}")
+        raise InputError("name", name, "expected 1 to 128 characters")
+    lifetime = timedelta(days=_check_range("days", days, _MAX_DAYS)) if days else None
+    asked = keys.check_scopes([scope.strip() for scope in scopes.split(",")])
+    with open_database(database, data_dir) as db:
+        keys.check_first(db, asked)
+        made = keys.create(db.of(tenant), name, asked, lifetime)
+        audit.log_command(db.of(tenant), "POST", "/v1/keys", 201, f"/v1/keys/{made.row.id}")
         _print(made.row, made.text, as_json)
 
 
 def rotate(
     key: KeyId, grace_s: Grace = 3600.0, database: Database = None, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
-    """Print a new key with the same name, scopes and lifetime; the old one works on for a while."""
-    from service.services import audit, keys
+    """Print a new key with the same name, scopes and lifetime; the old one stays valid for a grace period."""
+    from autosbp.service.services import audit, keys
 
-    grace = timedelta(seconds=_within("grace_s", grace_s, _MOST_GRACE_S))
-    with opened(database, data_dir) as db:
+    grace = timedelta(seconds=_check_range("grace_s", grace_s, _MAX_GRACE_S))
+    with open_database(database, data_dir) as db:
         row = _stored(db, key)
         if keys.state_of(row) != "valid":
-            raise InputError("key", key, f"a valid key is expected; this one is {keys.state_of(row)}")
+            raise InputError("key", key, f"the key is {keys.state_of(row)}; expected a valid key")
         made = keys.rotate(db.of(row.tenant), key, grace)
-        audit.note(db.of(row.tenant), "POST", f"/v1/keys/{key}:rotate", 201, f"/v1/keys/{made.row.id}")
+        audit.log_command(db.of(row.tenant), "POST", f"/v1/keys/{key}:rotate", 201, f"/v1/keys/{made.row.id}")
         _print(made.row, made.text, as_json)
 
 
 def revoke(key: KeyId, database: Database = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """End a key at once."""
-    from service.services import audit, keys
+    """Revoke a key immediately."""
+    from autosbp.service.services import audit, keys
 
-    with opened(database, data_dir) as db:
+    with open_database(database, data_dir) as db:
         row = keys.revoke(db.of(_stored(db, key).tenant), key)
-        audit.note(db.of(row.tenant), "DELETE", f"/v1/keys/{key}")
+        audit.log_command(db.of(row.tenant), "DELETE", f"/v1/keys/{key}")
         if as_json:
             print_json(_document(row))
         else:
@@ -84,11 +92,11 @@ def revoke(key: KeyId, database: Database = None, data_dir: DataDir = None, as_j
 
 
 def listing(database: Database = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Every key of every tenant, without its text, which is not stored."""
-    from service.services import keys
+    """List the keys of all tenants, without their secrets, which are not stored."""
+    from autosbp.service.services import keys
 
-    with opened(database, data_dir) as db:
-        found = [_document(row) for row in keys.every(db)]
+    with open_database(database, data_dir) as db:
+        found = [_document(row) for row in keys.all_keys(db)]
     if as_json:
         print_json({"keys": found})
         return
@@ -97,45 +105,45 @@ def listing(database: Database = None, data_dir: DataDir = None, as_json: AsJson
     console().print(table("", columns, rows, left=len(columns)))
 
 
-def _within(field: str, value: float, most: float) -> float:
+def _check_range(field: str, value: float, most: float) -> float:
     if not 0 <= value <= most:
-        raise InputError(field, value, f"0 to {most:.0f} is expected")
+        raise InputError(field, value, f"expected 0 to {most:.0f}")
     return value
 
 
 @contextmanager
-def opened(database: str | None, data_dir: Any) -> Iterator[Db]:
-    """The service's database, of the newest schema."""
+def open_database(database: str | None, data_dir: Any) -> Iterator[Db]:
+    """Open the service's database, migrated to the newest schema."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    from service.db import Database as Db
-    from service.db import plainly
-    from service.hold import migrate
-    from service.privacy import keep_private
+    from autosbp.service.db import Database as Db
+    from autosbp.service.db import one_line_message
+    from autosbp.service.file_permissions import restrict_permissions
+    from autosbp.service.process_lock import migrate
 
     settings = settings_of(database_url=database, data_dir=data_dir)
-    keep_private(settings)
+    restrict_permissions(settings)
     db = Db(settings.url, settings.lock_timeout_s)
     try:
         migrate(db)
         yield db
     except SQLAlchemyError as error:
-        raise ServiceError(f"{db.shown} cannot be used: {plainly(error)}") from None
+        raise ServiceError(f"{db.redacted_url} cannot be used: {one_line_message(error)}") from None
     finally:
         db.close()
 
 
 def _stored(db: Db, key_id: str) -> KeyRow:
-    from service.services import keys
+    from autosbp.service.services import keys
 
-    for row in keys.every(db):
+    for row in keys.all_keys(db):
         if row.id == key_id:
             return row
-    raise InputError("key", key_id, "the id of a stored key is expected")
+    raise InputError("key", key_id, "expected the id of a stored key")
 
 
 def _document(row: KeyRow) -> dict[str, Any]:
-    from service.services import keys
+    from autosbp.service.services import keys
 
     return {
         "key": row.id,
@@ -152,10 +160,10 @@ def _print(row: KeyRow, text: str, as_json: bool) -> None:
     if as_json:
         print_json({**_document(row), "secret": text})
         return
-    note(f"{row.id} of tenant {row.tenant}, for {row.scopes}; keep it, it is not stored:")
+    note(f"{row.id} of tenant {row.tenant}, for {row.scopes}; save the key, it is shown only once:")
     typer.echo(text)
 
 
-app = typer.Typer(name="keys", help="Make, list, rotate and revoke API keys of the service.", no_args_is_help=True)
+app = typer.Typer(name="keys", help="Create, list, rotate and revoke the service's API keys.", no_args_is_help=True)
 for _name, _command in (("create", create), ("list", listing), ("rotate", rotate), ("revoke", revoke)):
-    app.command(_name)(guarded(_command))
+    app.command(_name)(with_exit_codes(_command))

@@ -1,4 +1,4 @@
-"""``autosbp learn``: correct a calibration by what trials measured, or take the last correction back."""
+"""``autosbp learn``: correct a calibration with measurements of trials, or undo the last correction."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autosbp.cli._exit_codes import console, note, print_json
 from autosbp.cli._files import check_output, read_calibration, write_json
-from autosbp.cli._format import table
 from autosbp.cli._options import AsJson, Output
-from autosbp.cli._run import console, note, print_json
+from autosbp.cli._text_tables import table
 from autosbp.errors import InputError
-from autosbp.scratch import alone_with
-from autosbp.units import seconds
+from autosbp.utils.formatting import seconds
+from autosbp.utils.tempdirs import locked_file
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration, Correction
-    from autosbp.lessons import Lesson
+    from autosbp.costmodel.trial_feedback import TrialPredictions
 
 CalibrationFile = Annotated[str, typer.Argument(metavar="CALIBRATION", help="A calibration .json.", show_default=False)]
 Trials = Annotated[
-    list[Path] | None, typer.Option("--trial", metavar="DIR", help="What autosbp trial --workdir DIR kept; repeatable.")
+    list[Path] | None,
+    typer.Option("--trial", metavar="DIR", help="Work folder of a trial (autosbp trial --workdir DIR); repeatable."),
 ]
-Undo = Annotated[bool, typer.Option("--undo", help="Take the last correction back instead.")]
+Undo = Annotated[bool, typer.Option("--undo", help="Undo the last correction.")]
 
 
 def learn(
@@ -35,20 +36,20 @@ def learn(
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Correct a calibration by what trials measured, so that predictions improve with use.
+    """Correct a calibration with measurements of trials, so that predictions improve with use.
 
-    The correction is learned from the trials named here alone, and takes the place of an earlier one, which --undo
-    brings back. The file that is read stays as it is, unless it is also the output.
+    The correction is fitted to the given trials only. It replaces an earlier correction, which --undo restores. The
+    input file does not change unless it is also the output.
     """
     if output is None and not as_json:
-        raise InputError("output", None, "-o FILE is expected, or --json")
+        raise InputError("output", None, "required: -o FILE or --json")
     if undo == bool(trial):
-        raise InputError("trial", [str(folder) for folder in trial or ()], "either --trial DIR or --undo is expected")
+        raise InputError("trial", [str(folder) for folder in trial or ()], "required: either --trial DIR or --undo")
     check_output(output)
-    with _alone(Path(calibration), output):
+    with _lock_in_place_update(Path(calibration), output):
         before = read_calibration(calibration)
         assert before is not None
-        after, lessons = _undone(before) if undo else _taught(before, trial or [])
+        after, lessons = _without_last_correction(before) if undo else _corrected(before, trial or [])
         if output is not None:
             write_json(output, {**after.to_dict(), "calibration_id": after.calibration_id})
             note(f"wrote {output}")
@@ -58,26 +59,26 @@ def learn(
         _show(after, lessons)
 
 
-def _alone(calibration: Path, output: Path | None) -> AbstractContextManager[None]:
-    """Where the file that is read is replaced, one at a time: else a correction would be lost, with its way back."""
+def _lock_in_place_update(calibration: Path, output: Path | None) -> AbstractContextManager[None]:
+    """Lock the file if it is both input and output: concurrent updates would lose a correction and its undo record."""
     replaced = output is not None and output.is_file() and calibration.is_file() and output.samefile(calibration)
-    return alone_with(calibration) if replaced else nullcontext()
+    return locked_file(calibration) if replaced else nullcontext()
 
 
-def _taught(before: Calibration, folders: list[Path]) -> tuple[Calibration, tuple[Lesson, ...]]:
+def _corrected(before: Calibration, folders: list[Path]) -> tuple[Calibration, tuple[TrialPredictions, ...]]:
     from autosbp.api import learn_from_trials
 
     taught = learn_from_trials(before, folders)
     return taught.calibration, taught.lessons
 
 
-def _undone(before: Calibration) -> tuple[Calibration, tuple[Lesson, ...]]:
-    from autosbp.costmodel.learning import unlearn
+def _without_last_correction(before: Calibration) -> tuple[Calibration, tuple[TrialPredictions, ...]]:
+    from autosbp.costmodel.calibration_correction import drop_last_correction
 
-    return unlearn(before), ()
+    return drop_last_correction(before), ()
 
 
-def _document(before: Calibration, after: Calibration, lessons: tuple[Lesson, ...]) -> dict[str, Any]:
+def _document(before: Calibration, after: Calibration, lessons: tuple[TrialPredictions, ...]) -> dict[str, Any]:
     return {
         "calibration_id": after.calibration_id,
         "from_calibration_id": before.calibration_id,
@@ -86,7 +87,7 @@ def _document(before: Calibration, after: Calibration, lessons: tuple[Lesson, ..
     }
 
 
-def _show(after: Calibration, lessons: tuple[Lesson, ...]) -> None:
+def _show(after: Calibration, lessons: tuple[TrialPredictions, ...]) -> None:
     out = console()
     rows = [
         (
@@ -109,10 +110,11 @@ def _with_error(predicted_s: float, measured_s: float) -> str:
 
 
 def describe(correction: Correction) -> str:
-    """A correction in words."""
+    """Describe a correction in one sentence."""
     if not correction.num_trials:
-        return "no corrections: no trial has taught it"
+        return "no corrections from trials"
     return (
         f"corrected by {correction.num_trials} trial{'s' if correction.num_trials > 1 else ''}: ops x "
-        f"{correction.compute:.3f}, collectives x {correction.network:.3f}, waiting + {seconds(correction.waiting_s)}"
+        f"{correction.compute:.3f}, collectives x {correction.network:.3f}, idle time + "
+        f"{seconds(correction.waiting_s)}"
     )

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, each written once."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -21,13 +21,20 @@ PlanOrId = Annotated[
     typer.Argument(metavar="PLAN", help="A plan .json; with --server also the id of a strategy.", show_default=False),
 ]
 GraphFile = Annotated[
-    str | None, typer.Option("--graph", metavar="FILE", help="The plan's graph, as autosbp capture wrote it.")
+    str | None,
+    typer.Option("--graph", metavar="FILE", help="Graph file of the plan's model, as written by autosbp capture."),
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="MODEL", help="The plan's model, to capture again.")
+    str | None,
+    typer.Option(
+        "--model", metavar="MODEL", help=("The plan's model, which is captured again; an alternative to --graph.")
+    ),
 ]
-ImageSize = Annotated[int | None, typer.Option("--image-size", help="Pixels per side of an hf: model's images.")]
-SeqLen = Annotated[int | None, typer.Option("--seq-len", help="Tokens per sequence of an hf: model.")]
+ImageSize = Annotated[int | None, typer.Option("--image-size", help="Image side length in pixels, for an hf: model.")]
+SeqLen = Annotated[
+    int | None,
+    typer.Option("--seq-len", help="Sequence length in tokens, for an hf: model; default: the config's maximum."),
+]
 Cluster = Annotated[
     str,
     typer.Option(
@@ -38,17 +45,34 @@ Cluster = Annotated[
     ),
 ]
 Calibration = Annotated[
-    str | None, typer.Option("--calibration", metavar="FILE", help="What autosbp calibrate wrote; else the data sheet.")
+    str | None,
+    typer.Option(
+        "--calibration", metavar="FILE", help="Calibration file from autosbp calibrate; default: data-sheet numbers."
+    ),
 ]
-GlobalBatch = Annotated[int | None, typer.Option("--global-batch", help="Samples per step; 8 per device by default.")]
-MicroBatch = Annotated[int | None, typer.Option("--micro-batch", help="Samples per pass; by default chosen.")]
-Optimizer = Annotated[str, typer.Option("--optimizer", help="adamw or sgd.")]
-Output = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write.", show_default=False)
+GlobalBatch = Annotated[
+    int | None, typer.Option("--global-batch", help="Global batch size in samples; default: 8 per device.")
 ]
+MicroBatch = Annotated[
+    int | None, typer.Option("--micro-batch", help="Microbatch size in samples; chosen by the search by default.")
+]
+Precision = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        help="Training precision: fp32, tf32, bf16, bf16-mixed or fp16-mixed; auto is bf16-mixed on devices with tensor "
+        "cores for bfloat16, else fp32.",
+    ),
+]
+Optimizer = Annotated[str, typer.Option("--optimizer", help="Optimizer: adamw or sgd.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Output file.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 Server = Annotated[
-    str | None, typer.Option("--server", metavar="URL", help="Let a service do the work, such as http://host:8000.")
+    str | None,
+    typer.Option("--server", metavar="URL", help="Run the work in a service at this URL, such as http://host:8000."),
 ]
-Baseline = Annotated[str | None, typer.Option("--baseline", metavar="NAME", help="A baseline of the plan instead.")]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds after which the run fails.")]
+Baseline = Annotated[
+    str | None,
+    typer.Option("--baseline", metavar="NAME", help="Use this baseline of the plan instead of the plan itself."),
+]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="S", help="Hard time limit of the run in seconds.")]

@@ -1,4 +1,4 @@
-"""``autosbp plan --pareto N``: plans of less and less memory beside the fastest."""
+"""``autosbp plan --pareto N``: the fastest plan and slower plans that need less memory."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosbp.cli._format import table
-from autosbp.cli._run import console
-from autosbp.units import num_bytes, percent, seconds
+from autosbp.cli._exit_codes import console
+from autosbp.cli._text_tables import table
+from autosbp.utils.formatting import num_bytes, percent, seconds
 
 if TYPE_CHECKING:
-    from autosbp.plan import Plan
+    from autosbp.plan.plan import Plan
 
 
 def front_paths(output: Path, count: int) -> list[Path]:
-    """Where the plans of a front are written: ``plan.json``, ``plan.2.json``, ..., fastest first."""
-    return [output, *(_numbered(output, at) for at in range(2, count + 1))]
+    """Paths for the plans of a Pareto front: ``plan.json``, ``plan.2.json``, ..., fastest first."""
+    return [output, *(_numbered_path(output, at) for at in range(2, count + 1))]
 
 
-def left_of_others(output: Path, count: int) -> list[Path]:
-    """Plans of an earlier, longer front beside these."""
-    return list(takewhile(Path.exists, (_numbered(output, at) for at in naturals(count + 1))))
+def stale_front_files(output: Path, count: int) -> list[Path]:
+    """Plan files that remain from an earlier, longer front."""
+    return list(takewhile(Path.exists, (_numbered_path(output, at) for at in naturals(count + 1))))
 
 
-def _numbered(output: Path, at: int) -> Path:
+def _numbered_path(output: Path, at: int) -> Path:
     return output.with_suffix(f".{at}{output.suffix}")
 
 
 def show_front(plans: Sequence[Plan]) -> None:
-    """A row for each plan, fastest first."""
+    """Print one row per plan, fastest first."""
     fastest, limit = plans[0].document["step_time_s"], plans[0].document["memory_limit_bytes"]
     rows = []
     for plan in plans:
@@ -50,5 +50,5 @@ def show_front(plans: Sequence[Plan]) -> None:
                 strategy.gather,
             )
         )
-    columns = ("plan", "step time", "", "memory", "of the limit", "stages", "mesh", "microbatch", "gathered once a")
-    console().print(table("step time against memory", columns, rows, 1))
+    columns = ("plan", "step time", "", "memory", "of the limit", "stages", "mesh", "microbatch", "gathered per")
+    console().print(table("step time and memory", columns, rows, 1))

@@ -1,4 +1,4 @@
-"""``autosbp plan``: search the fastest strategy, here or by a service."""
+"""``autosbp plan``: search the fastest strategy, locally or with a service."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autosbp.cli._exit_codes import console, note, print_json
 from autosbp.cli._files import ModelSizes, check_output, read_calibration, read_model, read_plan, write_json
-from autosbp.cli._format import table
 from autosbp.cli._options import (
     AsJson,
     Calibration,
@@ -19,37 +19,44 @@ from autosbp.cli._options import (
     Model,
     Optimizer,
     Output,
+    Precision,
     SeqLen,
     Server,
 )
-from autosbp.cli._pareto import front_paths, left_of_others, show_front
-from autosbp.cli._run import console, note, print_json
+from autosbp.cli._pareto import front_paths, show_front, stale_front_files
+from autosbp.cli._text_tables import table
 from autosbp.errors import InfeasibleError, InputError
-from autosbp.findings import certificate, findings
-from autosbp.jsonio import check_integer
-from autosbp.units import num_bytes, percent, seconds
+from autosbp.report.findings import certificate, findings, training_terms
+from autosbp.utils.formatting import count, num_bytes, percent, seconds
+from autosbp.utils.json_io import check_integer
 
 if TYPE_CHECKING:
-    from autosbp.plan import Plan
+    from autosbp.plan.plan import Plan
     from autosbp.search.plan_options import PlanOptions
 
-Searcher = Annotated[str, typer.Option("--searcher", help="auto, exact, exhaustive, random, and others.")]
-Seed = Annotated[int, typer.Option("--seed", help="Same input, seed and calibration give the same plan.")]
+Searcher = Annotated[
+    str, typer.Option("--searcher", help="Search algorithm: auto, exact, exhaustive, random, and others.")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", help="Random seed; the same input, seed and calibration give the same plan.")
+]
 TimeLimit = Annotated[
     float,
-    typer.Option(
-        "--time-limit", metavar="S", help="Seconds after which the best so far is the answer, once what has begun ends."
-    ),
+    typer.Option("--time-limit", metavar="S", help="Soft time limit in seconds; returns the best plan found."),
 ]
 MemoryLimit = Annotated[
-    int | None, typer.Option("--memory-limit-bytes", help="Per device; by default the device's memory.")
+    int | None,
+    typer.Option(
+        "--memory-limit-bytes", help="Memory limit per device in bytes; default: what the device has for tensors."
+    ),
 ]
 
 GapTolerance = Annotated[
     float,
     typer.Option(
         "--gap-tolerance",
-        help="Relative gap that may be left open; above the usual, search ends when a plan is that near to the least work.",
+        help="Acceptable relative optimality gap. Above the default, search stops as soon as a plan is this "
+        "close to the minimum-work bound.",
     ),
 ]
 Pin = Annotated[
@@ -57,7 +64,7 @@ Pin = Annotated[
     typer.Option(
         "--pin",
         metavar="NAME=LAYOUT",
-        help="A layout that is given, not searched: head.weight=S0, 'tables.*=S0 -> B', linear_1=P. May be repeated.",
+        help="Fix a layout instead of searching it: head.weight=S0, 'tables.*=S0 -> B', linear_1=P. Repeatable.",
     ),
 ]
 Baselines = Annotated[
@@ -65,65 +72,80 @@ Baselines = Annotated[
     typer.Option(
         "--baselines",
         metavar="NAME,...",
-        help="What to compare with: data_parallel, zero1, zero2, zero3, fsdp2, megatron, megatron_sp, megatron_lm, "
-        "one_weird_trick, summa_2d, alpa_like, autoddl_tied, or none.",
+        help="Baselines to compare with: data_parallel, zero1, zero2, zero3, fsdp2, megatron, megatron_sp, "
+        "megatron_lm, one_weird_trick, summa_2d, alpa_like, autoddl_tied, or none.",
     ),
 ]
 Stages = Annotated[
-    int | None, typer.Option("--stages", help="Of a pipeline; 1 forbids pipelines. By default as many as are fastest.")
+    int | None, typer.Option("--stages", help="Number of pipeline stages; 1 forbids pipelines. Default: searched.")
 ]
 Schedule = Annotated[
     list[str] | None,
     typer.Option(
         "--schedule",
-        help="gpipe, 1f1b, interleaved_1f1b, zero_bubble; by default any of these. Also message_driven, which no trial runs "
-        "yet. May be repeated.",
+        help="Allowed pipeline schedule: gpipe, 1f1b, interleaved_1f1b or zero_bubble; default: all of these. "
+        "message_driven can be planned but not run in trials. Repeatable.",
     ),
 ]
 Storage = Annotated[
     str | None,
-    typer.Option("--storage", help="Of parameters: as_used, step (ZeRO-2) or use (ZeRO-3). By default the fastest."),
+    typer.Option(
+        "--storage",
+        help="Parameter sharding: as_used (none beyond the layouts), step (ZeRO-2: gathered once per step) or use "
+        "(ZeRO-3: gathered for each use). Default: searched.",
+    ),
 ]
 Recompute = Annotated[
     int | None,
     typer.Option(
         "--recompute",
         metavar="K",
-        help="Run every K repeated blocks forward again for backward; 0 forbids it. By default as many as memory asks for.",
+        help="Activation checkpointing: save activations only every K blocks and recompute the rest; 0 disables "
+        "it. Default: as memory requires.",
     ),
 ]
 Offload = Annotated[
     bool,
-    typer.Option("--offload", help="Optimizer state may be on the hosts, where the cluster's file tells of them."),
+    typer.Option("--offload", help="Allow optimizer state in host memory, if the cluster file describes its hosts."),
 ]
 BucketBytes = Annotated[
     int | None,
     typer.Option(
         "--bucket-bytes",
         metavar="BYTES",
-        help="The most that gradients are reduced in together; by default 25 MiB, or less where that does not fit.",
+        help="Maximum gradient bucket size (default 25 MiB; smaller if memory is short).",
     ),
 ]
 
 Deterministic = Annotated[
     bool,
-    typer.Option("--deterministic", help="Only what gives the same bits in every run; trials of the plan enforce it."),
+    typer.Option(
+        "--deterministic", help="Use only bitwise reproducible ops and layouts; trials of the plan enforce this."
+    ),
 ]
 
 DataParallel = Annotated[
     int | None,
-    typer.Option("--data-parallel", metavar="N", help="Devices of a stage that split the batch; 1 forbids it."),
+    typer.Option(
+        "--data-parallel",
+        metavar="N",
+        help="Data-parallel degree within a pipeline stage; 1 disables data parallelism.",
+    ),
 ]
 TensorParallel = Annotated[
     int | None,
-    typer.Option("--tensor-parallel", metavar="N", help="Devices of a stage that split parameters; 1 forbids it."),
+    typer.Option(
+        "--tensor-parallel",
+        metavar="N",
+        help="Tensor-parallel degree within a pipeline stage; 1 disables tensor parallelism.",
+    ),
 ]
 Stage = Annotated[
     list[str] | None,
     typer.Option(
         "--stage",
         metavar="NAME=K",
-        help="The stage, from 0, of an op, of the ops that read a parameter, or of a pattern. May be repeated.",
+        help="Assign an op, the ops that read a parameter, or a name pattern to pipeline stage K (from 0). Repeatable.",
     ),
 ]
 Start = Annotated[
@@ -131,14 +153,14 @@ Start = Annotated[
     typer.Option(
         "--start",
         metavar="PLAN",
-        help="An earlier plan, of another batch or links: costed anew, search begins with it. With --server, one that the "
-        "service has, or its id.",
+        help="Warm start from an earlier plan, also for another batch or other links; its cost is recomputed. "
+        "With --server, a plan that the service stores, or its id.",
     ),
 ]
 Pareto = Annotated[
     int | None,
     typer.Option(
-        "--pareto", metavar="N", help="Up to N plans, 2 to 64, from the fastest to the one that takes least memory."
+        "--pareto", metavar="N", help="Find up to N plans (2 to 64) on the Pareto front of step time and memory."
     ),
 ]
 
@@ -153,6 +175,7 @@ def plan(
     seed: Seed = 0,
     time_limit: TimeLimit = 20.0,
     optimizer: Optimizer = "adamw",
+    precision: Precision = "auto",
     memory_limit_bytes: MemoryLimit = None,
     gap_tolerance: GapTolerance = 2e-3,
     pin: Pin = None,
@@ -175,11 +198,11 @@ def plan(
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest way to train a model on a cluster, beside what users would otherwise choose.
+    """Find the fastest way to train a model on a cluster, and compare it with common baselines.
 
-    With --pareto, also plans that take less memory and more time; with -o plan.json they go to plan.2.json and so on.
+    With --pareto, also find slower plans that need less memory; with -o plan.json they go to plan.2.json and so on.
     """
-    from autosbp.schedules import RUNNABLE
+    from autosbp.plan.schedules import RUNNABLE
     from autosbp.search.pareto import MAX_POINTS
     from autosbp.search.plan_options import DEFAULT_BASELINES, PlanOptions
 
@@ -188,7 +211,7 @@ def plan(
         check_integer("pareto", pareto, 2, MAX_POINTS)
     options = PlanOptions(
         *(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance),
-        pins=_pairs(pin or [], "--pin", "NAME=LAYOUT", "pins"),
+        pins=_parse_pairs(pin or [], "--pin", "NAME=LAYOUT", "pins"),
         baselines=DEFAULT_BASELINES if baselines is None else _names(baselines),
         stages=stages,
         storage=storage,
@@ -200,21 +223,22 @@ def plan(
         tensor_parallel=tensor_parallel,
         stage_of=_stages(stage or []),
         schedules=tuple(schedule) if schedule else RUNNABLE,
+        precision=precision,
     )
     sizes = ModelSizes(seq_len, image_size)
     if start is not None:
-        options.require_start()
+        options.check_warm_start()
     if server is None:
-        plans = _plans_here(model, cluster, calibration, options, sizes, pareto, start)
+        plans = _plan_locally(model, cluster, calibration, options, sizes, pareto, start)
     else:
-        plans = _plans_there(model, cluster, calibration, options, sizes, pareto, start, server)
+        plans = _plan_remotely(model, cluster, calibration, options, sizes, pareto, start, server)
     document = plans[0].summary()
     if output is not None:
         for path, found in zip(front_paths(output, len(plans)), plans, strict=True):
             write_json(path, found.to_dict())
             note(f"wrote {path}")
-        for path in left_of_others(output, len(plans)) if pareto is not None else ():
-            note(f"{path} is not of this front, but of an earlier one")
+        for path in stale_front_files(output, len(plans)) if pareto is not None else ():
+            note(f"{path} belongs to an earlier front")
     if as_json:
         warn(document)
         print_json(document if pareto is None else {**document, "pareto": [found.summary() for found in plans]})
@@ -227,31 +251,31 @@ def plan(
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if "none" in names and len(names) > 1:
-        raise InputError("baselines", text, "none stands alone")
+        raise InputError("baselines", text, "none cannot be combined with other baselines")
     return () if names == ("none",) else names
 
 
-def _pairs(texts: list[str], option: str, form: str, member: str) -> dict[str, str]:
-    """Of one name the same value twice is fine; two values are a contradiction, of which none is dropped in silence."""
+def _parse_pairs(texts: list[str], option: str, form: str, member: str) -> dict[str, str]:
+    """Parse ``NAME=VALUE`` options; repeating a pair is fine, two values for a name are an ``InfeasibleError``."""
     pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and value):
-            raise InputError(option, text, f"{form} is expected")
+            raise InputError(option, text, f"expected {form}")
         if pairs.setdefault(name, value) != value:
-            raise InfeasibleError(f"{member}.{name}", value, None, f"{name} is given {pairs[name]}, too")
+            raise InfeasibleError(f"{member}.{name}", value, None, f"{name} is already assigned {pairs[name]}")
     return pairs
 
 
 def _stages(texts: list[str]) -> dict[str, int]:
-    pairs = _pairs(texts, "--stage", "NAME=K", "stage_of")
+    pairs = _parse_pairs(texts, "--stage", "NAME=K", "stage_of")
     for name, stage in pairs.items():
         if not (stage.isascii() and stage.isdigit() and len(stage) < 10):
-            raise InputError("--stage", f"{name}={stage}", "NAME=K with a stage from 0 is expected")
+            raise InputError("--stage", f"{name}={stage}", "expected NAME=K with a stage number K from 0")
     return {name: int(stage) for name, stage in pairs.items()}
 
 
-def _plans_here(
+def _plan_locally(
     model: str,
     cluster: str,
     calibration: str | None,
@@ -260,7 +284,7 @@ def _plans_here(
     num_points: int | None,
     start: str | None,
 ) -> Sequence[Plan]:
-    """The fastest plan; with ``num_points``, the front from it on."""
+    """Search locally: the fastest plan, or with ``num_points`` the Pareto front that starts with it."""
     from autosbp import api
 
     best = float("inf")
@@ -268,7 +292,7 @@ def _plans_here(
     def progress(stage: str, best_s: float) -> bool:
         nonlocal best
         if best_s < best * (1 - 1e-3):
-            note(f"{stage}: {seconds(best_s)} a step")
+            note(f"{stage}: {seconds(best_s)} per step")
             best = best_s
         return True
 
@@ -282,7 +306,7 @@ def _plans_here(
     return api.pareto_front(graph, there, measured, options, num_points, progress, earlier)
 
 
-def _plans_there(
+def _plan_remotely(
     model: str,
     cluster: str,
     calibration: str | None,
@@ -292,11 +316,11 @@ def _plans_there(
     start: str | None,
     server: str,
 ) -> Sequence[Plan]:
-    from autosbp.cli._server import connected, id_of, post_calibration, post_cluster, post_model, wait
-    from autosbp.plan import Plan
+    from autosbp.cli._remote import id_of, open_client, post_calibration, post_cluster, post_model, wait
+    from autosbp.plan.plan import Plan
 
     start_id = None if start is None else id_of(start)
-    with connected(server) as client:
+    with open_client(server) as client:
         cluster_id = post_cluster(client, cluster)
         calibration_id = post_calibration(client, calibration)
         model_id = post_model(client, model, sizes)
@@ -309,13 +333,13 @@ def _plans_there(
 
 
 def warn(document: Mapping[str, Any]) -> None:
-    """The plan's warnings, on standard error."""
+    """Print the plan's warnings on standard error."""
     for sentence in document.get("warnings", ()):
         note(f"warning: {sentence}")
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """The winner beside its baselines, its certificate, and where to look next."""
+    """Print the plan with its baselines, its optimality certificate and findings."""
     warn(document)
     out = console()
     strategy = document["strategy"]
@@ -325,8 +349,9 @@ def show(document: Mapping[str, Any]) -> None:
         style="bold",
     )
     if "earlier_plan_id" in document:
-        out.print(f"written by an earlier release as {document['earlier_plan_id']}", style="dim")
-    columns = ("", "step time", "compute", "exposed comm", "hidden comm", "memory", "traffic", "feasible")
+        out.print(f"an earlier release wrote this as {document['earlier_plan_id']}", style="dim")
+    out.print(f"- {training_terms(document)}")
+    columns = ("", "step time", _rate_name(document), "compute", "exposed", "hidden", "memory", "traffic", "feasible")
     out.print(table("", columns, _rows(document), 1))
     out.print(f"search: {certificate(document)}; {document['evaluations']} evaluations by {document['searcher']}")
     for sentence in findings(document):
@@ -335,12 +360,12 @@ def show(document: Mapping[str, Any]) -> None:
 
 
 def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The winner's row has its breakdown; a baseline's has what the plan keeps of it."""
+    """Rows of the plan and its baselines, whose stored breakdown may be partial."""
     memory = document["memory_bytes_per_device"]
     rows: list[tuple[str, ...]] = [
         (
             "this plan",
-            *_times(document),
+            *_times(document, document),
             f"{num_bytes(memory)} ({percent(memory, document['memory_limit_bytes'])})",
             num_bytes(document["comm_bytes_per_device"]),
             "yes",
@@ -350,16 +375,23 @@ def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
         rows.append(
             (
                 name,
-                *_times(entry),
+                *_times(entry, document),
                 num_bytes(entry["memory_bytes_per_device"]),
                 num_bytes(entry["comm_bytes_per_device"]),
-                {True: "yes", False: "no", None: "not known"}[entry["feasible"]],
+                {True: "yes", False: "no", None: "unknown"}[entry["feasible"]],
             )
         )
     return rows
 
 
-def _times(costs: Mapping[str, Any]) -> tuple[str, ...]:
-    parts = costs.get("breakdown") or {}
+def _rate_name(document: Mapping[str, Any]) -> str:
+    return "tokens/s" if document.get("tokens_per_s") else "samples/s"
+
+
+def _times(costs: Mapping[str, Any], plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """Step time, throughput and parts of the step, of the plan or of one of its baselines."""
+    parts, step_s = costs.get("breakdown") or {}, costs["step_time_s"]
+    samples = plan["strategy"]["global_batch"] * (plan.get("sequence_length") or 1)
+    rate = "-" if step_s is None else count(samples / step_s).strip()
     shown = (parts.get(name) for name in ("compute_s", "exposed_comm_s", "hidden_comm_s"))
-    return seconds(costs["step_time_s"]), *map(seconds, shown)
+    return seconds(step_s), rate, *map(seconds, shown)

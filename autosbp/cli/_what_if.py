@@ -1,29 +1,29 @@
-"""``autosbp explain --what-if``: what better hardware would buy."""
+"""``autosbp explain --what-if``: step time on better hardware."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autosbp.cli._format import table
-from autosbp.cli._releases import note_other_release
-from autosbp.cli._run import console, note, print_json
-from autosbp.units import percent, seconds
+from autosbp.cli._exit_codes import console, note, print_json
+from autosbp.cli._text_tables import table
+from autosbp.cli._version_warnings import note_other_release
+from autosbp.utils.formatting import percent, seconds
 
 if TYPE_CHECKING:
     from autosbp.costmodel.calibration import Calibration
     from autosbp.graph.ir import LogicalGraph
-    from autosbp.plan import Plan
+    from autosbp.plan.plan import Plan
 
-_WORDS = {"device": "device: arithmetic and memory speed", "memory": "memory of a device"}
+_WORDS = {"device": "device: compute and memory speed", "memory": "memory per device"}
 
 
 def explain_what_if(
     plan: Plan, graph: LogicalGraph, calibration: Calibration | None, *, factor: float, as_json: bool
 ) -> None:
-    """A table with a row for each change, or the object of ``what_if_document``."""
-    from autosbp.answers import what_if_document
+    """Print one row per hardware change or, with ``as_json``, the object of ``what_if_document``."""
     from autosbp.api import predict_costs, what_if
+    from autosbp.report.analysis_json import what_if_document
 
     found = what_if(
         graph, plan, calibration, factor=factor, report=lambda name: note(f"searching with {factor:g} x {name}")
@@ -34,7 +34,7 @@ def explain_what_if(
 
 
 def show_what_if(document: Mapping[str, Any], factor: float, as_json: bool) -> None:
-    """Print what ``what_if_document`` made, here or in a service."""
+    """Print the result of ``what_if_document``, computed locally or by a service."""
     if as_json:
         print_json(document)
     else:
@@ -43,7 +43,7 @@ def show_what_if(document: Mapping[str, Any], factor: float, as_json: bool) -> N
 
 def _show(document: Mapping[str, Any], factor: float) -> None:
     out, step = console(), document["step_time_s"]
-    out.print(f"{document['plan_id']}: {seconds(step)} a step; costs from the {document['costs']}", style="bold")
+    out.print(f"{document['plan_id']}: {seconds(step)} per step; costs from the {document['costs']}", style="bold")
     rows = [
         (
             f"{factor:g} x {_WORDS.get(entry['change'], entry['change'])}",
@@ -56,5 +56,5 @@ def _show(document: Mapping[str, Any], factor: float) -> None:
         )
         for entry in document["changes"]
     ]
-    columns = ("what if", "this strategy", "searched again", "saves", "stages", "mesh", "microbatch")
+    columns = ("what if", "this strategy", "new search", "saves", "stages", "mesh", "microbatch")
     out.print(table("", columns, rows, 1))

@@ -1,4 +1,4 @@
-"""What a client sends: the bodies of requests that can be asked for in several ways."""
+"""Request bodies that take one of several forms."""
 
 from __future__ import annotations
 
@@ -19,13 +19,20 @@ def model_body(
     sizes: Mapping[str, int | None],
     name: str | None,
 ) -> Mapping[str, Any]:
-    """Of ``POST /v1/models``: one of four forms. ``sizes`` are a configuration's, ``name`` is an ONNX model's; both may be left
-    out."""
+    """Body of ``POST /v1/models`` in one of its four forms.
+
+    Args:
+        sizes: input sizes for ``hf_config``; None leaves the config's value.
+        name: name of an ``onnx`` model; None derives it from the file.
+
+    Raises:
+        InputError: not exactly one form is given, or ``name`` without ``onnx``.
+    """
     given = [form for form in (graph, zoo, hf_config, onnx) if form is not None]
     if len(given) != 1:
-        raise InputError("model", len(given), "exactly one of graph, zoo, hf_config and onnx is expected")
+        raise InputError("model", len(given), "expected exactly one of graph, zoo, hf_config and onnx")
     if name is not None and onnx is None:
-        raise InputError("name", name, "a name is for an ONNX file; other forms have their own")
+        raise InputError("name", name, "name applies only to onnx; other forms have their own name")
     if hf_config is not None:
         return {"hf_config": hf_config, **{key: size for key, size in sizes.items() if size is not None}}
     if onnx is not None:
@@ -34,9 +41,9 @@ def model_body(
 
 
 def _onnx_body(onnx: bytes | Path, name: str | None) -> dict[str, Any]:
-    """A file, or its content; a file's model is called as the file where it is given no name."""
+    """Body for an ONNX file or its content; without ``name``, a file's model is named after the file."""
     if isinstance(onnx, Path):
-        from autosbp.graph.onnx import model_name, read_content
+        from autosbp.graph.onnx_files import model_name, read_content
 
         name, onnx = name or model_name(onnx.name), read_content(onnx)
     body = {"onnx": b64encode(onnx).decode()}

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict
 
 
 class Analysis(TypedDict):
-    """A question with its answer."""
+    """A question about a strategy, with its answer."""
 
     id: str
     strategy_id: str
@@ -29,7 +29,7 @@ class AnalysisBrief(TypedDict):
 
 
 class Artifact(TypedDict):
-    """A file that a trial or a calibration has left."""
+    """A file that a trial or a calibration left."""
 
     id: str
     job_id: str
@@ -40,7 +40,7 @@ class Artifact(TypedDict):
 
 
 class AuditEntry(TypedDict):
-    """One call that changed something or was refused."""
+    """A call that changed something or was refused."""
 
     id: str
     created_at: str
@@ -98,7 +98,7 @@ class Cluster(TypedDict):
 
 
 class Export(TypedDict):
-    """A strategy in the form of another tool."""
+    """A strategy in the format of another tool."""
 
     plan_id: str
     target: str
@@ -106,10 +106,10 @@ class Export(TypedDict):
 
 
 class Job(TypedDict):
-    """A durable piece of work."""
+    """A durable background job."""
 
     id: str
-    kind: str
+    kind: Literal["capture", "calibrate", "search", "trial", "why", "what-if"]
     state: Literal["queued", "running", "succeeded", "failed", "cancelled"]
     resource: str | None
     progress: float | None
@@ -126,7 +126,7 @@ class Job(TypedDict):
 
 
 class Key(TypedDict):
-    """A key, without its text."""
+    """An API key, without its secret text."""
 
     id: str
     name: str
@@ -151,7 +151,7 @@ class Model(TypedDict):
 
 
 class NewKey(TypedDict):
-    """A key that was just made."""
+    """A newly created key with its secret text."""
 
     id: str
     name: str
@@ -182,7 +182,7 @@ class Search(TypedDict):
 
 
 class Strategy(TypedDict):
-    """A stored strategy in brief; the whole plan is at its own address."""
+    """Summary of a stored strategy; GET /v1/strategies/{strategy_id} returns the complete plan."""
 
     id: str
     model_id: str
@@ -214,7 +214,7 @@ class Trial(TypedDict):
 
 
 class TrialBrief(TypedDict):
-    """A trial, predicted against measured."""
+    """A trial: prediction and measurement."""
 
     id: str
     strategy_id: str

@@ -1,7 +1,7 @@
-"""Calibration: what was measured on a cluster, as data (DESIGN section 7). The package ``calibration`` measures.
+"""Measurements of a cluster as data. The package ``calibration`` measures.
 
-What later releases added to the file format is optional and is written only where it is used: older documents are read
-as they are, and keep their bytes and their ids.
+Fields that later releases added to the file format are optional and written only if used: older documents stay readable
+and keep their bytes and ids.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from autosbp.cluster import Cluster
-from autosbp.costmodel.launches import Launches
+from autosbp.cluster.spec import Cluster
+from autosbp.costmodel.compute_contention import ComputeSharing
+from autosbp.costmodel.launch_overhead import LaunchOverhead
 from autosbp.costmodel.overlap import Overlap
-from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import InputError
-from autosbp.jsonio import Fields, below, check_integer, digest
+from autosbp.utils.json_io import FULL_DIGEST_DIGITS, HASH_DIGITS, Fields, check_integer, digest, read_nested
 
 SCHEMA = "autosbp.calibration/1"
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
 PLACEMENTS = ("contiguous", "strided")
 METHODS = ("relative", "ols")
-"""Ways to fit, see ``calibration._fit``; alpha below 0 and beta of 0 or less are of the second alone."""
+"""Fit methods, see ``autosbp.calibration._alpha_beta_fit``; only "ols" may give alpha below 0 or beta of 0 or less."""
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MAX_NAME = 100
 BETA_FLOOR_S_PER_BYTE = 1e-15
-"""1 PB/s, the least that is fitted: times that do not grow with size say only that beta is too small to see."""
+"""Minimum fitted beta, 1 PB/s: times that do not grow with size only show that beta is too small to measure."""
 _MAX = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the samples of a point are distributed, in seconds: their median distance to the median, and ``QUANTILES``.
+    """Distribution of the samples of a point, in seconds: median absolute deviation, and ``QUANTILES``.
 
-    Some collectives have two usual times, up to 2x apart: the quantiles show it where a median does not.
+    Some collectives have two typical times, up to 2x apart: quantiles show it, a median does not.
     """
 
     mad_s: float
@@ -60,9 +60,7 @@ class Point:
         """Inverse of ``to_list``; raises ``InputError`` that names the field below ``path``."""
         names = ("num_bytes", "median_s", "iqr_s", "num_repeats")
         if not isinstance(row, (list, tuple)) or len(row) not in (len(names), len(names) + 2):
-            raise InputError(
-                path, row, f"[{', '.join(names)}] is expected, and mad_s, quantiles_s where they are known"
-            )
+            raise InputError(path, row, f"expected [{', '.join(names)}], optionally with mad_s and quantiles_s")
         plain, spread = row[: len(names)], row[len(names) :]
         fields = Fields(dict(zip(names, plain, strict=True)), path, names)
         return Point(
@@ -76,22 +74,23 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveFit:
-    """alpha and beta of one collective over one group shape, with what they were fitted from.
+    """alpha and beta of one collective over one group shape, with the points that they were fitted to.
 
     ``knots`` are (bytes, beta) pairs: from that size on, further bytes cost that beta. The 95 % intervals are those of
-    alpha and of the first beta; ``outliers`` are the sizes whose points the fit gave little weight.
+    alpha and of the first beta; ``outliers`` are the sizes whose points got little weight in the fit.
 
-    ``group_shape`` is units per cluster level, such as (2, 1): one device of each of two nodes. Points were taken with
-    all groups of that shape running at once, so beta includes the sharing of links; with ``num_groups`` only so many
-    ran. Where groups of one shape can lie in two ways within the innermost level, ``placement`` tells which:
-    ``contiguous`` ones hold neighbours, ``strided`` ones every k-th device. The first fit of a kind and shape with all
-    groups is the one that plans are charged with.
+    ``group_shape`` is units per cluster level, such as (2, 1): one device of each of two nodes. All groups of that
+    shape ran at once, so beta includes the sharing of links; if ``num_groups`` is set, only that many ran. Where groups
+    of one shape can lie in two ways within the innermost level, ``placement`` tells which: ``contiguous`` groups hold
+    neighbours, ``strided`` ones every k-th device. Plans are charged with the first fit of a kind and shape with all
+    groups.
 
-    ``waiting_s`` is what a collective costs on top where ranks come to it from computation: those that share cores do not
-    come at once, and are not there at once when a message is.
+    ``waiting_s`` is the extra time of a collective whose ranks come from computation: ranks that share cores do not
+    arrive at once, and do not react to a message at once.
 
-    ``shared_with`` names other collectives of the same group shape, with their placement where they have one, that could
-    not be told apart from this one: alpha, beta, knots and intervals are of the points of all of them.
+    ``shared_with`` names other collectives of the same group shape, with their placement if they have one, that are
+    statistically indistinguishable from this one: alpha, beta, knots and intervals are fitted to the points of all of
+    them.
 
     ``r2`` is of the plain residuals in seconds; the relative errors are of ``|predicted - median| / median``. Plain
     least squares ("ols") may give an alpha or beta below zero.
@@ -116,7 +115,7 @@ class CollectiveFit:
 
     @property
     def last_beta_s_per_byte(self) -> float:
-        """What further bytes of the largest messages cost."""
+        """Seconds per further byte for the largest messages."""
         return self.knots[-1][1] if self.knots else self.beta_s_per_byte
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,8 +152,13 @@ class OpTime:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What trials taught (``costmodel.learning``): factors of op and collective times, from ``LOW`` to ``HIGH``, and
-    seconds that a collective between ops waits on top."""
+    """Correction learned from trials (``costmodel.calibration_correction``).
+
+    Args:
+        compute, network: factors of op and collective times, from ``LOW`` to ``HIGH``.
+        waiting_s: extra seconds of a collective between ops.
+        num_trials: trials that it was fitted to.
+    """
 
     LOW: ClassVar[float] = 0.5
     HIGH: ClassVar[float] = 2.0
@@ -167,8 +171,10 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All fits of one cluster. ``ops`` is keyed by ``autosbp.costmodel.op_key`` strings. Of ``corrections``, oldest first,
-    the last is in effect."""
+    """All fits of one cluster.
+
+    ``ops`` is keyed by ``costmodel.compute.op_key`` strings. ``corrections`` are oldest first; the last is in effect.
+    """
 
     cluster: Cluster
     backend: str
@@ -179,17 +185,22 @@ class Calibration:
     notes: tuple[str, ...] = ()
     corrections: tuple[Correction, ...] = ()
     overlap: Overlap | None = None
-    sharing: Sharing | None = None
-    launches: Launches | None = None
+    sharing: ComputeSharing | None = None
+    launches: LaunchOverhead | None = None
 
     @property
     def correction(self) -> Correction:
-        """The one in effect."""
+        """The correction in effect."""
         return self.corrections[-1] if self.corrections else Correction(1.0, 1.0, 0.0, 0)
 
     @property
+    def content_hash(self) -> str:
+        """SHA-256 of the document without its id."""
+        return digest({**self.to_dict(), "calibration_id": None}, FULL_DIGEST_DIGITS)
+
+    @property
     def calibration_id(self) -> str:
-        return "cal-" + digest({**self.to_dict(), "calibration_id": None})
+        return f"cal-{self.content_hash[:HASH_DIGITS]}"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -230,7 +241,7 @@ class Calibration:
             ),
             SCHEMA,
         )
-        cluster = below("cluster", Cluster.from_dict, fields.raw("cluster"))
+        cluster = read_nested("cluster", Cluster.from_dict, fields.raw("cluster"))
         limits = tuple(level.count for level in cluster.levels)
         method = fields.text("method", choices=METHODS)
         calibration = Calibration(
@@ -249,19 +260,21 @@ class Calibration:
                 for index, entry in enumerate(fields.sequence("corrections", ()))
             ),
             _overlap(fields.raw("overlap")) if fields.has("overlap") else None,
-            Sharing.from_dict(fields.raw("sharing"), "sharing", cluster.num_devices) if fields.has("sharing") else None,
+            ComputeSharing.from_dict(fields.raw("sharing"), "sharing", cluster.num_devices)
+            if fields.has("sharing")
+            else None,
             _launches(fields.raw("launches")) if fields.has("launches") else None,
         )
         keys = set[tuple[object, ...]]()
         for index, fit in enumerate(calibration.collectives):
             key = (fit.kind, fit.group_shape, fit.placement, fit.num_groups)
             if key in keys:
-                limit = "one fit per kind, group shape, placement and number of groups is expected"
+                limit = "expected one fit per kind, group shape, placement and number of groups"
                 raise InputError(f"collectives[{index}]", key, limit)
             keys.add(key)
         given = fields.raw("calibration_id", None)
         if given is not None and given != calibration.calibration_id:
-            raise InputError("calibration_id", given, f"{calibration.calibration_id} is the id of these contents")
+            raise InputError("calibration_id", given, f"the id of these contents is {calibration.calibration_id}")
         return calibration
 
 
@@ -285,26 +298,28 @@ def _overlap(entry: object) -> Overlap:
     )
 
 
-def _launches(entry: object) -> Launches:
+def _launches(entry: object) -> LaunchOverhead:
     fields = Fields(entry, "launches", ("forward_s", "backward_s"))
-    return Launches(fields.number("forward_s", high=Launches.HIGH), fields.number("backward_s", high=Launches.HIGH))
+    return LaunchOverhead(
+        fields.number("forward_s", high=LaunchOverhead.HIGH), fields.number("backward_s", high=LaunchOverhead.HIGH)
+    )
 
 
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise InputError("complete", value, "true or false is expected")
+        raise InputError("complete", value, "expected true or false")
     return value
 
 
 def _note(value: object, index: int) -> str:
     if not isinstance(value, str):
-        raise InputError(f"notes[{index}]", value, "a string is expected")
+        raise InputError(f"notes[{index}]", value, "expected a string")
     return value
 
 
 def _op_time(times: object, path: str) -> OpTime:
     if not isinstance(times, (list, tuple)) or len(times) != 2:
-        raise InputError(path, times, "[forward_s, backward_s] is expected")
+        raise InputError(path, times, "expected [forward_s, backward_s]")
     fields = Fields({"forward_s": times[0], "backward_s": times[1]}, path, ("forward_s", "backward_s"))
     return OpTime(fields.number("forward_s", high=_MAX), fields.number("backward_s", high=_MAX))
 
@@ -314,22 +329,20 @@ def _spread(mad_s: object, quantiles_s: object, path: str) -> Spread:
     row = fields.sequence("quantiles_s")
     names = [f"{quantile:g}" for quantile in QUANTILES]
     if len(row) != len(names):
-        raise InputError(fields.at("quantiles_s"), row, f"the quantiles {', '.join(names)} are expected")
+        raise InputError(fields.at("quantiles_s"), row, f"expected the quantiles {', '.join(names)}")
     entry = Fields(dict(zip(names, row, strict=True)), fields.at("quantiles_s"), names)
     values = tuple(entry.number(name, high=_MAX) for name in names)
     if values != tuple(sorted(values)):
-        raise InputError(fields.at("quantiles_s"), row, "times in ascending order are expected")
+        raise InputError(fields.at("quantiles_s"), row, "expected times in ascending order")
     return Spread(fields.number("mad_s", high=_MAX), values)
 
 
 def _fit(entry: object, path: str, limits: tuple[int, ...], signed: bool) -> CollectiveFit:
-    """``signed`` fits may have alpha below 0 and beta of 0 or less."""
+    """Read a fit; ``signed`` fits may have alpha below 0 and beta of 0 or less."""
     fields = Fields(entry, path, tuple(CollectiveFit.__dataclass_fields__))
     counts = fields.sequence("group_shape")
     if len(counts) != len(limits):
-        raise InputError(
-            f"{path}.group_shape", counts, f"{len(limits)} counts are expected, one per level of the cluster"
-        )
+        raise InputError(f"{path}.group_shape", counts, f"expected {len(limits)} counts, one per level of the cluster")
     shape = tuple(
         check_integer(f"{path}.group_shape[{index}]", count, 1, limits[index]) for index, count in enumerate(counts)
     )
@@ -358,17 +371,17 @@ def _fit(entry: object, path: str, limits: tuple[int, ...], signed: bool) -> Col
 
 def _text(value: object, path: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:
-        raise InputError(path, value, f"names of 1 to {MAX_NAME} characters are expected")
+        raise InputError(path, value, f"expected names of 1 to {MAX_NAME} characters")
     return value
 
 
 def _knots(fields: Fields) -> tuple[tuple[int, float], ...]:
-    """Ascending (bytes, beta) pairs with positive betas."""
+    """Read ascending (bytes, beta) pairs with positive betas."""
     knots: list[tuple[int, float]] = []
     for at, row in enumerate(fields.sequence("knots", ())):
         path = f"{fields.at('knots')}[{at}]"
         if not isinstance(row, (list, tuple)) or len(row) != 2:
-            raise InputError(path, row, "[bytes, beta_s_per_byte] is expected")
+            raise InputError(path, row, "expected [bytes, beta_s_per_byte]")
         entry = Fields({"num_bytes": row[0], "beta_s_per_byte": row[1]}, path, ("num_bytes", "beta_s_per_byte"))
         low = knots[-1][0] + 1 if knots else 1
         knots.append((entry.integer("num_bytes", low=low), entry.positive("beta_s_per_byte")))
@@ -380,7 +393,7 @@ def _interval(fields: Fields, key: str) -> tuple[float, float] | None:
         return None
     row = fields.sequence(key)
     if len(row) != 2:
-        raise InputError(fields.at(key), row, "[low, high] is expected")
+        raise InputError(fields.at(key), row, "expected [low, high]")
     entry = Fields({"low": row[0], "high": row[1]}, fields.at(key), ("low", "high"))
     low = entry.number("low", low=-_MAX, high=_MAX)
     return low, entry.number("high", low=low, high=_MAX)

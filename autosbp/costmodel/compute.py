@@ -1,7 +1,7 @@
-"""Time of one op on one device: measured where a calibration holds its local shape, a roofline elsewhere (DESIGN section 7).
+"""Time of one op on one device: measured if a calibration has its local shape, else a roofline.
 
-A device's efficiency curves (``costmodel.efficiency``) bend the roofline where no op was timed; a calibration of ops takes
-their place.
+Without op measurements, a device's efficiency curves (``costmodel.efficiency``) scale the roofline; a calibration of
+ops replaces them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autosbp.cluster import Device
-from autosbp.costmodel.between import RatioCurve
+from autosbp.cluster.spec import Device
 from autosbp.costmodel.calibration import Calibration, OpTime
+from autosbp.costmodel.compute_contention import ComputeSharing
 from autosbp.costmodel.efficiency import peak_flops, roofline_s
-from autosbp.costmodel.op_work import op_work
+from autosbp.costmodel.efficiency_interpolation import EfficiencyCurve
+from autosbp.costmodel.op_flops import op_work
 from autosbp.costmodel.overlap import Overlap
-from autosbp.costmodel.sharing import Sharing
-from autosbp.graph.attributes import Path, divided
+from autosbp.graph.int_attributes import Path, divide_attribute
 from autosbp.graph.ir import Arg, DType, Node, Ref
-from autosbp.jsonio import canonical
+from autosbp.utils.json_io import canonical, tagged_number
 
-# Backward work per forward work where both operands need a gradient: two products of the same size (Kaplan et al. 2020,
+# Backward FLOPs per forward FLOP if both operands need a gradient: two matmuls of the same size (Kaplan et al. 2020,
 # section 2.1); attention recomputes its scores (Dao 2023, section 3.1).
 BACKWARD_FLOPS: Mapping[str, float] = {"aten.scaled_dot_product_attention.default": 2.5}
 SIZE_ARGUMENTS: Mapping[str, int] = {"aten.reshape.default": 1, "aten.expand.default": 1}
@@ -48,8 +48,11 @@ def op_key(
     grads: Sequence[bool],
     highs: Sequence[int | None],
 ) -> str:
-    """The identity of a timed op: its arguments with local shapes, as canonical JSON (see ``costmodel.op_bench``). ``highs``
-    are exclusive bounds of integers; what picks along a dim is below that dim's local size too."""
+    """Identity of a timed op: its arguments with local shapes, as canonical JSON (see ``costmodel.op_benchmark``).
+
+    ``highs`` are exclusive upper bounds of integer tensors; indices along a dim are also limited to that dim's local
+    size.
+    """
     position = -1
     limit = _picked_size(node, ins[0]) if ins else None
     if limit is not None:
@@ -63,7 +66,9 @@ def op_key(
             return {**tensor, "hi": highs[position]} if highs[position] is not None else tensor
         if isinstance(arg, DType):
             return {"dtype": arg.name}
-        return [encode(item) for item in arg] if isinstance(arg, tuple) else arg
+        if isinstance(arg, tuple):
+            return [encode(item) for item in arg]
+        return tagged_number(arg) if isinstance(arg, float) else arg
 
     args = [encode(arg) for arg in node.args]
     if node.op in SIZE_ARGUMENTS:
@@ -73,8 +78,7 @@ def op_key(
 
 
 def _picked_size(node: Node, shape: tuple[int, ...]) -> int | None:
-    """Of the dims of the first operand along which others pick, the smallest size: a GPU that is asked for more fails for
-    good."""
+    """Smallest size of the dims that indices select from; larger indices cause a sticky GPU error."""
     if node.op in _PICK_FIRST_DIM:
         return shape[0]
     if node.op in _PICK_DIM and type(node.args[1]) is int:
@@ -82,20 +86,20 @@ def _picked_size(node: Node, shape: tuple[int, ...]) -> int | None:
     return min(shape, default=1) if node.op in _PICK_ANY_DIM else None
 
 
-def with_divided(node: Node, paths: Sequence[tuple[Path, int]]) -> Node:
-    """The node with a device's part of its integer attributes: those at ``paths``, divided by so many parts."""
+def with_local_attributes(node: Node, paths: Sequence[tuple[Path, int]]) -> Node:
+    """The node with local integer attributes: those at ``paths`` are divided by the number of parts."""
     for path, parts in paths:
-        args, kwargs = divided(node.args, node.kwargs, path, parts)
+        args, kwargs = divide_attribute(node.args, node.kwargs, path, parts)
         node = replace(node, args=args, kwargs=kwargs)
     return node
 
 
-def _sharing(device: Device, calibration: Calibration) -> Sharing | None:
+def _sharing(device: Device, calibration: Calibration) -> ComputeSharing | None:
     if calibration.sharing is not None and calibration.sharing.shares:
         return calibration.sharing
     if device.kind != "cpu" or calibration.overlap is None or not calibration.overlap.message:
         return None
-    return Sharing(1.0, tuple(range(calibration.cluster.num_devices)))
+    return ComputeSharing(1.0, tuple(range(calibration.cluster.num_devices)))
 
 
 def _scaled(calibration: Calibration) -> Mapping[str, OpTime]:
@@ -108,10 +112,10 @@ def _scaled(calibration: Calibration) -> Mapping[str, OpTime]:
 class ComputeModel:
     """Seconds of ops on one device.
 
-    With a calibration that timed ops, an op whose local shape was timed takes that time; any other takes its roofline
-    time multiplied by what the timed shapes of the same op (else of all ops of its kind) took relative to theirs, those
-    of about its size most of all (``costmodel.between``). ``sharing`` is of ranks that share hardware, with each other or, on
-    CPUs, with their messages; None where none do.
+    With a calibration of ops, an op at a measured local shape takes the measured time. Any other op takes its roofline
+    time multiplied by the measured/roofline ratio of the same op (else of all ops of its kind) at similar sizes
+    (``costmodel.efficiency_interpolation``). ``sharing`` describes ranks that share hardware with each other or, on
+    CPUs, with their messages; None if none do.
     """
 
     def __init__(self, device: Device, calibration: Calibration | None = None) -> None:
@@ -122,12 +126,12 @@ class ComputeModel:
         self._overlap = None if calibration is None else calibration.overlap
         self.sharing = None if calibration is None else _sharing(device, calibration)
         self.launches = None if calibration is None else calibration.launches
-        self._forward: dict[str, RatioCurve] = {}
-        self._backward: dict[str, RatioCurve] = {}
+        self._forward: dict[str, EfficiencyCurve] = {}
+        self._backward: dict[str, EfficiencyCurve] = {}
         self._learn()
 
     def _learn(self) -> None:
-        """Measured against roofline times, per op and per kind of op (with or without products)."""
+        """Fit efficiency curves, measured against roofline times, per op and per kind of op (with or without matmuls)."""
         rows: dict[str, list[tuple[float, float, float, float]]] = {}
         for key, time in self.measured.items():
             work = op_work(key)
@@ -140,25 +144,25 @@ class ComputeModel:
         for name, found in rows.items():
             table = np.array(found)
             for curves, at in ((self._forward, 0), (self._backward, 2)):
-                # Ops whose inputs need no gradient have no backward to time.
+                # Ops whose inputs need no gradient have no backward time.
                 timed = table[table[:, at + 1] > 0]
                 if len(timed):
-                    curves[name] = RatioCurve(timed[:, at], timed[:, at + 1])
+                    curves[name] = EfficiencyCurve(timed[:, at], timed[:, at + 1])
 
     @property
     def overlap(self) -> Overlap:
-        """How ops and collectives slow each other down: as calibrated, else by the device's curves."""
+        """Mutual slowdown of ops and collectives: from the calibration, else from the device's curves."""
         return self._overlap or Overlap(self.device.curves.contention if self.device.curves else 0.0)
 
     @property
     def copy_bytes_per_s(self) -> float:
-        """Bytes that a plain local copy moves per second, with all ranks busy."""
+        """Bytes per second of a plain local copy, with all ranks busy."""
         reached = self.device.memory_bandwidth_bytes_per_s * (self.curves.memory if self.curves else 1.0)
         copies = self._forward.get("aten.add.Tensor", self._forward.get("others"))
-        return reached / copies.typical if copies else reached
+        return reached / copies.median_ratio if copies else reached
 
     def flops_per_s(self, dtype: str) -> float:
-        """What a large matrix product reaches, before any correction."""
+        """FLOP/s of a large matmul, before any correction."""
         return peak_flops(self.device, dtype) * (self.curves.matmul if self.curves else self.device.efficiency)
 
     def _roofline(
@@ -174,7 +178,7 @@ class ComputeModel:
     def roofline_s(
         self, op: str, dtype: str, flops: NDArray[np.float64], num_bytes: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Forward and backward seconds for arrays of local FLOPs and bytes touched, corrected by what was measured."""
+        """Forward and backward seconds for arrays of local FLOPs and bytes moved, corrected by measurements."""
         forward, backward = self._roofline(op, dtype, flops, num_bytes)
         name = op if op in self._forward else "products" if np.any(flops > 0) else "others"
         if name in self._forward:
@@ -183,7 +187,7 @@ class ComputeModel:
         return forward, backward
 
     def key_times_s(self, key: str) -> tuple[float, float] | None:
-        """Forward and backward seconds of the op with this key (``op_key``); None where the key does not tell its work."""
+        """Forward and backward seconds of the op with this ``op_key``; None if the key does not determine its work."""
         if key in self.measured:
             return self.measured[key].forward_s, self.measured[key].backward_s
         work = op_work(key)
@@ -193,5 +197,5 @@ class ComputeModel:
         return float(forward[0]), float(backward[0])
 
     def optimizer_s(self, moved_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Steps of an optimizer that read and write so many bytes (``costmodel.optimizer``)."""
+        """Seconds of optimizer steps that read and write ``moved_bytes`` (``costmodel.optimizer``)."""
         return self.device.op_overhead_s + moved_bytes / self.copy_bytes_per_s

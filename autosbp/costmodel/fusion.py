@@ -1,30 +1,30 @@
-"""Which ops run as one kernel where a framework fuses: Megatron-LM's own kernels, ``torch.compile``, nvFuser.
+"""Groups of ops that a fusing framework runs as one kernel: Megatron-LM's own kernels, ``torch.compile``, nvFuser.
 
 Two rules, from the graph's structure alone:
 
-- **Chains.** An element-wise op and its only reader, where that is element-wise too, or a softmax, are one pass over
+- **Chains.** An element-wise op and its only reader, if that is element-wise too or a softmax, are one pass over
   memory: bias + GELU, bias + dropout + residual, scale + mask + softmax (Narayanan et al. 2021, section 4.2). A softmax
-  ends a chain: it needs the whole row before it gives the first value.
-- **Packs.** Products of one input with parameters that are parts of one stored tensor, such as query, key and value, are
-  one product.
+  ends a chain: it needs the whole row before it yields the first value.
+- **Packs.** Matmuls of one input with parameters that are parts of one stored tensor, such as query, key and value, are
+  one matmul.
 
-Ops between which a tensor is boxed do not fuse.
+Ops with a boxing between them do not fuse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autosbp.costmodel.op_work import ELEMENTWISE
+from autosbp.costmodel.op_flops import ELEMENTWISE
 from autosbp.graph.ir import LogicalGraph, Ref
-from autosbp.sbp.program import Item, Op
+from autosbp.program.program import Item, Op
 from autosbp.sbp.rules import sharding_of
 
 CHAIN_ENDS = frozenset(("aten.softmax.int", "aten.log_softmax.int"))
 
 
 def fused_ops(graph: LogicalGraph, items: Sequence[Item]) -> list[tuple[Op, ...]]:
-    """The program's ops that move data, each kernel's together, in the order of its first op."""
+    """Groups of ops that one kernel runs, in the order of their first ops; ops that move no data are left out."""
     ops = [item for item in items if isinstance(item, Op) and item.signature and not sharding_of(graph, item.node).free]
     readers: dict[object, list[Op]] = {}
     for item in ops:
@@ -48,7 +48,7 @@ def fused_ops(graph: LogicalGraph, items: Sequence[Item]) -> list[tuple[Op, ...]
 
 
 def _chain(item: Op, home: dict[str, list[Op]], readers: dict[object, list[Op]]) -> list[Op] | None:
-    """The group of an element-wise op whose only reader this one is."""
+    """The group that ``item`` extends: one of element-wise ops whose last result only ``item`` reads."""
     if item.node.op not in ELEMENTWISE and item.node.op not in CHAIN_ENDS:
         return None
     for read in item.reads:
@@ -59,7 +59,7 @@ def _chain(item: Op, home: dict[str, list[Op]], readers: dict[object, list[Op]])
 
 
 def _pack_key(graph: LogicalGraph, item: Op, sources: dict[str, str]) -> tuple[object, ...] | None:
-    """What products of one pack have in common: op, input, and the stored tensor of their weights."""
+    """Key of a pack of matmuls: op, input, and the stored tensor of their weights."""
     weights = [ref.name for ref in item.node.refs() if ref.name in sources]
     if not weights or not sharding_of(graph, item.node).flops:
         return None

@@ -1,12 +1,12 @@
-"""The kernels of a training program, forward and backward, as one rank runs them.
+"""Kernels of a training program on one rank, forward and backward.
 
-- Forward, a group of fused ops (``costmodel.fusion``) reads each outside tensor once and writes what is read outside, and
-  the masks of its dropouts.
-- Backward of a product is one more product for each operand's gradient, and a sum over rows for a bias. Backward of
-  anything else is one pass that reads the gradients of its results and what was kept and writes the gradients of its
-  inputs, and one more such pass for gradients of parameters, as norms have. A sum hands its gradient on: no kernel.
-- The gradients of a value with several readers are added up, and those of a parameter are added to what earlier
-  microbatches left: two reads and a write.
+- Forward, a group of fused ops (``costmodel.fusion``) reads each outside tensor once and writes the results that are
+  read outside, and the masks of its dropouts.
+- Backward of a matmul is one more matmul for each operand's gradient, and a sum over rows for a bias. Backward of any
+  other group is one pass that reads the gradients of its results and the saved tensors and writes the gradients of its
+  inputs, plus one such pass for gradients of parameters, as in norms. An add passes its gradient on without a kernel.
+- Gradients of a value with several readers are accumulated, and parameter gradients are added to those of earlier
+  microbatches: two reads and a write.
 """
 
 from __future__ import annotations
@@ -14,49 +14,49 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autosbp.cluster import Curves, Device
-from autosbp.costmodel.efficiency import Result, kernel_s
-from autosbp.costmodel.local_work import LocalWork, Operand
-from autosbp.sbp.program import Op
+from autosbp.cluster.hardware import Device, EfficiencyCurves
+from autosbp.costmodel.efficiency import MatmulShape, kernel_s
+from autosbp.costmodel.local_op_work import LocalOpWork, Operand
+from autosbp.program.program import Op
 from autosbp.sbp.rules import sharding_of
 
 FORWARD, INPUT, WEIGHT = "forward", "input gradient", "weight gradient"
-_HANDS_ON = frozenset(("aten.add.Tensor", "aten.detach.default"))
-_ADD_UP = 3
-"""Passes over a tensor that is added to another: two reads and a write."""
+_GRADIENT_PASSING_OPS = frozenset(("aten.add.Tensor", "aten.detach.default"))
+_ACCUMULATION_PASSES = 3
+"""Memory passes of an accumulation: two reads and a write, of which the arriving gradient is one read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch; ``part`` tells what it computes. Products have a ``result``."""
+    """One launch; ``part`` says what it computes. Matmuls have a ``result``."""
 
     part: str
     dtype: str
     flops: float
     num_bytes: float
-    result: Result | None = None
+    result: MatmulShape | None = None
 
-    def seconds(self, device: Device, curves: Curves) -> float:
+    def seconds(self, device: Device, curves: EfficiencyCurves) -> float:
         return kernel_s(device, curves, self.dtype, self.flops, self.num_bytes, self.result)
 
 
-def program_kernels(work: LocalWork, groups: Sequence[Sequence[Op]]) -> Mapping[str, tuple[Kernel, ...]]:
-    """The kernels of one microbatch for each group, by the name of its first op."""
+def program_kernels(work: LocalOpWork, groups: Sequence[Sequence[Op]]) -> Mapping[str, tuple[Kernel, ...]]:
+    """Kernels of one microbatch for each group, keyed by the name of the group's first op."""
     return {group[0].node.name: tuple(_kernels(work, group)) for group in groups}
 
 
-def _kernels(work: LocalWork, group: Sequence[Op]) -> Iterator[Kernel]:
+def _kernels(work: LocalOpWork, group: Sequence[Op]) -> Iterator[Kernel]:
     dtype = group[0].node.outputs[0].dtype
     flops = sum(work.flops(item) for item in group)
     read = sum(operand.num_bytes for operand in work.operands(group))
-    written = sum(work.result_bytes(item) for item in work.escaping(group)) + work.mask_bytes(group)
+    written = sum(work.result_bytes(item) for item in work.ops_read_outside(group)) + work.mask_bytes(group)
     yield Kernel(FORWARD, dtype, flops, read + written, work.made(group) if flops else None)
     if any(item.node.name in work.graph.differentiable for item in group):
         yield from _product_backward(work, group, dtype, flops) if flops else _pass_backward(work, group, dtype)
-        yield from _added_up(work, group, dtype)
+        yield from _accumulation_kernels(work, group, dtype)
 
 
-def _product_backward(work: LocalWork, group: Sequence[Op], dtype: str, flops: float) -> Iterator[Kernel]:
+def _product_backward(work: LocalOpWork, group: Sequence[Op], dtype: str, flops: float) -> Iterator[Kernel]:
     additive = sharding_of(work.graph, group[0].node).additive
     given = sum(work.result_bytes(item) for item in group)
     operands: dict[int, list[Operand]] = {}
@@ -74,32 +74,35 @@ def _product_backward(work: LocalWork, group: Sequence[Op], dtype: str, flops: f
         yield Kernel(part, dtype, flops, given + others + sizes[at], work.gradient(group, at, sizes[at]))
 
 
-def _pass_backward(work: LocalWork, group: Sequence[Op], dtype: str) -> Iterator[Kernel]:
+def _pass_backward(work: LocalOpWork, group: Sequence[Op], dtype: str) -> Iterator[Kernel]:
     written = {INPUT: 0.0, WEIGHT: 0.0}
     for operand in work.operands(group):
-        if work.graph.has_gradient(operand.ref) and not _handed_on(work, group, operand):
+        if work.graph.has_gradient(operand.ref) and not _passes_gradient_on(work, group, operand):
             written[_part(work, operand)] += operand.num_bytes
-    given = sum(work.result_bytes(item) for item in work.escaping(group))
-    read = given + work.kept_bytes(group) + work.mask_bytes(group)
+    given = sum(work.result_bytes(item) for item in work.ops_read_outside(group))
+    read = given + work.saved_bytes(group) + work.mask_bytes(group)
     yield from (Kernel(part, dtype, 0.0, read + size) for part, size in written.items() if size)
 
 
-def _handed_on(work: LocalWork, group: Sequence[Op], operand: Operand) -> bool:
-    """Whether the gradient of an operand is that of the group's result, unchanged."""
+def _passes_gradient_on(work: LocalOpWork, group: Sequence[Op], operand: Operand) -> bool:
+    """Whether an operand's gradient equals that of the group's result."""
     first = next(at for at, item in enumerate(group) if operand.read in item.reads)
     shapes = {work.graph.meta(operand.ref).shape, *(item.node.outputs[0].shape for item in group[first:])}
-    return len(shapes) == 1 and all(item.node.op in _HANDS_ON for item in group[first:])
+    return len(shapes) == 1 and all(item.node.op in _GRADIENT_PASSING_OPS for item in group[first:])
 
 
-def _added_up(work: LocalWork, group: Sequence[Op], dtype: str) -> Iterator[Kernel]:
+def _accumulation_kernels(work: LocalOpWork, group: Sequence[Op], dtype: str) -> Iterator[Kernel]:
     for item in group:
         more = work.num_readers(item) - 1
         if more > 0 and item.node.name in work.graph.differentiable:
-            yield Kernel(INPUT, dtype, 0.0, _ADD_UP * more * work.result_bytes(item))
+            yield Kernel(INPUT, dtype, 0.0, _ACCUMULATION_PASSES * more * work.result_bytes(item))
     for operand in work.operands(group):
         if _part(work, operand) == WEIGHT and work.graph.has_gradient(operand.ref):
-            yield Kernel(WEIGHT, dtype, 0.0, _ADD_UP * operand.num_bytes)
+            meta = work.graph.meta(operand.ref)
+            share = meta.gradient_bytes / meta.num_bytes if meta.num_bytes else 1.0
+            moved = (_ACCUMULATION_PASSES - 1) * share * operand.num_bytes + operand.num_bytes
+            yield Kernel(WEIGHT, dtype, 0.0, moved)
 
 
-def _part(work: LocalWork, operand: Operand) -> str:
+def _part(work: LocalOpWork, operand: Operand) -> str:
     return WEIGHT if operand.ref.name in work.graph.parameter_names else INPUT

@@ -1,4 +1,4 @@
-"""Time of one op of a program at its local shape: measured there, else by the roofline of its FLOPs and bytes."""
+"""Time of one op of a program at its local shape: measured, else by the roofline of its FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from math import prod
 
 import numpy as np
 
-from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
+from autosbp.costmodel.compute import ComputeModel, op_key, with_local_attributes
 from autosbp.graph.ir import LogicalGraph, TensorMeta
-from autosbp.plan import Strategy
+from autosbp.plan.plan import Strategy
+from autosbp.program.chosen_options import checked_choices, implemented_axes
+from autosbp.program.program import Item, Op
 from autosbp.sbp.boxing import split_factor
-from autosbp.sbp.choices import axis_choices, implemented_axes
-from autosbp.sbp.placement import local_shape
-from autosbp.sbp.program import Item, Op
+from autosbp.sbp.layout import local_shape
 from autosbp.sbp.rules import sharding_of
 
 
@@ -28,11 +28,11 @@ def op_times_s(graph: LogicalGraph, strategy: Strategy, item: Op, compute: Compu
     metas = [graph.meta(ref) for ref in node.refs()]
     ins = [local_shape(meta.sizes, layout, mesh) for meta, layout in zip(metas, item.signature.ins, strict=True)]
     out = local_shape(node.outputs[0].sizes, item.signature.outs[0], mesh)
-    choices = axis_choices(graph, node, item.signature, mesh.ndim)
+    choices = checked_choices(graph, node, item.signature, mesh.ndim)
     if compute.measured and not implemented_axes(choices):
         parts = zip(mesh.axes, choices, strict=True)
         paths = [(path, axis.size) for axis, choice in parts for path in choice.divided]
-        local = Op(with_divided(node, paths), item.reads, item.signature)
+        local = Op(with_local_attributes(node, paths), item.reads, item.signature)
         measured = compute.measured.get(local_op_key(graph, local, ins, out, metas))
         if measured is not None:
             return measured.forward_s, measured.backward_s
@@ -48,8 +48,10 @@ def op_times_s(graph: LogicalGraph, strategy: Strategy, item: Op, compute: Compu
 def all_op_times_s(
     graph: LogicalGraph, strategy: Strategy, items: Sequence[Item], compute: ComputeModel
 ) -> dict[int, tuple[float, float]]:
-    """``op_times_s`` of the ops among these items, by their places. By the roofline, ops of equal shapes in equal layouts take
-    equally long, and are looked at once."""
+    """``op_times_s`` of the ops among these items, by position.
+
+    Without measurements, ops of equal shapes and layouts take the same time, which is computed once.
+    """
     found: dict[int, tuple[float, float]] = {}
     known: dict[Hashable, tuple[float, float]] = {}
     for at, item in enumerate(items):

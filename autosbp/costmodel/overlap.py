@@ -1,4 +1,4 @@
-"""How much compute and communication slow each other down while both run."""
+"""Mutual slowdown of compute and communication that run at the same time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Relative slow-downs: what takes a second alone takes ``1 + compute`` (ops) or ``1 + network`` (collectives) seconds
-    beside the other, and ``1 + message`` (ops) where every rank sends or receives one message. Measured by a calibration, or
-    a device's preset; 0 where they do not meet."""
+    """Relative slowdowns, from a calibration or a device's preset; 0 without interference.
+
+    One second alone becomes ``1 + compute`` (ops) or ``1 + network`` (collectives) when the two overlap, and ``1 +
+    message`` (ops) while every rank sends or receives one message.
+    """
 
     HIGH: ClassVar[float] = 10.0
 
@@ -19,5 +21,5 @@ class Overlap:
     message: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """``message`` where it is known."""
+        """Fields as a dict, without ``message`` if it is 0."""
         return {key: value for key, value in asdict(self).items() if value or key != "message"}

@@ -1,7 +1,7 @@
-"""Which ops are run forward again in backward, rather than that their results are kept (Korthikanti et al. 2022).
+"""Activation checkpointing modes: which ops run again in backward (Korthikanti et al. 2022).
 
-``full``: all of every block; only the block's input is kept (section 5). ``selective``: the attention core alone, which
-keeps much and computes little. ``none``: nothing.
+``full``: every op of every block; only the block's input is saved (section 5). ``selective``: only the attention core,
+which saves much and computes little. ``none``: nothing.
 """
 
 from __future__ import annotations
@@ -11,40 +11,45 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from autosbp.costmodel.blocks import find_blocks
-from autosbp.costmodel.repeats import find_repeats
+from autosbp.costmodel.block_structure import find_blocks
+from autosbp.costmodel.repeated_ops import find_repeats
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Node
-from autosbp.plan import Strategy
+from autosbp.plan.plan import Strategy
 from autosbp.sbp.rules import sharding_of
 
-Runs = tuple[tuple[str, str], ...]
+Segments = tuple[tuple[str, str], ...]
 MODES = ("none", "selective", "full")
 
 
 def recomputed_ops(graph: LogicalGraph, mode: str) -> frozenset[str]:
-    """Names of the ops that a mode repeats; ``InputError`` for an unknown mode."""
+    """Names of the ops that a mode recomputes; ``InputError`` for an unknown mode."""
     if mode not in MODES:
-        raise InputError("recompute", mode, f"one of {', '.join(MODES)} is expected")
+        raise InputError("recompute", mode, f"expected one of {', '.join(MODES)}")
     if mode == "full":
         return frozenset(name for block in find_blocks(graph).blocks for name in block)
     return attention_core(graph) if mode == "selective" else frozenset()
 
 
 def recomputable_blocks(graph: LogicalGraph) -> tuple[tuple[str, ...], ...]:
-    """The ops of each repeated block, in order: those that hand one value to the next, or else whatever repeats (encoders
-    with their decoders, experts whose routers all add to the loss). ``graph`` is bound."""
+    """The ops of each repeated block, in order.
+
+    Blocks that pass one value to the next; if there are none, any repeated sequence of ops (encoders with their
+    decoders, experts whose routers all add to the loss). ``graph`` is bound.
+    """
     return find_blocks(graph).blocks or find_repeats(graph)
 
 
-def block_runs(blocks: Sequence[Sequence[str]], interval: int = 1, cuts: Collection[str] = (), kept: int = 0) -> Runs:
-    """Runs of repeated blocks one behind the other, as ``Strategy.recompute`` has them.
+def checkpointing_segments(
+    blocks: Sequence[Sequence[str]], interval: int = 1, cuts: Collection[str] = (), kept: int = 0
+) -> Segments:
+    """Checkpointing segments of consecutive repeated blocks, in the form of ``Strategy.recompute``.
 
     Args:
-        blocks: names of the ops of each, in order.
-        interval: blocks of a run; the last of a chunk may have fewer.
-        cuts: ops with which chunks of a pipeline begin; a block that one is in belongs to both chunks, in parts.
-        kept: blocks of each chunk, the last ones, that are not recomputed: those that backward comes to first.
+        blocks: op names of each block, in order.
+        interval: blocks per segment; the last segment of a chunk may have fewer.
+        cuts: first ops of pipeline chunks; a cut inside a block splits it between both chunks.
+        kept: number of blocks at the end of each chunk without recomputation: backward reaches these first.
     """
     chunks: list[list[list[str]]] = [[]]
     for block in blocks:
@@ -62,8 +67,10 @@ def block_runs(blocks: Sequence[Sequence[str]], interval: int = 1, cuts: Collect
     return tuple((run[0][0], run[-1][-1]) for run in runs)
 
 
-def parts_of_chunks(graph: LogicalGraph, blocks: Sequence[Sequence[str]], cuts: Sequence[str]) -> list[list[list[str]]]:
-    """The blocks of each chunk of a pipeline, in order; one that a cut is in belongs to both chunks, in parts."""
+def blocks_of_chunks(
+    graph: LogicalGraph, blocks: Sequence[Sequence[str]], cuts: Sequence[str]
+) -> list[list[list[str]]]:
+    """The blocks of each pipeline chunk, in order; a cut inside a block splits it between both chunks."""
     place = {node.name: at for at, node in enumerate(graph.nodes)}
     begins = [place[name] for name in cuts]
     chunks: list[list[list[str]]] = [[] for _ in range(len(cuts) + 1)]
@@ -73,8 +80,8 @@ def parts_of_chunks(graph: LogicalGraph, blocks: Sequence[Sequence[str]], cuts: 
     return chunks
 
 
-def chunk_runs(chunks: Sequence[Sequence[Sequence[str]]], kept: Sequence[int]) -> Runs:
-    """Runs of one block each, where of every chunk (``parts_of_chunks``) so many, the last ones, are kept."""
+def per_chunk_segments(chunks: Sequence[Sequence[Sequence[str]]], kept: Sequence[int]) -> Segments:
+    """Checkpointing segments of one block each, without the last ``kept[c]`` blocks of each chunk c (``blocks_of_chunks``)."""
     return tuple(
         (part[0], part[-1])
         for parts, left in zip(chunks, kept, strict=True)
@@ -82,19 +89,24 @@ def chunk_runs(chunks: Sequence[Sequence[Sequence[str]]], kept: Sequence[int]) -
     )
 
 
-def recomputing(graph: LogicalGraph, strategy: Strategy, interval: int = 1) -> Strategy:
-    """``strategy`` with every repeated block recomputed, ``interval`` together. ``graph`` is bound at its microbatch."""
+def with_full_checkpointing(graph: LogicalGraph, strategy: Strategy, interval: int = 1) -> Strategy:
+    """``strategy`` with every repeated block recomputed, ``interval`` blocks per segment.
+
+    ``graph`` is bound at the strategy's microbatch size.
+    """
     cuts = strategy.pipeline.cuts if strategy.pipeline else ()
-    return replace(strategy, recompute=block_runs(recomputable_blocks(graph), interval, cuts))
+    return replace(strategy, recompute=checkpointing_segments(recomputable_blocks(graph), interval, cuts))
 
 
 def attention_core(graph: LogicalGraph) -> frozenset[str]:
-    """Products of activations with one another, and all between two of them: scores, softmax, dropout, and attention
-    over values. A product with a parameter ends a core."""
+    """Matmuls between activations and all ops between two of them: scores, softmax, dropout, attention over values.
+
+    A matmul with a parameter ends a core.
+    """
     products = {
         node.name
         for node in graph.nodes
-        if node.name in graph.computed and sharding_of(graph, node).flops and not _weighted(graph, node)
+        if node.name in graph.parameter_dependent and sharding_of(graph, node).flops and not _weighted(graph, node)
     }
     behind: set[str] = set()
     for node in graph.nodes:

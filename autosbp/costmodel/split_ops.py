@@ -1,7 +1,7 @@
-"""Split implementations: the collectives that happen inside an op whose whole dim is split (DESIGN section 5).
+"""Collectives inside split implementations: ops that run with a reduced or normalised dim split.
 
-Each entry of ``INTERNAL`` tells what the program that ``executor.split_ops`` runs in the op's place communicates, in
-order. Ops over masked ranges (embedding, gather) need nothing: they give P.
+Each entry of ``INTERNAL`` gives the communication, in order, of the program that ``executor.split_ops`` runs in place
+of the op. Ops over masked ranges (embedding, gather) need none: they produce P.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from math import prod
 
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node
-from autosbp.sbp.choices import implemented_axes
+from autosbp.program.chosen_options import implemented_axes
+from autosbp.sbp.factor_notation import AxisOption
+from autosbp.sbp.layout import local_shape
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import local_shape
-from autosbp.sbp.sharding import AxisOption
 
 
 @dataclass(frozen=True, slots=True)
 class InternalCollective:
-    """One collective inside an op. ``phase`` is forward or backward; n is ``num_bytes``; ``axes`` make its group."""
+    """One collective inside an op. ``phase`` is forward or backward; n is ``num_bytes``; ``axes`` form its group."""
 
     phase: str
     kind: str
@@ -29,7 +29,7 @@ class InternalCollective:
 
 @dataclass(frozen=True)
 class SplitOp:
-    """An op whose split implementation runs: its layouts, and the axes that split each factor it serves."""
+    """An op that runs a split implementation: its layouts, and the axes that split each factor it handles."""
 
     graph: LogicalGraph
     node: Node
@@ -53,12 +53,12 @@ class SplitOp:
         return self.graph.has_gradient(list(self.node.refs())[position])
 
     def group(self, *factors: str) -> tuple[int, ...]:
-        """The axes that split any of these factors, or any that is served; in mesh order."""
+        """Axes that split any of these factors (default: any factor that the implementation handles), in mesh order."""
         names = factors or tuple(self.axes)
         return tuple(sorted({axis for name in names for axis in self.axes.get(name, ())}))
 
     def gathered(self, count: int, axes: tuple[int, ...]) -> InternalCollective:
-        """An all-gather forward of ``count`` statistics of each rank of a group."""
+        """A forward all-gather of ``count`` statistics from each rank of a group."""
         num_bytes = count * self.statistic_bytes * self.mesh.group_size(axes)
         return InternalCollective("forward", "all_gather", num_bytes, axes)
 
@@ -68,13 +68,12 @@ class SplitOp:
 
     @property
     def statistic_bytes(self) -> int:
-        """Means and sums of half-precision tensors are kept in float32."""
+        """Bytes of one statistic: means and sums of half-precision tensors are kept in float32."""
         return max(4, DTYPE_BYTES[self.node.outputs[0].dtype])
 
 
 def _softmax(op: SplitOp) -> list[InternalCollective]:
-    """Local maxima and sums of exponentials are gathered; backward, sums of the gradient are reduced (OneFlow section
-    6.3.1)."""
+    """Gather local maxima and sums of exponentials; backward reduces sums of the gradient (OneFlow section 6.3.1)."""
     shape, axes = op.local_output(), op.group()
     rows = prod(shape) // shape[op.node.args[1]]
     calls = [op.gathered(2 * rows, axes)]
@@ -82,13 +81,13 @@ def _softmax(op: SplitOp) -> list[InternalCollective]:
 
 
 def _layer_norm(op: SplitOp) -> list[InternalCollective]:
-    """Mean and variance are gathered; backward, two sums are reduced."""
+    """Gather mean and variance; backward reduces two sums."""
     rows = prod(op.local_input(0)[: -len(op.node.args[1])])
     return _moments(op, rows, op.group())
 
 
 def _rms_norm(op: SplitOp) -> list[InternalCollective]:
-    """The mean square is reduced; backward, one sum is."""
+    """Reduce the mean square; backward reduces one sum."""
     rows, axes = prod(op.local_input(0)[: -len(op.node.args[1])]), op.group()
     calls = [op.reduced("forward", rows, axes)]
     return [*calls, op.reduced("backward", rows, axes)] if op.has_gradient(0) else calls
@@ -99,7 +98,7 @@ def _batch_norm(op: SplitOp) -> list[InternalCollective]:
 
 
 def _group_norm(op: SplitOp) -> list[InternalCollective]:
-    """Whole groups on a rank need nothing."""
+    """No communication if each rank holds whole groups."""
     axes = tuple(axis for axis in op.group() if axis not in op.group("g"))
     groups = op.node.args[1] // op.mesh.group_size(op.group("g"))
     return _moments(op, op.local_input(0)[0] * groups, axes) if axes else []
@@ -111,7 +110,7 @@ def _moments(op: SplitOp, rows: int, axes: tuple[int, ...]) -> list[InternalColl
 
 
 def _attention(op: SplitOp) -> list[InternalCollective]:
-    """Split keys: every rank's log-sum-exp is gathered; backward, one sum per query is reduced. Queries need nothing."""
+    """Split keys: gather every rank's log-sum-exp; backward reduces one sum per query. Split queries need nothing."""
     axes, queries = op.group("k"), prod(op.local_output()[:-1])
     if not axes:
         return []
@@ -121,7 +120,7 @@ def _attention(op: SplitOp) -> list[InternalCollective]:
 
 
 def _extremum(op: SplitOp) -> list[InternalCollective]:
-    """Values and how many are as large are gathered; without a gradient, values are reduced."""
+    """Gather values and their multiplicities; without a gradient, reduce values."""
     rows, axes = prod(op.local_output()), op.group()
     if op.has_gradient(0):
         return [op.gathered(2 * rows, axes)]
@@ -129,7 +128,7 @@ def _extremum(op: SplitOp) -> list[InternalCollective]:
 
 
 def _indexed_extremum(op: SplitOp) -> list[InternalCollective]:
-    """Values and their indices are gathered together."""
+    """Gather values together with their indices."""
     rows, axes = prod(op.local_output()), op.group()
     pair = sum(DTYPE_BYTES[meta.dtype] for meta in op.node.outputs)
     return [InternalCollective("forward", "all_gather", rows * pair * op.mesh.group_size(axes), axes)]
@@ -160,7 +159,7 @@ INTERNAL: Mapping[str, Callable[[SplitOp], list[InternalCollective]]] = {
 def internal_collectives(
     graph: LogicalGraph, node: Node, choices: Sequence[AxisOption], mesh: Mesh
 ) -> list[InternalCollective]:
-    """The collectives inside ``node`` when each mesh axis takes its option of ``choices``, in the order of issue."""
+    """Collectives inside ``node``, in order of issue, if each mesh axis takes its option of ``choices``."""
     axes = implemented_axes(choices)
     rule = INTERNAL.get(node.op)
     return rule(SplitOp(graph, node, choices, mesh, axes)) if axes and rule else []

@@ -1,8 +1,8 @@
-"""Layouts found before, on disk: ``$XDG_CACHE_HOME/autosbp/discovery``, one JSON file for each call.
+"""Cache of discovered layouts on disk: ``$XDG_CACHE_HOME/autosbp/discovery``, one JSON file per call.
 
 A file's name is the hash of the op's schema, the call's attributes, the shapes and dtypes of its stand-ins, and torch's
-version. Files are written whole or not at all. One that cannot be read is left out with a warning, and written anew.
-What is read is proved again by who reads it, for an op may have changed under its schema.
+version. Files are written atomically. An unreadable one is ignored with a warning, and rewritten. The reader proves the
+layouts again, because an op may change without its schema.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import torch
 
 from autosbp.discovery._call import Call, Slot
 from autosbp.errors import InputError
-from autosbp.graph.found import FoundRule, read_rule, rule_to_dict
-from autosbp.jsonio import Fields, canonical, digest, loads
+from autosbp.graph.discovered_rules import DiscoveredRule, read_rule, rule_to_dict
+from autosbp.utils.json_io import Fields, canonical, digest, loads
 
 SCHEMA = "autosbp.discovery/2"
 MAX_FILE_BYTES = 2**20
 
 
 def cache_dir() -> Path:
-    """The user's folder of found layouts."""
+    """The user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "autosbp" / "discovery"
 
 
 def key_of(*calls: Call) -> dict[str, Any] | None:
-    """What identifies these calls of one op; None for a function, which has no schema."""
+    """The key of these calls of one op; None for a function, which has no schema."""
     if not isinstance(calls[0].op, torch._ops.OpOverload):
         return None
     return {
@@ -60,8 +60,8 @@ def _plain(arg: Any) -> Any:
     return arg if arg is None or isinstance(arg, (bool, int, str)) else repr(arg)
 
 
-def read_cached(key: dict[str, Any]) -> FoundRule | None:
-    """The rule stored under ``key``, if there is one that can be read."""
+def read_cached(key: dict[str, Any]) -> DiscoveredRule | None:
+    """The rule stored under ``key``, or None without a readable one."""
     path = _path(key)
     try:
         with path.open("rb") as file:
@@ -70,18 +70,18 @@ def read_cached(key: dict[str, Any]) -> FoundRule | None:
         return None
     try:
         if len(text) > MAX_FILE_BYTES:
-            raise InputError(str(path), len(text), f"at most {MAX_FILE_BYTES} bytes are read")
+            raise InputError(str(path), len(text), f"at most {MAX_FILE_BYTES} bytes are allowed")
         fields = Fields(loads(text, str(path)), "", ("schema", "key", "rule"), SCHEMA)
         if fields.raw("key") != key:
-            raise InputError("key", "...", "the key that the file's name is the hash of is expected")
+            raise InputError("key", "...", "does not match the hash in the file name")
         return read_rule(fields.raw("rule"), "rule")
     except InputError as error:
-        warnings.warn(f"{path} is ignored and will be written anew: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"ignoring {path}, which will be rewritten: {error}", RuntimeWarning, stacklevel=2)
         return None
 
 
-def write_cached(key: dict[str, Any], rule: FoundRule) -> None:
-    """Store ``rule``; a folder that cannot be written is no error, for the cache saves time only."""
+def write_cached(key: dict[str, Any], rule: DiscoveredRule) -> None:
+    """Store ``rule``; a folder that cannot be written is no error, since the cache only saves time."""
     path = _path(key)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from autosbp.graph.attributes import Path, divided
+from autosbp.graph.int_attributes import Path, divide_attribute
 
 Draw = list[torch.Tensor]
 """One value for each tensor argument of a call."""
 BeforeRun = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], None]
-"""Told of an op and its arguments."""
+"""Called with an op and its arguments."""
 _before_run: ContextVar[BeforeRun | None] = ContextVar("before_run", default=None)
 
 
 @contextmanager
-def watching(before_run: BeforeRun) -> Iterator[None]:
-    """Is told before each run of a call, which it refuses by what it raises."""
+def run_hook(before_run: BeforeRun) -> Iterator[None]:
+    """Context in which ``before_run`` is called before each run of a call; it rejects the run by raising."""
     token = _before_run.set(before_run)
     try:
         yield
@@ -49,10 +49,10 @@ class Call:
     tensors: tuple[Tensor, ...]
 
     def run(self, values: Sequence[torch.Tensor], paths: Sequence[tuple[Path, int]] = ()) -> tuple[torch.Tensor, ...]:
-        """The outputs on ``values``, with the integer attributes at ``paths`` divided by so many parts."""
+        """The outputs on ``values``, with each integer attribute in ``paths`` divided by the given number of parts."""
         args, kwargs = self.args, self.kwargs
         for path, parts in paths:
-            args, kwargs = divided(args, kwargs, path, parts)
+            args, kwargs = divide_attribute(args, kwargs, path, parts)
         filled = [_fill(arg, values) for arg in args]
         named = {key: _fill(arg, values) for key, arg in kwargs.items()}
         if (before_run := _before_run.get()) is not None:
@@ -66,8 +66,7 @@ class Call:
     def gradients(
         self, values: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], paths: Sequence[tuple[Path, int]] = ()
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
-        """Outputs on ``values``, and the gradients of the tracked tensors for ``incoming`` ones; zeros where none
-        arrives."""
+        """Outputs on ``values``, and gradients of the tracked tensors for ``incoming`` gradients (zeros if unused)."""
         leaves = [
             value.detach().requires_grad_(spec.tracked and value.is_floating_point())
             for value, spec in zip(values, self.tensors, strict=True)
@@ -85,7 +84,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of a tensor among a call's arguments."""
+    """Stands for a tensor among a call's arguments."""
 
     index: int
 
@@ -93,7 +92,7 @@ class Slot:
 def make_call(
     op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], tensor: Callable[[Any], Tensor | None]
 ) -> Call:
-    """A call from arguments in which ``tensor`` tells tensors; other leaves are attributes."""
+    """A call from arguments; ``tensor`` describes tensors and returns None for attributes."""
     tensors: list[Tensor] = []
 
     def place(arg: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Which states of an op's inputs are worth a try on one mesh axis, likeliest first.
+"""Candidate states of an op's inputs on one mesh axis, likeliest first.
 
-First, dims of one size are split in every tensor that has one, as the loop indices of an op are; then every combination.
-Operands that are added to the result, such as a bias, may be P beside split ones: a contraction's output is P.
+First, dims of equal size are split in every tensor that has one, like the loop indices of an op; then every
+combination. Operands that are added to the result, such as a bias, may be P next to split ones, because a contraction's
+output is P.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import torch
 
 from autosbp.discovery._call import Call
 from autosbp.discovery._samples import Sample
-from autosbp.graph.attributes import Path, integers
-from autosbp.sbp.placement import B, P, S, Sbp
+from autosbp.graph.int_attributes import Path, integer_attributes
+from autosbp.sbp.layout import B, P, S, Sbp
 
 MAX_LINEAR = 10
 States = tuple[Sbp, ...]
 
 
-def splits(call: Call, additive: frozenset[int]) -> Iterator[States]:
-    """Every combination of S, B and, for additive operands, P, each once; with at least one S, and all B last."""
+def split_candidates(call: Call, additive: frozenset[int]) -> Iterator[States]:
+    """Every combination of S, B and, for additive operands, P, once; with at least one S, and finally all B."""
     states = [_states(spec.shape, at in additive) for at, spec in enumerate(call.tensors)]
     seen: set[States] = set()
     for ins in (*_aligned(call, additive), *()):
@@ -34,8 +35,8 @@ def splits(call: Call, additive: frozenset[int]) -> Iterator[States]:
     yield (B,) * len(call.tensors)
 
 
-def partials(call: Call) -> Iterator[States]:
-    """Sets of inputs that may be P while the others are B: those in which the op may be linear."""
+def partial_candidates(call: Call) -> Iterator[States]:
+    """Sets of inputs that may be P while the others are B: candidates for linearity."""
     numbers = [at for at, spec in enumerate(call.tensors) if spec.dtype != torch.bool]
     if len(numbers) > MAX_LINEAR:
         groups: list[tuple[int, ...]] = [*((at,) for at in numbers), tuple(numbers)]
@@ -47,10 +48,10 @@ def partials(call: Call) -> Iterator[States]:
             yield tuple(P if at in group else B for at in range(len(call.tensors)))
 
 
-def divisible(call: Call) -> list[tuple[Path, ...]]:
-    """Integer attributes that may have to be divided with the tensors: none, each one, and all that are equal."""
+def divided_attribute_candidates(call: Call) -> list[tuple[Path, ...]]:
+    """Sets of integer attributes to divide with the tensors: none, each one, and all with equal values."""
     paths: dict[int, list[Path]] = {}
-    for path, value in integers(call.args, call.kwargs):
+    for path, value in integer_attributes(call.args, call.kwargs):
         if value > 1 and (value % 2 == 0 or value % 3 == 0):
             paths.setdefault(value, []).append(path)
     single = [(path,) for equal in paths.values() for path in equal]
@@ -58,7 +59,7 @@ def divisible(call: Call) -> list[tuple[Path, ...]]:
 
 
 def additive_inputs(call: Call, sample: Sample, other: Sample) -> frozenset[int]:
-    """Inputs whose change changes the output by the same amount whatever the other inputs are, and in proportion."""
+    """Inputs whose change shifts the output by a proportional amount, independent of the other inputs."""
     floats = [at for at, value in enumerate(sample.values) if value.is_floating_point()]
     if len(floats) < 2 or len(sample.outputs) != 1:
         return frozenset()
@@ -77,7 +78,7 @@ def _is_additive(call: Call, sample: Sample, other: Sample, floats: Sequence[int
                 - call.run(values)[0]
                 for values, factor in ((sample.values, 1), (mixed, 1), (sample.values, 2))
             ]
-    except Exception:  # values of two samples may not go together
+    except Exception:  # values of two samples may not fit together
         return False
     tolerance = 10 * sample.tolerance * (1 + float(changes[0].abs().max() if changes[0].numel() else 0.0))
     differences = (changes[0] - changes[1], 2 * changes[0] - changes[2])
@@ -91,7 +92,7 @@ def _states(shape: tuple[int, ...], additive: bool) -> list[Sbp]:
 
 
 def _aligned(call: Call, additive: frozenset[int]) -> Iterator[States]:
-    """For each size, dims of that size split together: the first of each tensor, the last, or those at one place."""
+    """For each size, dims of that size split together: the first of each tensor, the last, or those at one position."""
     sizes = {size: None for spec in call.tensors for size in spec.shape if size > 1}
     for size in sizes:
         dims = [[dim for dim, extent in enumerate(spec.shape) if extent == size] for spec in call.tensors]

@@ -1,8 +1,8 @@
-"""Random inputs that an op accepts, with what the whole op makes of them: what every layout is judged against.
+"""Random inputs that an op accepts, with the whole op's results: the reference for all layouts.
 
-Numbers are signed where the op is finite on them, else positive, fractions or above 1. A second sample has many equal
-values, so that ties and comparisons occur; in a third, of ops on integers, these ascend, so that parts differ. Integers
-whose range is unknown are tried as indices into any dim and as offsets that end at one.
+Numbers are signed if the op is finite on them, else positive, fractions or above 1. A second sample has many equal
+values, so that ties and comparisons occur; a third, for ops on integers, has ascending integers, so that parts differ.
+Integers of unknown range are tried as indices into any dim, and as ascending offsets whose last is the size of a dim.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ RANGES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda normal: 0.05 + 0.9 * normal.sigmoid(),
     lambda normal: normal.abs() + 1.25,
 )
-"""Where an op's numbers may lie, from normal ones."""
+"""Maps from normal random numbers to ranges that an op may accept."""
 MAX_ENDS = 4
 
 
 class Undiscoverable(Exception):
-    """Why an op's layouts cannot be found by running it, as the end of a sentence about the op."""
+    """Why discovery by running the op fails, phrased as the end of a sentence about the op."""
 
 
-class Random(Undiscoverable):
+class RandomOp(Undiscoverable):
     """The op draws random numbers."""
 
 
@@ -48,8 +48,14 @@ class Sample:
 
 
 def samples(call: Call, count: int | None = None) -> list[Sample]:
-    """``count`` samples (by default all), the same on every machine; raises ``Undiscoverable`` where the op accepts
-    none."""
+    """Samples of a call, the same on every machine.
+
+    Args:
+        count: number of samples, by default all: 3 if the call has integer tensors, else 2.
+
+    Raises:
+        Undiscoverable: the op accepts none.
+    """
     if count is None:
         count = 3 if any(not _is_float(spec) and spec.dtype != torch.bool for spec in call.tensors) else 2
     best: list[Sample] = []
@@ -58,12 +64,12 @@ def samples(call: Call, count: int | None = None) -> list[Sample]:
     for end in (None, *_ends(call)):
         try:
             found = [_sample(call, seed, end) for seed in range(count)]
-        except Random:
+        except RandomOp:
             raise
         except Undiscoverable as error:
             failure = error if end is None else failure
             continue
-        telling = sum(map(_telling, found))
+        telling = sum(map(_nonzero_share, found))
         if telling > told + 1e-6:
             best, told = found, telling
     if not best:
@@ -117,7 +123,7 @@ def _value(
 
 
 def _ends(call: Call) -> Iterator[int]:
-    """Where offsets may end: the extents of float tensors."""
+    """Last values of offset tensors to try: the sizes of float tensors."""
     if not any(spec.high is None and not _is_float(spec) and len(spec.shape) == 1 for spec in call.tensors):
         return
     sizes = {size: None for spec in call.tensors if _is_float(spec) for size in spec.shape if size > 1}
@@ -125,7 +131,7 @@ def _ends(call: Call) -> Iterator[int]:
 
 
 def _least_size(call: Call) -> int:
-    """An index below this is one into any dim of any tensor."""
+    """Bound below which an index is valid in any dim of any tensor."""
     return min((size for spec in call.tensors for size in spec.shape if size > 1), default=2)
 
 
@@ -133,8 +139,8 @@ def _is_float(spec: Tensor) -> bool:
     return spec.dtype.is_floating_point
 
 
-def _telling(sample: Sample) -> float:
-    """How much of what a sample gives is not zero."""
+def _nonzero_share(sample: Sample) -> float:
+    """How informative a sample is: the mean share of nonzero values in its outputs and gradients."""
     found = (*sample.outputs, *sample.gradients)
     return sum(float((out != 0).double().mean()) for out in found if out.numel()) / max(1, len(found))
 
@@ -151,7 +157,7 @@ def _check_repeatable(call: Call, values: Draw, outputs: tuple[torch.Tensor, ...
             torch.manual_seed(seed)
             again = call.run(values)
             if not all(torch.equal(one, two) for one, two in zip(again, outputs, strict=True)):
-                raise Random("draws random numbers")
+                raise RandomOp("draws random numbers")
 
 
 def _tolerance(tensors: tuple[torch.Tensor, ...]) -> float:

@@ -1,10 +1,10 @@
 """``discover``: the legal layouts of an op without a rule, found by running it in parts (OneFlow leaves this open).
 
-On one mesh axis every combination of split, whole and partial inputs is tried, with integer attributes that hold sizes
-divided, too. An output is what its parts recombine to: concatenated, equal, summed, the largest or the smallest. What
-holds forward is proved in 2 and 3 parts on two random samples, gradients included (S of S, P of B, B of P); pairs are
-then proved on a 2 x 2 mesh. How often the op may run is bounded by a count, so that every machine finds the same; a
-clock stops ops that are very slow.
+The search tries every combination of split, whole and partial inputs on one mesh axis, also with integer attributes
+that hold sizes divided. An output's state is how its parts recombine: concatenated, equal, summed, largest or smallest.
+What holds forward is proved in 2 and 3 parts on all samples, gradients included (S for S, P for B, B for P); pairs are
+then proved on a 2 x 2 mesh. A count bounds the runs of the op, so that every machine finds the same; a clock stops very
+slow ops.
 """
 
 from __future__ import annotations
@@ -16,22 +16,31 @@ from typing import Any
 import torch
 
 from autosbp.discovery._call import Call, Tensor, make_call
-from autosbp.discovery._candidates import States, additive_inputs, divisible, partials, splits
-from autosbp.discovery._proof import MAX_RUNS, OutOfBudget, Prover, Way
-from autosbp.discovery._samples import Random, Undiscoverable, samples
-from autosbp.graph.attributes import Path
-from autosbp.sbp.placement import B
-from autosbp.sbp.sharding import AxisOption, Sharding
+from autosbp.discovery._candidates import (
+    States,
+    additive_inputs,
+    divided_attribute_candidates,
+    partial_candidates,
+    split_candidates,
+)
+from autosbp.discovery._prover import MAX_RUNS, OutOfBudget, Prover, SplitWay
+from autosbp.discovery._samples import RandomOp, Undiscoverable, samples
+from autosbp.graph.int_attributes import Path
+from autosbp.sbp.factor_notation import AxisOption, Sharding
+from autosbp.sbp.layout import B
 
 MAX_S = 60.0
 RESERVED = 0.1
-"""The part of runs and time that is kept for proofs on two axes."""
+"""Share of runs and time reserved for proofs on two axes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What was found. ``options`` are the layouts beside replication, which every op has; ``reason`` says why there are
-    none, or why the search did not end (``complete`` is False)."""
+    """Result of a discovery.
+
+    ``options`` are the layouts besides replication, which every op has; ``reason`` says why there are none, or why the
+    search is incomplete (``complete`` is False).
+    """
 
     options: tuple[AxisOption, ...]
     reason: str = ""
@@ -41,7 +50,7 @@ class Discovery:
 
     @property
     def sharding(self) -> Sharding:
-        """The same as a rule of the op at the example's shapes."""
+        """The options as a rule of the op at the example's shapes."""
         return Sharding((), extra=self.options, random=self.random)
 
 
@@ -57,11 +66,12 @@ def discover(
 
     Args:
         op: a ``torch.library`` op, or any function of tensors without side effects.
-        args, kwargs: an example. Of its tensors shapes, dtypes and the largest integer are used, no other value; float
-            tensors carry gradients. Extents should be multiples of 6: an extent that neither 2 nor 3 divides is not split.
-        max_runs, max_s: how often the op may run, and for how many seconds in all.
+        args, kwargs: an example. Only shapes, dtypes and the largest integer of its tensors matter; float tensors carry
+            gradients. Sizes should be multiples of 6: a size that neither 2 nor 3 divides is not split.
+        max_runs, max_s: limits of the op's runs and of their total seconds.
 
-    Never raises for what the op does; a result without options gives the reason.
+    Returns:
+        The discovery. Failures of the op are not raised: a result without options gives the reason.
     """
     return discover_call(make_call(op, args, kwargs or {}, _described), max_runs, max_s)
 
@@ -74,12 +84,12 @@ def _described(arg: Any) -> Tensor | None:
 
 
 def discover_call(call: Call, max_runs: int = MAX_RUNS, max_s: float = MAX_S) -> Discovery:
-    """As ``discover``, of a call that is already taken apart; float64 where the op takes it."""
+    """Like ``discover``, for a prepared ``Call``; uses float64 if the op accepts it."""
     failure = Undiscoverable("")
-    for one in (doubled(call), call):
+    for one in (as_float64(call), call):
         try:
             drawn = samples(one)
-        except Random as error:
+        except RandomOp as error:
             return Discovery((), str(error), random=True)
         except Undiscoverable as error:
             failure = error
@@ -88,7 +98,7 @@ def discover_call(call: Call, max_runs: int = MAX_RUNS, max_s: float = MAX_S) ->
     return Discovery((), str(failure))
 
 
-def doubled(call: Call) -> Call:
+def as_float64(call: Call) -> Call:
     """The call with its float tensors as float64."""
     return replace(
         call,
@@ -99,13 +109,13 @@ def doubled(call: Call) -> Call:
 
 
 def search(prover: Prover, max_s: float = MAX_S) -> Discovery:
-    """Every layout of the prover's call, as far as its runs and ``max_s`` seconds go."""
+    """Every layout of the prover's call, as far as its runs and ``max_s`` seconds suffice."""
     budget = prover.runs_left
     reserved = int(RESERVED * budget)
     prover.runs_left -= reserved
     end_s = prover.clock() + max_s
     prover.deadline_s = end_s - RESERVED * max_s
-    found: dict[States, Way] = {}
+    found: dict[States, SplitWay] = {}
     complete = True
     try:
         _ways(prover, found)
@@ -114,56 +124,59 @@ def search(prover: Prover, max_s: float = MAX_S) -> Discovery:
     prover.runs_left += reserved
     prover.deadline_s = end_s
     try:
-        ways = _independent(prover, list(found.values()))
+        ways = _jointly_valid_ways(prover, list(found.values()))
     except OutOfBudget:
         ways, complete = [], False
-    reason = "" if ways else "has no layout in which it can run in parts"
+    reason = "" if ways else "has no layout that splits its work"
     num_runs = budget - prover.runs_left
     if not complete:
-        reason = f"was run {num_runs} times, and not every layout was tried"
+        reason = f"has untested layouts after {num_runs} runs"
     options = tuple(_option(prover, way, at) for at, way in enumerate(ways))
     return Discovery(options, reason, complete, num_runs=num_runs)
 
 
-def _ways(prover: Prover, found: dict[States, Way]) -> None:
+def _ways(prover: Prover, found: dict[States, SplitWay]) -> None:
     """Add every way to run the call on one axis to ``found``."""
     call = prover.call
     first, second = prover.samples[:2]
-    for ins in partials(call):
+    for ins in partial_candidates(call):
         _try(prover, found, ins, (), 2)
-    paths = divisible(call)
-    for ins in splits(call, additive_inputs(call, first, second)):
+    paths = divided_attribute_candidates(call)
+    for ins in split_candidates(call, additive_inputs(call, first, second)):
         for divided in paths:
             if divided or any(sbp.is_split for sbp in ins):
                 for count in prover.counts(ins, (), divided):
                     _try(prover, found, ins, divided, count)
 
 
-def _try(prover: Prover, found: dict[States, Way], ins: States, divided: tuple[Path, ...], size: int) -> None:
+def _try(prover: Prover, found: dict[States, SplitWay], ins: States, divided: tuple[Path, ...], size: int) -> None:
     if ins in found:
         return
     for outs in prover.layouts(ins, divided, size):
-        way = Way(ins, outs, divided)
-        if proved(prover, way):
+        way = SplitWay(ins, outs, divided)
+        if holds_in_parts(prover, way):
             found[ins] = way
             return
 
 
-def proved(prover: Prover, way: Way) -> bool:
-    """Whether ``way`` holds in 2 and in 3 parts, where its extents divide."""
-    if not prover.names_tensors(way):
+def holds_in_parts(prover: Prover, way: SplitWay) -> bool:
+    """Whether ``way`` holds in 2 and in 3 parts, as far as these divide its sizes."""
+    if not prover.matches_call(way):
         return False
     counts = prover.counts(way.ins, way.outs, way.divided)
     return bool(counts) and all(prover.holds((way,), (count,)) for count in counts)
 
 
-def _independent(prover: Prover, ways: list[Way]) -> list[Way]:
-    """The ways any two of which hold together on a 2 x 2 mesh; the one in most failures is dropped until none is left."""
+def _jointly_valid_ways(prover: Prover, ways: list[SplitWay]) -> list[SplitWay]:
+    """Ways of which any two hold together on a 2 x 2 mesh.
+
+    Repeatedly drops the way with the most failures, until no pair fails.
+    """
     failed = {
         (one, two)
         for one in ways
         for two in ways
-        if _fits_twice(prover, one, two) and not prover.holds((one, two), (2, 2), prover.samples[:1])
+        if _divides_on_two_axes(prover, one, two) and not prover.holds((one, two), (2, 2), prover.samples[:1])
     }
     while failed:
         worst = max(ways, key=lambda way: sum((way in pair) + (pair == (way, way)) for pair in failed))
@@ -172,8 +185,8 @@ def _independent(prover: Prover, ways: list[Way]) -> list[Way]:
     return ways
 
 
-def _fits_twice(prover: Prover, one: Way, two: Way) -> bool:
-    """Whether two axes of 2 devices can take the two ways at once."""
+def _divides_on_two_axes(prover: Prover, one: SplitWay, two: SplitWay) -> bool:
+    """Whether two axes of 2 devices can use the two ways at once."""
     if any(2 not in prover.counts(way.ins, way.outs, way.divided) for way in (one, two)):
         return False
     sample = prover.samples[0]
@@ -184,7 +197,7 @@ def _fits_twice(prover: Prover, one: Way, two: Way) -> bool:
     return not any(path in two.divided and prover.extent((), (), (path,)) % 4 for path in one.divided)
 
 
-def _option(prover: Prover, way: Way, index: int) -> AxisOption:
+def _option(prover: Prover, way: SplitWay, index: int) -> AxisOption:
     linear = not any(sbp.is_split for sbp in (*way.ins, *way.outs)) and not way.divided
     if linear:
         return AxisOption("P", way.ins, way.outs, False)

@@ -1,9 +1,8 @@
-"""Small stand-ins for a call's tensors, on which its layouts are the same and soon found.
+"""Stand-ins: calls with small tensors that have the same layouts, which makes discovery fast.
 
-Equal sizes stay equal. If the op does not accept a stand-in, or gives other output shapes than the sizes say, the next
-kind is tried: integer attributes that are sizes shrink, too; then sums remain sums, or attributes that divide a size,
-such as a number of heads, divide it still, or all divisors and products remain; at last come the real sizes, where they
-are small.
+Equal sizes stay equal. If the op rejects a stand-in, or its output shapes do not correspond, the next kind is tried:
+integer attributes that are sizes shrink too; then sums stay sums; or attributes that divide a size, such as a number of
+heads, still divide it; or all divisors and products are preserved; finally the real sizes, if they are small.
 """
 
 from __future__ import annotations
@@ -16,23 +15,25 @@ from typing import Any
 
 from autosbp.discovery._call import Call, Tensor
 from autosbp.discovery._samples import Undiscoverable, samples
-from autosbp.graph.attributes import integers
+from autosbp.graph.int_attributes import integer_attributes
 
 UNITS = (6, 2)
-"""Stand-ins are multiples of the first of these with which they are small enough: parts are tried by 2 and by 3."""
+"""Sizes are multiples of the first unit that keeps the stand-in small enough; parts are tried by 2 and by 3."""
 MAX_ELEMENTS = 2**19
-"""Elements of all tensors of a stand-in."""
+"""Maximum number of elements of all tensors of a stand-in."""
 MAX_MULTIPLE = 4
-"""Of a size that stays a multiple of another one."""
+"""Maximum ratio of a size that stays a multiple of another one."""
 Shapes = Sequence[tuple[int, ...]]
 Sizes = Mapping[int, int]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One way to choose stand-ins: ``assign(values, attributes, unit, first)`` maps ascending sizes to multiples of
-    ``unit``. Integer attributes from ``least`` on are sizes (None: none is), if they equal one or, with ``divisors``,
-    divide one."""
+class StandInKind:
+    """One way to choose stand-in sizes.
+
+    ``assign(values, attributes, unit, first)`` maps ascending sizes to multiples of ``unit``. Integer attributes of at
+    least ``least`` count as sizes (None: none do) if they equal one or, with ``divisors``, divide one.
+    """
 
     assign: Callable[[Sequence[int], frozenset[int], int, int], dict[int, int]]
     least: int | None
@@ -41,37 +42,44 @@ class Kind:
 
 @dataclass(frozen=True)
 class StandIn:
-    """A call to search in, and one of other sizes to confirm the result in (None: the sizes are the real ones).
+    """A call to search in, and one of other sizes to confirm the result (None: the sizes are the real ones).
 
-    ``sizes`` maps real sizes to those of ``call``, and integer attributes from ``least`` on (None: none of them).
+    ``sizes`` maps real sizes to those of ``call``, and integer attributes of at least ``least`` (None: none of them).
     """
 
     call: Call
-    confirm: Call | None
+    confirmation_call: Call | None
     sizes: Sizes
     least: int | None
 
-    def grown(self, value: int, *, multiples: bool = False) -> Call:
-        """The call with what stands for the real size ``value`` twice as large; and what is a small multiple of it."""
-        sizes = {self.sizes[key]: size for key, size in _grown(self.sizes, value, multiples=multiples).items()}
+    def with_doubled_size(self, value: int, *, multiples: bool = False) -> Call:
+        """The call with the stand-in of real size ``value`` doubled, optionally with its small multiples."""
+        sizes = {self.sizes[key]: size for key, size in _double_size(self.sizes, value, multiples=multiples).items()}
         return resized(self.call, sizes, self.least)
 
 
-def of_dtypes(stand_in: StandIn, call: Call) -> StandIn:
-    """The same in the dtypes of another call of the op."""
+def with_dtypes(stand_in: StandIn, call: Call) -> StandIn:
+    """The stand-in in the dtypes of another call of the op."""
 
     def cast(one: Call) -> Call:
         pairs = zip(one.tensors, call.tensors, strict=True)
         return replace(one, tensors=tuple(replace(spec, dtype=own.dtype) for spec, own in pairs))
 
-    return replace(stand_in, call=cast(stand_in.call), confirm=stand_in.confirm and cast(stand_in.confirm))
+    return replace(
+        stand_in,
+        call=cast(stand_in.call),
+        confirmation_call=stand_in.confirmation_call and cast(stand_in.confirmation_call),
+    )
 
 
 def stand_in(call: Call, outputs: Shapes, real: tuple[Call, Shapes] | None = None) -> StandIn:
     """The first stand-in that the op accepts, for a call with these output shapes.
 
-    ``real`` is the call that is taken where all are refused, with its output shapes; by default, ``call``. Raises
-    ``Undiscoverable``.
+    Args:
+        real: call to use if the op rejects all stand-ins, and its output shapes; by default ``call`` and ``outputs``.
+
+    Raises:
+        Undiscoverable: the op rejects all stand-ins, and the real call is too large or fails.
     """
     failure = Undiscoverable("")
     for kind, unit in product(KINDS, UNITS):
@@ -89,22 +97,22 @@ def stand_in(call: Call, outputs: Shapes, real: tuple[Call, Shapes] | None = Non
         return StandIn(small, large, sizes, kind.least)
     last, shapes = real or (call, outputs)
     if num_elements(last) > MAX_ELEMENTS:
-        raise Undiscoverable(f"accepts no small stand-in: it {str(failure) or 'has too many dims'}")
+        raise Undiscoverable(f"cannot be tested on small inputs: it {str(failure) or 'has too many dims'}")
     _check(last, shapes, {})
     return StandIn(last, None, {}, None)
 
 
 def _check(call: Call, outputs: Shapes, sizes: Sizes) -> None:
-    """The op runs, and its outputs have the sizes that stand for the real ones. Raises ``Undiscoverable``."""
+    """Check that the op runs with outputs of the expected sizes; raises ``Undiscoverable``."""
     (sample,) = samples(call, 1)
     shapes = [tuple(out.shape) for out in sample.outputs]
     wanted = [tuple(sizes.get(size, size) for size in shape) for shape in outputs]
     if shapes != wanted:
-        raise Undiscoverable(f"gives the shapes {shapes} where {wanted} are expected")
+        raise Undiscoverable(f"returns shapes {shapes} instead of {wanted}")
 
 
 def resized(call: Call, sizes: Sizes, least: int | None) -> Call:
-    """The call with every size of its tensors, and every integer attribute from ``least`` on, replaced as in ``sizes``."""
+    """The call with tensor sizes, and integer attributes of at least ``least``, replaced according to ``sizes``."""
 
     def tensor(spec: Tensor) -> Tensor:
         high = spec.high if spec.high is None else min(spec.high, sizes.get(spec.high, max(sizes.values(), default=2)))
@@ -128,22 +136,26 @@ def num_elements(call: Call) -> int:
     return sum(prod(spec.shape) for spec in call.tensors)
 
 
-def _values(call: Call, outputs: Shapes, kind: Kind) -> tuple[list[int], frozenset[int]]:
+def _values(call: Call, outputs: Shapes, kind: StandInKind) -> tuple[list[int], frozenset[int]]:
     """The distinct sizes above 1, ascending, and which of them are attributes."""
     found = {size for shape in (*(spec.shape for spec in call.tensors), *outputs) for size in shape if size > 1}
-    numbers = {value for _, value in integers(call.args, call.kwargs) if kind.least is not None and value >= kind.least}
+    numbers = {
+        value
+        for _, value in integer_attributes(call.args, call.kwargs)
+        if kind.least is not None and value >= kind.least
+    }
     if kind.divisors:
         found |= {value for value in numbers if any(size % value == 0 for size in found)}
     return sorted(found), frozenset(numbers & found)
 
 
 def _distinct(values: Sequence[int], _: frozenset[int], unit: int, first: int) -> dict[int, int]:
-    """Multiples of ``unit`` from the ``first`` on, in order."""
+    """Multiples of ``unit`` in order, starting with the ``first``."""
     return {value: unit * (at + first) for at, value in enumerate(values)}
 
 
 def _summed(values: Sequence[int], _: frozenset[int], unit: int, first: int) -> dict[int, int]:
-    """The same, but sums of two stay sums."""
+    """Like ``_distinct``, but sums of two sizes stay sums."""
     found: dict[int, int] = {}
     for value in values:
         pair = next(((one, value - one) for one in found if value - one in found), None)
@@ -152,7 +164,10 @@ def _summed(values: Sequence[int], _: frozenset[int], unit: int, first: int) -> 
 
 
 def _grouped(values: Sequence[int], numbers: frozenset[int], unit: int, first: int) -> dict[int, int]:
-    """The same, but a multiple of an attribute stays one: times what stands for the rest, or for a divisor of that."""
+    """Like ``_distinct``, but a multiple of an attribute stays one.
+
+    Its cofactor becomes the stand-in of a size that divides the cofactor, if there is one.
+    """
     found: dict[int, int] = {}
     for value in values:
         group = max((number for number in numbers if number < value and value % number == 0), default=0)
@@ -169,7 +184,7 @@ def _grouped(values: Sequence[int], numbers: frozenset[int], unit: int, first: i
 
 
 def _related(values: Sequence[int], _: frozenset[int], unit: int, first: int) -> dict[int, int]:
-    """The same, but products of two stay products, and a divisor of a size stays one."""
+    """Like ``_distinct``, but products of two sizes stay products, and divisors of a size stay divisors."""
     found: dict[int, int] = {}
     last = unit * (first - 1)
     for value in values:
@@ -187,8 +202,10 @@ def _related(values: Sequence[int], _: frozenset[int], unit: int, first: int) ->
 
 
 def _multiplied(values: Sequence[int], _: frozenset[int], unit: int, first: int) -> dict[int, int]:
-    """The same, but twice to four times a size stays that, as the gates of a recurrent layer or two directions are; and
-    sizes so small, which count layers or directions, stay what they are."""
+    """Like ``_distinct``, but twice to four times a size stays that; sizes up to four are kept.
+
+    Examples are the gates of a recurrent layer or its two directions; small sizes count layers or directions.
+    """
     found: dict[int, int] = {}
     last = unit * (first - 1)
     for value in (value for value in values if value > MAX_MULTIPLE):
@@ -198,9 +215,11 @@ def _multiplied(values: Sequence[int], _: frozenset[int], unit: int, first: int)
     return found
 
 
-def _grown(sizes: Sizes, value: int, *, multiples: bool) -> dict[int, int]:
-    """The same with what stands for ``value`` twice as large; what was a product of two of them still is, and, if wished, what
-    was a small multiple of it."""
+def _double_size(sizes: Sizes, value: int, *, multiples: bool) -> dict[int, int]:
+    """The sizes with the stand-in of ``value`` doubled.
+
+    Products of two sizes stay products; with ``multiples``, small multiples of ``value`` double too.
+    """
     grows = {value}
     if multiples:
         grows |= {value * by for by in range(2, MAX_MULTIPLE + 1) if sizes.get(value * by) == sizes[value] * by}
@@ -218,14 +237,14 @@ def _factors(value: int, sizes: Sizes) -> tuple[int, int] | None:
 
 
 KINDS = (
-    Kind(_distinct, None),
-    Kind(_distinct, 2),
-    Kind(_summed, 2),
-    Kind(_grouped, 5, divisors=True),
-    Kind(_grouped, 2, divisors=True),
-    Kind(_related, 2),
-    Kind(_related, 2, divisors=True),
-    Kind(_related, None),
-    Kind(_multiplied, None),
+    StandInKind(_distinct, None),
+    StandInKind(_distinct, 2),
+    StandInKind(_summed, 2),
+    StandInKind(_grouped, 5, divisors=True),
+    StandInKind(_grouped, 2, divisors=True),
+    StandInKind(_related, 2),
+    StandInKind(_related, 2, divisors=True),
+    StandInKind(_related, None),
+    StandInKind(_multiplied, None),
 )
 """In the order of trial. Small attributes are often dims or flags."""

@@ -1,4 +1,4 @@
-"""The same bits in every run: what torch is told, and how runs are compared."""
+"""Bitwise reproducible runs: torch's settings, and digests to compare runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import torch
 
 
 def require_determinism() -> None:
-    """Kernels that add up in a fixed order alone; torch raises ``RuntimeError`` where an op has none. Call it before the
-    first use of a GPU: cuBLAS reads its workspace's setting then."""
+    """Use only kernels that add in a fixed order; torch raises ``RuntimeError`` for an op without one.
+
+    Call it before the first use of a GPU, when cuBLAS reads its workspace setting.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    # Nothing here reads memory before it is written, so that filling it would only take time.
+    # No code here reads uninitialised memory, so filling it would only take time.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (torch declares no type)
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """A hash of the names, types, shapes and bits of tensors."""
+    """SHA-256 of the names, dtypes, shapes and bits of tensors."""
     found = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()

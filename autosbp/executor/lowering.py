@@ -1,15 +1,16 @@
-"""``lower``: from a logical graph and a strategy to what one rank runs, as a printable ``fx.GraphModule`` (DESIGN section 9).
+"""Lowering: from a logical graph and a strategy to one rank's program, a printable ``fx.GraphModule``.
 
 The program takes (parameters in their stored layouts, whole batch tensors) in the graph's order and returns the loss,
-or the results of a single call in a tuple.
-It holds local ops with local sizes and explicit communication, in the order of ``sbp.program``. ``torch.compile`` takes
-it: the local ops between two steps of communication are compiled together.
+or the results of a single call in a tuple. It holds local ops with local sizes and explicit communication, in the order
+of ``program.program``. It works with ``torch.compile``, which compiles the local ops between two communication steps
+together.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,25 +18,26 @@ import torch
 
 from autosbp.costmodel.compute import SIZE_ARGUMENTS
 from autosbp.errors import InputError
-from autosbp.executor import ops
-from autosbp.executor.again import recomputed
-from autosbp.executor.deferred import deferred_linear
-from autosbp.executor.gathering import gather_again, gathered
+from autosbp.executor import comm_ops
+from autosbp.executor.activation_checkpointing import checkpoint
+from autosbp.executor.deferred_wgrad import deferred_linear
+from autosbp.executor.loss_denominators import batch_denominator
+from autosbp.executor.parameter_gathers import fetch_parameter, regather_before_backward
 from autosbp.executor.split_ops import IMPLEMENTATIONS, SplitCall
-from autosbp.executor.whole_batch import whole_denominator
-from autosbp.graph.attributes import divided
-from autosbp.graph.ir import LogicalGraph, Node, Ref
-from autosbp.graph.materialise import constant_tensor, is_random, op_of, to_fx_arg
-from autosbp.plan import Strategy
-from autosbp.sbp.boxing import Step
-from autosbp.sbp.choices import found_choices, implemented_axes
-from autosbp.sbp.deferral import deferring
-from autosbp.sbp.parameters import ParameterFlow, program_flow
-from autosbp.sbp.placement import NdSbp, format_nd_sbp, local_shape, shard_index
-from autosbp.sbp.program import OUTPUT, Box, Item, Op
-from autosbp.sbp.recompute import ReadKey, Segment, flows_back
+from autosbp.graph.argument_checks import check_arguments
+from autosbp.graph.int_attributes import divide_attribute
+from autosbp.graph.ir import Arg, LogicalGraph, Node, Ref, TensorMeta
+from autosbp.graph.to_fx import constant_tensor, is_random, resolve_op, to_fx_arg
+from autosbp.plan.plan import Strategy
+from autosbp.program.activation_checkpointing import ReadKey, Segment, receives_gradient
+from autosbp.program.chosen_options import implemented_axes, option_choices
+from autosbp.program.deferred_wgrad import deferred_linear_ops
+from autosbp.program.parameter_flow import ParameterFlow, program_flow
+from autosbp.program.program import LOSS_GROUP, Boxing, Item, Op
+from autosbp.sbp.boxing import BoxingStep
+from autosbp.sbp.factor_notation import AxisOption
+from autosbp.sbp.layout import NdSbp, format_nd_sbp, local_shape, shard_index
 from autosbp.sbp.rules import RULES, sharding_of
-from autosbp.sbp.sharding import AxisOption
 
 
 def lower(
@@ -50,26 +52,29 @@ def lower(
     """The physical program of ``rank``.
 
     Args:
-        graph: bound at the strategy's microbatch; a pipeline's chunk takes what it receives behind its batch tensors.
+        graph: bound at the strategy's microbatch; a pipeline chunk takes received values after its batch tensors.
         strategy: layouts, stored parameters and boxing paths.
         rank: 0 to the mesh's size - 1.
-        flow: the strategy's, where ``executor.gathering`` brings its parameters; without it the program boxes them all
-            itself.
-        defers: linear ops leave the gradients of their weights for later (``executor.deferred``).
-        denominators: divisions by what the runtime has of the whole batch (``executor.whole_batch``).
+        flow: the strategy's parameter flow if ``executor.parameter_gathers`` provides parameters; without it the
+            program boxes them all itself.
+        defers: linear ops defer their weight gradients (``executor.deferred_wgrad``).
+        denominators: names of divisions by batch-wide numbers of the runtime (``executor.loss_denominators``).
 
     Raises:
-        InputError: when the strategy does not fit the graph, or there is no such rank.
+        InputError: the strategy does not fit the graph, or there is no such rank.
     """
     if not 0 <= rank < strategy.mesh.size:
-        raise InputError("rank", rank, f"0 to {strategy.mesh.size - 1} is expected")
+        raise InputError("rank", rank, f"expected 0 to {strategy.mesh.size - 1}")
     return _Lowering(graph, strategy, rank, flow, defers, denominators).run()
 
 
 @cache
-def uncompiled(target: Callable[..., Any]) -> Any:
-    """``target`` as a program calls it, and ``torch.compile`` leaves it alone: what communicates, draws random numbers or
-    keeps a record runs as it is, in the program's order, between compiled local ops."""
+def compile_disabled(target: Callable[..., Any]) -> Any:
+    """``target`` excluded from ``torch.compile``.
+
+    Functions that communicate, draw random numbers or keep records run as they are, in the program's order, between
+    compiled local ops.
+    """
     return torch.compiler.disable(target)  # type: ignore[no-untyped-call]
 
 
@@ -87,20 +92,20 @@ class _Lowering:
         self.later: frozenset[str] = frozenset()
         self.denominators = frozenset(denominators)
         self.flow = flow or ParameterFlow((), (), (), frozenset())
-        self.gathers = flow is not None
+        self.uses_gathers = flow is not None
         self.coordinate = strategy.mesh.coordinate(rank)
         self.fx = torch.fx.Graph()
         self.root = torch.nn.Module()
         self.values: dict[ReadKey, Any] = {}
 
     def run(self) -> torch.fx.GraphModule:
-        if not self.gathers:
+        if not self.uses_gathers:
             self.flow = program_flow(self.graph, self.strategy)
         if self.defers:
-            self.later = deferring(self.graph, self.strategy, self.flow)
+            self.later = deferred_linear_ops(self.graph, self.strategy, self.flow)
         for name in (*(leaf.name for leaf in self.graph.parameters), *(leaf.name for leaf in self.graph.inputs)):
             self.values[Ref(name)] = self.fx.placeholder(name.replace(".", "_"))
-        for ref in self.graph.received:
+        for ref in self.graph.received_refs:
             self.values[ref] = self.fx.placeholder(f"received_{ref.name}_{ref.index}")
         for constant in self.graph.constants:
             attribute = constant.name.replace(".", "_")
@@ -111,7 +116,7 @@ class _Lowering:
         at = 0
         while at < len(items):
             if at in begins:
-                self._again(begins[at])
+                self._lower_segment(begins[at])
                 at = begins[at].last
             else:
                 self._item(at, items[at])
@@ -120,56 +125,58 @@ class _Lowering:
             self.fx.output(tuple(self.values[ref] for ref in self.graph.results))
         else:
             last = items[-1]
-            assert isinstance(last, Box) and last.group == OUTPUT
+            assert isinstance(last, Boxing) and last.group == LOSS_GROUP
             self.fx.output(self.values[last.key])
         self.fx.lint()
         return torch.fx.GraphModule(self.root, self.fx, class_name="PhysicalProgram")
 
     def _item(self, at: int, item: Item) -> None:
-        if isinstance(item, Box):
+        if isinstance(item, Boxing):
             self.values[item.key] = self._box(at, item)
         else:
             self._op(item)
-            if at in self.flow.backward_sends:
-                self.fx.call_function(uncompiled(gather_again), (self.values[Ref(item.node.name)], at))
+            if at in self.flow.backward_gathers:
+                self.fx.call_function(
+                    compile_disabled(regather_before_backward), (self.values[Ref(item.node.name)], at)
+                )
 
-    def _again(self, segment: Segment) -> None:
-        """A module of its own for what is recomputed, and its call."""
+    def _lower_segment(self, segment: Segment) -> None:
+        """Emit a submodule for a recomputed segment, and its call."""
         own = [key for key in segment.reads if isinstance(key, Ref) and key.name in segment.own]
         reads = [*own, *(key for key in segment.reads if key not in own)]
         outer, values, self.fx = self.fx, self.values, torch.fx.Graph()
         self.values = {key: self.fx.placeholder(values[key].name) for key in reads}
         for at in range(segment.first, segment.last + 1):
             self._item(at, self.flow.items[at])
-        self.fx.output(tuple(self.values[key] for key in segment.makes))
+        self.fx.output(tuple(self.values[key] for key in segment.outputs))
         self.fx.lint()
         name = f"recomputed_{self.flow.segments.index(segment)}"
         self.root.add_module(name, torch.fx.GraphModule(self.root, self.fx, class_name="RecomputedProgram"))
         self.fx, self.values = outer, values
-        gradients = tuple(flows_back(self.graph, key) for key in segment.makes)
+        gradients = tuple(receives_gradient(self.graph, key) for key in segment.outputs)
         args = (self.fx.get_attr(name), tuple(values[key] for key in own), gradients)
         result = self.fx.call_function(
-            uncompiled(recomputed), (*args, *(values[key] for key in reads[len(own) :]))
+            compile_disabled(checkpoint), (*args, *(values[key] for key in reads[len(own) :]))
         )  # fmt: skip
-        for at, key in enumerate(segment.makes):
+        for at, key in enumerate(segment.outputs):
             values[key] = self.fx.call_function(operator.getitem, (result, at))
 
-    def _box(self, at: int, box: Box) -> Any:
+    def _box(self, at: int, box: Boxing) -> Any:
         if box.key in self.flow.place:
-            return self.fx.call_function(uncompiled(gathered), (box.ref.name, format_nd_sbp(box.dst), at))
+            return self.fx.call_function(compile_disabled(fetch_parameter), (box.ref.name, format_nd_sbp(box.dst), at))
         value = self.values[box.ref]
         if box.data:
-            return self._cut(value, box)
+            return self._slice_data(value, box)
         for step in box.steps:
-            if self.gathers and box.is_late(step):
-                value = self.fx.call_function(uncompiled(ops.all_reduce_loss), (value, step.axes))
+            if self.uses_gathers and box.overlaps_backward(step):
+                value = self.fx.call_function(compile_disabled(comm_ops.all_reduce_loss), (value, step.axes))
             else:
                 target, args, kwargs = _call(step, value)
-                value = self.fx.call_function(uncompiled(target), args, kwargs)
+                value = self.fx.call_function(compile_disabled(target), args, kwargs)
         return value
 
-    def _cut(self, value: Any, box: Box) -> Any:
-        """Data is whole on every rank: a part is a local slice, a partial one is zero on all but the first rank."""
+    def _slice_data(self, value: Any, box: Boxing) -> Any:
+        """Slice data locally, as it is whole on every rank; for P, zeros on all but the first rank."""
         shape = self.graph.meta(box.ref).sizes
         local = local_shape(shape, box.dst, self.strategy.mesh)
         for dim, (whole, part) in enumerate(zip(shape, local, strict=True)):
@@ -185,30 +192,56 @@ class _Lowering:
         reads = iter([self.values[read] for read in item.reads])
         args = [self._argument(arg, reads) for arg in node.args]
         kwargs = {key: self._argument(arg, reads) for key, arg in node.kwargs.items()}
-        target = op_of(node.op)
+        target = resolve_op(node.op)
         if node.name in self.denominators:
-            args[1] = self.fx.call_function(uncompiled(whole_denominator), (args[1], node.name))
+            args[1] = self.fx.call_function(compile_disabled(batch_denominator), (args[1], node.name))
         if item.signature is not None:
             if node.op in SIZE_ARGUMENTS:
                 args[SIZE_ARGUMENTS[node.op]] = list(
                     local_shape(node.outputs[0].sizes, item.signature.outs[0], self.strategy.mesh)
                 )
-            choices = found_choices(self.graph, node, item.signature, self.strategy.mesh.ndim)
+            choices = option_choices(self.graph, node, item.signature, self.strategy.mesh.ndim)
             for axis, choice in zip(self.strategy.mesh.axes, choices, strict=True):
                 for path in choice.divided if choice is not None else ():
-                    args, kwargs = divided(args, kwargs, path, axis.size)
+                    args, kwargs = divide_attribute(args, kwargs, path, axis.size)
+            self._check_part(item, choices)
             program = self._implemented(item, choices, args, kwargs)
             if program is not None:
-                target, args, kwargs = uncompiled(program[0]), list(program[1]), {}
+                target, args, kwargs = compile_disabled(program[0]), list(program[1]), {}
             elif node.name in self.later:
-                target = uncompiled(deferred_linear)
-        if self._is_random(node):
+                target = compile_disabled(deferred_linear)
+        if is_random_node(self.graph, node):
             shard = 0 if item.signature is None else self._shard(item.signature.outs[0])
-            target, args = uncompiled(ops.drawn), [target, self.graph.positions[node.name], shard, *args]
+            target, args = (
+                compile_disabled(comm_ops.run_random_op),
+                [target, self.graph.positions[node.name], shard, *args],
+            )
         result: Any = self.fx.call_function(target, tuple(args), kwargs)
         for at in range(len(node.outputs)):
             one = result if len(node.outputs) == 1 else self.fx.call_function(operator.getitem, (result, at))
             self.values[Ref(node.name, at)] = one
+
+    def _check_part(self, item: Op, choices: Sequence[AxisOption | None]) -> None:
+        """Raise ``GraphError`` if the op, on this rank's part, would read out of bounds.
+
+        Layouts of an op without a built-in rule come from the graph's document and may be wrong.
+        """
+        args, kwargs, mesh = item.node.args, item.node.kwargs, self.strategy.mesh
+        for axis, choice in zip(mesh.axes, choices, strict=True):
+            for path in choice.divided if choice is not None else ():
+                args, kwargs = divide_attribute(args, kwargs, path, axis.size)
+        assert item.signature is not None
+        parts: list[TensorMeta] = []
+        layouts = iter(item.signature.ins)
+
+        def part(arg: Arg) -> Arg:
+            if not isinstance(arg, Ref):
+                return arg
+            meta = self.graph.meta(arg)
+            parts.append(replace(meta, shape=local_shape(meta.sizes, next(layouts), mesh)))
+            return Ref(arg.name, len(parts) - 1)
+
+        check_arguments(replace(item.node, args=args, kwargs=kwargs).map_args(part), lambda ref: parts[ref.index])
 
     def _argument(self, arg: Any, reads: Any) -> Any:
         if isinstance(arg, Ref):
@@ -216,12 +249,6 @@ class _Lowering:
         if isinstance(arg, tuple):
             return [self._argument(item, reads) for item in arg]
         return to_fx_arg(arg, {})
-
-    def _is_random(self, node: Node) -> bool:
-        """As the rule says, which knows the arguments; else as torch says of the op."""
-        if node.op in RULES or node.rule:
-            return sharding_of(self.graph, node).random
-        return is_random(node.op)
 
     def _shard(self, layout: NdSbp) -> int:
         """A number that replicas share and other shards do not."""
@@ -233,7 +260,7 @@ class _Lowering:
     def _implemented(
         self, item: Op, choices: Sequence[AxisOption | None], args: list[Any], kwargs: dict[str, Any]
     ) -> tuple[Any, tuple[Any, ...]] | None:
-        """The call that replaces an op whose whole dim is split; None where the op itself runs."""
+        """The call that replaces an op whose whole dim is split; None if the op itself runs."""
         assert item.signature is not None
         axes = implemented_axes(choices)
         if not axes:
@@ -244,22 +271,30 @@ class _Lowering:
         )
 
 
-def _call(step: Step, value: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def is_random_node(graph: LogicalGraph, node: Node) -> bool:
+    """Whether an op is random: by its rule, which knows the arguments, else by torch's tags."""
+    return sharding_of(graph, node).random if node.op in RULES or node.rule else is_random(node.op)
+
+
+def _call(step: BoxingStep, value: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The call of one primitive step."""
     common: dict[str, Any] = {"axes": step.axes, "backward": step.backward}
     if step.reduction != "sum" and step.forward in ("all_reduce", "reduce_scatter"):
         common["reduction"] = step.reduction
     if step.forward == "all_gather":
-        return ops.all_gather, (value,), {**common, "src_dim": step.src_dim}
+        return comm_ops.all_gather, (value,), {**common, "src_dim": step.src_dim}
     if step.forward == "reduce_scatter":
-        return ops.reduce_scatter, (value,), {**common, "dst_dim": step.dst_dim}
+        return comm_ops.reduce_scatter, (value,), {**common, "dst_dim": step.dst_dim}
     if step.forward == "all_to_all":
-        return ops.all_to_all, (value,), {**common, "src_dim": step.src_dim, "dst_dim": step.dst_dim}
+        return comm_ops.all_to_all, (value,), {**common, "src_dim": step.src_dim, "dst_dim": step.dst_dim}
     if step.forward == "slice":
-        return ops.slice_shard, (value,), {**common, "dst_dim": step.dst_dim}
+        return comm_ops.slice_shard, (value,), {**common, "dst_dim": step.dst_dim}
     if step.forward == "pad":
-        return ops.pad_shard, (value,), {**common, "src_dim": step.src_dim}
-    target = {"all_reduce": ops.all_reduce, "mask": ops.mask, "none": ops.relabel, "p2p": ops.permute_ranks}[
-        step.forward
-    ]
+        return comm_ops.pad_shard, (value,), {**common, "src_dim": step.src_dim}
+    target = {
+        "all_reduce": comm_ops.all_reduce,
+        "mask": comm_ops.mask,
+        "none": comm_ops.relabel,
+        "p2p": comm_ops.permute_ranks,
+    }[step.forward]
     return target, (value,), common

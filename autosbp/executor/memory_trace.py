@@ -1,7 +1,7 @@
-"""``MemoryTrace``: the bytes of every tensor that is alive, as a step runs.
+"""``MemoryTrace``: bytes of all live tensors during a step.
 
-Follows storages, not tensors: views count once, and a storage counts until the last that holds it is gone, autograd
-included. What kernels allocate for themselves and free before they return is not seen, nor is what an allocator rounds up.
+Tracks storages, not tensors: views count once, and a storage counts until its last holder is gone, autograd included.
+Memory that kernels allocate and free internally is not seen, nor is the allocator's rounding.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_iter
 
 
 class MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context. ``live`` is the bytes alive now, ``peak`` the most so far; ``peak_op`` ran last before the peak.
+    """A context. ``live`` is the bytes alive now, ``peak`` the maximum so far; ``peak_op`` ran last before the peak.
 
     Args:
-        known: tensors made before, which count too.
+        known: tensors created before, which count too.
 
-    One thread, and backward on CPU, which runs in the caller's thread. While a dispatch mode is on, autograd adds the
-    gradients of a value with several readers up out of place, which takes one tensor more for that moment.
+    For one thread, and backward on CPU, which runs in the caller's thread. Under a dispatch mode, autograd accumulates
+    the gradients of a value with several readers out of place, which briefly takes one more tensor.
     """
 
     def __init__(self, known: Iterable[torch.Tensor] = ()) -> None:

@@ -1,7 +1,7 @@
-"""Process groups, each made once: a group takes threads, sockets and a rendezvous, and none of them ever ends by itself.
+"""Process groups, each created once: a group takes threads, sockets and a rendezvous, which are never freed.
 
-All that asks for the ranks of one group shares it. Collectives of a group are matched by their order, and programs on the
-same ranks issue theirs in one order.
+All users of the same ranks share a group. Collectives of a group are matched by their order, and programs on the same
+ranks issue theirs in the same order.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from autosbp.sbp.mesh import Mesh
@@ -19,8 +20,11 @@ _world: list[Any] = []
 
 
 def process_group(ranks: Sequence[int]) -> Any:
-    """The group of these processes, in this order. The first call for them is collective: every process of the job makes
-    the same ones in the same order, also those that it is not in."""
+    """The group of these processes, in this order.
+
+    The first call for given ranks is collective: every process of the job makes the same calls in the same order,
+    including those outside of the group.
+    """
     _begin()
     key = tuple(ranks)
     if key not in _groups:
@@ -28,20 +32,24 @@ def process_group(ranks: Sequence[int]) -> Any:
     return _groups[key]
 
 
-def device_mesh(mesh: Mesh, device_type: str) -> Any:
-    """The torch DeviceMesh of a mesh, axes by name; collective as ``process_group`` is."""
-    from torch.distributed.device_mesh import init_device_mesh
+def stage_device_mesh(mesh: Mesh, num_stages: int, device_type: str) -> Any:
+    """The torch DeviceMesh of this process's pipeline stage; collective like ``process_group``.
+
+    A stage of one device has one axis of size 1: torch's ops take no mesh without axes."""
+    from torch.distributed.device_mesh import DeviceMesh
 
     _begin()
-    key = mesh, device_type
-    if key not in _meshes:
-        names = tuple(axis.name for axis in mesh.axes)
-        _meshes[key] = init_device_mesh(device_type, mesh.shape, mesh_dim_names=names)
-    return _meshes[key]
+    names = tuple(axis.name for axis in mesh.axes)
+    for stage in range(num_stages):
+        key = mesh, f"{device_type} of stage {stage} of {num_stages}"
+        if key not in _meshes:
+            ranks = torch.arange(stage * mesh.size, (stage + 1) * mesh.size).reshape(mesh.shape or (1,))
+            _meshes[key] = DeviceMesh(device_type, ranks, mesh_dim_names=names or ("one",))
+    return _meshes[mesh, f"{device_type} of stage {dist.get_rank() // mesh.size} of {num_stages}"]
 
 
 def _begin() -> None:
-    """Groups end with the job's own group; another one begins anew."""
+    """Drop the groups of an earlier job: they end with its world group."""
     if _world != [dist.group.WORLD]:
         _groups.clear()
         _meshes.clear()

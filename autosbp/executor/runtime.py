@@ -1,4 +1,4 @@
-"""What a rank's program runs on: its place in the mesh, its process groups, and the record of collectives it issued."""
+"""Runtime of a rank's program: its place in the mesh, process groups, and record of issued collectives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCollective:
     """One collective that this rank took part in: message n in bytes and the ranks of the group, in order."""
 
     kind: str
@@ -25,7 +25,7 @@ class Issued:
     ranks: tuple[int, ...]
 
 
-Moment = tuple[int, Any, list[Callable[[], None]]]
+StepState = tuple[int, Any, list[Callable[[], None]]]
 """``micro``, ``gathers`` and ``deferred`` of a ``Runtime``."""
 
 
@@ -33,22 +33,23 @@ Moment = tuple[int, Any, list[Callable[[], None]]]
 class Runtime:
     """One rank. Groups are made collectively: every rank must make the same ones in the same order (``make_groups``).
 
-    ``seed``, ``step`` and ``micro`` (the microbatch within the step) tell random ops what to draw; they are the same on
-    every rank. ``gathers`` (``executor.gathering``) brings a program the parameters that it does not box itself.
-    ``pending`` is communication that nothing in the program waits for, ``deferred`` work that a backward pass left
-    (``executor.deferred``). ``denominators`` of divisions, by name, are those of the whole batch (``executor.whole_batch``).
+    ``seed``, ``step`` and ``micro`` (the microbatch within the step) seed random ops; they are the same on every rank.
+    ``gathers`` (``executor.parameter_gathers``) provides the parameters that the program does not box itself.
+    ``pending`` is communication that nothing in the program waits for; ``deferred`` holds weight gradients left by a
+    backward pass (``executor.deferred_wgrad``). ``denominators`` are batch-wide divisors by name of division
+    (``executor.loss_denominators``).
     """
 
     mesh: Mesh
     rank: int
     device: torch.device
-    issued: list[Issued] = field(default_factory=list)
+    issued: list[IssuedCollective] = field(default_factory=list)
     seed: int = 0
     step: int = 0
     micro: int = 0
     gathers: Any = None
     pending: list[Any] = field(default_factory=list)
-    deferred: list[Callable[[], None]] = field(default_factory=list)
+    deferred_wgrads: list[Callable[[], None]] = field(default_factory=list)
     denominators: dict[str, torch.Tensor] = field(default_factory=dict)
     _groups: dict[tuple[int, ...], tuple[Any, list[int]]] = field(default_factory=dict)
 
@@ -57,7 +58,7 @@ class Runtime:
         return self.mesh.coordinate(self.rank)
 
     def make_groups(self, axes_sets: list[tuple[int, ...]]) -> None:
-        """Have the process groups over these sets of axes; call with the same list on every rank."""
+        """Create the process groups over these sets of axes; call with the same list on every rank."""
         for axes in sorted(set(axes_sets)):
             if axes in self._groups:
                 continue
@@ -78,33 +79,33 @@ class Runtime:
         return place
 
     def record(self, kind: str, tensor: torch.Tensor, ranks: list[int]) -> None:
-        """Note a collective whose message n is ``tensor``."""
-        self.issued.append(Issued(kind, tensor.numel() * tensor.element_size(), tuple(ranks)))
+        """Record a collective whose message n is ``tensor``."""
+        self.issued.append(IssuedCollective(kind, tensor.numel() * tensor.element_size(), tuple(ranks)))
 
     def finish(self) -> None:
-        """Wait for what is pending."""
+        """Wait for pending communication."""
         for work in self.pending:
             work.wait()
         self.pending.clear()
 
     @property
-    def moment(self) -> Moment:
-        """Where this rank is in its step."""
-        return self.micro, self.gathers, self.deferred
+    def moment(self) -> StepState:
+        """State of this rank within its step."""
+        return self.micro, self.gathers, self.deferred_wgrads
 
     @contextmanager
-    def back_at(self, moment: Moment) -> Iterator[None]:
-        """Within, programs run as if it were that moment."""
+    def with_state(self, moment: StepState) -> Iterator[None]:
+        """Context in which programs run with the state of ``moment``."""
         now = self.moment
-        self.micro, self.gathers, self.deferred = moment
+        self.micro, self.gathers, self.deferred_wgrads = moment
         try:
             yield
         finally:
-            self.micro, self.gathers, self.deferred = now
+            self.micro, self.gathers, self.deferred_wgrads = now
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within, programs of this thread run on this runtime."""
+        """Context in which programs of this thread run on this runtime."""
         previous = getattr(_thread, "runtime", None)
         _thread.runtime = self
         try:
@@ -114,8 +115,8 @@ class Runtime:
 
 
 def current() -> Runtime:
-    """The runtime that programs run on now."""
+    """The runtime that is active in this thread."""
     runtime: Runtime | None = getattr(_thread, "runtime", None)
     if runtime is None:
-        raise RuntimeError("a lowered program runs inside `with runtime.active():`")
+        raise RuntimeError("run a lowered program inside `with runtime.active():`")
     return runtime

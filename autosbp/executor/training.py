@@ -10,66 +10,75 @@ import torch
 import torch._dynamo  # noqa: F401  # the first optimizer of a process imports it: here, so that ranks fork with it
 import torch.distributed as dist
 
-from autosbp.costmodel.collectives import Collective, StepCollectives
+from autosbp.costmodel.step_collectives import Collective, StepCollectives
 from autosbp.errors import InputError
-from autosbp.executor.full_precision import FullPrecision, is_short
-from autosbp.executor.gathering import ParameterGathers
+from autosbp.executor.gradient_buckets import GradientBuckets
+from autosbp.executor.loss_denominators import BatchDenominators
 from autosbp.executor.lowering import lower
-from autosbp.executor.offload import HostOptimizer
-from autosbp.executor.parameters import local_parameters
-from autosbp.executor.reduction import GradientBuckets
-from autosbp.executor.runtime import Issued, Runtime
-from autosbp.executor.whole_batch import Denominators
-from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Strategy
+from autosbp.executor.master_weights import MasterWeights, clear_gradients, is_half_precision
+from autosbp.executor.optimizer_offload import HostOptimizer
+from autosbp.executor.parameter_gathers import ParameterGathers
+from autosbp.executor.parameter_shards import local_parameters
+from autosbp.executor.runtime import IssuedCollective, Runtime
+from autosbp.graph.evaluation import evaluation_graph
+from autosbp.graph.index_bounds import DEFAULT_HIGH
+from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph
+from autosbp.plan.plan import Strategy
+from autosbp.program.microbatch_loss import microbatch_loss_scaling
+from autosbp.program.parameter_flow import parameter_flow
 from autosbp.sbp.boxing import permute_peers
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.parameters import parameter_flow
-from autosbp.sbp.whole_batch import in_parts
 
 
 class TrainingLoop(ABC):
-    """What trainers have in common, with stages or without."""
+    """Common part of trainers with and without pipeline stages."""
 
     runtime: Runtime
+    locals: dict[str, torch.Tensor]
     optimizer: Any
+    """None if the caller steps the parameters itself."""
 
     @abstractmethod
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Loss of the global batch; every parameter of this rank has its whole gradient."""
+        """Loss of the global batch; every parameter of this rank has its complete gradient."""
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One training step; returns the loss before it, on the device, for which nothing has waited yet."""
+        """One training step; returns the loss before the update, on the device, without waiting for it."""
         loss = self.forward_backward(batch)
         self.optimizer.step()
         self.runtime.step += 1
         return loss
 
-    def issued(self) -> list[Issued]:
+    def issued(self) -> list[IssuedCollective]:
         """Collectives and messages since the last call, in order."""
         done, self.runtime.issued = self.runtime.issued, []
         return done
 
     @abstractmethod
-    def expected(self) -> list[Issued]:
-        """What the cost model charged for one step, as this rank takes part in it."""
+    def evaluate(self, batch: Mapping[str, torch.Tensor], *, training: bool = False) -> torch.Tensor:
+        """Loss of the global batch without gradients; without dropout unless ``training``."""
+
+    @abstractmethod
+    def expected(self) -> list[IssuedCollective]:
+        """The collectives and messages of one step that the cost model charged to this rank."""
 
 
 class Trainer(TrainingLoop):
     """One rank of a training run.
 
     Args:
-        graph: with its batch symbolic.
+        graph: with a symbolic batch.
         strategy: its mesh has as many devices as the process group has ranks.
         parameters: whole initial parameters by name; this rank keeps its shards.
         learning_rate: of AdamW or SGD, as the strategy says.
         seed: of dropout; the same on every rank.
-        runtime: this rank's; made here where there is none yet.
-        compiler: ``torch.compile``'s backend for the local ops, such as ``inductor``; None runs them one by one.
+        runtime: this rank's runtime; created if None.
+        with_optimizer: make the strategy's optimizer; without it, call ``forward_backward`` instead of ``step``.
+        compiler: ``torch.compile`` backend for the local ops, such as ``inductor``; None runs them one by one.
 
-    After ``forward_backward`` every parameter of ``locals`` has its whole gradient. All collectives are issued in the
-    order of ``expected``: those of the program, and between them gathers of parameters and reductions of gradients,
-    which overlap with the work around them.
+    After ``forward_backward`` every parameter of ``locals`` has its complete gradient. All collectives are issued in
+    the order of ``expected``: those of the program, and between them parameter gathers and gradient reductions, which
+    overlap with the work around them.
     """
 
     def __init__(
@@ -83,21 +92,22 @@ class Trainer(TrainingLoop):
         seed: int = 0,
         runtime: Runtime | None = None,
         compiler: str | None = None,
+        with_optimizer: bool = True,
     ) -> None:
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
         self.strategy = strategy
         if strategy.pipeline is not None:
             stages = strategy.pipeline.num_stages
             raise InputError(
-                "strategy.pipeline", stages, "a strategy without stages is expected; make_trainer takes both"
+                "strategy.pipeline", stages, "expected a strategy without stages; make_trainer supports both"
             )
         self.runtime = runtime or Runtime(strategy.mesh, dist.get_rank(), device, seed=seed)
-        flow = parameter_flow(self.graph, strategy)
-        self.charged = StepCollectives(self.graph, strategy, flow).step()
-        self.runtime.make_groups([call.axes for call in self.charged])
-        parts = in_parts(graph, strategy.global_batch, strategy.micro_batch)
+        self.flow = flow = parameter_flow(self.graph, strategy)
+        self.predicted_calls = StepCollectives(self.graph, strategy, flow).step()
+        self.runtime.make_groups([call.axes for call in self.predicted_calls])
+        parts = microbatch_loss_scaling(graph, strategy.global_batch, strategy.micro_batch)
         self.scale = parts.scale
-        self.denominators = Denominators(
+        self.denominators = BatchDenominators(
             self.graph, parts.denominators, strategy.micro_batch, strategy.num_micro, device
         )
         program = lower(self.graph, strategy, self.runtime.rank, flow, denominators=self.denominators.names)
@@ -108,32 +118,38 @@ class Trainer(TrainingLoop):
         names = [leaf.name for leaf in self.graph.parameters]
         self.locals = local_parameters(self.graph, strategy, parameters, names, self.runtime.coordinate, device)
         self.gathers = self.runtime.gathers = ParameterGathers(
-            flow, strategy.gather == "use", self.locals, self.runtime, lambda name: self.buckets.arrived(name)
+            flow,
+            strategy.gather == "use",
+            self.locals,
+            self.runtime,
+            lambda name: self.buckets.schedule.mark_ready(name),
         )
         self.buckets = GradientBuckets(flow, self.locals, self.runtime)
-        self.optimizer = make_optimizer(
-            strategy.optimizer, self.locals.values(), learning_rate, offload=strategy.offload
-        )
+        self.optimizer = planned_optimizer(self.graph, strategy, self.locals, learning_rate) if with_optimizer else None
+        self._evaluation_program: Any = None
 
     @property
     def chunks(self) -> list[Trainer]:
-        """The parts that have a program and gathers of their own: one, without a pipeline."""
+        """The parts with their own program and gathers: one, without a pipeline."""
         return [self]
 
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Loss of the global batch, gradients of every parameter synchronised; summed over microbatches, in which they are
-        those of the whole batch where ``sbp.whole_batch`` says that they can be."""
+        """Loss of the global batch; gradients of every parameter are synchronised.
+
+        Both are summed over microbatches; they equal those of the whole batch if ``program.microbatch_loss`` makes this
+        exact.
+        """
         count, size = self.strategy.num_micro, self.strategy.micro_batch
         losses = []
-        self.optimizer.zero_grad(set_to_none=True)
+        clear_gradients(self.locals.values(), set_to_none=True)
         self.runtime.denominators = self.denominators.of(batch)
         with self.runtime.active():
             for at in range(count):
                 self.runtime.micro = at
                 inputs = [batch[leaf.name][at * size : (at + 1) * size] for leaf in self.graph.inputs]
                 self.gathers.begin(at, count)
-                self.buckets.open = at == count - 1
-                with self.gathers.saving():
+                self.buckets.schedule.open = at == count - 1
+                with self.gathers.saved_tensors_context():
                     loss = self._run(*self.locals.values(), *inputs)
                 (loss * self.scale if self.scale != 1.0 else loss).backward()
                 self.gathers.end()
@@ -143,31 +159,78 @@ class Trainer(TrainingLoop):
             self.runtime.finish()
         return torch.stack(losses).double().sum() * self.scale
 
-    def expected(self) -> list[Issued]:
-        """What the cost model charged for one step, as this rank takes part in it."""
-        return expected_issues(self.charged, self.strategy.mesh, self.runtime.rank)
+    @torch.no_grad()
+    def evaluate(self, batch: Mapping[str, torch.Tensor], *, training: bool = False) -> torch.Tensor:
+        """Loss of the global batch without gradients; without dropout unless ``training``."""
+        if self._evaluation_program is None:
+            graph = evaluation_graph(self.graph)
+            flow = parameter_flow(graph, self.strategy)
+            lowered = lower(graph, self.strategy, self.runtime.rank, flow, denominators=self.denominators.names)
+            self._evaluation_program = lowered.to(self.runtime.device)
+        program = self._run if training else self._evaluation_program
+        count, size = self.strategy.num_micro, self.strategy.micro_batch
+        losses = []
+        self.runtime.denominators = self.denominators.of(batch)
+        with self.runtime.active():
+            for at in range(count):
+                self.runtime.micro = at
+                self.gathers.begin(at, count)
+                inputs = [batch[leaf.name][at * size : (at + 1) * size] for leaf in self.graph.inputs]
+                losses.append(program(*self.locals.values(), *inputs))
+            self.gathers.schedule.drop_copies()
+            self.runtime.finish()
+        return torch.stack(losses).double().sum() * self.scale
+
+    def expected(self) -> list[IssuedCollective]:
+        """The collectives of one step that the cost model charged to this rank."""
+        return expected_issues(self.predicted_calls, self.strategy.mesh, self.runtime.rank)
 
 
-def expected_issues(charged: list[Collective], mesh: Mesh, rank: int) -> list[Issued]:
+def expected_issues(charged: list[Collective], mesh: Mesh, rank: int) -> list[IssuedCollective]:
     """The charged collectives as one rank sees them; a rank that a permutation leaves in place sends nothing."""
     issues = []
     for call in charged:
         ranks = permute_peers(mesh, call.axes, rank) if call.kind == "p2p" else mesh.group_ranks(call.axes, rank)
         if call.kind != "p2p" or len(ranks) > 1:
-            issues.append(Issued(call.kind, call.num_bytes, tuple(mesh.device(each) for each in ranks)))
+            issues.append(IssuedCollective(call.kind, call.num_bytes, tuple(mesh.device(each) for each in ranks)))
     return issues
 
 
-def make_optimizer(
-    name: str, parameters: Iterable[torch.Tensor], learning_rate: float, *, offload: bool = False
+def has_master_weights(graph: LogicalGraph) -> bool:
+    """Whether the optimizer updates copies of the parameters in a wider dtype."""
+    return any(leaf.meta.optimizer_width > DTYPE_BYTES[leaf.meta.dtype] for leaf in graph.trained)
+
+
+def planned_optimizer(
+    graph: LogicalGraph, strategy: Strategy, parameters: Mapping[str, torch.Tensor], learning_rate: float
 ) -> Any:
-    """AdamW or SGD over the plain tensors that are trained, of which a stage may have none; one kernel for all of them,
-    where torch has one. Short ones have float32 copies. With ``offload``, on the host."""
+    """The strategy's optimizer over one rank's parameters."""
+    masters = has_master_weights(graph)
+    return make_optimizer(
+        strategy.optimizer, parameters.values(), learning_rate, offload=strategy.offload, master_weights=masters
+    )
+
+
+def make_optimizer(
+    name: str,
+    parameters: Iterable[torch.Tensor],
+    learning_rate: float,
+    *,
+    offload: bool = False,
+    master_weights: bool = True,
+) -> Any:
+    """AdamW or SGD over the trained parameters, plain tensors, of which a stage may have none.
+
+    Uses one fused kernel for all of them where torch has one, float32 copies for half-precision parameters unless
+    ``master_weights`` is False, and the host with ``offload``.
+    """
     if offload:
-        return HostOptimizer(lambda copies: make_optimizer(name, copies, learning_rate), parameters)
+        return HostOptimizer(
+            lambda copies: make_optimizer(name, copies, learning_rate, master_weights=master_weights), parameters
+        )
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if any(is_short(parameter) for parameter in trained):
-        return FullPrecision(lambda some: make_optimizer(name, some, learning_rate), trained)
+    if master_weights and any(is_half_precision(parameter) for parameter in trained):
+        return MasterWeights(lambda some: make_optimizer(name, some, learning_rate), trained)
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trained)
     groups = [{"params": trained}]
     if name == "adamw":
@@ -176,16 +239,17 @@ def make_optimizer(
 
 
 def random_batch(graph: LogicalGraph, global_batch: int, seed: int) -> dict[str, torch.Tensor]:
-    """A valid whole batch, the same on every rank."""
-    from autosbp.graph.materialise import dtype_of
+    """A valid whole batch of random values, the same on every rank."""
+    from autosbp.graph.to_fx import torch_dtype
 
     generator = torch.Generator().manual_seed(seed)
     bound = graph.bind(**dict.fromkeys(graph.symbols, global_batch))
     batch = {}
     for leaf in bound.inputs:
-        dtype = dtype_of(leaf.meta.dtype)
+        dtype = torch_dtype(leaf.meta.dtype)
         if leaf.meta.is_float:
             batch[leaf.name] = torch.randn(leaf.meta.sizes, generator=generator, dtype=torch.float64).to(dtype)
         else:
-            batch[leaf.name] = torch.randint(0, leaf.high or 2, leaf.meta.sizes, generator=generator, dtype=dtype)
+            high = leaf.high or DEFAULT_HIGH
+            batch[leaf.name] = torch.randint(0, high, leaf.meta.sizes, generator=generator, dtype=dtype)
     return batch

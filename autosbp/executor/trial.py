@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from autosbp.costmodel.stages import Stages
+from autosbp.costmodel.pipeline_program import PipelineProgram
 from autosbp.errors import InputError, TrialError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.jsonio import canonical, check_integer, loads
-from autosbp.plan import Plan
-from autosbp.sbp.program import program_items
-from autosbp.schedules import require_runtime
-from autosbp.torchrun import MAX_LOCAL_RANKS, Launch, check_devices, run_ranks
+from autosbp.graph.precision import planned_graph
+from autosbp.launch.local import MAX_LOCAL_RANKS, Launch, check_devices, run_ranks
+from autosbp.plan.plan import Plan
+from autosbp.plan.schedules import require_runtime
+from autosbp.program.program import program_items
+from autosbp.sandbox.regular_files import open_regular, read_regular
+from autosbp.utils.json_io import canonical, check_integer, loads
 
 LIBRARIES: Mapping[str, str] = {"torchvision": "torchvision", "transformers": "transformers.integrations.moe"}
 """Modules that define the ops of well-known namespaces."""
+_MOST_BYTES = 2**24  # read at once
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -40,19 +44,19 @@ def run_trial(
     """Train under the plan's strategy with one rank per device and measure.
 
     Args:
-        plan: of ``graph``; checked by its hash.
-        steps: timed steps after ``warmup``; 20 or more for numbers that are quoted.
+        plan: a plan of ``graph``; checked by its hash.
+        steps: timed steps after ``warmup``; use 20 or more for published numbers.
         workdir: gets ``request.json``, ``result.json`` and ``ranks.log``.
         log: called with each line that the ranks print.
-        cancelled: asked ten times a second; True ends the run.
-        launch: how the ranks are started; all on this machine by default.
+        cancelled: called ten times a second; True ends the run.
+        launch: starts the ranks; all on this machine by default.
         libraries: modules that every rank imports first, because they define the graph's custom ops.
-        max_ranks: that ``launch`` can start.
-        resume: ``workdir`` may be that of the very same run, begun before, whose ranks ``launch`` finds again: what they
-            need or have written stays.
+        max_ranks: maximum number of ranks that ``launch`` can start.
+        resume: ``workdir`` may belong to an earlier start of the same run, whose ranks ``launch`` finds again: their
+            request and result are kept.
 
     Returns:
-        step time (median and IQR in seconds), memory, losses, the difference to single-device training, the collectives
+        Step time (median and IQR in seconds), memory, losses, the difference to single-device training, the collectives
         that rank 0 issued, and whether every rank issued exactly those that the plan charged.
 
     Raises:
@@ -63,15 +67,14 @@ def run_trial(
     check_integer("steps", steps, 1, 100_000)
     check_integer("warmup", warmup, 1, 10_000)
     check_integer("seed", seed, 0, 2**53)
-    if plan.document["provenance"]["graph_hash"] != graph.graph_hash:
-        raise InputError("graph", graph.graph_hash, f"the plan's graph {plan.document['provenance']['graph_hash']}")
+    graph = planned_graph(graph, plan.document)
     for module in libraries:
         if not _MODULE.fullmatch(module):
-            raise InputError("libraries", module, "the name of a module, such as package.module, is expected")
+            raise InputError("libraries", module, "expected the name of a module, such as package.module")
     known = {LIBRARIES.get(node.op.partition(".")[0], "") for node in graph.nodes} - {""}
     strategy = plan.strategy
     if strategy.num_devices > max_ranks:
-        raise InputError("cluster", strategy.num_devices, f"at most {max_ranks} ranks can start here")
+        raise InputError("cluster", strategy.num_devices, f"this machine can start at most {max_ranks} ranks")
     if plan.cluster.device.kind == "cuda":
         check_devices("cluster", plan.cluster.name, launch, strategy.num_devices)
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
@@ -79,20 +82,20 @@ def run_trial(
         list(program_items(bound, strategy))
     else:
         require_runtime(strategy.pipeline.schedule.name)
-        Stages(bound, strategy)
+        PipelineProgram(bound, strategy)
     workdir.mkdir(parents=True, exist_ok=True)
     result_path = workdir / "result.json"
     request = {"plan": plan.to_dict(), "graph": graph.to_dict(), "steps": steps, "warmup": warmup, "seed": seed}
     request["libraries"] = [*libraries, *sorted(known)]
-    _put(workdir / "request.json", canonical(request), result_path, resume=resume)
-    tail = _Tail(workdir / "ranks.log", log)
+    _write_request(workdir / "request.json", canonical(request), result_path, resume=resume)
+    tail = _LogFollower(workdir / "ranks.log", log)
 
     def follow() -> bool:
         tail.read()
         return not (cancelled is not None and cancelled())
 
     outcome = launch(
-        "autosbp.executor.worker",
+        "autosbp.executor.trial_worker",
         [str(workdir / "request.json"), str(result_path)],
         strategy.num_devices,
         workdir / "ranks.log",
@@ -101,13 +104,21 @@ def run_trial(
     )
     tail.read()
     if outcome.reason:
-        raise TrialError(f"trial of {plan.plan_id}: {outcome.reason}\nend of the ranks' log:\n{outcome.log_tail}")
-    result: dict[str, Any] = loads(result_path.read_text(), "trial result")
+        raise TrialError(
+            f"trial of {plan.plan_id}: {outcome.reason}\nlast lines of the ranks' log:\n{outcome.log_tail}"
+        )
+    try:
+        result: dict[str, Any] = loads(read_regular(result_path), "trial result")
+    except OSError as error:
+        reason = f"the ranks wrote no result ({error.strerror})"
+        raise TrialError(
+            f"trial of {plan.plan_id}: {reason}\nlast lines of the ranks' log:\n{outcome.log_tail}"
+        ) from None
     return result
 
 
-def _put(path: Path, request: bytes, result_path: Path, *, resume: bool) -> None:
-    """Write the request whole, and remove an earlier result, unless both may be of ranks that are found again."""
+def _write_request(path: Path, request: bytes, result_path: Path, *, resume: bool) -> None:
+    """Write the request atomically and remove an earlier result, unless both may belong to resumed ranks."""
     if resume and path.exists() and path.read_bytes() == request:
         return
     result_path.unlink(missing_ok=True)
@@ -116,18 +127,19 @@ def _put(path: Path, request: bytes, result_path: Path, *, resume: bool) -> None
     draft.replace(path)
 
 
-class _Tail:
-    """Passes on the lines that a growing file gains."""
+class _LogFollower:
+    """Passes new lines of a growing file to ``log``."""
 
     def __init__(self, path: Path, log: Callable[[str], None] | None) -> None:
         self.path, self.log, self.at, self.rest = path, log, 0, b""
 
     def read(self) -> None:
-        if self.log is None or not self.path.exists():
+        if self.log is None:
             return
-        with self.path.open("rb") as file:
+        data = b""
+        with suppress(OSError), open_regular(self.path) as file:
             file.seek(self.at)
-            data = file.read()
+            data = file.read(_MOST_BYTES)
         self.at += len(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:

@@ -1,4 +1,4 @@
-"""Plans in the form of other tools: configurations, a DTensor program, a trace of the predicted step."""
+"""Export plans to other tools: configurations, a DTensor program, a trace of the predicted step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autosbp.export._megatron import export_megatron
 from autosbp.export._perfetto import export_perfetto
 from autosbp.export._torchtitan import export_torchtitan
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Plan
+from autosbp.plan.plan import Plan
 
 __all__ = ["EXPORTERS", "Exporter", "export_plan"]
 
@@ -29,7 +29,7 @@ EXPORTERS: Mapping[str, Exporter] = {
 def export_plan(
     target: str, plan: Plan, graph: LogicalGraph | None = None, calibration: Calibration | None = None
 ) -> dict[str, str]:
-    """The plan as the files of ``target``; see ``Exporter``. An unknown target is an ``InputError``."""
+    """Write the plan as the files of ``target`` (see ``Exporter``); raise ``InputError`` for an unknown target."""
     if target not in EXPORTERS:
-        raise InputError("to", target, f"one of {', '.join(EXPORTERS)} is expected")
+        raise InputError("to", target, f"expected one of {', '.join(EXPORTERS)}")
     return EXPORTERS[target](plan, graph, calibration)

@@ -1,4 +1,4 @@
-"""What every exporter promises, and what they share."""
+"""The contract of every exporter, and helpers that exporters share."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Protocol
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Plan
+from autosbp.graph.precision import planned_graph
+from autosbp.plan.plan import Plan
 
 
 class Exporter(Protocol):
-    """Writes a plan in the form of another tool.
+    """Writes a plan in the format of another tool.
 
-    The result maps file names to their content. It depends on the arguments alone: the same plan gives the same bytes.
-    An exporter never writes something that is not the plan: what the target cannot express is an ``UnsupportedError``
-    that names the op or parameter. Nothing is imported from the target, and torch is not imported at all.
+    Returns a map from file names to their content, which depends on the arguments alone: the same plan gives the same
+    bytes. An exporter writes nothing that differs from the plan: it raises ``UnsupportedError``, which names the op or
+    parameter, for whatever the target cannot express. It imports neither the target nor torch.
 
     Args:
-        plan: with its strategy and cluster.
-        graph: the plan's graph, not bound; exporters that need it raise ``InputError`` without it.
-        calibration: the one that the plan's costs come from; only exporters of costs need it.
+        plan: the plan, with its strategy and cluster.
+        graph: the plan's graph, with symbolic dims; exporters that need it raise ``InputError`` without it.
+        calibration: the calibration of the plan's costs; only exporters of costs need it.
     """
 
     def __call__(
@@ -28,23 +29,20 @@ class Exporter(Protocol):
     ) -> dict[str, str]: ...
 
 
-def needed_graph(plan: Plan, graph: LogicalGraph | None, target: str) -> LogicalGraph:
-    """The plan's graph; an ``InputError`` where it is missing or another one."""
+def required_graph(plan: Plan, graph: LogicalGraph | None, target: str) -> LogicalGraph:
+    """The plan's graph; raise ``InputError`` if it is missing or not the plan's."""
     if graph is None:
-        raise InputError("graph", None, f"{target} needs the plan's graph")
+        raise InputError("graph", None, f"exporting to {target} requires the plan's graph")
     return checked_graph(plan, graph)
 
 
 def checked_graph(plan: Plan, graph: LogicalGraph) -> LogicalGraph:
-    """The graph, if it is the plan's."""
-    wanted = plan.document["provenance"].get("graph_hash")
-    if graph.graph_hash != wanted:
-        raise InputError("graph", graph.graph_hash, f"the plan's graph {wanted} is expected")
-    return graph
+    """The graph in the plan's precision; raise ``InputError`` if it is not the plan's."""
+    return planned_graph(graph, plan.document)
 
 
-def headline(plan: Plan) -> list[str]:
-    """Where an export came from, as lines for comments; they hold no line breaks whatever the plan's names are."""
+def provenance_lines(plan: Plan) -> list[str]:
+    """Origin of an export, as comment lines; they hold no line breaks, whatever the plan's names are."""
     document = plan.document
     return [
         f"{document['plan_id']} of model {document.get('model', '')!r} on cluster {plan.cluster.name!r}",

@@ -1,5 +1,7 @@
-"""DeepSpeed: a JSON configuration without ZeRO; tensor parallel ranks through its automatic tensor parallelism, stages
-through a module that makes its ``PipelineModule``."""
+"""DeepSpeed: a JSON configuration without ZeRO.
+
+Tensor parallelism uses its AutoTP; pipeline stages use a Python module that builds its ``PipelineModule``.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from typing import Any
 
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import UnsupportedError
-from autosbp.export._base import headline, needed_graph
-from autosbp.export._grid import grid_of
-from autosbp.export._recompute import Recomputed, recomputed_layers
-from autosbp.export._stages import Staged, refuse_schedule, staged_layers
+from autosbp.export._base import provenance_lines, required_graph
+from autosbp.export._checkpointed_layers import CheckpointedLayers, checkpointed_layers
+from autosbp.export._dp_tp_grid import parallel_grid
+from autosbp.export._layer_stages import LayerStages, check_schedule, layer_stages
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Plan
-from autosbp.schedules import ONE_F_ONE_B
+from autosbp.plan.plan import Plan
+from autosbp.plan.schedules import ONE_F_ONE_B
 
-_MODULE = '''"""Stages with equal numbers of the layers that repeat; what is before is on the first, the rest on the last."""
+_MODULE = '''"""Pipeline stages with equal numbers of repeated layers; other layers are on the first or last stage."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +31,7 @@ RECOMPUTED_TOGETHER = {interval}  # layers; 0 recomputes none
 
 
 def pipeline_module(layers: Sequence[Any], layer_class: str, **options: Any) -> PipelineModule:
-    """``layers`` of the whole model in order; ``layer_class`` names the class of those that repeat."""
+    """``layers`` of the whole model in order; ``layer_class`` is the class name of the repeated layers."""
     return PipelineModule(
         layers=layers,
         num_stages=NUM_STAGES,
@@ -46,11 +48,14 @@ def export_deepspeed(
     graph: LogicalGraph | None = None,
     calibration: Calibration | None = None,  # noqa: ARG001
 ) -> dict[str, str]:
-    """``deepspeed.json``, and of stages ``deepspeed_pipeline.py``; the optimizer is the caller's, because a plan has no
-    learning rate."""
-    graph = needed_graph(plan, graph, "deepspeed")
-    grid, staged = grid_of(plan, graph, "deepspeed"), staged_layers(plan, graph, "deepspeed")
-    refuse_schedule(staged, (ONE_F_ONE_B,), "deepspeed")
+    """Write ``deepspeed.json``, and ``deepspeed_pipeline.py`` for a plan with stages.
+
+    The caller chooses the optimizer, because a plan has no learning rate.
+    """
+    graph = required_graph(plan, graph, "deepspeed")
+    grid, staged = parallel_grid(plan, graph, "deepspeed"), layer_stages(plan, graph, "deepspeed")
+    check_schedule(staged, (ONE_F_ONE_B,), "deepspeed")
+    grid.refuse_without_master_weights("deepspeed")
     config: dict[str, Any] = {
         "train_batch_size": grid.global_batch,
         "train_micro_batch_size_per_gpu": grid.replica_batch,
@@ -59,30 +64,33 @@ def export_deepspeed(
         "bf16": {"enabled": grid.dtype == "bfloat16"},
         "fp16": {"enabled": grid.dtype == "float16"},
     }
-    again = recomputed_layers(plan, graph, "deepspeed")
+    if grid.full_precision_gradients:
+        config |= {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
+    again = checkpointed_layers(plan, graph, "deepspeed")
     if staged.num_stages > 1:
         module = _module(plan, staged, again, grid.tensor)
         return {"deepspeed.json": json.dumps(config, indent=2) + "\n", "deepspeed_pipeline.py": module}
     if grid.tensor > 1:
         config["tensor_parallel"] = {"autotp_size": grid.tensor}
     if again.layers:
-        # The model's code calls deepspeed.checkpointing for that many runs of layers.
+        # The model's code calls deepspeed.checkpointing for that many segments of layers.
         config["activation_checkpointing"] = {"number_checkpoints": -(-again.layers // again.interval)}
     return {"deepspeed.json": json.dumps(config, indent=2) + "\n"}
 
 
-def _module(plan: Plan, staged: Staged, again: Recomputed, tensor: int) -> str:
-    """Python that deals layers out by their class: evenly, which is all that it does."""
+def _module(plan: Plan, staged: LayerStages, again: CheckpointedLayers, tensor: int) -> str:
+    """Python module that partitions layers by their class; DeepSpeed supports only equal numbers of layers per stage."""
     if not staged.is_even:
         shown = ", ".join(map(str, staged.layers))
-        raise UnsupportedError(f"deepspeed deals layers of a class out evenly; the plan's stages have {shown}")
+        raise UnsupportedError(f"deepspeed requires equal numbers of layers per stage; the plan's stages have {shown}")
     if tensor > 1:
         raise UnsupportedError(
-            f"deepspeed's automatic tensor parallelism takes no stages; the plan has {tensor} tensor parallel ranks in each"
+            f"deepspeed cannot combine automatic tensor parallelism with pipeline stages; the plan has {tensor} "
+            "tensor parallel ranks per stage"
         )
     if again.layers not in (0, again.count):
         raise UnsupportedError(
-            f"deepspeed recomputes all layers of a stage; the plan has {again.layers} of {again.count}"
+            f"deepspeed can recompute only all layers of a stage; the plan recomputes {again.layers} of {again.count}"
         )
     body = _MODULE.format(stages=staged.num_stages, layers=staged.layers[0], interval=again.interval)
-    return "\n".join(f"# {line}" for line in headline(plan)) + "\n" + body
+    return "\n".join(f"# {line}" for line in provenance_lines(plan)) + "\n" + body

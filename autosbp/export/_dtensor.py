@@ -1,15 +1,15 @@
-"""DTensor: a Python module that holds the plan's placements and distributes a model's parameters by them."""
+"""DTensor: a Python module with the plan's placements and a function that distributes a model's parameters by them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from autosbp.costmodel.calibration import Calibration
-from autosbp.costmodel.stages import Stages
-from autosbp.export._base import checked_graph, headline, needed_graph
+from autosbp.costmodel.pipeline_program import PipelineProgram
+from autosbp.export._base import checked_graph, provenance_lines, required_graph
 from autosbp.graph.ir import LogicalGraph, Node, Parameter
-from autosbp.plan import Plan, Strategy
-from autosbp.sbp.placement import NdSbp, Sbp
+from autosbp.plan.plan import Plan, Strategy
+from autosbp.sbp.layout import NdSbp, Sbp
 
 _IMPORTS = """from collections.abc import Mapping
 
@@ -69,18 +69,19 @@ def export_dtensor(
     graph: LogicalGraph | None = None,
     calibration: Calibration | None = None,  # noqa: ARG001
 ) -> dict[str, str]:
-    """``parallelize.py``: mesh, stored placements of parameters, placements at op boundaries, and ``distribute``.
+    """Write ``parallelize.py``: mesh, stored placements of parameters, placements at op boundaries, and ``distribute``.
 
-    With the graph, parameters that are parts of a model's tensors (a fused QKV) are cut out of them; without it, they
-    are looked up by their own names. A plan with stages needs it: ``CHUNKS`` has the ops and parameters of each, the mesh
-    an axis of stages more, and ``distribute`` gives a rank its stage's.
+    With the graph, parameters that are parts of one model tensor (a fused QKV) are sliced from it; without it,
+    parameters are looked up by their own names. A plan with stages needs the graph: ``CHUNKS`` lists the ops and
+    parameters of each chunk, the mesh has an additional stage axis, and ``distribute`` returns the parameters of a
+    rank's stage.
     """
     strategy = plan.strategy
     axes = [(axis.name, axis.size) for axis in strategy.mesh.axes] or [("device", 1)]
     if strategy.pipeline is not None:
         axes.insert(0, ("stage", strategy.num_stages))
     lines = [
-        *(f"# {line}" for line in headline(plan)),
+        *(f"# {line}" for line in provenance_lines(plan)),
         '"""Placements of every parameter and op on a named device mesh."""',
         "",
         _IMPORTS,
@@ -118,9 +119,9 @@ def _pipeline(plan: Plan, graph: LogicalGraph | None) -> list[str]:
     strategy = plan.strategy
     if strategy.pipeline is None:
         return []
-    graph = needed_graph(plan, graph, "dtensor with stages")
+    graph = required_graph(plan, graph, "dtensor with stages")
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
-    chunks = Stages(bound, strategy).chunks
+    chunks = PipelineProgram(bound, strategy).chunks
     return [
         f"SCHEDULE = {strategy.pipeline.schedule.name!r}",
         *([] if (lag := strategy.pipeline.weights_lag) is None else [f"WEIGHTS_LAG = {lag}"]),
@@ -157,7 +158,7 @@ def _layout(layout: NdSbp) -> str:
 
 
 def _placement(sbp: Sbp) -> str:
-    """The text of ``sbp.placement.to_torch``: I becomes ``Replicate``, whose value is the same."""
+    """Source text of ``sbp.layout.to_torch``: I becomes ``Replicate``, which has the same value."""
     if sbp.is_split:
         return f"Shard({sbp.dim})"
     return f"Partial({sbp.reduction!r})" if sbp.is_partial else "Replicate()"

@@ -1,19 +1,19 @@
-"""Megatron-LM: the parallelism and batch arguments of its training scripts, as the bash array that they expand."""
+"""Megatron-LM: parallelism and batch arguments of its training scripts, as a bash array."""
 
 from __future__ import annotations
 
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import UnsupportedError
-from autosbp.export._base import headline, needed_graph
-from autosbp.export._grid import grid_of
-from autosbp.export._recompute import Recomputed, recomputed_layers
-from autosbp.export._stages import Staged, refuse_schedule, staged_layers
+from autosbp.export._base import provenance_lines, required_graph
+from autosbp.export._checkpointed_layers import CheckpointedLayers, checkpointed_layers
+from autosbp.export._dp_tp_grid import parallel_grid
+from autosbp.export._layer_stages import LayerStages, check_schedule, layer_stages
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Plan
-from autosbp.schedules import INTERLEAVED, ONE_F_ONE_B
+from autosbp.plan.plan import Plan
+from autosbp.plan.schedules import INTERLEAVED, ONE_F_ONE_B
 
 _DTYPES = {"bfloat16": ["--bf16"], "float16": ["--fp16"]}
-_OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}  # Megatron's adam decouples weight decay
+_OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}  # Megatron's adam decouples weight decay (AdamW)
 
 
 def export_megatron(
@@ -21,10 +21,11 @@ def export_megatron(
     graph: LogicalGraph | None = None,
     calibration: Calibration | None = None,  # noqa: ARG001
 ) -> dict[str, str]:
-    """``megatron_args.sh``, to be sourced before ``torchrun pretrain_gpt.py "${AUTOSBP_ARGS[@]}"``."""
-    graph = needed_graph(plan, graph, "megatron")
-    grid, staged = grid_of(plan, graph, "megatron"), staged_layers(plan, graph, "megatron")
-    refuse_schedule(staged, (ONE_F_ONE_B, INTERLEAVED), "megatron")
+    """Write ``megatron_args.sh``; source it before ``torchrun pretrain_gpt.py "${AUTOSBP_ARGS[@]}"``."""
+    graph = required_graph(plan, graph, "megatron")
+    grid, staged = parallel_grid(plan, graph, "megatron"), layer_stages(plan, graph, "megatron")
+    check_schedule(staged, (ONE_F_ONE_B, INTERLEAVED), "megatron")
+    grid.refuse_without_master_weights("megatron")
     arguments = [
         f"--tensor-model-parallel-size {grid.tensor}",
         *_stages(staged),
@@ -33,12 +34,13 @@ def export_megatron(
         f"--global-batch-size {grid.global_batch}",
         f"--optimizer {_OPTIMIZERS[grid.optimizer]}",
         *_DTYPES.get(grid.dtype, []),
-        *_recompute(recomputed_layers(plan, graph, "megatron"), staged),
+        *(["--accumulate-allreduce-grads-in-fp32"] if grid.full_precision_gradients else []),
+        *_recompute(checkpointed_layers(plan, graph, "megatron"), staged),
     ]
     ranks = grid.data * grid.tensor * staged.num_stages
     each = f"{grid.data} data parallel replicas of {grid.tensor} ranks each"
     lines = [
-        *(f"# {line}" for line in headline(plan)),
+        *(f"# {line}" for line in provenance_lines(plan)),
         f"# Start {ranks} ranks: {f'{staged.num_stages} stages of ' if staged.num_stages > 1 else ''}{each}.",
         "AUTOSBP_ARGS=(",
         *(f"    {argument}" for argument in arguments),
@@ -47,9 +49,12 @@ def export_megatron(
     return {"megatron_args.sh": "\n".join(lines) + "\n"}
 
 
-def _stages(staged: Staged) -> list[str]:
-    """Layers are dealt out evenly, or as a layout says: chunks in the model's order, E the embedding, t a layer, L the loss
-    (Megatron Core, Custom Pipeline Model Parallel Layout)."""
+def _stages(staged: LayerStages) -> list[str]:
+    """Arguments of the pipeline: an even partition, or a layout string.
+
+    The layout lists chunks in the model's order: E is the embedding, t a layer, L the loss (Megatron Core, Custom
+    Pipeline Model Parallel Layout).
+    """
     size = f"--pipeline-model-parallel-size {staged.num_stages}"
     if staged.num_stages == 1:
         return [size]
@@ -61,18 +66,20 @@ def _stages(staged: Staged) -> list[str]:
     return [size, f"--pipeline-model-parallel-layout '{'|'.join(chunks)}'"]
 
 
-def _recompute(found: Recomputed, staged: Staged) -> list[str]:
-    """``uniform`` is every layer in runs of so many; ``block`` the first so many layers of each chunk, each by itself."""
+def _recompute(found: CheckpointedLayers, staged: LayerStages) -> list[str]:
+    """``uniform`` checkpoints all layers in segments; ``block`` the first layers of each chunk, one by one."""
     if not found.layers:
         return []
     if found.layers < found.count and not staged.is_even:
         raise UnsupportedError(
-            "megatron recomputes as many layers of each chunk; the plan's chunks have different ones"
+            "megatron recomputes the same number of layers in each chunk; the plan's chunks have different numbers "
+            "of layers"
         )
     every = found.layers == found.count
     method, layers = ("uniform", found.interval) if every else ("block", found.layers // len(staged.layers))
     if method == "block" and found.interval > 1:
         raise UnsupportedError(
-            f"megatron recomputes some of the layers one by one; the plan has {found.interval} together"
+            "megatron can recompute a subset of the layers only one by one; the plan recomputes segments of "
+            f"{found.interval} layers"
         )
     return ["--recompute-granularity full", f"--recompute-method {method}", f"--recompute-num-layers {layers}"]

@@ -1,4 +1,4 @@
-"""Perfetto: the predicted step of rank 0, or of every stage, in Chrome's trace event format, for https://ui.perfetto.dev."""
+"""Perfetto: the predicted step of rank 0, or of every stage, as Chrome trace events for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
-from autosbp.costmodel.pipeline import Span as PassSpan
-from autosbp.costmodel.pipelined import pipeline_spans
-from autosbp.costmodel.simulate import Simulation, Span
-from autosbp.costmodel.timeline import Timeline
+from autosbp.costmodel.pipeline_cost import pipeline_spans
+from autosbp.costmodel.pipeline_timing import PassSpan as PassSpan
+from autosbp.costmodel.step_events import Timeline
+from autosbp.costmodel.step_simulator import EventSpan, Simulation
 from autosbp.errors import InputError
-from autosbp.export._base import needed_graph
+from autosbp.export._base import required_graph
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Plan
+from autosbp.plan.plan import Plan
 
 _THREADS = {"compute": 1, "optimizer": 1, "comm": 2}
-_BESIDE = 3
-_NAMES = {1: "compute", 2: "network, waited for", _BESIDE: "network, beside compute"}
+_OVERLAPPED_THREAD = 3
+_NAMES = {1: "compute", 2: "network, exposed", _OVERLAPPED_THREAD: "network, overlapped with compute"}
 
 
 def export_perfetto(
     plan: Plan, graph: LogicalGraph | None = None, calibration: Calibration | None = None
 ) -> dict[str, str]:
-    """``trace.json``: an event per op, boxing step, collective and optimizer update, at its predicted time. Of stages, an
-    event per pass of a microbatch through a chunk; what comes once a step, behind the last pass, is left out.
+    """Write ``trace.json``: an event per op, boxing step, collective and optimizer update, at its predicted time.
+
+    For a pipeline it has an event per pass of a microbatch through a chunk; work done once per step, after the last
+    pass, is left out.
 
     Raises:
-        InputError: without the graph, or the calibration that the plan was made with.
+        InputError: without the graph, or without the calibration that made the plan.
     """
-    graph = needed_graph(plan, graph, "perfetto")
+    graph = required_graph(plan, graph, "perfetto")
     wanted = plan.document["provenance"].get("calibration_id")
     given = None if calibration is None else calibration.calibration_id
     if wanted != given:
-        limit = f"the plan's calibration {wanted} is expected" if wanted else "the plan was made without a calibration"
+        limit = f"expected the plan's calibration {wanted}" if wanted else "the plan was made without a calibration"
         raise InputError("calibration", given, limit)
     events = (_events if plan.strategy.pipeline is None else _passes)(plan, graph, calibration)
     document = {
@@ -48,22 +50,24 @@ def export_perfetto(
 
 
 def _events(plan: Plan, graph: LogicalGraph, calibration: Calibration | None) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = [_meta("process_name", 0, f"rank 0 of {plan.strategy.mesh.size}, predicted")]
-    events += [_meta("thread_name", thread, name) for thread, name in _NAMES.items()]
+    events: list[dict[str, Any]] = [
+        _metadata_event("process_name", 0, f"rank 0 of {plan.strategy.mesh.size}, predicted")
+    ]
+    events += [_metadata_event("thread_name", thread, name) for thread, name in _NAMES.items()]
     simulation = _simulated(plan, graph, calibration)
-    return events + [_complete(span) for span in sorted(simulation.spans, key=lambda span: span.start_s)]
+    return events + [_event_span(span) for span in sorted(simulation.spans, key=lambda span: span.start_s)]
 
 
 def _passes(plan: Plan, graph: LogicalGraph, calibration: Calibration | None) -> list[dict[str, Any]]:
-    """A thread for each stage."""
+    """Events of a pipeline, with one trace thread per stage."""
     strategy = plan.strategy
-    events: list[dict[str, Any]] = [_meta("process_name", 0, f"{strategy.num_stages} stages, predicted")]
-    events += [_meta("thread_name", stage, f"stage {stage}") for stage in range(strategy.num_stages)]
+    events: list[dict[str, Any]] = [_metadata_event("process_name", 0, f"{strategy.num_stages} stages, predicted")]
+    events += [_metadata_event("thread_name", stage, f"stage {stage}") for stage in range(strategy.num_stages)]
     spans = pipeline_spans(_bound(plan, graph), strategy, *_models(plan, calibration))
-    return events + [_pass(span) for span in sorted(spans, key=lambda span: (span.start_s, span.stage))]
+    return events + [_pass_event(span) for span in sorted(spans, key=lambda span: (span.start_s, span.stage))]
 
 
-def _meta(kind: str, thread: int, name: str) -> dict[str, Any]:
+def _metadata_event(kind: str, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": 0, "tid": thread, "name": kind, "args": {"name": name}}
 
 
@@ -85,8 +89,8 @@ def _bound(plan: Plan, graph: LogicalGraph) -> LogicalGraph:
     return graph.bind(**dict.fromkeys(graph.symbols, plan.strategy.micro_batch))
 
 
-def _pass(span: PassSpan) -> dict[str, Any]:
-    """Times are microseconds."""
+def _pass_event(span: PassSpan) -> dict[str, Any]:
+    """Trace event of a pipeline pass; times in microseconds."""
     return {
         "ph": "X",
         "pid": 0,
@@ -99,13 +103,13 @@ def _pass(span: PassSpan) -> dict[str, Any]:
     }
 
 
-def _complete(span: Span) -> dict[str, Any]:
-    """Times are microseconds."""
+def _event_span(span: EventSpan) -> dict[str, Any]:
+    """Trace event of a simulated step event; times in microseconds."""
     event = span.event
     return {
         "ph": "X",
         "pid": 0,
-        "tid": _THREADS[event.category] if event.key is None else _BESIDE,
+        "tid": _THREADS[event.category] if event.key is None else _OVERLAPPED_THREAD,
         "name": event.name,
         "cat": event.category,
         "ts": span.start_s * 1e6,

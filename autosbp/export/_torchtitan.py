@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import UnsupportedError
-from autosbp.export._base import headline, needed_graph
-from autosbp.export._grid import grid_of
-from autosbp.export._recompute import recomputed_layers
-from autosbp.export._stages import Staged, refuse_schedule, staged_layers
+from autosbp.export._base import provenance_lines, required_graph
+from autosbp.export._checkpointed_layers import checkpointed_layers
+from autosbp.export._dp_tp_grid import parallel_grid
+from autosbp.export._layer_stages import LayerStages, check_schedule, layer_stages
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Plan
-from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.plan.plan import Plan
+from autosbp.plan.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 
 _OPTIMIZERS = {"adamw": "AdamW"}
 _DTYPES = ("float32", "bfloat16")
@@ -20,7 +20,7 @@ _SCHEDULES = {
     INTERLEAVED: "Interleaved1F1B",
     ZERO_BUBBLE: "InterleavedZeroBubble",
 }
-"""Of ``torch.distributed.pipelining``."""
+"""Names of schedules in ``torch.distributed.pipelining``."""
 _TENSOR_NOTE = (
     "# torchtitan keeps the norms of tensor parallel ranks split over the sequence: an all-gather and a reduce-scatter",
     "# move the bytes of the plan's all-reduce.",
@@ -32,22 +32,22 @@ def export_torchtitan(
     graph: LogicalGraph | None = None,
     calibration: Calibration | None = None,  # noqa: ARG001
 ) -> dict[str, str]:
-    """``torchtitan.toml``; replicas are whole (no FSDP), as the plan stores parameters."""
-    graph = needed_graph(plan, graph, "torchtitan")
-    grid, staged = grid_of(plan, graph, "torchtitan"), staged_layers(plan, graph, "torchtitan")
-    refuse_schedule(staged, _SCHEDULES, "torchtitan")
+    """Write ``torchtitan.toml``; replicas hold whole parameters (no FSDP), as the plan stores them."""
+    graph = required_graph(plan, graph, "torchtitan")
+    grid, staged = parallel_grid(plan, graph, "torchtitan"), layer_stages(plan, graph, "torchtitan")
+    check_schedule(staged, _SCHEDULES, "torchtitan")
     if staged.shared:
         raise UnsupportedError(
-            f"torchtitan's stages share no parameters; several of the plan's read {staged.shared[0]}"
+            f"torchtitan cannot share parameters between stages; several stages of the plan read {staged.shared[0]}"
         )
     if grid.optimizer not in _OPTIMIZERS or grid.dtype not in _DTYPES:
         raise UnsupportedError(f"torchtitan cannot train {grid.dtype} parameters with {grid.optimizer}")
-    again = recomputed_layers(plan, graph, "torchtitan")
+    again = checkpointed_layers(plan, graph, "torchtitan")
     if again.layers and (again.layers, again.interval) != (again.count, 1):
-        shown = f"the first {again.layers} of {again.count}, {again.interval} together"
-        raise UnsupportedError(f"torchtitan recomputes every layer, each by itself; the plan has {shown}")
+        shown = f"the first {again.layers} of {again.count} in segments of {again.interval}"
+        raise UnsupportedError(f"torchtitan can recompute only every layer, one by one; the plan recomputes {shown}")
     lines = [
-        *(f"# {line}" for line in headline(plan)),
+        *(f"# {line}" for line in provenance_lines(plan)),
         f"# Merge into a job configuration and start {grid.data * grid.tensor * staged.num_stages} ranks.",
         *(_TENSOR_NOTE if grid.tensor > 1 else ()),
         "",
@@ -55,8 +55,9 @@ def export_torchtitan(
         f'name = "{_OPTIMIZERS[grid.optimizer]}"',
         "",
         "[training]",
-        f'dtype = "{grid.dtype}"',
+        f'dtype = "{"float32" if grid.full_precision_gradients else grid.dtype}"',
         f'mixed_precision_param = "{grid.dtype}"',
+        *(['mixed_precision_reduce = "float32"'] if grid.full_precision_gradients else []),
         f"local_batch_size = {grid.replica_batch * (grid.num_micro if staged.num_stages > 1 else 1)}",
         f"global_batch_size = {grid.global_batch}",
         "",
@@ -74,9 +75,9 @@ def export_torchtitan(
     return {"torchtitan.toml": "\n".join(lines) + "\n"}
 
 
-def _stages(staged: Staged, micro_batch: int) -> list[str]:
-    """Modules are named as in torchtitan's decoders."""
-    parts = [[f"layers.{at}" for at in numbers] for numbers in staged.numbers]
+def _stages(staged: LayerStages, micro_batch: int) -> list[str]:
+    """TOML lines of the pipeline; modules are named as in torchtitan's decoders."""
+    parts = [[f"layers.{at}" for at in numbers] for numbers in staged.layer_ranges]
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "output"]
     return [

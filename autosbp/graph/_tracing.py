@@ -1,4 +1,4 @@
-"""What a module is traced with: stand-ins for its tensors, and a ``len`` that keeps the batch symbolic."""
+"""Stand-ins for tracing a module: fake tensors, and a ``len`` that keeps the batch symbolic."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
-class Fakes:
-    """Stand-ins for tensors on one device, the CPU, that hold no data, so that any op between them can be traced."""
+class FakeTensors:
+    """Fake CPU tensors without data, so that any op between them can be traced."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
@@ -25,7 +25,7 @@ class Fakes:
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
 
     def module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """A copy with a stand-in for each parameter, buffer and tensor attribute; no value is copied."""
+        """Copy a module with a fake tensor for each parameter, buffer and tensor attribute; no value is copied."""
         memo: dict[int, Any] = {}
         for part in module.modules():
             for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
@@ -38,9 +38,9 @@ class Fakes:
 
 @contextmanager
 def symbolic_len(module: torch.nn.Module) -> Iterator[None]:
-    """Within, ``len(tensor)`` in the source files of the module's classes is the symbolic size, as ``shape[0]`` is.
+    """While active, ``len(tensor)`` in the source files of the module's classes returns the symbolic ``shape[0]``.
 
-    Python's own makes an int of it, so that a graph would hold for one batch size only.
+    Python's own ``len`` converts it to an int, so that the graph would be valid for one batch size only.
     """
     names = {type(part).__module__ for part in module.modules()}
     files = [vars(sys.modules[name]) for name in sorted(names) if not name.startswith("torch.") and name in sys.modules]

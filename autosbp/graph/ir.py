@@ -1,8 +1,8 @@
-"""The logical graph: the single-device training forward pass, as plain data (DESIGN section 4).
+"""The logical graph: the single-device training forward pass, as plain data.
 
 Nodes are in topological order; every argument is a JSON-like value, a ``Ref`` to an earlier value, a ``Sym`` (an int
-that depends on symbolic dims) or a ``DType``. Values are named by their node; a node with several outputs is referred
-to with an index. Nothing here needs torch.
+that depends on symbolic dims) or a ``DType``. A value has the name of its node; a ``Ref`` to a node with several
+outputs has an index. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
-from autosbp.graph.dims import Dim, evaluate
-from autosbp.graph.found import FoundRule
-from autosbp.jsonio import digest
+from autosbp.graph.custom_functions import CustomFunction
+from autosbp.graph.discovered_rules import DiscoveredRule, rules_to_dict
+from autosbp.graph.document_folding import fold_nodes
+from autosbp.graph.symbolic_dims import Dim, evaluate
+from autosbp.utils.json_io import FULL_DIGEST_DIGITS, HASH_DIGITS, digest, tagged_number
 
+SCHEMA = "autosbp.graph/1"
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
     "bool": 1,
 }  # fmt: skip
-GRADIENT_STOPS = frozenset(("aten.detach.default",))
+DETACH_OPS = frozenset(("aten.detach.default",))
 FLOATS = frozenset(("float64", "float32", "bfloat16", "float16"))
 
 
@@ -47,7 +50,7 @@ class TensorMeta:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The shape of a bound graph, all ints; a symbolic dim is a ``TypeError``."""
+        """The shape as ints; raise ``TypeError`` for a symbolic dim (bind the graph first)."""
         return _sizes(self.shape)
 
     @property
@@ -57,6 +60,40 @@ class TensorMeta:
     @property
     def is_float(self) -> bool:
         return self.dtype in FLOATS
+
+    @property
+    def gradient_width(self) -> int:
+        """Bytes per element in which a parameter's gradient is accumulated and reduced: those of its dtype."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def optimizer_width(self) -> int:
+        """Bytes per element in which the optimizer updates a parameter: at least those of float32."""
+        return max(DTYPE_BYTES["float32"], DTYPE_BYTES[self.dtype])
+
+    @property
+    def gradient_bytes(self) -> int:
+        return _elements(self.shape) * self.gradient_width
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterMeta(TensorMeta):
+    """Meta of a parameter whose gradient or optimizer has a dtype other than the default.
+
+    By default a gradient has the parameter's dtype, and the optimizer updates a float32 copy of half-precision
+    parameters.
+    """
+
+    gradient_dtype: str
+    optimizer_dtype: str
+
+    @property
+    def gradient_width(self) -> int:
+        return DTYPE_BYTES[self.gradient_dtype]
+
+    @property
+    def optimizer_width(self) -> int:
+        return DTYPE_BYTES[self.optimizer_dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +123,10 @@ Arg = Any  # None | bool | int | float | str | Ref | Sym | DType | tuple[Arg, ..
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One op. ``op`` is ``NAMESPACE.NAME.OVERLOAD``; ``rule`` names its layouts among the graph's ``rules``, where the
-    table of rules has none."""
+    """One op; ``op`` is ``NAMESPACE.NAME.OVERLOAD``.
+
+    ``rule`` names its rule in the graph's ``rules``, for ops that the rule table lacks.
+    """
 
     name: str
     op: str
@@ -105,7 +144,7 @@ class Node:
         return iter(self._reads)
 
     def map_args(self, change: Callable[[Arg], Arg]) -> Node:
-        """A copy whose leaves went through ``change``."""
+        """A copy with ``change`` applied to every leaf of the arguments."""
         return replace(
             self,
             args=tuple(map_arg(arg, change) for arg in self.args),
@@ -113,7 +152,7 @@ class Node:
         )
 
     def kind(self, source: Callable[[Ref], Hashable]) -> Hashable:
-        """All that the op is but for its name, with ``source`` of every tensor argument: the same for ops that are alike."""
+        """Hashable key of the op without its name, equal for equal ops; ``source`` replaces every tensor argument."""
 
         def leaf(arg: Arg) -> Arg:
             return source(arg) if isinstance(arg, Ref) else (type(arg).__name__, arg)
@@ -139,9 +178,12 @@ def map_arg(arg: Arg, change: Callable[[Arg], Arg]) -> Arg:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A weight. ``source`` is the checkpoint's tensor that it is a part of; ``transforms`` lead from that tensor to this
-    one, in order: ``("slice", dim, start, stop)``; ``("blocks", dim, count, start, stop)``, which takes that slice of each of
-    ``count`` equal blocks that the dim is made of; and ``("t",)``. One that is not ``trained`` (frozen) has no gradient."""
+    """A weight. One that is not ``trained`` (frozen) has no gradient.
+
+    ``source`` is the checkpoint tensor that contains it; ``transforms`` lead from that tensor to this one, in order:
+    ``("slice", dim, start, stop)``; ``("blocks", dim, count, start, stop)``, which takes that slice of each of the
+    ``count`` equal blocks of the dim; and ``("t",)``.
+    """
 
     name: str
     meta: TensorMeta
@@ -152,7 +194,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A batch tensor. ``high`` bounds integer inputs (exclusive), so that valid random batches can be made."""
+    """A batch tensor. ``high`` is the exclusive bound of an integer input, for generating valid random batches."""
 
     name: str
     meta: TensorMeta
@@ -170,10 +212,14 @@ class Constant:
 
 @dataclass(frozen=True)
 class LogicalGraph:
-    """See the module's docstring. ``symbols`` maps each symbolic dim to the size it was captured with; ``rules`` are
-    layouts of ops that the table of rules lacks, by the names that nodes give (``autosbp.graph.found``). The graph of a
-    single call (``autosbp.graph.calls``) has ``results`` in the place of a loss. A pipeline's chunk (``autosbp.graph.chunks``)
-    has ``results`` that the next one gets as its ``received``."""
+    """A training forward pass; see the module's docstring.
+
+    ``symbols`` maps each symbolic dim to its size at capture. ``rules`` holds sharding rules of ops that the rule table
+    lacks, by the names that nodes refer to (``autosbp.graph.discovered_rules``). ``functions`` holds the ops with a backward
+    of their own, by their names (``autosbp.graph.custom_functions``). The graph of a single call
+    (``autosbp.graph.eager_calls``) has ``results`` instead of a loss. A pipeline chunk
+    (``autosbp.graph.pipeline_chunks``) has ``results`` that the next chunk gets as its ``received``.
+    """
 
     name: str
     symbols: Mapping[str, int]
@@ -183,9 +229,10 @@ class LogicalGraph:
     nodes: tuple[Node, ...]
     loss: Ref
     provenance: Mapping[str, str] = field(default_factory=dict)
-    rules: Mapping[str, FoundRule] = field(default_factory=dict)
+    rules: Mapping[str, DiscoveredRule] = field(default_factory=dict)
     results: tuple[Ref, ...] = ()
-    received: tuple[Ref, ...] = ()
+    received_refs: tuple[Ref, ...] = ()
+    functions: Mapping[str, CustomFunction] = field(default_factory=dict)
 
     @property
     def leaves(self) -> Iterator[Parameter | Input | Constant]:
@@ -195,13 +242,13 @@ class LogicalGraph:
         yield from self.constants
 
     @cached_property
-    def derived(self) -> dict[Hashable, Any]:
-        """What others worked out from this graph, which never changes, by their keys."""
+    def cache(self) -> dict[Hashable, Any]:
+        """Cache for other modules' results derived from this immutable graph, by their keys."""
         return {}
 
     @cached_property
     def metas(self) -> Mapping[str, tuple[TensorMeta, ...]]:
-        """The outputs of every named value."""
+        """Metas of the outputs of every named value."""
         table: dict[str, tuple[TensorMeta, ...]] = {}
         for leaf in self.leaves:
             table[leaf.name] = (leaf.meta,)
@@ -214,17 +261,17 @@ class LogicalGraph:
 
     @cached_property
     def positions(self) -> Mapping[str, int]:
-        """The place of every node in the program."""
+        """The position of every node in the program."""
         return {node.name: at for at, node in enumerate(self.nodes)}
 
     @property
     def data(self) -> tuple[Input | Constant, ...]:
-        """What every rank is given whole: the batch and the constants."""
+        """Tensors that every rank gets whole: the batch and the constants."""
         return (*self.inputs, *self.constants)
 
     @cached_property
     def high(self) -> int:
-        """What all integers of the batch are below, for timing ops that index with them."""
+        """Exclusive bound of all integer inputs, for timing ops that index with them."""
         return max((leaf.high for leaf in self.inputs if leaf.high is not None), default=1)
 
     @cached_property
@@ -238,7 +285,7 @@ class LogicalGraph:
 
     @cached_property
     def constant_names(self) -> frozenset[str]:
-        """Values that depend on neither a parameter nor an input: the same on every rank, computed by each."""
+        """Values that depend on neither a parameter nor an input: every rank computes the same."""
         known = {constant.name for constant in self.constants}
         for node in self.nodes:
             if all(ref.name in known for ref in node.refs()):
@@ -246,8 +293,11 @@ class LogicalGraph:
         return frozenset(known)
 
     @cached_property
-    def computed(self) -> frozenset[str]:
-        """Parameters and all that depends on one: what search lays out. Other values are data, whole on every rank."""
+    def parameter_dependent(self) -> frozenset[str]:
+        """Parameters and all values that depend on one: the search chooses their layouts.
+
+        Other values are data, whole on every rank.
+        """
         known = set(self.parameter_names)
         for node in self.nodes:
             if any(ref.name in known for ref in node.refs()):
@@ -256,11 +306,11 @@ class LogicalGraph:
 
     @cached_property
     def differentiable(self) -> frozenset[str]:
-        """Values that a gradient flows into: float values on a chain of float values from a trained parameter to the loss."""
+        """Values with a gradient: float values on a chain of float values from a trained parameter to the loss."""
         known = {leaf.name for leaf in self.parameters if leaf.trained and leaf.meta.is_float}
         for node in self.nodes:
             flows = any(ref.name in known and self.meta(ref).is_float for ref in node.refs())
-            if flows and node.op not in GRADIENT_STOPS and any(meta.is_float for meta in node.outputs):
+            if flows and node.op not in DETACH_OPS and any(meta.is_float for meta in node.outputs):
                 known.add(node.name)
         reached = {self.loss.name, *(ref.name for ref in self.results)}
         for node in reversed(self.nodes):
@@ -273,14 +323,17 @@ class LogicalGraph:
         return ref.name in self.differentiable and self.meta(ref).is_float
 
     @cached_property
-    def graph_hash(self) -> str:
-        from autosbp.graph.serialize import to_dict
+    def content_hash(self) -> str:
+        """SHA-256 of everything but the provenance."""
+        return digest({**self.to_dict(fold=False), "provenance": {}}, FULL_DIGEST_DIGITS)
 
-        return digest({**to_dict(self, fold=False), "provenance": {}})
+    @property
+    def graph_hash(self) -> str:
+        return self.content_hash[:HASH_DIGITS]
 
     @cached_property
     def _symbolic(self) -> frozenset[str]:
-        """The nodes with arguments that depend on symbols."""
+        """Names of nodes whose arguments depend on symbols."""
 
         def depends(arg: Arg) -> bool:
             return any(map(depends, arg)) if isinstance(arg, tuple) else isinstance(arg, Sym)
@@ -288,12 +341,12 @@ class LogicalGraph:
         return frozenset(node.name for node in self.nodes if depends((*node.args, *node.kwargs.values())))
 
     @cached_property
-    def captured(self) -> LogicalGraph:
-        """The graph bound at the sizes that it was captured with; itself where it has no symbols."""
+    def bound_at_capture(self) -> LogicalGraph:
+        """The graph bound to its sizes at capture; itself if it has no symbols."""
         return self.bind(**self.symbols) if self.symbols else self
 
     def bind(self, **values: int) -> LogicalGraph:
-        """The same graph with every symbol replaced by a number; needs a value for each symbol."""
+        """The graph with every symbol replaced by a number; needs a value for each symbol."""
 
         def fix(arg: Arg) -> Arg:
             return evaluate(arg.expr, values) if isinstance(arg, Sym) else arg
@@ -323,16 +376,41 @@ class LogicalGraph:
             self.provenance,
             self.rules,
             self.results,
+            functions=self.functions,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The versioned JSON document (``autosbp/data/graph.schema.json``), repeated blocks folded."""
-        from autosbp.graph.serialize import to_dict
-
-        return to_dict(self)
+    def to_dict(self, fold: bool = True) -> dict[str, Any]:
+        """The versioned JSON document (``autosbp/data/graph.schema.json``); with ``fold``, a run of repeated blocks is written
+        once with its count."""
+        nodes = [_encode_node(node) for node in self.nodes]
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "symbols": dict(self.symbols),
+            "parameters": [
+                {
+                    "name": leaf.name,
+                    **_encode_meta(leaf.meta),
+                    **({} if leaf.source == leaf.name else {"source": leaf.source}),
+                    **({"transforms": [list(step) for step in leaf.transforms]} if leaf.transforms else {}),
+                    **({} if leaf.trained else {"trained": False}),
+                }
+                for leaf in self.parameters
+            ],
+            "inputs": [
+                {"name": leaf.name, **_encode_meta(leaf.meta), **({} if leaf.high is None else {"high": leaf.high})}
+                for leaf in self.inputs
+            ],
+            "constants": [{"name": leaf.name, **_encode_meta(leaf.meta), "data": leaf.data} for leaf in self.constants],
+            **({"rules": rules_to_dict(self.rules)} if self.rules else {}),
+            **({"functions": {name: each.document for name, each in self.functions.items()}} if self.functions else {}),
+            "nodes": fold_nodes(nodes) if fold else nodes,
+            "loss": _encode(self.loss),
+            "provenance": dict(self.provenance),
+        }
 
     def summary(self) -> dict[str, Any]:
-        """Counts for people and lists."""
+        """Counts and sizes, for display and lists."""
         return {
             "name": self.name,
             "graph_hash": self.graph_hash,
@@ -344,3 +422,32 @@ class LogicalGraph:
             ],
             "symbols": dict(self.symbols),
         }
+
+
+def _encode_meta(meta: TensorMeta) -> dict[str, Any]:
+    own = {"shape": list(meta.shape), "dtype": meta.dtype}
+    if isinstance(meta, ParameterMeta):
+        return own | {"gradient_dtype": meta.gradient_dtype, "optimizer_dtype": meta.optimizer_dtype}
+    return own
+
+
+def _encode_node(node: Node) -> dict[str, Any]:
+    document: dict[str, Any] = {"name": node.name, "op": node.op, "args": [_encode(arg) for arg in node.args]}
+    if node.kwargs:
+        document["kwargs"] = {key: _encode(arg) for key, arg in node.kwargs.items()}
+    document["outputs"] = [_encode_meta(meta) for meta in node.outputs]
+    if node.rule:
+        document["rule"] = node.rule
+    return document
+
+
+def _encode(arg: Arg) -> Any:
+    if isinstance(arg, Ref):
+        return {"ref": arg.name, "out": arg.index} if arg.index else {"ref": arg.name}
+    if isinstance(arg, Sym):
+        return {"sym": arg.expr}
+    if isinstance(arg, DType):
+        return {"dtype": arg.name}
+    if isinstance(arg, tuple):
+        return [_encode(item) for item in arg]
+    return tagged_number(arg) if isinstance(arg, float) else arg

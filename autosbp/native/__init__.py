@@ -1,6 +1,6 @@
-"""Loops in C for what numpy is slow at, where they were built: they are when the package is installed with a compiler at hand.
+"""Optional C loops for computations that are slow in numpy; built if a compiler is available at installation.
 
-Without them results are the same, bit for bit, and take longer. Only ``autosbp/native/loops.c`` is compiled.
+Without them results are the same, bit for bit, but slower. Only ``autosbp/native/loops.c`` is compiled.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from types import ModuleType
 
 VERSION = 6
-"""Of the loops that are called here: older ones, of an earlier checkout, are not."""
+"""Version of the loops' interface; compiled loops of another version, from an earlier checkout, are ignored."""
 
 
-def _built() -> ModuleType | None:
+def _load_loops() -> ModuleType | None:
     try:
         from autosbp.native import loops
     except ImportError:
@@ -19,4 +19,4 @@ def _built() -> ModuleType | None:
     return loops if loops.VERSION == VERSION else None
 
 
-LOOPS = _built()
+LOOPS = _load_loops()

@@ -1,6 +1,6 @@
-/* Loops over tables of seconds, which numpy writes to memory at each step and reads again: sums and their minima here stay in
- * registers, and what is read several times in the nearest cache. All do what numpy does, in doubles and in an order that makes no
- * difference, so that results are the same, bit for bit. Arrays are of float64 (steps: int64), in C order; the interpreter's lock is let go meanwhile. */
+/* Loops over tables of seconds. numpy writes each intermediate table to memory and reads it back; here sums and minima stay in
+ * registers, and data that is read repeatedly in the nearest cache. Results are bitwise those of numpy: in doubles, and in an
+ * order that makes no difference. Arrays are float64 (steps: int64), in C order; the loops release the interpreter's lock. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 6 /* of what is in here; autosbp/native/__init__.py asks for it */
-#define BLOCK 64  /* sources of a block of cheapest ways: those of some hundred stops stay in the second cache */
+#define VERSION 6 /* version of the interface, which autosbp/native/__init__.py checks */
+#define BLOCK 64  /* sources per block of cheapest_ways: blocks of some hundred stops stay in the L2 cache */
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
 #define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -20,8 +20,7 @@
 
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
 
-/* out[a, b] = min over x of one[x, a] + two[x, b], for a from first to before end; four x at a time, so that out is seldom
- * touched. */
+/* out[a, b] = min over x of one[x, a] + two[x, b], for first <= a < end; four x at a time, to access out less often. */
 WIDEST static void
 least_sums_of(const double *one, const double *two, double *out, Py_ssize_t depth, Py_ssize_t rows, Py_ssize_t columns,
               Py_ssize_t first, Py_ssize_t end)
@@ -52,7 +51,8 @@ least_sums_of(const double *one, const double *two, double *out, Py_ssize_t dept
     }
 }
 
-/* out[b] = min over a of base[a] + table[a, b], less the least of them, which is returned, in multiples of grain. */
+/* out[b] = min over a of base[a] + table[a, b], minus the least of these minima, rounded down to multiples of grain. Returns the
+ * least minimum. */
 WIDEST static double
 message_of(const double *base, const double *table, double grain, double *restrict out, Py_ssize_t rows, Py_ssize_t columns)
 {
@@ -71,12 +71,12 @@ message_of(const double *base, const double *table, double grain, double *restri
     return least;
 }
 
-/* Of an arc: the variable at its other end; where its table begins with a row for each value of its own variable, and where with
- * one for each of the other's; and where messages to its variable, and to the other, lie. */
+/* Columns of an arc: the variable at its other end; offset of its table with a row per value of its own variable, and with a row
+ * per value of the other; offset of the message to its own variable, and to the other. */
 enum { OTHER, OWN_ROWS, OTHER_ROWS, INTO, OUT, ARC };
 
-/* Tree-reweighted messages (autosbp/search/searchers/messages.py) of some variables, forward: values are chosen on the way. total,
- * own: room for the values of any variable. */
+/* Forward pass of tree-reweighted messages (autosbp/search/solvers/trws.py) over variables first to end - 1; chooses a value of
+ * each. total, own: workspace for the values of any variable. */
 static void
 forward(int64_t first, int64_t end, const int64_t *firsts, const int64_t *arcs, const double *tables, const int64_t *begins,
         const double *costs, const double *shares, double grain, double *messages, int64_t *values, double *total, double *own)
@@ -111,8 +111,8 @@ forward(int64_t first, int64_t end, const int64_t *firsts, const int64_t *arcs, 
     }
 }
 
-/* And backward, from end - 1 to first: excess, as costs, is what values take more than the least; shifts, as messages, what edges
- * gain. What bound comes to is returned. */
+/* Backward pass, from end - 1 to first. Sets excess (laid out as costs) to each value's cost above its variable's least, and shifts
+ * (laid out as messages) to the cost moved to edges. Returns the increased lower bound. */
 static double
 backward(int64_t first, int64_t end, const int64_t *firsts, const int64_t *arcs, const double *tables, const int64_t *begins,
          const double *costs, const double *shares, double grain, double *messages, double *excess, double *shifts,
@@ -144,7 +144,7 @@ backward(int64_t first, int64_t end, const int64_t *firsts, const int64_t *arcs,
     return bound;
 }
 
-/* Steps in turn, again and again, until no stop of these sources gets cheaper; now is (stops, BLOCK). */
+/* Relax all steps in order until no stop gets cheaper from any source of the block; now is (stops, BLOCK). */
 WIDEST static void
 settle(double *now, const int64_t *sources, const int64_t *targets, const double *seconds, Py_ssize_t num_steps)
 {
@@ -166,8 +166,8 @@ settle(double *now, const int64_t *sources, const int64_t *targets, const double
     }
 }
 
-/* The passes of a pipeline's stages, each stage as far as what it waits for is there, again and again until none moves. ends:
- * when what a pass sends is there, -1 until then, with an entry of 0 more for nothing to wait for; at, sent: of each stage, room. */
+/* Run the passes of a pipeline's stages: advance each stage as far as its inputs have arrived, until no stage moves. ends: arrival
+ * of each pass's message, -1 while unknown, plus a last entry 0 for passes without input. at, sent: workspace, one per stage. */
 static void
 run_all(const int64_t *firsts, const int64_t *passes, const int64_t *sources, const int64_t *follows, const double *own_s,
         const double *sends_s, int64_t num_micro, int beside, double *ends, double *starts, double *ready, int64_t *at,
@@ -203,8 +203,8 @@ run_all(const int64_t *firsts, const int64_t *passes, const int64_t *sources, co
     }
 }
 
-/* out[j] = min over d of the greater of band[d, j] and before[j - d - 1]: the slowest of chunks up to each place, the last of which
- * has d places within. */
+/* out[j] = min over d of max(band[d, j], before[j - d - 1]): the slowest chunk of the best partition up to place j, whose last
+ * chunk has d places inside. */
 WIDEST static void
 deal_of(const double *band, const double *before, double *restrict out, Py_ssize_t depth, Py_ssize_t count)
 {
@@ -219,9 +219,9 @@ deal_of(const double *band, const double *before, double *restrict out, Py_ssize
     }
 }
 
-/* Chunks behind each other, of the works that lie whole between a chunk's borders, begins to ends (least first): least[k + 1, j] is
- * what chunks up to k take at the least with the last border at j, from the lowest to the highest of the chunk, prices of borders
- * included, and from[k, j] the border before. now: room for all borders. */
+/* Partition into consecutive chunks. A work item counts for a chunk if it lies inside the chunk's borders, from begins to ends
+ * (sorted by ends). least[k + 1, j] is the least total work of chunks 0 to k plus prices of their borders, if chunk k ends at border
+ * j, between its lowest and highest; from[k, j] is the border where chunk k begins. now: workspace, one per border. */
 WIDEST static void
 cut_of(const int64_t *begins, const int64_t *ends, const double *works, const double *prices, const int64_t *lowest,
        const int64_t *highest, double *least, int64_t *from, double *now, Py_ssize_t chunks, Py_ssize_t items, Py_ssize_t borders)
@@ -257,7 +257,7 @@ cut_of(const int64_t *begins, const int64_t *ends, const double *works, const do
 
 static const char *const SHAPES = "arrays in C order whose shapes go together are expected";
 
-/* A view of a C-contiguous array of so many dims of 8 bytes each. */
+/* Get a view of a C-contiguous array with ndim dims and elements of 8 bytes. */
 static int
 take(PyObject *array, Py_buffer *view, int ndim, const char *formats, int flags)
 {
@@ -377,7 +377,7 @@ free_sources:
     return done;
 }
 
-/* Whether all of so many numbers are from 0 to before end. */
+/* Whether all numbers are in [0, end). */
 static int
 within(const int64_t *numbers, Py_ssize_t count, int64_t end)
 {
@@ -575,28 +575,28 @@ static PyMethodDef METHODS[] = {
     {"least_sums", least_sums, METH_VARARGS,
      "least_sums(one, two, out, first, end): out[i, a, b] = min over x of one[i, x, a] + two[i, x, b], for first <= a < end."},
     {"message", message, METH_VARARGS,
-     "message(base, table, grain, out): out[b] = min over a of base[a] + table[a, b], less the least of them, which is "
-     "returned, rounded down to multiples of grain."},
+     "message(base, table, grain, out): out[b] = min over a of base[a] + table[a, b], minus the least of these minima, rounded "
+     "down to multiples of grain. Returns the least minimum."},
     {"cheapest_ways", cheapest_ways, METH_VARARGS,
-     "cheapest_ways(sources, targets, seconds, costs): lower costs, (stops, starts), by steps of so many seconds between "
-     "stops, until none lowers any."},
+     "cheapest_ways(sources, targets, seconds, costs): shortest paths; relax costs, (stops, starts), by steps between stops, "
+     "until no step improves one."},
     {"run_passes", run_passes, METH_VARARGS,
-     "run_passes(firsts, passes, sources, follows, own_s, sends_s, num_micro, beside, starts, ready): when each pass of a "
-     "pipeline's stages begins, and when each stage is done."},
+     "run_passes(firsts, passes, sources, follows, own_s, sends_s, num_micro, beside, starts, ready): compute the start of each "
+     "pass of a pipeline's stages, and the end of each stage."},
     {"deal_out", deal_out, METH_VARARGS,
-     "deal_out(bands, rows): rows after the first, the least slowest of ever more chunks up to each place, where a chunk of each "
-     "kind in turn takes bands[kind, d, j] up to place j with d places within."},
+     "deal_out(bands, rows): rows[k, j] for k > 0, the slowest chunk of the best partition into k + 1 chunks up to place j; chunk k "
+     "of kind k % kinds takes bands[kind, d, j] if it ends at place j with d places inside."},
     {"cut_works", cut_works, METH_VARARGS,
-     "cut_works(begins, ends, works, prices, lowest, highest, least, from): rows of least after the first, what chunks of works "
-     "between borders take at the least up to each border that a chunk may end at, and where the last of them begins."},
+     "cut_works(begins, ends, works, prices, lowest, highest, least, from): rows of least after the first, the least total work of "
+     "chunks up to each border that a chunk may end at, and in from the border where the last of them begins."},
     {"pass_messages", pass_messages, METH_VARARGS,
      "pass_messages(firsts, arcs, tables, begins, costs, shares, messages, values, excess, shifts, first, end, back, grain, "
-     "bound): a sweep over variables first to end - 1 of a graph, forward to values, or back to a bound, which is returned."},
+     "bound): one TRW-S sweep over variables first to end - 1: forward, choosing values, or back, raising the returned bound."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT, "loops", "Loops over tables of seconds: see loops.c.", 0, METHODS, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "loops", "Compiled loops over tables of seconds; see loops.c.", 0, METHODS, NULL, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC

@@ -1,4 +1,4 @@
-"""The rule of scaled dot-product attention."""
+"""Sharding rule of scaled dot-product attention."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from math import prod
 
 from autosbp.errors import GraphError
 from autosbp.graph.ir import Node, TensorMeta
-from autosbp.sbp.sharding import FactorTable, Sharding
+from autosbp.sbp.factor_notation import FactorTable, Sharding
 
 
 def attention(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``b... q d, b... k d, b... k e, [mask] -> b... q e | whole k d e``, and q when causal.
+    """Rule ``b... q d, b... k d, b... k e, [mask] -> b... q e | whole k d e``; q is whole too when causal.
 
-    With fewer heads of keys and values than of queries, axes split them together: whole groups. Split keys (output P)
-    and, when causal, split queries are served by an implementation, which does not draw dropout; causal, the last
-    queries or the first keys have the most work.
+    In grouped-query attention (fewer heads of keys and values than of queries) an axis splits the heads in whole
+    groups. A split implementation handles split keys (output P) and, when causal, split queries; it does not support
+    dropout. When causal, the rank with the last queries or the first keys has the most work.
     """
     query, key, value, out = metas[0], metas[1], metas[2], node.outputs[0]
     causal = len(node.args) > 5 and bool(node.args[5])
@@ -23,7 +23,7 @@ def attention(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
     lead = len(query.shape) - 2
     table = FactorTable(node, len(metas), 1)
     for dim, size in enumerate(query.sizes[:lead]):
-        shared = _shared(node, dim, size, key.sizes[dim], value.sizes[dim], heads=dim == lead - 1)
+        shared = _batch_extent(node, dim, size, key.sizes[dim], value.sizes[dim], heads=dim == lead - 1)
         table.set(f"b{dim}", shared, 0, dim, output=False)
         table.set(f"b{dim}", shared, 0, dim, output=True)
         for index in (1, 2):
@@ -53,14 +53,14 @@ def attention(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
     )
 
 
-def _shared(node: Node, dim: int, queries: int, keys: int, values: int, *, heads: bool) -> int:
-    """The extent of a leading dim that axes may split: of heads, the number of groups."""
+def _batch_extent(node: Node, dim: int, queries: int, keys: int, values: int, *, heads: bool) -> int:
+    """Extent of a leading dim that axes may split; for heads, the number of groups."""
     if keys != values or (queries % keys if heads else keys not in (1, queries)):
-        wanted = f"{queries}, 1{', or a divisor where heads are grouped,' if heads else ''} is expected"
+        wanted = f"expected {queries} or 1{', or a divisor for grouped heads' if heads else ''}"
         raise GraphError(f"{node.name}.inputs[1].shape[{dim}]", keys, wanted)
     return queries if keys == 1 else keys
 
 
 def _expect(node: Node, index: int, dim: int, size: int, wanted: int) -> None:
     if size != wanted:
-        raise GraphError(f"{node.name}.inputs[{index}].shape[{dim}]", size, f"{wanted} is expected by {node.op}")
+        raise GraphError(f"{node.name}.inputs[{index}].shape[{dim}]", size, f"{node.op} expects {wanted}")

@@ -1,4 +1,4 @@
-"""Rules of convolution and pooling."""
+"""Sharding rules of convolution and pooling."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from math import prod
 
 from autosbp.errors import GraphError
 from autosbp.graph.ir import Node, TensorMeta
-from autosbp.sbp._common import FIRST
-from autosbp.sbp._windows import pooled_options, window_options
-from autosbp.sbp.placement import S
-from autosbp.sbp.sharding import AxisOption, FactorTable, Rule, Sharding
+from autosbp.sbp._common import LINEAR_IN_FIRST
+from autosbp.sbp._pooling_windows import pooling_options, window_options
+from autosbp.sbp.factor_notation import AxisOption, FactorTable, Rule, Sharding
+from autosbp.sbp.layout import S
 
 
 def convolution(spatial: int, *, transposed: bool = False) -> Rule:
-    """``n ci [space], co ci [kernel], +[co] -> n co [space]``; batch, filters and channels may be split, whole groups of
-    them where there are several, and space under windows that do not overlap.
+    """Rule of a convolution: ``n ci [space], co ci [kernel], +[co] -> n co [space]``.
 
-    A transposed convolution's weight is ``ci co [kernel]``. An input may come without its batch dim.
+    Axes may split batch, filters and channels; whole groups of filters and channels if there are several groups; and
+    spatial dims under windows that do not overlap. A transposed convolution's weight is ``ci co [kernel]``. The input
+    may lack the batch dim.
     """
 
     def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
         x, weight, out = metas[0], metas[1], node.outputs[0]
         lead = len(x.shape) - spatial - 1
         if lead not in (0, 1) or len(weight.shape) != spatial + 2 or len(out.shape) != len(x.shape):
-            limit = f"a convolution over {spatial} dims is expected"
+            limit = f"expected a convolution over {spatial} dims"
             raise GraphError(f"{node.name}.shape", list(x.shape), limit)
         groups = int(node.args[6]) if len(node.args) > 6 else 1
         filters, channels = (1, 0) if transposed else (0, 1)
@@ -51,7 +52,7 @@ def convolution(spatial: int, *, transposed: bool = False) -> Rule:
 
 
 def _grouped(metas: Sequence[TensorMeta], lead: int, groups: int) -> tuple[AxisOption, ...]:
-    """Each device has whole groups, and fewer of them: their number is an argument."""
+    """Split by whole groups; each device runs with fewer groups, so the groups argument is divided too."""
     if groups == 1:
         return ()
     ins = (S(lead), S(0), *(S(0) for _ in metas[2:]))
@@ -59,7 +60,7 @@ def _grouped(metas: Sequence[TensorMeta], lead: int, groups: int) -> tuple[AxisO
 
 
 def pooling(spatial: int) -> Rule:
-    """``n c [space] -> n c [space']``, with as many outputs as the op has; space under windows that do not overlap."""
+    """Rule of a pooling: ``n c [space] -> n c [space']`` for every output; space splits if windows do not overlap."""
 
     def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
         table = FactorTable(node, 1, len(node.outputs))
@@ -67,7 +68,7 @@ def pooling(spatial: int) -> Rule:
             table.set(f"b{dim}", metas[0].sizes[dim], 0, dim, output=False)
             for index, meta in enumerate(node.outputs):
                 table.set(f"b{dim}", meta.sizes[dim], index, dim, output=True)
-        linear = () if "max" in node.op or "lp" in node.op else FIRST
-        return Sharding(table.factors(set()), linear=linear, extra=pooled_options(node, metas, spatial))
+        linear = () if "max" in node.op or "lp" in node.op else LINEAR_IN_FIRST
+        return Sharding(table.factors(set()), linear=linear, extra=pooling_options(node, metas, spatial))
 
     return rule

@@ -1,4 +1,4 @@
-"""The rule of a mixture of experts as one op (``graph.own_ops.experts``)."""
+"""Sharding rule of a mixture of experts as one op (``graph.experts_op.experts``)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autosbp.graph.ir import Node, TensorMeta
-from autosbp.sbp.sharding import Sharding, notation
+from autosbp.sbp.factor_notation import Sharding, notation
 
 _NOTATION = notation("t d, t k, t k, e f d, e f d, e d f -> t d", linear="2; 5", whole="d k e", split_impls=("e",))
 
 
 def experts(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """Tokens, the experts' width and the experts themselves may be split; an expert that is elsewhere adds nothing.
+    """Axes may split tokens (t), hidden width (f) and experts (e); a rank adds the output of its own experts only.
 
-    Each of t k slots is three products of d f.
+    FLOPs: each of t k slots takes three products of d f multiply-adds.
     """
     tokens, width = metas[0].sizes
     slots, inner = metas[1].sizes[1], metas[3].sizes[1]

@@ -1,7 +1,8 @@
-"""Rules of reductions that keep more than a sum: maxima, minima and log-sum-exps over dims.
+"""Sharding rules of max, min and log-sum-exp over dims.
 
-Without a gradient a split maximum is P(max). With one, or where the whole value is wanted, an implementation joins the
-ranks' parts: every rank then holds the whole result and its whole gradient (I).
+Without a gradient, a maximum over a split dim is a partial value (Pmax). With a gradient, or if the result must be
+complete, a split implementation combines the ranks' results: every rank then holds the whole result and its whole
+gradient (I).
 """
 
 from __future__ import annotations
@@ -10,31 +11,31 @@ from collections.abc import Sequence
 
 from autosbp.graph.ir import Node, TensorMeta
 from autosbp.sbp._common import dim_argument
-from autosbp.sbp.placement import I, S
-from autosbp.sbp.sharding import AxisOption, FactorTable, Rule, Sharding
+from autosbp.sbp.factor_notation import AxisOption, FactorTable, Rule, Sharding
+from autosbp.sbp.layout import I, S
 
 
 def extremum(reduction: str) -> Rule:
-    """``amax(x, dims, keepdim)``, ``max(x)`` and their minima."""
+    """Rule of ``amax(x, dims, keepdim)``, ``max(x)`` and the corresponding minima."""
 
     def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-        table, joined = _reduced(node, metas[0], _dims(node, metas[0]))
+        table, joined = _reduction_factors(node, metas[0], _dims(node, metas[0]))
         return Sharding(table.factors(set()), extra=joined, reduction=reduction)
 
     return rule
 
 
 def extremum_with_index(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``max(x, dim, keepdim)`` gives values and their indices, which no partial value says."""
+    """Rule of ``max(x, dim, keepdim)``, which also returns indices; a partial value cannot represent these."""
     dim = dim_argument(node, 1, len(metas[0].shape))
-    table, joined = _reduced(node, metas[0], {dim})
+    table, joined = _reduction_factors(node, metas[0], {dim})
     return Sharding(table.factors({f"d{dim}"}), extra=joined)
 
 
 def logsumexp(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``logsumexp(x, dims, keepdim)``."""
+    """Rule of ``logsumexp(x, dims, keepdim)``."""
     dims = _dims(node, metas[0])
-    table, joined = _reduced(node, metas[0], dims)
+    table, joined = _reduction_factors(node, metas[0], dims)
     return Sharding(table.factors({f"d{dim}" for dim in dims}), extra=joined)
 
 
@@ -44,8 +45,8 @@ def _dims(node: Node, meta: TensorMeta) -> set[int]:
     return {dim % ndim for dim in given or range(ndim)}
 
 
-def _reduced(node: Node, meta: TensorMeta, reduced: set[int]) -> tuple[FactorTable, tuple[AxisOption, ...]]:
-    """Factors of a reduction with any number of outputs, and the layouts that join split reduced dims."""
+def _reduction_factors(node: Node, meta: TensorMeta, reduced: set[int]) -> tuple[FactorTable, tuple[AxisOption, ...]]:
+    """Factors of a reduction with any number of outputs, and the options whose implementation splits reduced dims."""
     keep = len(node.args) > 2 and bool(node.args[2])
     table = FactorTable(node, 1, len(node.outputs))
     at = 0

@@ -1,19 +1,19 @@
-"""Rules of ops that pick or place elements by index tensors, and of ops that order a dim."""
+"""Sharding rules of ops that read or write elements by index tensors, and of ops that sort or scan a dim."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from autosbp.graph.ir import Node, Ref, TensorMeta
-from autosbp.sbp._common import FIRST, dim_argument
-from autosbp.sbp.sharding import FactorTable, Rule, Sharding
+from autosbp.sbp._common import LINEAR_IN_FIRST, dim_argument
+from autosbp.sbp.factor_notation import FactorTable, Rule, Sharding
 
 
 def index(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``x[i, :, j]``: dims without an index stay; the indices' own dims, broadcast, take their place in the output."""
+    """Rule of ``x[i, :, j]``: dims without an index may be split, as may the broadcast dims of the indices."""
     source, out = metas[0], node.outputs[0]
     table = FactorTable(node, len(metas), 1)
-    kept, places, first = _indexed(node, source)
+    kept, places, first = _dims_without_index(node, source)
     lead = max(len(meta.shape) for meta in metas[1:])
     for dim, at in zip(kept, places, strict=True):
         table.set(f"d{dim}", source.sizes[dim], 0, dim, output=False)
@@ -26,11 +26,11 @@ def index(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
             if size != 1 or out.sizes[first + at] == 1:
                 table.set(f"i{at}", size, position, dim, output=False)
                 table.set(f"i{at}", out.sizes[first + at], 0, first + at, output=True)
-    return Sharding(table.factors(set()), linear=FIRST)
+    return Sharding(table.factors(set()), linear=LINEAR_IN_FIRST)
 
 
-def _indexed(node: Node, source: TensorMeta) -> tuple[list[int], list[int], int]:
-    """Dims without an index, their places among themselves, and before which of them the indices' dims stand."""
+def _dims_without_index(node: Node, source: TensorMeta) -> tuple[list[int], list[int], int]:
+    """Dims without an index, their order among themselves, and how many of them precede the indices' dims."""
     given = node.args[1]
     taken = [dim for dim, entry in enumerate(given) if isinstance(entry, Ref)]
     kept = [dim for dim in range(len(source.shape)) if dim not in taken]
@@ -40,10 +40,10 @@ def _indexed(node: Node, source: TensorMeta) -> tuple[list[int], list[int], int]
 
 
 def index_put(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``x[i] = values`` with values of the indexed shape: dims without an index stay."""
+    """Rule of ``x[i] = values``: dims without an index may be split where ``values`` has them."""
     source, values = metas[0], metas[-1]
     table = FactorTable(node, len(metas), 1)
-    kept, places, first = _indexed(node, source)
+    kept, places, first = _dims_without_index(node, source)
     lead = max(len(meta.shape) for meta in metas[1:-1])
     whole = len(values.shape) == lead + len(kept)
     for dim, at in zip(kept, places, strict=True):
@@ -58,7 +58,7 @@ def index_put(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
 
 
 def index_select(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``index_select(x, dim, i)``: other dims stay, the index's dim takes the place of ``dim``."""
+    """Rule of ``index_select(x, dim, i)``: other dims may be split; the index's dim replaces ``dim``."""
     source, chosen, out = metas[0], metas[1], node.outputs[0]
     dim = dim_argument(node, 1, len(source.shape))
     table = FactorTable(node, 2, 1)
@@ -69,11 +69,11 @@ def index_select(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
         else:
             table.set(f"d{at}", size, 0, at, output=False)
             table.set(f"d{at}", out.sizes[at], 0, at, output=True)
-    return Sharding(table.factors(set()), linear=FIRST)
+    return Sharding(table.factors(set()), linear=LINEAR_IN_FIRST)
 
 
 def index_add(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``index_add(x, dim, i, source)``: other dims together; parts of the index add up (P, x on one rank)."""
+    """Rule of ``index_add(x, dim, i, source)``: other dims split together; a split index gives P (x on one rank)."""
     target, chosen, source = metas
     dim = dim_argument(node, 1, len(target.shape))
     table = FactorTable(node, 3, 1)
@@ -88,8 +88,11 @@ def index_add(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
 
 
 def scatter(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``scatter(x, dim, i, source or value)``: other dims together where all are of one size; linear in x and source. What
-    is added, not put, goes to the range of ``dim`` that a rank holds."""
+    """Rule of ``scatter(x, dim, i, source or value)``; linear in x and source.
+
+    Dims other than ``dim`` split together if all tensors have the same size there. If the op adds (``scatter_add``), a
+    split index gives P, and a split implementation lets each rank hold a range of x along ``dim``.
+    """
     target = metas[0]
     dim = dim_argument(node, 1, len(target.shape))
     table = FactorTable(node, len(metas), 1)
@@ -112,9 +115,11 @@ def scatter(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
     return Sharding(table.factors({"g"}), additive=additive, linear=linear, split_impls=split_impls)
 
 
-def along(position: int, *, linear: bool = False, default: int = -1) -> Rule:
-    """Ops that need one dim whole (argument ``position``) and give one or more outputs of the other dims' sizes: sort,
-    top-k, cumulative sums."""
+def whole_dim_rule(position: int, *, linear: bool = False, default: int = -1) -> Rule:
+    """Rule of ops that need one dim whole (argument ``position``): sort, top-k, cumulative sums.
+
+    All outputs have the other dims' sizes.
+    """
 
     def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
         ndim = len(metas[0].shape)
@@ -126,13 +131,13 @@ def along(position: int, *, linear: bool = False, default: int = -1) -> Rule:
                 table.set(f"d{at}", size, 0, at, output=False)
                 for output, meta in enumerate(node.outputs):
                     table.set(f"d{at}", meta.sizes[at], output, at, output=True)
-        return Sharding(table.factors(set()), linear=FIRST if linear else ())
+        return Sharding(table.factors(set()), linear=LINEAR_IN_FIRST if linear else ())
 
     return rule
 
 
 def one_hot(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """A new last dim of classes."""
+    """Rule of ``one_hot``: the new last dim (classes) is whole, all others may be split."""
     table = FactorTable(node, 1, 1)
     for at, size in enumerate(metas[0].sizes):
         table.set(f"d{at}", size, 0, at, output=False)
@@ -141,9 +146,9 @@ def one_hot(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
 
 
 def histogram(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``histc(x, bins, min, max)`` with given ends: parts of x add up."""
+    """Rule of ``histc(x, bins, min, max)``; if min and max are given, histograms of parts of x add up (P)."""
     low, high = (float(node.args[at]) if len(node.args) > at else 0.0 for at in (2, 3))
-    if low == high:  # the ends are those of the data
+    if low == high:  # min and max come from the data
         return Sharding(())
     table = FactorTable(node, 1, 1)
     for at, size in enumerate(metas[0].sizes):

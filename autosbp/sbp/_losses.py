@@ -1,24 +1,26 @@
-"""Rules of element-wise losses, which reduce what they compute or do not."""
+"""Sharding rules of element-wise losses with an optional reduction."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from autosbp.graph.ir import Node, TensorMeta
-from autosbp.sbp._common import aligned
-from autosbp.sbp.sharding import FactorTable, Rule, Sharding
+from autosbp.sbp._common import broadcast_factors
+from autosbp.sbp.factor_notation import FactorTable, Rule, Sharding
 
 NONE, MEAN, SUM = 0, 1, 2
 
 
 def elementwise_loss(reduction_position: int) -> Rule:
-    """Without reduction element-wise; a sum over split elements is partial; a mean needs them all (import writes means
-    as sums over counts)."""
+    """Rule of a loss: element-wise without reduction; a sum over split elements is P; a mean needs all elements.
+
+    Import rewrites means as sums divided by counts.
+    """
 
     def rule(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
         reduction = node.args[reduction_position] if len(node.args) > reduction_position else MEAN
         if reduction == NONE:
-            return Sharding(aligned(node, metas).factors(set()))
+            return Sharding(broadcast_factors(node, metas).factors(set()))
         if reduction == MEAN:
             return Sharding(())
         ndim = max(len(meta.shape) for meta in metas)

@@ -1,4 +1,4 @@
-"""Rules of norms and of softmax. What they normalise over is whole, and split by an implementation that joins statistics."""
+"""Sharding rules of norms and softmax. Splits of normalised dims need an implementation that combines statistics."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from autosbp.errors import GraphError
 from autosbp.graph.ir import Node, Ref, TensorMeta
-from autosbp.sbp._common import aligned, dim_argument
-from autosbp.sbp.sharding import FactorTable, Sharding
+from autosbp.sbp._common import broadcast_factors, dim_argument
+from autosbp.sbp.factor_notation import FactorTable, Sharding
 
 
 def layer_norm(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``b... d..., [d...], [d...] -> b... d... | whole d``; also RMS norm, which has no bias."""
+    """Rule ``b... d..., [d...], [d...] -> b... d... | whole d``; also of RMS norm, which has no bias."""
     lead = len(metas[0].shape) - len(node.args[1])
     names = [f"b{dim}" for dim in range(lead)] + [f"d{dim}" for dim in range(len(node.args[1]))]
     table = FactorTable(node, len(metas), 1)
@@ -23,10 +23,10 @@ def layer_norm(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
 
 
 def batch_norm(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``n c s..., [c], [c], [c], [c] -> n c s...``; in training, statistics run over n and s."""
+    """Rule ``n c s..., [c], [c], [c], [c] -> n c s...``; in training, statistics run over n and s."""
     training = bool(node.args[5])
     if training and any(isinstance(arg, Ref) for arg in node.args[3:5]):
-        raise GraphError(f"{node.name}.args[3]", node.args[3], "training without running statistics is expected")
+        raise GraphError(f"{node.name}.args[3]", node.args[3], "expected training mode without running statistics")
     space = [f"s{dim}" for dim in range(len(metas[0].shape) - 2)]
     table = FactorTable(node, len(metas), 1)
     table.hold(0, ["n", "c", *space], metas[0], output=False)
@@ -37,11 +37,14 @@ def batch_norm(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
 
 
 def group_norm(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """``n (g c) s..., [(g c)], [(g c)] -> n (g c) s...``: whole groups are split, or their space; channels of a single
-    group too. A rank's number of groups is an argument, so that even whole groups need an implementation."""
+    """Rule ``n (g c) s..., [(g c)], [(g c)] -> n (g c) s...``: axes split whole groups or spatial dims.
+
+    With a single group they may split its channels. The number of groups on a rank is an argument of the op, so that
+    even whole groups need a split implementation.
+    """
     channels, groups = metas[0].sizes[1], node.args[1]
     if channels % groups:
-        raise GraphError(f"{node.name}.args[1]", groups, f"a divisor of {channels} channels is expected")
+        raise GraphError(f"{node.name}.args[1]", groups, f"expected a divisor of {channels} channels")
     name, size = ("c", channels) if groups == 1 else ("g", groups)
     table = FactorTable(node, len(metas), 1)
     for output, meta in ((False, metas[0]), (True, node.outputs[0])):
@@ -51,15 +54,13 @@ def group_norm(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
         table.set(name, size, 0, 1, output=output)
     for index in range(1, len(metas)):
         if metas[index].sizes != (channels,):
-            raise GraphError(
-                f"{node.name}.inputs[{index}].shape", list(metas[index].shape), f"[{channels}] is expected"
-            )
+            raise GraphError(f"{node.name}.inputs[{index}].shape", list(metas[index].shape), f"expected [{channels}]")
         table.set(name, size, index, 0, output=False)
     space = tuple(f"s{dim}" for dim in range(len(metas[0].shape) - 2))
     return Sharding(table.factors({name, "s"}), split_impls=(name, *space))
 
 
 def softmax(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """Softmax and log-softmax along a dim."""
+    """Rule of softmax and log-softmax along a dim."""
     dim = dim_argument(node, 1, len(metas[0].shape))
-    return Sharding(aligned(node, metas[:1]).factors({f"d{dim}"}), split_impls=(f"d{dim}",))
+    return Sharding(broadcast_factors(node, metas[:1]).factors({f"d{dim}"}), split_impls=(f"d{dim}",))

@@ -1,4 +1,4 @@
-"""Names of the ops that one rule serves, without ``aten.``."""
+"""Names of ops that share one sharding rule, without ``aten.``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POINTWISE = (
     *("__and__.Tensor", "__or__.Tensor", "clamp.Tensor", "fmod.Scalar", "remainder.Scalar"),
     *("where.Scalar", "div.Tensor_mode", "bitwise_and.Scalar", "__rshift__.Scalar"),
 )
-"""Element-wise ops that are linear in nothing."""
+"""Element-wise ops that are linear in no argument."""
 
 POOLINGS = (
     *((f"{kind}_pool{n}d.default", n) for kind in ("max", "avg", "adaptive_avg") for n in (1, 2, 3)),
@@ -37,7 +37,7 @@ POOLINGS = (
     ),
     *((f"upsample_{kind}1d.vec", 1) for kind in ("nearest", "linear")),
 )
-"""Ops over the last dims, with how many."""
+"""Ops over the last dims, each with the number of these."""
 
 LOSSES = (
     *(
@@ -47,4 +47,4 @@ LOSSES = (
     ("binary_cross_entropy.default", 3),
     ("binary_cross_entropy_with_logits.default", 4),
 )
-"""Element-wise losses, with the position of their reduction."""
+"""Element-wise losses, each with the position of its reduction argument."""

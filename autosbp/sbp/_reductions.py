@@ -1,16 +1,16 @@
-"""Rules of reductions."""
+"""Sharding rules of sums."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from autosbp.graph.ir import Node, TensorMeta
-from autosbp.sbp._common import FIRST
-from autosbp.sbp.sharding import FactorTable, Sharding
+from autosbp.sbp._common import LINEAR_IN_FIRST
+from autosbp.sbp.factor_notation import FactorTable, Sharding
 
 
 def sum_dims(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
-    """A split reduced dim leaves a partial sum."""
+    """Rule of ``sum(x, dims, keepdim)``: a split of a reduced dim leaves a partial sum."""
     ndim = len(metas[0].shape)
     dims = node.args[1] if len(node.args) > 1 and node.args[1] else tuple(range(ndim))
     reduced = {dim % ndim for dim in dims}
@@ -22,4 +22,4 @@ def sum_dims(node: Node, metas: Sequence[TensorMeta]) -> Sharding:
         if dim not in reduced:
             table.set(f"d{dim}", node.outputs[0].sizes[at], 0, at, output=True)
         at += dim not in reduced or keep
-    return Sharding(table.factors(set()), linear=FIRST)
+    return Sharding(table.factors(set()), linear=LINEAR_IN_FIRST)

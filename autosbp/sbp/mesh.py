@@ -9,7 +9,7 @@ from math import prod
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One mesh axis. ``level`` is the index of the cluster level that it lies in, 0 = outermost."""
+    """One mesh axis. ``level`` is the index of its cluster level, 0 = outermost."""
 
     name: str
     size: int
@@ -20,8 +20,8 @@ class Axis:
 class Mesh:
     """Axes in order, outermost first; ranks are numbered row-major over them.
 
-    ``level_counts`` holds the number of units of each cluster level, so that a group of axes has a *shape*: how many
-    units of each level it spans. The shape is what the network model is keyed by (DESIGN section 7).
+    ``level_counts`` holds the number of units of each cluster level. A group of axes thereby has a *shape*: how many
+    units of each level it spans. The network model is keyed by this shape.
     """
 
     axes: tuple[Axis, ...]
@@ -58,12 +58,12 @@ class Mesh:
         return rank
 
     def device(self, rank: int) -> int:
-        """The number of the device, and of its process, that is this rank."""
+        """Number of the device, and of its process, that is this rank."""
         return rank
 
     @property
     def split_counts(self) -> frozenset[int]:
-        """Over how many devices some of its axes, or all, split a dim."""
+        """Numbers of devices over which one or more of the axes can split a dim."""
         found = {1}
         for axis in self.axes:
             found |= {count * axis.size for count in found}
@@ -73,14 +73,14 @@ class Mesh:
         return prod(self.axes[axis].size for axis in axes)
 
     def group_shape(self, axes: Sequence[int]) -> tuple[int, ...]:
-        """Units of each level that a process group over ``axes`` spans, such as (2, 1) = 2 nodes, 1 device of each."""
+        """Units of each level that a process group over ``axes`` spans; (2, 1) = 2 nodes, 1 device of each."""
         shape = [1] * len(self.level_counts)
         for axis in axes:
             shape[self.axes[axis].level] *= self.axes[axis].size
         return tuple(shape)
 
     def group_ranks(self, axes: Sequence[int], rank: int) -> list[int]:
-        """The ranks of the process group over ``axes`` that ``rank`` is in, in row-major order of those axes."""
+        """Ranks of the process group over ``axes`` that contains ``rank``, in row-major order of those axes."""
         home = list(self.coordinate(rank))
         ranks = []
         for index in _row_major([self.axes[axis].size for axis in axes]):
@@ -96,7 +96,7 @@ class Mesh:
         return [[first + rank for rank in behind] for first in firsts]
 
     def _ranks_along(self, axes: Sequence[int]) -> list[int]:
-        """The ranks whose index is 0 along all other axes, in row-major order of these."""
+        """Ranks whose index is 0 along all other axes, in row-major order of ``axes``."""
         ranks = [0]
         for axis in axes:
             step = prod(self.shape[axis + 1 :])

@@ -1,20 +1,20 @@
-"""Search: the cheapest plan of a graph on a cluster, and the proof of it.
+"""Search for the cheapest parallelization plan of a graph on a cluster, with a proof of its quality.
 
-| where | what |
+| module | contents |
 |---|---|
-| ``_base``, ``certificate`` | what a ``SearchProblem`` is, what a searcher promises, what it claims of its result |
-| ``searchers`` | one file each; they know the problem alone |
+| ``_base``, ``certificate`` | ``SearchProblem``, the contract of a searcher, the certificate of its result |
+| ``solvers`` | one searcher a file; they know the problem alone |
 | ``checker`` | recomputes cost and bound of a certificate; shares no code with the searchers |
-| ``problem`` | from a graph, a mesh and a cost model to a problem, and back to a strategy |
-| ``stages`` | the layout problem of a stage of the pipeline, cuts, schedules |
-| ``bounds`` | what no strategy of a structure takes less than |
-| ``space`` | all structures, microbatches and ways to store, searched as bounds ask for |
-| ``planner``, ``plan_options`` | ``make_plan``: all of it, from a request to a document |
-| ``why``, ``what_if``, ``pareto``, ``fewer``, ``warm_start`` | what else is asked of a plan |
+| ``problem`` | from a graph, a mesh and a cost model to a search problem, and back to a strategy |
+| ``stages`` | layout problem of a pipeline stage, cut points, schedules |
+| ``bounds`` | lower bounds on the step time of a pipeline structure |
+| ``branch_and_bound`` | search over pipeline structures, microbatch sizes and parameter shardings |
+| ``planner``, ``plan_options`` | ``make_plan``: from a request to a plan document |
+| ``why``, ``what_if``, ``pareto``, ``device_count``, ``warm_start`` | further questions about a plan |
 
 The searchers:
 
-| name | what it does | proves |
+| name | method | proves |
 |---|---|---|
 | exhaustive | every assignment | the optimum |
 | random | uniform samples | nothing |
@@ -22,7 +22,7 @@ The searchers:
 | coordinate_descent | best value per variable in turn, restarts | nothing |
 | exact | variable elimination, Lagrangian bounds, CP-SAT | the optimum, or a bound |
 | anytime | annealing of single choices and whole trees, message passing, branch and bound | a bound |
-| auto | the first that fits of exhaustive, exact, anytime | as that one |
+| auto | the first applicable of exhaustive, exact, anytime | the same as the searcher it runs |
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from autosbp.search._base import (
 )
 from autosbp.search.certificate import Certificate
 from autosbp.search.checker import check_certificate
-from autosbp.search.searchers.anytime.searcher import anytime
-from autosbp.search.searchers.auto import auto
-from autosbp.search.searchers.coordinate_descent import coordinate_descent
-from autosbp.search.searchers.exact import exact
-from autosbp.search.searchers.exhaustive import exhaustive
-from autosbp.search.searchers.metropolis_hastings import metropolis_hastings
-from autosbp.search.searchers.random import random
-from autosbp.search.searchers.validate import check_options, validate
+from autosbp.search.solvers.anytime.searcher import anytime
+from autosbp.search.solvers.auto import auto
+from autosbp.search.solvers.coordinate_descent import coordinate_descent
+from autosbp.search.solvers.exact import exact
+from autosbp.search.solvers.exhaustive import exhaustive
+from autosbp.search.solvers.metropolis_hastings import metropolis_hastings
+from autosbp.search.solvers.random_sampling import random
+from autosbp.search.solvers.validate import check_options, validate
 
 SEARCHERS: Mapping[str, Searcher] = MappingProxyType(
     {
@@ -67,14 +67,19 @@ SEARCHERS: Mapping[str, Searcher] = MappingProxyType(
 
 
 def search(problem: SearchProblem, searcher: str = "auto", options: SearchOptions | None = None) -> SearchResult:
-    """Run the searcher of this name.
+    """Run a searcher on a problem.
+
+    Args:
+        problem: the weighted constraint graph, see ``search._base``.
+        searcher: a key of ``SEARCHERS``.
+        options: the defaults of ``SearchOptions`` if None.
 
     Raises:
-        InputError: no such searcher, or a problem or options that ``validate`` and ``check_options`` refuse.
-        InfeasibleError: no assignment is feasible, or none was met.
+        InputError: unknown searcher, or problem or options that ``validate`` or ``check_options`` reject.
+        InfeasibleError: no assignment is feasible, or the searcher found none.
     """
     if searcher not in SEARCHERS:
-        raise InputError("searcher", searcher, f"one of {', '.join(SEARCHERS)} is needed")
+        raise InputError("searcher", searcher, f"expected one of {', '.join(SEARCHERS)}")
     return SEARCHERS[searcher](problem, options or SearchOptions())
 
 

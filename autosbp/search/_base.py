@@ -5,16 +5,16 @@ and a memory use per value; an edge cost table per pair of clusters that exchang
 
     fixed_s + sum_i unary_s[i][x_i] + sum_e table_e[x_u, x_v]      (seconds of one training step)
 
-and its memory ``fixed_memory_bytes + sum_i memory_bytes[i][x_i]`` must not exceed ``memory_limit_bytes``. A table entry of
-``inf`` forbids a pair. Tables are shared: repeated blocks of a model point at the *same* arrays, and searchers may key
-caches on array identity.
+and its memory ``fixed_memory_bytes + sum_i memory_bytes[i][x_i]`` must not exceed ``memory_limit_bytes``. A table entry
+of ``inf`` forbids a pair. Tables are shared: repeated blocks of a model point at the *same* arrays, and searchers may
+key caches on array identity.
 
-A searcher is a function ``(problem, options) -> SearchResult``. It is deterministic: same problem and options, same
-assignment, cost, bound, evaluations and costs of the trace, as long as the time limit does not strike, and however many cores
-there are. It never returns an assignment whose cost or memory it did not check.
-It raises ``InfeasibleError`` when it has proved that no assignment is feasible, or found none within its limits (the
-detail says which). It stops at ``time_limit_s`` with the best so far, and calls ``progress`` at most every 0.1 s; when
-``progress`` returns False it stops as at the time limit. Safe to call from several threads at once.
+A searcher is a function ``(problem, options) -> SearchResult``. It is deterministic: unless the time limit strikes, the
+same problem and options give the same assignment, cost, bound, evaluations and trace costs on any number of cores. It
+checks the cost and memory of every assignment that it returns. It raises ``InfeasibleError`` if it has proved that no
+assignment is feasible, or found none within its limits (the detail says which). It stops at ``time_limit_s`` with the
+best assignment found, and calls ``progress`` at most every 0.1 s; if ``progress`` returns False, it stops as at the
+time limit. Searchers may run in several threads at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Bytes = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edge:
-    """Cost table between variables ``u`` and ``v``: ``table[x_u, x_v]`` in seconds. Several edges may join one pair."""
+    """Cost table between variables ``u`` and ``v``: ``table[x_u, x_v]`` in seconds. A pair may have several edges."""
 
     u: int
     v: int
@@ -43,7 +43,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchProblem:
-    """See the module's docstring. ``names[i]`` tells which op cluster variable i is."""
+    """Weighted constraint graph, see the module's docstring. ``names[i]`` is the op cluster of variable i."""
 
     names: tuple[str, ...]
     unary_s: tuple[Costs, ...]
@@ -59,7 +59,7 @@ class SearchProblem:
 
     @property
     def num_assignments(self) -> int:
-        """Size of the whole space (an exact Python int)."""
+        """Number of assignments (an exact Python int)."""
         total = 1
         for costs in self.unary_s:
             total *= len(costs)
@@ -68,11 +68,18 @@ class SearchProblem:
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """``start`` is an assignment to start from (such as a baseline's), where a searcher can use one; ``gap_tolerance``
-    the relative gap at which ``exact`` stops trying to close what memory limits leave open; ``cutoff_s`` a cost that
-    the caller already has: ``exact`` stops once its bound shows that nothing is below it; ``closing`` the part of the usual
-    work that ``exact`` puts into what is open then. ``rough``: what messages say of a problem that is hard to eliminate is
-    enough."""
+    """Limits and hints for a searcher.
+
+    Args:
+        seed: of the random number generator.
+        time_limit_s: wall clock limit of the search.
+        max_evaluations: limit of costed values; None is no limit.
+        start: initial assignment, such as a baseline's, for searchers that can use one.
+        gap_tolerance: relative gap at which ``exact`` stops closing what the memory limit leaves open.
+        cutoff_s: cost that the caller already has; ``exact`` stops once its bound reaches it.
+        closing: fraction of the usual work that ``exact`` spends on closing the gap.
+        rough: message-passing results suffice for a problem that is hard to eliminate.
+    """
 
     seed: int = 0
     time_limit_s: float = 60.0
@@ -82,16 +89,16 @@ class SearchOptions:
     cutoff_s: float = float("inf")
     closing: float = 1.0
     rough: bool = False
-    progress: Callable[[float, float], bool] | None = None  # (best cost, lower bound) -> go on?
+    progress: Callable[[float, float], bool] | None = None  # (best cost, lower bound) -> whether to continue
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best assignment found, and what is known about the optimum.
+    """The best assignment found, and a bound on the optimum.
 
-    ``lower_bound_s`` is -inf where the searcher proves nothing; ``gap`` = (cost - bound) / cost, 0 when proved optimal.
-    ``trace`` holds (seconds since start, best cost) at each improvement. ``search_s`` is wall time. ``certificate`` is what
-    ``checker`` verifies the bound with; ``exact`` gives one wherever it has a bound.
+    ``lower_bound_s`` is -inf if the searcher proves nothing. ``gap`` = (cost - bound) / cost, 0 if proved optimal.
+    ``trace`` holds (seconds since start, best cost) at each improvement. ``search_s`` is wall clock time. ``checker``
+    verifies the bound with ``certificate``; ``exact`` gives one whenever it has a bound.
     """
 
     assignment: tuple[int, ...]
@@ -109,13 +116,13 @@ class SearchResult:
 
 
 class Searcher(Protocol):
-    """What ``SEARCHERS[name]`` is."""
+    """Signature of the functions in ``SEARCHERS``."""
 
     def __call__(self, problem: SearchProblem, options: SearchOptions) -> SearchResult: ...
 
 
 def cost_of(problem: SearchProblem, assignment: tuple[int, ...]) -> float:
-    """Seconds of one step under ``assignment``; the definition that every searcher is checked against."""
+    """Seconds of one step under ``assignment``; the reference definition for every searcher."""
     total = problem.fixed_s
     for costs, value in zip(problem.unary_s, assignment, strict=True):
         total += float(costs[value])

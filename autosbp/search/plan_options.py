@@ -1,32 +1,33 @@
-"""What a plan is asked for, checked when it is made."""
+"""Options of a plan, validated on construction."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autosbp.cluster import MAX_DEVICES, Cluster
-from autosbp.costmodel.memory.state import optimizer_bytes_per_element
+from autosbp.cluster.spec import MAX_DEVICES, Cluster
+from autosbp.costmodel.memory.optimizer_state import optimizer_bytes_per_element, state_bytes_per_element
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.jsonio import Fields, check_integer
-from autosbp.pipeline import MAX_STAGES
-from autosbp.sbp.reproducible import why_irreproducible
-from autosbp.schedules import RUNNABLE, SCHEDULES
+from autosbp.graph.precision import AUTO, PRECISIONS
+from autosbp.plan.pipeline import MAX_STAGES
+from autosbp.plan.schedules import RUNNABLE, SCHEDULES
+from autosbp.program.determinism import nondeterminism_reason
 from autosbp.search import SEARCHERS
 from autosbp.search.problem.baselines import BASELINES as BASELINES
 from autosbp.search.problem.baselines import DEFAULT_BASELINES as DEFAULT_BASELINES
-from autosbp.search.problem.weights import AS_USED, STEP, USE
+from autosbp.search.problem.cost_weights import GATHER_PER_STEP, GATHER_PER_USE, UNSHARDED
+from autosbp.utils.json_io import Fields, check_integer
 
 MAX_BATCH = 2**30
-UNSTARTED = ("pins", "data_parallel", "tensor_parallel", "stage_of", "storage", "recompute")
-"""What a start is not looked at for, whether it is as asked."""
+UNCHECKED_IN_WARM_START = ("pins", "data_parallel", "tensor_parallel", "stage_of", "storage", "recompute")
+"""Options not checked against a warm-start strategy."""
 GAP_TOLERANCE = 2e-3
-STORAGES = (AS_USED, STEP, USE)
-BOUNDING = ("auto", "exact", "anytime")
-"""Searchers that know how far they may be from the optimum, and so end at a gap."""
-_SELDOM = (
+STORAGES = (UNSHARDED, GATHER_PER_STEP, GATHER_PER_USE)
+BOUNDING_SEARCHERS = ("auto", "exact", "anytime")
+"""Searchers that prove a bound, and so can stop at a gap."""
+_OMITTED_IF_DEFAULT = (
     "pins",
     "baselines",
     "stages",
@@ -39,29 +40,40 @@ _SELDOM = (
     "offload",
     "bucket_bytes",
     "deterministic",
+    "precision",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What a plan is asked for. Batches are samples over all devices; None lets the planner choose.
+    """Options of a plan. Batches are in samples over all devices; None lets the planner choose.
 
     Args:
-        pins: layouts that are given, not searched: ``search.problem.pinned`` says what they look like. They are those of the
-            devices of one stage; where no stages are asked for, there is one.
-        stages: of a pipeline; 1 forbids pipelines.
-        data_parallel, tensor_parallel: degrees inside a stage, see ``search.problem.degrees``; 1 forbids splitting the batch,
-            or parameters.
-        schedules: those that a pipeline may run; by default those that a runtime here runs.
-        baselines: names of what the plan is compared with: ``search.problem.baselines`` says what each is.
-        stage_of: stages, from 0, that ops are given: by their names, by parameters that they read, or by patterns of either.
-        storage: how parameters are stored. ``as_used``; ``step`` (ZeRO-2): split over the ranks that would hold them
-            alike, gathered once a step; ``use`` (ZeRO-3): gathered for each use.
-        recompute: 0: no block; k: every repeated block, k together. None: as many blocks as memory asks for.
-        bucket_bytes: parameters are gathered together, and gradients reduced together, in messages of up to so many bytes;
-            by default 25 MiB, or less where that does not fit. More is fewer messages, less is an earlier first one.
-        deterministic: only what gives the same bits in every run (``sbp.reproducible``); trials enforce it.
-        offload: the optimizer's state may be on the host, where the cluster's file tells of one: all of it or none.
+        global_batch: samples of one step.
+        micro_batch: samples of one microbatch; divides the global batch.
+        searcher: a key of ``search.SEARCHERS``.
+        time_limit_s: soft limit in seconds.
+        memory_limit_bytes: per device.
+        gap_tolerance: relative gap between step time and lower bound at which the search stops.
+        pins: given layouts by name, in the syntax of ``search.problem.pins``, for the devices of one pipeline stage.
+            With pins, the plan has one stage unless ``stages`` says otherwise.
+        stages: number of pipeline stages; 1 forbids pipelines.
+        data_parallel, tensor_parallel: degrees inside a stage, see ``search.problem.parallel_degrees``; 1 forbids
+            splitting the batch, or parameters.
+        schedules: allowed pipeline schedules; by default those that the executor can run.
+        baselines: names of baselines to compare with, see ``search.problem.baselines``.
+        stage_of: stages, from 0, of ops, given by op name, by a parameter that the op reads, or by a pattern of either.
+        storage: parameter sharding. ``as_used``: none beyond the ops' layouts. ``step`` (ZeRO-2): parameters are split
+            over the ranks that would hold replicas, with one all-gather per step. ``use`` (ZeRO-3): one all-gather per
+            use.
+        recompute: activation checkpointing. 0: none. k: every repeated block, k blocks together. None: as many blocks
+            as memory requires.
+        bucket_bytes: maximum size of a gradient bucket and of a parameter gather; by default 25 MiB, or less if memory
+            is short. Large buckets mean fewer messages, small ones an earlier first message.
+        deterministic: allow only ops with the same bits in every run (``program.determinism``); trials enforce it.
+        offload: allow the optimizer state on the host, if the cluster file describes one: all of it or none.
+        precision: training precision, a key of ``graph.precision.PRECISIONS``; ``auto``: bf16-mixed on devices with
+            tensor cores for bfloat16, else fp32. None: the dtypes of the graph.
     """
 
     global_batch: int | None = None
@@ -84,41 +96,42 @@ class PlanOptions:
     offload: bool = False
     bucket_bytes: int | None = None
     deterministic: bool = False
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
-            raise InputError("searcher", self.searcher, f"one of {', '.join(SEARCHERS)} is expected")
+            raise InputError("searcher", self.searcher, f"expected one of {', '.join(SEARCHERS)}")
         if self.optimizer not in ("adamw", "sgd"):
-            raise InputError("optimizer", self.optimizer, "adamw or sgd is expected")
+            raise InputError("optimizer", self.optimizer, "expected adamw or sgd")
         check_integer("seed", self.seed, 0, 2**63 - 1)
         if not _is_number(self.gap_tolerance) or not 0 <= self.gap_tolerance < 1:
-            raise InputError("gap_tolerance", self.gap_tolerance, "at least 0 and below 1 is expected")
+            raise InputError("gap_tolerance", self.gap_tolerance, "expected at least 0 and below 1")
         if self.time_limit_s == 0:
-            raise InfeasibleError("time_limit_s", 0, None, "no search ends in no time")
+            raise InfeasibleError("time_limit_s", 0, None, "expected more than 0 and at most 86400 seconds")
         if not _is_number(self.time_limit_s) or not 0 < self.time_limit_s <= 86_400:
-            raise InputError("time_limit_s", self.time_limit_s, "more than 0 and at most 86400 seconds is expected")
+            raise InputError("time_limit_s", self.time_limit_s, "expected more than 0 and at most 86400 seconds")
         if not isinstance(self.pins, Mapping):
-            raise InputError("pins", self.pins, "a mapping from names to layouts is expected")
+            raise InputError("pins", self.pins, "expected a mapping from names to layouts")
         for name, layout in self.pins.items():
             if not isinstance(name, str) or not isinstance(layout, str):
-                raise InputError(f"pins.{name}", layout, "a layout such as 'S0' is expected")
+                raise InputError(f"pins.{name}", layout, "expected a layout such as 'S0'")
         if not isinstance(self.stage_of, Mapping):
-            raise InputError("stage_of", self.stage_of, "a mapping from names to stages is expected")
+            raise InputError("stage_of", self.stage_of, "expected a mapping from names to stages")
         for name, stage in self.stage_of.items():
             if not isinstance(name, str):
-                raise InputError("stage_of", name, "names of ops or parameters are expected")
+                raise InputError("stage_of", name, "expected names of ops or parameters")
             check_integer(f"stage_of.{name}", stage, 0, MAX_STAGES - 1)
         if not isinstance(self.baselines, tuple) or len(set(self.baselines)) != len(self.baselines):
-            raise InputError("baselines", self.baselines, "distinct names of baselines are expected")
+            raise InputError("baselines", self.baselines, "expected distinct names of baselines")
         for name in self.baselines:
             if name not in BASELINES:
-                raise InputError("baselines", name, f"some of {', '.join(BASELINES)} are expected")
+                raise InputError("baselines", name, f"expected some of {', '.join(BASELINES)}")
         if self.stages is not None:
             check_integer("stages", self.stages, 1, MAX_STAGES)
         if not isinstance(self.schedules, tuple) or not self.schedules or set(self.schedules) - set(SCHEDULES):
-            raise InputError("schedules", self.schedules, f"one or several of {', '.join(SCHEDULES)} are expected")
+            raise InputError("schedules", self.schedules, f"expected one or more of {', '.join(SCHEDULES)}")
         if self.storage is not None and self.storage not in STORAGES:
-            raise InputError("storage", self.storage, f"one of {', '.join(STORAGES)} is expected")
+            raise InputError("storage", self.storage, f"expected one of {', '.join(STORAGES)}")
         for name in ("data_parallel", "tensor_parallel"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, MAX_DEVICES)
@@ -126,7 +139,9 @@ class PlanOptions:
             check_integer("recompute", self.recompute, 0, MAX_STAGES)
         for name in ("offload", "deterministic"):
             if not isinstance(getattr(self, name), bool):
-                raise InputError(name, getattr(self, name), "true or false is expected")
+                raise InputError(name, getattr(self, name), "expected true or false")
+        if self.precision not in (None, AUTO, *PRECISIONS):
+            raise InputError("precision", self.precision, f"expected one of {', '.join((AUTO, *PRECISIONS))}")
         if self.bucket_bytes is not None:
             check_integer("bucket_bytes", self.bucket_bytes, 1, 2**40)
         for name in ("global_batch", "micro_batch"):
@@ -136,32 +151,42 @@ class PlanOptions:
             check_integer("memory_limit_bytes", self.memory_limit_bytes, 1, 2**53)
         if self.global_batch is not None and self.micro_batch is not None and self.global_batch % self.micro_batch:
             raise InputError(
-                "micro_batch", self.micro_batch, f"a divisor of the global batch {self.global_batch} is expected"
+                "micro_batch", self.micro_batch, f"expected a divisor of the global batch {self.global_batch}"
             )
         self._refuse_unused()
 
-    def require_start(self) -> None:
-        """Refuse options that leave an earlier plan's strategy no part in the search; ``InputError`` names the first."""
-        for name in UNSTARTED:
+    def on(self, cluster: Cluster) -> PlanOptions:
+        """The options with ``auto`` replaced by the precision that suits the cluster's devices."""
+        if self.precision != AUTO:
+            return self
+        return replace(self, precision="bf16-mixed" if cluster.has_fast_bf16 else "fp32")
+
+    def check_warm_start(self) -> None:
+        """Reject options that rule out a warm start.
+
+        Raises:
+            InputError: names the first such option.
+        """
+        for name in UNCHECKED_IN_WARM_START:
             if getattr(self, name):
-                raise InputError(name, getattr(self, name), "none is expected with a start, which has its own")
+                raise InputError(name, getattr(self, name), "not allowed with start, which has its own")
 
     def _refuse_unused(self) -> None:
-        """Options that the others leave no effect are refused, not dropped in silence."""
+        """Reject options that other options make ineffective, instead of ignoring them."""
         if self.schedules != RUNNABLE and self.stages == 1:
             raise InputError(
-                "schedules", self.schedules, "stages = 1 forbids pipelines: more stages are expected, or any"
+                "schedules", self.schedules, "stages = 1 forbids pipelines; set more stages, or leave stages unset"
             )
         if self.schedules != RUNNABLE and self.pins and self.stages is None:
-            raise InputError("schedules", self.schedules, "plans with pins have one stage unless stages are asked for")
+            raise InputError("schedules", self.schedules, "plans with pins have one stage unless stages is set")
         if self.storage is not None and self.pins:
-            raise InputError("storage", self.storage, "none is expected with pins: they say how parameters are stored")
-        if self.gap_tolerance != GAP_TOLERANCE and self.searcher not in BOUNDING:
-            raise InputError("gap_tolerance", self.gap_tolerance, f"searcher {self.searcher} knows no gap")
+            raise InputError("storage", self.storage, "not allowed with pins, which set how parameters are stored")
+        if self.gap_tolerance != GAP_TOLERANCE and self.searcher not in BOUNDING_SEARCHERS:
+            raise InputError("gap_tolerance", self.gap_tolerance, f"searcher {self.searcher} proves no gap")
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__slots__ if name not in _SELDOM}
-        # Absent where they are the defaults: what knows neither keeps its bytes.
+        plain = {name: getattr(self, name) for name in self.__slots__ if name not in _OMITTED_IF_DEFAULT}
+        # Absent if default, so that new options do not change the bytes of documents without them.
         seldom = {
             "pins": dict(self.pins) or None,
             "baselines": None if self.baselines == DEFAULT_BASELINES else list(self.baselines),
@@ -175,6 +200,7 @@ class PlanOptions:
             "offload": self.offload or None,
             "bucket_bytes": self.bucket_bytes,
             "deterministic": self.deterministic or None,
+            "precision": self.precision,
         }
         return plain | {name: value for name, value in seldom.items() if value is not None}
 
@@ -192,38 +218,44 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def require_room(num_parameters: int, parameter_bytes: int, cluster: Cluster, options: PlanOptions) -> None:
-    """Refuse at once what no layout can fit: parameters, gradients and optimizer state, split over every device.
+def check_memory(num_parameters: int, parameter_bytes: int, cluster: Cluster, options: PlanOptions) -> None:
+    """Reject a model that no layout can fit: parameters, gradients and optimizer state, split over every device.
 
     Raises:
-        InfeasibleError: ``memory_limit_bytes``, with these bytes per device as what is needed at least.
+        InfeasibleError: ``memory_limit_bytes``, with these bytes per device as ``needed``.
     """
     limit = min(options.memory_limit_bytes or cluster.mean_memory_bytes, cluster.mean_memory_bytes)
-    state_bytes = 0 if options.offload else {"adamw": 8, "sgd": 0}[options.optimizer] * num_parameters
-    least = -(-(2 * parameter_bytes + state_bytes) // cluster.num_devices)
+    precision = options.on(cluster).precision
+    if precision is None:
+        state_bytes = 0 if options.offload else {"adamw": 8, "sgd": 0}[options.optimizer] * num_parameters
+        total_bytes = 2 * parameter_bytes + state_bytes
+    else:
+        meta = PRECISIONS[precision].parameter_meta(())
+        total_bytes = num_parameters * state_bytes_per_element(meta, options.optimizer, offload=options.offload)
+    least = -(-total_bytes // cluster.num_devices)
     if least > limit:
         held = "parameters and gradients" if options.offload else "parameters, gradients and optimizer state"
-        detail = f"{held} alone, split over {cluster.num_devices} devices, do not fit"
+        detail = f"{held} alone do not fit, even if split over {cluster.num_devices} devices"
         raise InfeasibleError("memory_limit_bytes", limit, least, detail)
 
 
-def require_state(graph: LogicalGraph, options: PlanOptions) -> None:
-    """Refuse to offload where no parameter has optimizer state.
+def check_offload(graph: LogicalGraph, options: PlanOptions) -> None:
+    """Reject offloading if no parameter has optimizer state.
 
     Raises:
         InputError: ``offload``.
     """
     if not any(optimizer_bytes_per_element(leaf.meta, options.optimizer) for leaf in graph.trained):
-        raise InputError("offload", True, f"{options.optimizer} keeps no state of {graph.name} that could be elsewhere")
+        raise InputError("offload", True, f"{options.optimizer} has no optimizer state for {graph.name} to offload")
 
 
-def require_reproducible(graph: LogicalGraph, kind: str) -> None:
-    """Refuse a model with an op that may give other bits in another run, whatever its layout, on a kind of device.
+def check_determinism(graph: LogicalGraph, kind: str) -> None:
+    """Reject a model with an op that may give different bits in another run, whatever its layout, on a kind of device.
 
     Raises:
         InfeasibleError: ``deterministic``, with the first such op.
     """
     for node in graph.nodes:
-        why = why_irreproducible(graph, node, kind)
+        why = nondeterminism_reason(graph, node, kind)
         if why:
             raise InfeasibleError("deterministic", "true", None, f"{node.name} ({node.op}) {why}")

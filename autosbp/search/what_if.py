@@ -1,32 +1,37 @@
-"""What better hardware would buy: the plan's own strategy on it, and the best one."""
+"""Effect of better hardware on the step time: for the plan's own strategy, and for the best one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from autosbp.cluster import Cluster
+from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.evaluate import evaluate
-from autosbp.costmodel.faster import faster_device, faster_link, more_memory
+from autosbp.costmodel.hardware_scaling import scale_device_memory, scale_device_speed, scale_link_bandwidth
 from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.strategy_cost import evaluate
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Costs, Plan, Strategy
+from autosbp.plan.plan import Costs, Plan, Strategy
+from autosbp.search.branch_and_bound.plan_subproblem import checked_sources
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
-from autosbp.search.space.plan_space import check_sources
 
 FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One thing ``factor`` times better: ``link NAME`` (bandwidth of a level), ``device`` (arithmetic and memory bandwidth)
-    or ``memory``. ``same`` are the costs of the plan's strategy there, ``best`` those of the best one, which is at least as
-    good; ``strategy`` is that one."""
+class HardwareChange:
+    """One part of the cluster made ``factor`` times better.
+
+    Args:
+        name: ``link NAME`` (bandwidth of a level), ``device`` (FLOP/s and memory bandwidth) or ``memory``.
+        same: costs of the plan's strategy on it.
+        best: costs of the best strategy on it, at least as good.
+        strategy: the best strategy.
+    """
 
     name: str
     factor: float
@@ -42,21 +47,20 @@ def what_if(
     *,
     factor: float = FACTOR,
     report: Callable[[str], None] | None = None,
-) -> tuple[Change, ...]:
-    """The plan's step were one thing of its cluster better, for each link, the device and its memory; searched again with
-    the plan's options.
+) -> tuple[HardwareChange, ...]:
+    """Search again with the plan's options, with each link, the device or its memory made better.
 
     Args:
-        graph, calibration: those that the plan was made from. What was measured is scaled (``costmodel.faster``).
-        factor: how many times better.
-        report: told the name of each change before it is searched.
+        graph, calibration: those that the plan was made from. Measurements are scaled (``costmodel.hardware_scaling``).
+        factor: of the improvement, above 1 and at most 1000.
+        report: called with the name of each change before its search.
 
     Raises:
-        InputError: another graph or calibration than the plan's, or a factor that is not above 1 or above 1000.
+        InputError: another graph or calibration than the plan's, or a factor out of range.
     """
     if not 1.0 < factor <= 1000.0:
-        raise InputError("factor", factor, "more than 1 and at most 1000 is expected")
-    check_sources(graph, plan, calibration)
+        raise InputError("factor", factor, "expected more than 1 and at most 1000")
+    graph = checked_sources(graph, plan, calibration)
     options = replace(PlanOptions.from_dict(plan.document["options"]), baselines=())
     return tuple(
         _changed(graph, plan, options, factor, report, *case) for case in _cases(plan.cluster, calibration, factor)
@@ -68,9 +72,9 @@ def _cases(
 ) -> Iterator[tuple[str, Cluster, Calibration | None]]:
     for at, level in enumerate(cluster.levels):
         if level.count > 1:
-            yield f"link {level.name}", *faster_link(cluster, calibration, at, factor)
-    yield "device", *faster_device(cluster, calibration, factor)
-    yield "memory", *more_memory(cluster, calibration, factor)
+            yield f"link {level.name}", *scale_link_bandwidth(cluster, calibration, at, factor)
+    yield "device", *scale_device_speed(cluster, calibration, factor)
+    yield "memory", *scale_device_memory(cluster, calibration, factor)
 
 
 def _changed(
@@ -82,7 +86,7 @@ def _changed(
     name: str,
     cluster: Cluster,
     calibration: Calibration | None,
-) -> Change:
+) -> HardwareChange:
     if report is not None:
         report(name)
     if name == "memory" and options.memory_limit_bytes is not None:
@@ -91,8 +95,8 @@ def _changed(
     found = make_plan(graph, cluster, calibration, options).strategy
     best = _costs(graph, found, cluster, calibration)
     if same.step_time_s <= best.step_time_s:
-        return Change(name, factor, same, same, plan.strategy)
-    return Change(name, factor, same, best, found)
+        return HardwareChange(name, factor, same, same, plan.strategy)
+    return HardwareChange(name, factor, same, best, found)
 
 
 def _costs(graph: LogicalGraph, strategy: Strategy, cluster: Cluster, calibration: Calibration | None) -> Costs:

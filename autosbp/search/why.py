@@ -1,5 +1,8 @@
-"""Why an op has its layout: what each other one would cost, with all else chosen anew in the plan's own space, which is its
-stages, mesh, microbatch and storage. The step of each strategy is simulated, and bounded where it may not be the quickest."""
+"""Cost of each alternative layout of an op, with all other layouts chosen again.
+
+The alternatives lie in the plan's own subproblem: its stages, mesh, microbatch and parameter sharding. The step of each
+strategy is simulated, and bounded if it may not be the fastest.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +15,33 @@ from fnmatch import fnmatchcase
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.jsonio import check_integer
-from autosbp.plan import Costs, Plan, Strategy
-from autosbp.sbp.placement import format_nd_sbp
-from autosbp.search._alternatives import Alternatives, HeldOp
+from autosbp.plan.plan import Costs, Plan, Strategy
+from autosbp.sbp.layout import format_nd_sbp
+from autosbp.search.branch_and_bound.plan_subproblem import checked_sources
+from autosbp.search.op_alternatives import Alternatives, FixedOp
 from autosbp.search.plan_options import PlanOptions
-from autosbp.search.space.plan_space import check_sources
+from autosbp.utils.json_io import check_integer
 
 MAX_OPS = 16
-"""Ops that one pattern may name."""
-MOST = 12
-"""Alternatives of an op that are costed, by default."""
-PROVED = 1e-9
+"""Maximum number of ops that match a pattern."""
+DEFAULT_NUM_ALTERNATIVES = 12
+"""Default number of costed alternatives of an op."""
+GAP_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
-    """One signature of an op, with the best strategy that was found with it: of the plan's signature the plan's own, or a
-    quicker one.
+class CostedSignature:
+    """One signature of an op, with the best strategy found for it.
+
+    For the plan's signature, that is the plan's strategy or a faster one.
 
     Args:
         signature: layouts of the op's inputs and outputs on the plan's mesh.
         chosen: whether it is the plan's.
-        bound_s: no strategy of the space with this signature takes less.
-        costs, strategy: None where no strategy with it fits in memory; ``reason`` says what it needs.
-        changes: ops and stored parameters, the op itself left out, that it lays out otherwise than the plan does: layouts
-            in the plan, and in this strategy.
+        bound_s: lower bound on the step of strategies with this signature.
+        costs, strategy: None if no strategy with it fits in memory; ``reason`` says what it needs.
+        changes: layouts that differ from the plan's, of other ops and of stored parameters: (in the plan, in this
+            strategy).
     """
 
     signature: str
@@ -54,47 +58,51 @@ class Alternative:
 
     @property
     def gap(self) -> float | None:
-        """The part of the step by which another strategy with this signature may be faster, at most; None where that is not
-        known."""
+        """Largest fraction of the step that another strategy with this signature may save; None if unknown."""
         if self.costs is None or self.bound_s == -math.inf:
             return None
         gap = (self.step_time_s - self.bound_s) / self.step_time_s if self.step_time_s else 0.0
-        return gap if gap > PROVED else 0.0
+        return gap if gap > GAP_ROUNDING else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class OpAlternatives:
-    """The signatures of one op that cost least, quickest first; ``num_signatures`` is how many it has in the space."""
+    """The cheapest signatures of one op, fastest first; ``num_signatures`` counts all in the search space."""
 
     op: str
     reads: tuple[str, ...]
     num_signatures: int
-    found: tuple[Alternative, ...]
+    found: tuple[CostedSignature, ...]
 
 
 def why(
-    graph: LogicalGraph, plan: Plan, name: str, calibration: Calibration | None = None, *, most: int = MOST
+    graph: LogicalGraph,
+    plan: Plan,
+    name: str,
+    calibration: Calibration | None = None,
+    *,
+    most: int = DEFAULT_NUM_ALTERNATIVES,
 ) -> tuple[OpAlternatives, ...]:
-    """What other layouts of an op would cost, all else chosen anew in the plan's own space.
+    """Cost of other layouts of an op, with all else chosen again in the plan's own subproblem.
 
     Args:
         graph, calibration: those that the plan was made from.
         name: an op, a parameter (for the ops that read it), or a pattern of either such as ``h.*.mlp.weight``.
-        most: alternatives of an op that are costed; the plan's own is always among them.
+        most: number of alternatives of an op to cost; the plan's own is always among them.
 
     Raises:
-        InputError: for a name that there is not, one of too many ops, or another graph or calibration than the plan's.
+        InputError: an unknown name, a name of too many ops, or another graph or calibration than the plan's.
     """
     check_integer("most", most, 1, 1000)
-    check_sources(graph, plan, calibration)
+    graph = checked_sources(graph, plan, calibration)
     ops = _named(graph, plan.strategy, name)
     options = replace(PlanOptions.from_dict(plan.document["options"]), baselines=())
     solver = Alternatives(graph, plan, options, calibration)
-    return tuple(_of(graph, plan.strategy, solver, op, most) for op in ops)
+    return tuple(_op_alternatives(graph, plan.strategy, solver, op, most) for op in ops)
 
 
 def _named(graph: LogicalGraph, strategy: Strategy, name: str) -> list[str]:
-    """The ops that a name or pattern stands for, in the program's order."""
+    """Ops that match a name or pattern, in program order."""
     exact = name in strategy.signatures or name in strategy.parameters
 
     def matches(each: str) -> bool:
@@ -108,13 +116,17 @@ def _named(graph: LogicalGraph, strategy: Strategy, name: str) -> list[str]:
     ]
     if not found:
         near = get_close_matches(name, [*strategy.signatures, *strategy.parameters], n=3, cutoff=0.0)
-        raise InputError("why", name, f"an op or parameter of the plan is expected, such as {', '.join(near)}")
+        raise InputError("why", name, f"expected an op or parameter of the plan, such as {', '.join(near)}")
     if len(found) > MAX_OPS:
-        raise InputError("why", name, f"a name of at most {MAX_OPS} ops is expected; this is one of {len(found)}")
+        raise InputError(
+            "why", name, (f"expected a name that matches at most {MAX_OPS} ops; this one matches {len(found)}")
+        )
     return found
 
 
-def _of(graph: LogicalGraph, strategy: Strategy, solver: Alternatives, op: str, most: int) -> OpAlternatives:
+def _op_alternatives(
+    graph: LogicalGraph, strategy: Strategy, solver: Alternatives, op: str, most: int
+) -> OpAlternatives:
     held, own = solver.hold(op), str(strategy.signatures[op])
     costed = [signature for at, signature in enumerate(held.values) if at < most or signature == own]
     found = [_alternative(strategy, solver, held, op, signature) for signature in costed]
@@ -124,14 +136,14 @@ def _of(graph: LogicalGraph, strategy: Strategy, solver: Alternatives, op: str, 
     return OpAlternatives(op, reads, len(held.values), tuple(found))
 
 
-def _alternative(strategy: Strategy, solver: Alternatives, held: HeldOp, op: str, signature: str) -> Alternative:
+def _alternative(strategy: Strategy, solver: Alternatives, held: FixedOp, op: str, signature: str) -> CostedSignature:
     chosen = signature == str(strategy.signatures[op])
     try:
         best, bound_s = solver.best_of(held, signature)
     except InfeasibleError as error:
-        return Alternative(signature, chosen, math.inf, None, None, {}, str(error))
+        return CostedSignature(signature, chosen, math.inf, None, None, {}, str(error))
     bound_s = min(bound_s, best.costs.step_time_s)
-    return Alternative(signature, chosen, bound_s, best.costs, best.strategy, _changes(strategy, best.strategy, op))
+    return CostedSignature(signature, chosen, bound_s, best.costs, best.strategy, _changes(strategy, best.strategy, op))
 
 
 def _changes(plan: Strategy, other: Strategy, op: str) -> dict[str, tuple[str, str]]:

@@ -1,1 +1,1 @@
-"""Conformance suites: what every member of a family must do, to be run over all of them, third-party ones included."""
+"""Conformance suites: requirements of every member of a family, to be run on all of them, third-party ones included."""

@@ -1,7 +1,7 @@
 """Descriptions of op calls for the numeric proof of sharding rules.
 
-A case is the op's positional and keyword arguments with tensors as ``Tensor`` descriptions; ``op_case`` makes the graph
-of one node from it.
+A case holds the op's positional and keyword arguments, with tensors as ``Tensor`` descriptions; ``op_case`` builds a
+graph of one node from it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from autosbp.graph.ir import Input, LogicalGraph, Node, Parameter, Ref, TensorMeta
-from autosbp.graph.materialise import dtype_of, op_of, to_fx_arg
+from autosbp.graph.to_fx import resolve_op, to_fx_arg, torch_dtype
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor argument. ``trained`` tensors carry a gradient; ``high`` bounds integers (exclusive)."""
+    """A tensor argument. ``trained`` tensors have a gradient; ``high`` is the exclusive bound of integers."""
 
     shape: tuple[int, ...]
     dtype: str = "float64"
@@ -32,7 +32,7 @@ class Case:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def x(*shape: int, dtype: str = "float64") -> Tensor:
+def trained_tensor(*shape: int, dtype: str = "float64") -> Tensor:
     return Tensor(shape, dtype)
 
 
@@ -48,12 +48,12 @@ def mask(*shape: int) -> Tensor:
     return Tensor(shape, "bool", False)
 
 
-def of(*args: Any, **kwargs: Any) -> Case:
+def make_case(*args: Any, **kwargs: Any) -> Case:
     return Case(args, kwargs)
 
 
 def op_case(op: str, case: Case) -> tuple[LogicalGraph, Node]:
-    """The graph of one node; trained tensors are its parameters, others its inputs."""
+    """A graph of one node; trained tensors are its parameters, others its inputs."""
     parameters: list[Parameter] = []
     inputs: list[Input] = []
     examples: dict[str, torch.Tensor] = {}
@@ -64,7 +64,7 @@ def op_case(op: str, case: Case) -> tuple[LogicalGraph, Node]:
         if not isinstance(arg, Tensor):
             return arg
         leaf, meta = f"t{len(examples)}", TensorMeta(arg.shape, arg.dtype)
-        examples[leaf] = torch.zeros(arg.shape, dtype=dtype_of(arg.dtype))
+        examples[leaf] = torch.zeros(arg.shape, dtype=torch_dtype(arg.dtype))
         if arg.trained:
             parameters.append(Parameter(leaf, meta, leaf))
         else:
@@ -74,7 +74,7 @@ def op_case(op: str, case: Case) -> tuple[LogicalGraph, Node]:
     args = tuple(name(arg) for arg in case.args)
     kwargs = {key: name(arg) for key, arg in case.kwargs.items()}
     values = tuple(to_fx_arg(arg, examples) for arg in args)
-    result = op_of(op)(*values, **{key: to_fx_arg(arg, examples) for key, arg in kwargs.items()})
+    result = resolve_op(op)(*values, **{key: to_fx_arg(arg, examples) for key, arg in kwargs.items()})
     outputs = (result,) if isinstance(result, torch.Tensor) else tuple(result)
     metas = tuple(TensorMeta(tuple(out.shape), str(out.dtype).removeprefix("torch.")) for out in outputs)
     node = Node("node", op, args, kwargs, metas)

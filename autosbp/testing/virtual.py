@@ -1,10 +1,10 @@
-"""Virtual ranks: the executor's own code on every device of a mesh, as threads of one process.
+"""Virtual ranks: run the executor's own code on every device of a mesh, as threads of one process.
 
     ranks = VirtualRanks(mesh)
     parts = ranks.run(lambda runtime: ops.all_reduce(inputs[runtime.rank], (0,), "all_reduce"))
 
-Only ``torch.distributed`` itself is replaced, below ``executor._dist``: what is proved here is proved of the functions
-that real ranks run, their backward included. One ``run`` at a time per process.
+Only ``torch.distributed`` itself is replaced, below ``executor._torch_distributed``: a test here covers the functions
+that real ranks run, including their backward. One ``run`` at a time per process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from autosbp.executor import _dist
+from autosbp.executor import _torch_distributed
 from autosbp.executor.runtime import Runtime
 from autosbp.sbp.mesh import Axis, Mesh
 
@@ -31,7 +31,7 @@ _here = threading.local()
 
 
 def plain_mesh(*sizes: int) -> Mesh:
-    """A mesh of axes of these sizes, all in one level."""
+    """A mesh with axes of these sizes, all in one level."""
     count = 1
     for size in sizes:
         count *= size
@@ -39,7 +39,7 @@ def plain_mesh(*sizes: int) -> Mesh:
 
 
 class Group:
-    """The threads of one process group. Every member must call ``swap`` as often, in the same order."""
+    """The threads of one process group. All members must call ``swap`` equally often and in the same order."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
@@ -48,11 +48,11 @@ class Group:
 
     @property
     def place(self) -> int:
-        """The caller's place in the group."""
+        """The caller's index in the group."""
         return self.ranks.index(_here.runtime.rank)
 
-    def swap(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every member's tensor, in group order."""
+    def exchange(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Exchange tensors: return every member's tensor, in group order."""
         self._slots[self.place] = tensor.detach().clone()
         self.barrier.wait()
         found = list(self._slots)
@@ -62,12 +62,12 @@ class Group:
 
 @dataclass
 class VirtualRuntime(Runtime):
-    """A rank whose groups are made when they are first used."""
+    """A rank whose process groups are created on first use."""
 
     ranks: VirtualRanks | None = field(default=None, repr=False)
 
     def make_groups(self, axes_sets: list[tuple[int, ...]]) -> None:
-        """Nothing to do."""
+        """Do nothing: groups are created on first use."""
 
     def group(self, axes: tuple[int, ...]) -> tuple[Any, list[int]]:
         assert self.ranks is not None
@@ -90,22 +90,25 @@ class VirtualRanks:
             return self._groups.setdefault(ranks, Group(ranks))
 
     def mailbox(self, source: int, to: int) -> SimpleQueue[torch.Tensor]:
-        """What one rank sends to another."""
+        """Queue of the messages from one rank to another."""
         with self._lock:
             return self._mailboxes.setdefault((source, to), SimpleQueue())
 
     def receive(self, source: int, to: int) -> torch.Tensor:
-        """The next message from ``source``; gives up when a rank has failed."""
+        """The next message from ``source``; raise ``BrokenBarrierError`` if a rank has failed or after ``TIMEOUT_S``."""
         box, deadline = self.mailbox(source, to), time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline and not self._failed:
             try:
                 return box.get(timeout=0.2)
             except Empty:
                 continue
-        raise threading.BrokenBarrierError(f"rank {to} waited for rank {source}")
+        raise threading.BrokenBarrierError(f"rank {to} waits for rank {source}")
 
     def run(self, work: Callable[[Runtime], T]) -> list[T]:
-        """``work`` on every rank at once; results by rank. The first rank's error is raised, after all have stopped."""
+        """Run ``work`` on every rank concurrently; return results by rank.
+
+        The first rank's error is raised after all ranks have stopped.
+        """
         results: dict[int, T] = {}
         errors: list[BaseException] = []
 
@@ -135,15 +138,15 @@ class VirtualRanks:
         return [results[rank] for rank in range(self.mesh.size)]
 
 
-class _Done:
-    """What was asked for without waiting has happened."""
+class _CompletedWork:
+    """Work handle of a collective that has already completed."""
 
     def wait(self) -> None:
-        """At once."""
+        """Return at once."""
 
 
 class _Distributed:
-    """The part of ``torch.distributed`` that ``executor._dist`` calls."""
+    """The part of ``torch.distributed`` that ``executor._torch_distributed`` uses."""
 
     ReduceOp = dist.ReduceOp
     isend, irecv = "isend", "irecv"
@@ -152,9 +155,9 @@ class _Distributed:
         self._ranks = ranks
 
     @staticmethod
-    def all_gather(out: torch.Tensor, part: torch.Tensor, group: Group, async_op: bool = False) -> _Done:  # noqa: ARG004
-        out.copy_(torch.cat([piece.reshape(-1) for piece in group.swap(part)]).view_as(out))
-        return _Done()
+    def all_gather(out: torch.Tensor, part: torch.Tensor, group: Group, async_op: bool = False) -> _CompletedWork:  # noqa: ARG004
+        out.copy_(torch.cat([piece.reshape(-1) for piece in group.exchange(part)]).view_as(out))
+        return _CompletedWork()
 
     @staticmethod
     def reduce_scatter(
@@ -163,10 +166,10 @@ class _Distributed:
         op: Any = dist.ReduceOp.SUM,
         group: Any = None,
         async_op: bool = False,  # noqa: ARG004
-    ) -> _Done:
-        total = _JOINS.get(op, torch.sum)(torch.stack(group.swap(source)), 0)
+    ) -> _CompletedWork:
+        total = _JOINS.get(op, torch.sum)(torch.stack(group.exchange(source)), 0)
         part.copy_(total.chunk(len(group.ranks))[group.place])
-        return _Done()
+        return _CompletedWork()
 
     @staticmethod
     def all_reduce(
@@ -174,14 +177,14 @@ class _Distributed:
         op: Any = dist.ReduceOp.SUM,
         group: Any = None,
         async_op: bool = False,  # noqa: ARG004
-    ) -> _Done:
-        tensor.copy_(_JOINS.get(op, torch.sum)(torch.stack(group.swap(tensor)), 0))
-        return _Done()
+    ) -> _CompletedWork:
+        tensor.copy_(_JOINS.get(op, torch.sum)(torch.stack(group.exchange(tensor)), 0))
+        return _CompletedWork()
 
     @staticmethod
     def all_to_all_single(out: torch.Tensor, source: torch.Tensor, group: Group) -> None:
         size, place = len(group.ranks), group.place
-        out.copy_(torch.cat([piece.chunk(size)[place] for piece in group.swap(source)]))
+        out.copy_(torch.cat([piece.chunk(size)[place] for piece in group.exchange(source)]))
 
     @staticmethod
     def P2POp(kind: str, tensor: torch.Tensor, peer: int) -> tuple[str, torch.Tensor, int]:  # noqa: N802
@@ -199,11 +202,14 @@ class _Distributed:
 
 
 def _virtual_distributed(ranks: VirtualRanks) -> Any:
-    """Within, the executor's communication of this process goes between threads."""
+    """Context in which the executor's communication of this process goes between threads."""
     distributed = _Distributed(ranks)
     return _Patches(
         mock.patch.multiple(
-            _dist, dist=distributed, _all_gather=distributed.all_gather, _reduce_scatter=distributed.reduce_scatter
+            _torch_distributed,
+            dist=distributed,
+            _all_gather=distributed.all_gather,
+            _reduce_scatter=distributed.reduce_scatter,
         ),
     )
 

@@ -1,6 +1,6 @@
 """Op cases for the numeric proof of sharding rules: for every op of ``RULES``, calls that exercise its attributes.
 
-A new rule needs one line in ``CASES``. Extents are such that 2 or 3 devices divide them.
+A new rule needs one line in ``CASES``. Sizes are divisible by 2 or 3 devices.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from autosbp.testing.op_cases import Case as Case
 from autosbp.testing.op_cases import Tensor as Tensor
 from autosbp.testing.op_cases import data as data
 from autosbp.testing.op_cases import ints as ints
+from autosbp.testing.op_cases import make_case as of
 from autosbp.testing.op_cases import mask as mask
-from autosbp.testing.op_cases import of as of
 from autosbp.testing.op_cases import op_case as op_case
-from autosbp.testing.op_cases import x as x
+from autosbp.testing.op_cases import trained_tensor as x
 
 _SAME = (of(x(4, 6)), of(x(6, 1, 4)))
 _PAIRS = (

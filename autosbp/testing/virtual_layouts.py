@@ -1,7 +1,7 @@
-"""Tensors in parts: random parts of a whole in a layout, and whether parts are such a whole.
+"""Shards of tensors: create random shards in a layout, and check that shards equal a whole tensor.
 
-The layout of a gradient is ``gradient`` of the value's: S stays S, B and P exchange, I becomes B. So combining the
-gradients of B means summing, of I taking one, and of P that all are equal.
+The layout of a gradient is ``gradient_sbp`` of the value's: S stays S, B and P exchange, I becomes B. So gradients of B are
+summed, gradients of I are taken from one rank, and gradients of P must be equal.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ from itertools import product
 
 import torch
 
-from autosbp.executor.parameters import combine, shard
+from autosbp.executor.parameter_shards import shard, unshard
+from autosbp.sbp.layout import B, NdSbp, gradient_sbp, local_shape
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import B, NdSbp, gradient, local_shape
 
-EXACT = 1e-10
+FLOAT64_TOLERANCE = 1e-10
 _JOINS: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
 
 
 def gradient_layout(layout: NdSbp) -> NdSbp:
     """The layout of the gradient of a tensor in ``layout``."""
-    return tuple(gradient(sbp) for sbp in layout)
+    return tuple(gradient_sbp(sbp) for sbp in layout)
 
 
-def random_parts(whole: torch.Tensor, layout: NdSbp, mesh: Mesh, generator: torch.Generator) -> list[torch.Tensor]:
-    """Every rank's part. Partial sums of floats are random numbers that add up to the whole; other partial sums lie on the
-    first rank, as data that is cut locally does. Of partial maxima and minima one random rank has each element."""
+def random_shards(whole: torch.Tensor, layout: NdSbp, mesh: Mesh, generator: torch.Generator) -> list[torch.Tensor]:
+    """Every rank's shard of ``whole``.
+
+    Partial sums of floats are random numbers that add up to the whole. Other partial sums are on the first rank, as
+    with data that is sliced locally. Of partial maxima and minima, one random rank holds each element's value.
+    """
     reduction = next((sbp.reduction for sbp in layout if sbp.is_partial), "sum")
     if not whole.is_floating_point() and reduction == "sum":
         return [shard(whole, layout, mesh, mesh.coordinate(rank)) for rank in range(mesh.size)]
@@ -48,7 +51,7 @@ def random_parts(whole: torch.Tensor, layout: NdSbp, mesh: Mesh, generator: torc
 def _extremes(
     whole: torch.Tensor, places: list[tuple[int, ...]], reduction: str, generator: torch.Generator
 ) -> dict[tuple[int, ...], torch.Tensor]:
-    """For each place a tensor; each element is the whole's at one place, and less (or more) at others."""
+    """A tensor for each place; each element equals the whole's at one place, and is less (or more) at the others."""
     owner = torch.randint(0, len(places), whole.shape, generator=generator)
     terms = {}
     for at, place in enumerate(places):
@@ -61,10 +64,15 @@ def _extremes(
     return terms
 
 
-def assert_holds(
-    parts: list[torch.Tensor], layout: NdSbp, mesh: Mesh, whole: torch.Tensor, what: str, tolerance: float = EXACT
+def assert_shards_match(
+    parts: list[torch.Tensor],
+    layout: NdSbp,
+    mesh: Mesh,
+    whole: torch.Tensor,
+    what: str,
+    tolerance: float = FLOAT64_TOLERANCE,
 ) -> None:
-    """``parts`` are ``whole`` in ``layout``: replicas agree, partial values join, shards lie where they belong."""
+    """Check that ``parts`` are ``whole`` in ``layout``: replicas agree, partial values combine, shards match."""
     partial = [axis for axis, sbp in enumerate(layout) if sbp.is_partial]
     join = _JOINS[next((layout[axis].reduction for axis in partial), "sum")]
     local = tuple(B if sbp.is_partial else sbp for sbp in layout)
@@ -78,7 +86,7 @@ def assert_holds(
             value = join(torch.stack([parts[member] for member in mesh.group_ranks(partial, rank)]), 0).to(whole.dtype)
         _assert_close(value, shard(whole, local, mesh, mesh.coordinate(rank)), f"{what}, rank {rank}", tolerance)
     if join is torch.sum:
-        _assert_close(combine(parts, layout, mesh, tuple(whole.shape)), whole, what, tolerance)
+        _assert_close(unshard(parts, layout, mesh, tuple(whole.shape)), whole, what, tolerance)
 
 
 def _assert_close(value: torch.Tensor, wanted: torch.Tensor, what: str, tolerance: float) -> None:

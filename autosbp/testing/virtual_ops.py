@@ -1,30 +1,30 @@
-"""Whether an op's layout is right: the lowered op on virtual ranks against the whole op, forward and backward.
+"""Numeric check of an op's layout: the lowered op on virtual ranks against the whole op, forward and backward.
 
-``check_option`` proves one ``AxisOption`` of a sharding rule on one axis; ``check_layouts`` proves one signature on any
-mesh. Random numbers come from a fixed seed. Both raise ``AssertionError`` that says which tensor is wrong.
+``check_option`` checks one ``AxisOption`` of a sharding rule on one axis; ``check_layouts`` checks one signature on any
+mesh. Random numbers come from a fixed seed. Both raise ``AssertionError`` naming the wrong tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from autosbp.costmodel.collectives import Collective
 from autosbp.costmodel.split_ops import internal_collectives
+from autosbp.costmodel.step_collectives import Collective
 from autosbp.executor.lowering import _Lowering
-from autosbp.executor.runtime import Issued, Runtime
+from autosbp.executor.runtime import IssuedCollective, Runtime
 from autosbp.executor.training import expected_issues
 from autosbp.graph.ir import LogicalGraph, Node, Ref, TensorMeta
-from autosbp.graph.materialise import dtype_of, op_of, to_fx_arg
-from autosbp.plan import Signature, Strategy
-from autosbp.sbp.choices import found_choices
+from autosbp.graph.to_fx import resolve_op, to_fx_arg, torch_dtype
+from autosbp.plan.plan import Signature, Strategy
+from autosbp.program.chosen_options import option_choices
+from autosbp.program.program import Op
+from autosbp.sbp.factor_notation import AxisOption, tensor_inputs
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.program import Op
-from autosbp.sbp.sharding import AxisOption, tensor_inputs
 from autosbp.testing.virtual import VirtualRanks, plain_mesh
-from autosbp.testing.virtual_layouts import EXACT, assert_holds, gradient_layout, random_parts
+from autosbp.testing.virtual_layouts import FLOAT64_TOLERANCE, assert_shards_match, gradient_layout, random_shards
 
 _POSITIVE = (
     "log",
@@ -46,39 +46,50 @@ DOMAINS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(_UNIT, (0.1, 0.9)),
     "acosh": (1.5, 3.0),
 }
-"""Ops, without overload, that are defined on a range only, or have poles outside of it; a variance is positive."""
-TIED = frozenset(("amax", "amin", "max", "min"))
-"""Ops that tell equal values apart: their inputs are whole numbers, many of them equal."""
-SINGLE = 1e-5
-"""The tolerance of ops that take or give float32."""
+"""Input range of ops, without overload, that are undefined or have poles outside of it; a variance is positive."""
+TIE_SENSITIVE = frozenset(("amax", "amin", "max", "min"))
+"""Ops that must handle ties: their inputs are rounded to integers, so that many are equal."""
+FLOAT32_TOLERANCE = 1e-5
+"""Tolerance of ops with float32 inputs or outputs."""
 
 
-def check_option(graph: LogicalGraph, node: Node, option: AxisOption, axis_size: int) -> None:
-    """``option`` on one axis of ``axis_size`` devices; every split must be even."""
+def check_option(
+    graph: LogicalGraph, node: Node, option: AxisOption, axis_size: int, values: Sequence[torch.Tensor] | None = None
+) -> None:
+    """Check ``option`` on one axis of ``axis_size`` devices; every split must be even."""
     signature = Signature(tuple((sbp,) for sbp in option.ins), tuple((sbp,) for sbp in option.outs))
-    check_layouts(graph, node, signature, plain_mesh(axis_size))
+    check_layouts(graph, node, signature, plain_mesh(axis_size), values)
 
 
-def check_layouts(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh) -> None:
-    """One op in one signature on ``mesh``: outputs and input gradients equal the whole op's, and each rank issues the
-    collectives that the cost model charges."""
+def check_layouts(
+    graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh, values: Sequence[torch.Tensor] | None = None
+) -> None:
+    """Check one op in one signature on ``mesh``, on ``values`` of its tensor arguments (by default random ones).
+
+    Outputs and input gradients must equal the whole op's, and each rank must issue the collectives that the cost model
+    charges.
+    """
     generator = torch.Generator().manual_seed(0)
     highs = {leaf.name: leaf.high for leaf in graph.inputs}
-    inputs = [
-        _random(meta, highs.get(ref.name), node.op.split(".")[1], generator)
-        for ref, meta in zip(node.refs(), tensor_inputs(graph, node), strict=True)
-    ]
+    inputs = (
+        list(values)
+        if values is not None
+        else [
+            _random(meta, highs.get(ref.name), node.op.split(".")[1], generator)
+            for ref, meta in zip(node.refs(), tensor_inputs(graph, node), strict=True)
+        ]
+    )
     tracked = [ref.name in graph.differentiable and value.is_floating_point()
                for ref, value in zip(node.refs(), inputs, strict=True)]  # fmt: skip
     outputs, gradients, wanted = _whole(node, inputs, tracked, generator)
-    parts = [random_parts(value, layout, mesh, generator) for value, layout in zip(inputs, signature.ins, strict=True)]
+    parts = [random_shards(value, layout, mesh, generator) for value, layout in zip(inputs, signature.ins, strict=True)]
     incoming = [
-        random_parts(value, gradient_layout(layout), mesh, generator)
+        random_shards(value, gradient_layout(layout), mesh, generator)
         for value, layout in zip(gradients, signature.outs, strict=True)
     ]
     programs = [local_program(graph, node, signature, mesh, rank) for rank in range(mesh.size)]
 
-    def work(runtime: Runtime) -> tuple[list[torch.Tensor], list[torch.Tensor], list[Issued]]:
+    def work(runtime: Runtime) -> tuple[list[torch.Tensor], list[torch.Tensor], list[IssuedCollective]]:
         rank = runtime.rank
         ins = [part[rank].requires_grad_(flag) for part, flag in zip(parts, tracked, strict=True)]
         outs = programs[rank](*ins)
@@ -89,14 +100,18 @@ def check_layouts(graph: LogicalGraph, node: Node, signature: Signature, mesh: M
         results = VirtualRanks(mesh).run(work)
     except RuntimeError as error:
         raise AssertionError(f"{node.op} {signature}: the local op fails: {error}") from error
-    tolerance = EXACT if all(value.dtype != torch.float32 for value in (*inputs, *outputs)) else SINGLE
+    tolerance = (
+        FLOAT64_TOLERANCE if all(value.dtype != torch.float32 for value in (*inputs, *outputs)) else FLOAT32_TOLERANCE
+    )
     for at, (whole, layout) in enumerate(zip(outputs, signature.outs, strict=True)):
         what = f"{node.op} {signature}, output {at}"
-        assert_holds([outs[at] for outs, _, _ in results], layout, mesh, whole, what, tolerance)
+        assert_shards_match([outs[at] for outs, _, _ in results], layout, mesh, whole, what, tolerance)
     layouts = [layout for layout, flag in zip(signature.ins, tracked, strict=True) if flag]
     for at, (whole, layout) in enumerate(zip(wanted, layouts, strict=True)):
         what = f"{node.op} {signature}, gradient {at}"
-        assert_holds([grads[at] for _, grads, _ in results], gradient_layout(layout), mesh, whole, what, tolerance)
+        assert_shards_match(
+            [grads[at] for _, grads, _ in results], gradient_layout(layout), mesh, whole, what, tolerance
+        )
     charged = _charged(graph, node, signature, mesh)
     for rank, (_, _, issued) in enumerate(results):
         expected = expected_issues(charged, mesh, rank)
@@ -104,8 +119,8 @@ def check_layouts(graph: LogicalGraph, node: Node, signature: Signature, mesh: M
 
 
 def _charged(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh) -> list[Collective]:
-    """Forward, then backward in reverse; a layout that the rule does not offer has none."""
-    choices = [choice for choice in found_choices(graph, node, signature, mesh.ndim) if choice is not None]
+    """Charged collectives: forward, then backward in reverse; none for a layout that the rule does not offer."""
+    choices = [choice for choice in option_choices(graph, node, signature, mesh.ndim) if choice is not None]
     if len(choices) < mesh.ndim:
         return []
     calls = [
@@ -119,13 +134,13 @@ def _charged(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh) 
 def _random(meta: TensorMeta, high: int | None, op: str, generator: torch.Generator) -> torch.Tensor:
     if not meta.is_float:
         bound = 2 if meta.dtype == "bool" else high or 2
-        return torch.randint(0, bound, meta.sizes, generator=generator).to(dtype_of(meta.dtype))
+        return torch.randint(0, bound, meta.sizes, generator=generator).to(torch_dtype(meta.dtype))
     if op in DOMAINS:
         low, top = DOMAINS[op]
         value = low + (top - low) * torch.rand(meta.sizes, generator=generator, dtype=torch.float64)
     else:
         value = torch.randn(meta.sizes, generator=generator, dtype=torch.float64)
-    return (value.round() if op in TIED else value).to(dtype_of(meta.dtype))
+    return (value.round() if op in TIE_SENSITIVE else value).to(torch_dtype(meta.dtype))
 
 
 def _whole(
@@ -134,14 +149,14 @@ def _whole(
     """Outputs of the whole op, a random gradient of each, and the gradients of the tracked inputs."""
     leaves = [value.clone().requires_grad_(flag) for value, flag in zip(inputs, tracked, strict=True)]
     args, kwargs = fill_arguments(node, leaves)
-    result = op_of(node.op)(*args, **kwargs)
+    result = resolve_op(node.op)(*args, **kwargs)
     outputs = [result] if isinstance(result, torch.Tensor) else list(result)
     gradients = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) for out in outputs]
     return [out.detach() for out in outputs], gradients, _gradients(outputs, leaves, tracked, gradients)
 
 
 def fill_arguments(node: Node, tensors: Iterable[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of an op, with these tensors where it reads one, in order."""
+    """The arguments of an op, with its tensor arguments replaced by ``tensors``, in order."""
     values = iter(tensors)
 
     def fill(arg: Any) -> Any:
@@ -155,7 +170,7 @@ def fill_arguments(node: Node, tensors: Iterable[torch.Tensor]) -> tuple[list[An
 def _gradients(
     outputs: list[torch.Tensor], inputs: list[torch.Tensor], tracked: list[bool], incoming: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Gradients of the tracked inputs; zeros where none arrives."""
+    """Gradients of the tracked inputs; zeros for inputs that get none."""
     leaves = [value for value, flag in zip(inputs, tracked, strict=True) if flag]
     pairs = [(out, grad) for out, grad in zip(outputs, incoming, strict=True) if out.requires_grad]
     if not pairs or not leaves:

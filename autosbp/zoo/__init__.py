@@ -8,22 +8,22 @@ from importlib.resources import files
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.serialize import from_dict
-from autosbp.jsonio import loads
+from autosbp.utils.json_io import loads
 
 _FOLDER = files("autosbp") / "data" / "zoo"
 _SUFFIX = ".json.gz"
 
 
 def zoo_names() -> tuple[str, ...]:
-    """The models that ship with this release, sorted."""
+    """Names of the models that ship with this release, sorted."""
     return tuple(
         sorted(entry.name.removesuffix(_SUFFIX) for entry in _FOLDER.iterdir() if entry.name.endswith(_SUFFIX))
     )
 
 
 def zoo_graph(name: str) -> LogicalGraph:
-    """The shipped graph of a model; an unknown name is an ``InputError`` that lists the known ones."""
+    """The shipped graph of a model; raise ``InputError`` listing the known names for an unknown one."""
     if name not in zoo_names():
-        raise InputError("zoo", name, f"one of {', '.join(zoo_names())} is expected")
+        raise InputError("zoo", name, f"expected one of {', '.join(zoo_names())}")
     text = gzip.decompress((_FOLDER / f"{name}{_SUFFIX}").read_bytes())
     return from_dict(loads(text, f"zoo:{name}", checks_names=False))

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from autosbp.jsonio import Fields
+from autosbp.utils.json_io import Fields
 
 
 @dataclass(frozen=True, slots=True)
 class HfEntry:
-    """A model described by a Hugging Face config; ``seq_len`` is None of one that reads no text."""
+    """A model described by a Hugging Face config; ``seq_len`` is None for a model without text."""
 
     name: str
     source: str
@@ -24,8 +24,10 @@ class HfEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModuleEntry:
-    """A class of ``autosbp.zoo.models`` with its arguments; ``inputs`` are the sizes of one sample of each input, ``high``
-    exclusive bounds of the integers among them."""
+    """A class of ``autosbp.zoo.models`` with its arguments.
+
+    ``inputs`` holds the sizes of one sample of each input, ``high`` the exclusive bounds of integer inputs.
+    """
 
     name: str
     source: str

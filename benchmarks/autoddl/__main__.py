@@ -1,8 +1,10 @@
-"""AutoDDL's results beside ours: ``python -m benchmarks.autoddl [--json] [--only TEXT]``.
+"""AutoDDL's results and ours: ``python -m benchmarks.autoddl [--json] [--only TEXT]``.
 
-Each case goes through ``make_plan`` on a preset of the paper's cluster: traffic and step time of the plan against the
-fastest of the paper's baselines, with the paper's savings beside. Also its Figure 3 and the exponent of section 4.4.2.
-The space is the paper's: pipelines, of plans and of Megatron's grids, where the paper has them; no recomputation.
+Each case runs ``make_plan`` on a preset of the paper's cluster and compares the plan's traffic and step time with the
+fastest of the paper's baselines, next to the paper's savings; where the paper gives communication time instead of
+traffic, plans for communication alone are compared (``_communication``). Also covers its Figure 3 and the exponent of section
+4.4.2. The space is the paper's: pipelines, both in plans and in Megatron's grids, only where the paper has them; no
+activation checkpointing.
 """
 
 from __future__ import annotations
@@ -19,30 +21,35 @@ from typing import Any
 from autosbp.api import PlanOptions, load_cluster, make_plan
 from benchmarks.autoddl._attention import figure_3
 from benchmarks.autoddl._cases import CASES, Case
+from benchmarks.autoddl._communication import communication, links
 from benchmarks.autoddl._exponent import exponents
 
 OPEN_GAP = 0.05
 
 
 def run(case: Case, time_limit_s: float) -> dict[str, Any]:
-    """The plan, the baselines and what the plan saves against the fastest. Where memory leaves a gap open, the better of
-    two plans: the planner's, and one at the fastest baseline's microbatch."""
+    """The plan, its baselines, and its savings against the fastest baseline.
+
+    If memory leaves a large gap, the better of two plans counts: the planner's, and one at the fastest baseline's
+    microbatch.
+    """
     options = PlanOptions(
         global_batch=case.batch, optimizer=case.optimizer, pins=case.pins, baselines=(*case.rivals, *case.beside),
         time_limit_s=time_limit_s, stages=None if case.stages else 1, recompute=0,
     )  # fmt: skip
-    graph = case.model()
+    graph, cluster = case.model(), load_cluster(case.cluster)
     began = time.perf_counter()
-    plan = make_plan(graph, load_cluster(case.cluster), None, options)
+    plan = make_plan(graph, cluster, None, options)
     document, baselines = plan.document, plan.document["baselines"]
     known = {name: entry for name, entry in baselines.items() if entry["feasible"]}
     rival = min((name for name in case.rivals if name in known), key=lambda name: float(known[name]["step_time_s"]))
     if document["gap"] is None or document["gap"] > OPEN_GAP:
         again = replace(options, micro_batch=plan.baseline_strategy(rival).micro_batch, baselines=())
-        second = make_plan(graph, load_cluster(case.cluster), None, again).document
+        second = make_plan(graph, cluster, None, again).document
         document = min(document, second, key=lambda each: float(each["step_time_s"]))
     return {
         "case": case.name,
+        "links": links(cluster),
         "parameters": graph.summary()["num_parameters"],
         "step_time_s": document["step_time_s"],
         "gap": document["gap"],
@@ -61,6 +68,10 @@ def run(case: Case, time_limit_s: float) -> dict[str, Any]:
         "saved_step": 1 - document["step_time_s"] / known[rival]["step_time_s"],
         "paper_saved_traffic": case.traffic,
         "paper_saved_step": case.step,
+        "communication": None
+        if case.communication is None
+        else communication(graph, case.cluster, options, case.rivals),
+        "paper_saved_communication": case.communication,
         "data_parallel_over_plan": (
             known["data_parallel"]["step_time_s"] / document["step_time_s"] if "data_parallel" in known else None
         ),
@@ -72,8 +83,7 @@ def run(case: Case, time_limit_s: float) -> dict[str, Any]:
 def show(row: dict[str, Any]) -> None:
     paper = "data parallelism is best"
     if row["paper_saved_step"] is not None:
-        traffic = row["paper_saved_traffic"]
-        paper = f"{'unknown' if traffic is None else f'{traffic:.1%}'} and {row['paper_saved_step']:.1%}"
+        paper = f"{_percent(row['paper_saved_traffic'])} and {row['paper_saved_step']:.1%}"
     slower = row["data_parallel_over_plan"]
     said = "data parallelism does not fit" if slower is None else f"data parallelism {slower:.2f} x"
     if row["paper_data_parallel"] is not None:
@@ -86,9 +96,13 @@ def show(row: dict[str, Any]) -> None:
     saved = f"saves {row['saved_traffic']:.1%} of the traffic and {row['saved_step']:.1%} of the step"
     if row["paper_stages"] is not None:
         said += f"; {row['stages']} stages against {row['rival_stages']} (paper: {row['paper_stages']} for both)"
+    if row["communication"] is not None:
+        least = row["communication"]
+        part, known = f"{least['saved']:.1%}", f"{row['paper_saved_communication']:.1%}"
+        saved += f", planned for communication alone {part} of its time against {least['rival']} (paper: {known}),"
     print(
-        f"{row['case']}: {saved} against {row['rival']} (paper: {paper}); {said}{others}; {row['step_time_s']:.3f} s, "
-        f"gap {_percent(row['gap'])}, searched in {row['search_s']:.0f} s",
+        f"{row['case']}, {row['links']}: {saved} against {row['rival']} (paper: {paper}); {said}{others}; "
+        f"{row['step_time_s']:.3f} s, gap {_percent(row['gap'])}, searched in {row['search_s']:.0f} s",
         flush=True,
     )
 
@@ -97,8 +111,8 @@ def _stages(strategy: Mapping[str, Any]) -> int:
     return int(strategy["pipeline"]["num_stages"]) if "pipeline" in strategy else 1
 
 
-def _percent(gap: float | None) -> str:
-    return "unknown" if gap is None else f"{gap:.1%}"
+def _percent(part: float | None) -> str:
+    return "unknown" if part is None else f"{part:.1%}"
 
 
 def main() -> None:

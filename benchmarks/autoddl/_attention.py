@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from autosbp.api import LogicalGraph, Plan, PlanOptions, load_cluster, make_plan
-from autosbp.costmodel.collectives import collectives
 from autosbp.costmodel.network import beta_factor
+from autosbp.costmodel.step_collectives import collectives
 from benchmarks.autoddl._models import transformer
 
 CLUSTER, BATCH, LAYERS, WIDTH, HEADS = "piz-daint:64", 1024, 8, 8192, 64
@@ -23,7 +23,7 @@ PAPER = {"megatron_4x16": 3.75, "autoddl": 2.0}
 
 
 def figure_3(time_limit_s: float) -> dict[str, Any]:
-    """Gi elements of activations that a device sends in all forward passes of a step for one attention layer."""
+    """Gi elements of activations that a device sends for one attention layer in all forward passes of a step."""
     graph = transformer(LAYERS, WIDTH, HEADS)
     found: dict[str, Any] = {"paper_gi_elements": PAPER}
     for name, pins in (("megatron_4x16", MEGATRON), ("ours", {})):
@@ -35,7 +35,7 @@ def figure_3(time_limit_s: float) -> dict[str, Any]:
 
 
 def attention_elements(graph: LogicalGraph, plan: Plan) -> float:
-    """Elements sent between the norm of the attention layer and its residual sum, both included."""
+    """Elements sent from the attention layer's norm up to its residual sum, inclusive."""
     names = [node.name for node in graph.nodes]
     made = set(names[names.index(f"layer_norm_{2 * SHOWN}") : names.index(f"layer_norm_{2 * SHOWN + 1}")])
     strategy = plan.strategy

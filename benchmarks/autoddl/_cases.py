@@ -1,5 +1,4 @@
-"""What AutoDDL reports in Figures 9 and 10 and in Table 3, as cases: fractions by which its strategy undercuts the best
-baseline."""
+"""AutoDDL's results in Figures 9 and 10 and Table 3: relative savings of its strategy against the best baseline."""
 
 from __future__ import annotations
 
@@ -15,13 +14,14 @@ class Case:
     """One bar group of a figure, or two rows of the table.
 
     Args:
-        rivals: baselines, of which the fastest that fits is compared with.
-        traffic, step: the paper's saving against its best baseline; None where it says nothing of it, both where it
-            says that they are the same.
-        data_parallel: the paper's step time of data parallelism over that of its strategy, where it says so.
-        pins: what the paper does not search.
-        beside: further baselines to show, which the paper does not have.
-        stages: of the paper's best pipelines, Megatron's and its own; None where it has no pipelines.
+        rivals: baselines; the comparison is with the fastest that fits.
+        traffic, step: the paper's savings against its best baseline. None for ``traffic`` alone if the paper does not
+            give it; None for both if the paper says that the two are equal.
+        communication: the paper's saving in communication time, where it gives that instead of traffic.
+        data_parallel: the paper's step time of data parallelism relative to its strategy, if given.
+        pins: layouts that the paper does not search.
+        beside: additional baselines to show, which the paper lacks.
+        stages: stages of the paper's best pipelines, Megatron's and its own; None if it has no pipelines.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Case:
     pins: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
     stages: int | None = None
+    communication: float | None = None
 
 
 VGG_PINS = {"features.*": "B"}
@@ -43,12 +44,14 @@ VGG_PINS = {"features.*": "B"}
 VGG_RIVALS = ("data_parallel", "one_weird_trick")
 RIVALS = ("data_parallel", "megatron", "summa_2d")
 TIED = ("autoddl_tied",)
-"""What it costs that repeated layers share one choice."""
+"""Baseline that shows the cost of one shared choice for all repeated layers."""
 
 
-def _vgg(nodes: int, traffic: float, step: float) -> Case:
+def _vgg(nodes: int, communication: float, step: float) -> Case:
     name, cluster = f"Fig. 9 VGG13, {nodes} nodes", f"piz-daint:{nodes}"
-    return Case(name, cluster, 8 * nodes, vgg13, VGG_RIVALS, traffic, step, 4.0, "sgd", VGG_PINS)
+    return Case(
+        name, cluster, 8 * nodes, vgg13, VGG_RIVALS, None, step, 4.0, "sgd", VGG_PINS, communication=communication
+    )
 
 
 def _wide(nodes: int, layers: int, traffic: float, step: float) -> Case:
@@ -59,7 +62,7 @@ def _wide(nodes: int, layers: int, traffic: float, step: float) -> Case:
 
 
 def _staged(kind: str, nodes: int, stages: int, megatron_s: float, autoddl_s: float) -> Case:
-    """Table 3; the text of section 5.4 says why SUMMA is not in it."""
+    """Table 3; section 5.4 explains why SUMMA is not in it."""
     layers, width, heads = {"wide": (20, 8192, 64), "deep": (36, 4096, 32)}[kind]
     name, model = f"Table 3 {kind}, {nodes} nodes", lambda: transformer(layers, width, heads)
     saved = 1 - autoddl_s / megatron_s
@@ -67,7 +70,10 @@ def _staged(kind: str, nodes: int, stages: int, megatron_s: float, autoddl_s: fl
 
 
 def _cloud_vgg(devices: int, batch: int, traffic: float, step: float) -> Case:
-    """The paper keeps Megatron's products within a node, which makes it the slowest; the best grid has no such rule."""
+    """Figure 10, VGG13.
+
+    The paper keeps Megatron's products within a node, which makes it slowest; our best grid has no such rule.
+    """
     name = f"Fig. 10 VGG13, 2 x {devices} A100"
     return Case(
         name, f"gcp-a100-16:2x{devices}", batch, lambda: vgg13("bfloat16"), ("data_parallel",), traffic, step,

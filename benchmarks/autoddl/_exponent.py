@@ -1,7 +1,7 @@
 """AutoDDL's section 4.4.2: traffic and memory of an n x n product on p devices fall as p^(-2/3).
 
-At p devices a collective over p^(1/3) of them sends 1 - p^(-1/3) of its message, so that only many devices show the power
-alone: from 8 to 32,768 devices the least traffic there is falls as p^-0.59. Both ranges are told of.
+At p devices, a collective over p^(1/3) of them sends 1 - p^(-1/3) of its message, so only many devices show the pure
+power law: from 8 to 32,768 devices the minimum traffic falls as p^-0.59. Both ranges are reported.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from autosbp.cluster import Cluster, Device, Level
+from autosbp.cluster.spec import Cluster, Device, Level
 from autosbp.costmodel.boxing import BoxingModel
-from autosbp.costmodel.count_boxing import CountBoxing, compositions
 from autosbp.costmodel.network import NetworkModel
-from autosbp.search.problem.counts import splits
+from benchmarks.autoddl_fig8._count_boxing import CountBoxing, compositions
+from benchmarks.autoddl_fig8._count_problem import splits
 
 SIDE, DEVICES, FEW_DEVICES = 2**21, (2**12, 2**15, 2**18, 2**21), (2**3, 2**6, 2**9, 2**12, 2**15)
 BYTES_PER_S = 1e9
@@ -23,9 +23,11 @@ DEVICE = Device("communication only", "cuda", 1 << 40, {"float32": 1e18}, 1e30, 
 
 
 def exponents() -> dict[str, Any]:
-    """Per number of devices the least traffic over all (p0, p1, p2), bytes that a device sends in forward from split
-    inputs and weights to a split output, and what it then holds; and the slopes over p in logarithms. ``from_8`` is the same
-    of 8 to 32,768 devices."""
+    """Minimum traffic and memory per number of devices, and their slopes over p in logarithms.
+
+    Traffic is the minimum over all (p0, p1, p2) of the bytes that a device sends in forward, from split inputs and
+    weights to a split output; memory is what it then holds. ``from_8`` is the same for 8 to 32,768 devices.
+    """
     return _of(DEVICES) | {"from_8": _of(FEW_DEVICES)}
 
 

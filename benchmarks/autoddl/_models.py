@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from autosbp.api import LogicalGraph, capture, capture_hf_config
-from autosbp.graph.cast import cast_floats
+from autosbp.graph.dtype_cast import cast_floats
 
 TOKENS = 1024
 VOCABULARY = 50_304  # GPT-2's, padded to a multiple of 128 as Megatron-LM does

@@ -1,7 +1,8 @@
 """AutoDDL's Figure 8: ``python -m benchmarks.autoddl_fig8 [--json] [--chart FILE.svg]``.
 
-All searchers on a 4-layer MLP on 128 and 4,096 nodes of one device: cost relative to the optimum over time relative to
-exhaustive search. Heuristics run once per seed and budget of evaluations, all from the same random assignment.
+Runs all searchers on a 4-layer MLP on 128 and 4,096 single-device nodes and shows cost relative to the optimum over
+time relative to exhaustive search. Heuristics run once per seed and evaluation budget, all from the same random
+assignment.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NEAR = 1.01
 
 
 def run(num_nodes: int, num_seeds: int) -> dict[str, Any]:
-    """Every searcher on one number of nodes."""
+    """Run every searcher for one number of nodes."""
     chain = fig8_problem(num_nodes)
     proved = {name: _prove(chain.problem, name) for name in PROVERS}
     best = SEARCHERS["exact"](chain.problem, SearchOptions())
@@ -61,7 +62,7 @@ def _prove(problem: SearchProblem, name: str) -> dict[str, Any]:
 
 
 def show(nodes: str, result: dict[str, Any]) -> None:
-    """A row per searcher: the cost with 1e-4 of the assignments, and when it is within 1 % of the optimum."""
+    """Print a row per searcher: the cost after 1e-4 of the assignments, and when it is within 1 % of the optimum."""
     optimum, searchers = result["optimum_s"], result["searchers"]
     whole_s, whole = searchers["exhaustive"]["search_s"], result["assignments"]
     print(f"{nodes} nodes: {whole:,} assignments, optimum {1e3 * optimum:.4f} ms, (p0, p1, p2) = ", end="")

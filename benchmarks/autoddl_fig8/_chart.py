@@ -1,5 +1,7 @@
-"""AutoDDL's Figure 8 from our own runs as SVG: cost relative to the optimum over time, and over assignments costed,
-relative to exhaustive search."""
+"""AutoDDL's Figure 8 from our runs as SVG: cost relative to the optimum, over time and over evaluated assignments.
+
+Both x axes are relative to exhaustive search.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ COST_TICKS = (1, 1.1, 1.5, 2, 3, 5, 10, 20)
 
 @dataclass(frozen=True)
 class _Scale:
-    """Logarithmic, from values to pixels."""
+    """Logarithmic map from values to pixels."""
 
     low: float
     high: float
@@ -35,7 +37,7 @@ class _Scale:
 
 
 def chart(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """A column per number of nodes; above by wall time, below by assignments costed. Bands hold 90 % of the seeds."""
+    """One column per number of nodes: by wall time above, by evaluated assignments below. Bands hold 90 % of the seeds."""
     size = (len(results) * WIDTH, len(AXES) * HEIGHT + 26)
     panels = "".join(
         f'<g transform="translate({column * WIDTH},{row * HEIGHT})">{_panel(nodes, result, *axis)}</g>'

@@ -1,4 +1,4 @@
-"""What each searcher reaches with how much work, over seeds."""
+"""Cost that each searcher reaches over its evaluation budget, across seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST_BUDGET, BUDGET_STEP = 32, 2
 
 
 def seeded_options(problem: SearchProblem, seed: int, budget: int | None) -> SearchOptions:
-    """All searchers begin at the same random assignment."""
+    """Search options with a random start assignment that depends only on the seed, so all searchers share it."""
     rng = np.random.default_rng(seed)
     start = tuple(int(rng.integers(len(costs))) for costs in problem.unary_s)
     return SearchOptions(seed=seed, start=start, max_evaluations=budget)
@@ -27,8 +27,10 @@ def seeded_options(problem: SearchProblem, seed: int, budget: int | None) -> Sea
 def points(
     problem: SearchProblem, searcher: str, seeds: Sequence[int], budgets: Sequence[int], until_s: float
 ) -> list[dict[str, Any]]:
-    """One row per budget of evaluations: costs and seconds over the seeds. Ends after the row whose median run takes
-    ``until_s``."""
+    """One row per evaluation budget: cost percentiles and median seconds over the seeds.
+
+    Stops after the first row whose median run takes at least ``until_s`` seconds.
+    """
     rows: list[dict[str, Any]] = []
     for budget in budgets:
         runs = [SEARCHERS[searcher](problem, seeded_options(problem, seed, budget)) for seed in seeds]
@@ -41,7 +43,7 @@ def points(
 
 
 def budgets(problem: SearchProblem) -> list[int]:
-    """From a few evaluations to as many as there are assignments."""
+    """Budgets from a few evaluations up to the number of assignments, doubling."""
     found = [FIRST_BUDGET]
     while found[-1] * BUDGET_STEP <= problem.num_assignments:
         found.append(found[-1] * BUDGET_STEP)
@@ -49,7 +51,7 @@ def budgets(problem: SearchProblem) -> list[int]:
 
 
 def timed(call: Callable[[], SearchResult], times: int) -> tuple[SearchResult, float]:
-    """The result, and the median wall time of some calls."""
+    """Result and median wall time of ``times`` calls."""
     seconds = []
     for _ in range(times):
         began = time.perf_counter()
@@ -59,7 +61,7 @@ def timed(call: Callable[[], SearchResult], times: int) -> tuple[SearchResult, f
 
 
 def one_sweep_s(problem: SearchProblem, times: int) -> float:
-    """Seconds in which coordinate descent has set every variable once."""
+    """Seconds that coordinate descent takes to set every variable once."""
     values = sum(len(costs) for costs in problem.unary_s)
     options = seeded_options(problem, 0, values)
     return timed(lambda: SEARCHERS["coordinate_descent"](problem, options), times)[1]

@@ -1,19 +1,21 @@
-"""The service under kills: ``python -m benchmarks.chaos [--long] [--kills N] [--stops N] [--seed S] [--only ROW] [--json]
-[-o FILE]``.
+"""The service under kills: ``python -m benchmarks.chaos [--long] [--kills N] [--stops N] [--seed S] [OPTIONS]``.
 
-Jobs of three kinds (calibrate, search, trial) are posted while the service dies: at every named moment of every kind
-(``service.jobs._crash``), of the service and of a worker on PostgreSQL; at random moments, also as one of two workers; and
-while PostgreSQL stops at once, as in a crash. In the row of real work the service measures, searches and trains on ranks
-that outlive it. In the others, whose kills are many, the tasks are stand-ins that start a process, as a trial starts ranks,
-which writes down when it begins and ends; everything around them is the service itself. Counted are accepted jobs, and of
-these:
+Other options: ``--only ROW``, ``--json``, and ``-o FILE``, which adds each row to a document.
 
-- lost: not stored, or not ended when all is well again;
-- twice: ran to the end more than once, or beside an earlier run of their own;
-- stuck: not ended 60 s after the last strike;
+Jobs of three kinds (calibrate, search, trial) are posted while processes die: at every named crash point of every kind
+(``autosbp.service.jobs._fault_injection``), of the service and of a worker on PostgreSQL; at random times, also one of two
+workers; and while PostgreSQL stops abruptly, as in a crash. In the row of real work the service measures, searches and
+trains on ranks that outlive it. In the other rows, which have many kills, the tasks are stand-ins: each starts a
+process, as a trial starts ranks, which records its begin and end. Everything around them is the real service. The
+benchmark counts accepted jobs, and of these:
 
-and answers of 5xx of the service; while PostgreSQL is away 503 is the right one, so those are beside the others. Exits
-with 1 where a number that should be 0 is not. Needs the repository and its development extra (a PostgreSQL of its own).
+- lost: not stored, or not ended after everything has recovered;
+- twice: ran again after an outcome was stored, or concurrently with an earlier run;
+- repeated: ran to the end again, because the first run's process was killed before it stored its outcome (no fault);
+- stuck: not ended 60 s after the last failure;
+
+and the service's 5xx responses. While PostgreSQL is down, 503 is correct, so those have a column of their own. Exits
+with 1 if a number that should be 0 is not. Needs the repository and its development extra (a PostgreSQL of its own).
 """
 
 from __future__ import annotations
@@ -31,7 +33,20 @@ from pathlib import Path
 from benchmarks.chaos import real, scenarios
 from tests.service.postgres import Postgres, programs
 
-_COLUMNS = ("kills", "accepted", "succeeded", "lost", "failed", "twice", "stuck", "5xx", "503", "slowest_s", "seconds")
+_COLUMNS = (
+    "kills",
+    "accepted",
+    "succeeded",
+    "lost",
+    "failed",
+    "twice",
+    "repeated",
+    "stuck",
+    "5xx",
+    "503",
+    "slowest_s",
+    "seconds",
+)
 _ROWS = {
     "moments": "every named moment",
     "kills": "random kills",
@@ -44,7 +59,7 @@ _ZERO = ("lost", "failed", "twice", "stuck", "5xx")
 
 
 def main() -> int:
-    """Run it and print the table."""
+    """Run the rows and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true", help="each moment with each kind, 100 kills, 20 stops")
     parser.add_argument("--kills", type=int, help="at random moments, and of workers; 3 otherwise")

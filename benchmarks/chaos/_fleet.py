@@ -1,4 +1,4 @@
-"""Processes of the service that are started and killed, and an account of the jobs that they accepted."""
+"""Processes of the service that are started and killed, and a record of the jobs that they accepted."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ import httpx
 ROOT = Path(__file__).parents[2]
 STUCK_S, _PATIENCE_S = 60.0, 300.0
 FINAL = ("succeeded", "failed", "cancelled")
-_READY = re.compile(r"autosbp is ready at (http://\S+)|autosbp works on jobs")
+_READY = re.compile(r"autosbp is ready at (http://\S+)|autosbp worker is ready")
 _START_S = 300.0
 
 
 class Process:
-    """``benchmarks.chaos._app`` with settings; killed by its process id."""
+    """A process of ``benchmarks.chaos._app`` with the given settings; signalled by its process id."""
 
     def __init__(self, folder: Path, mode: str, **settings: object) -> None:
         named = {f"AUTOSBP_{name.upper()}": str(value) for name, value in settings.items() if value is not None}
         own = {"CHAOS_MODE": mode, "CHAOS_RUNS": str(folder / "runs"), "AUTOSBP_PORT": "0", "AUTOSBP_OTEL": "false"}
+        own["AUTOSBP_RANK_VARIABLES"] = '["CHAOS_RUNS", "CHAOS_RUN_S"]'
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.chaos._app"],
             cwd=ROOT,
@@ -44,7 +45,7 @@ class Process:
         self._reader.start()
 
     def wait_ready(self) -> bool:
-        """Wait until it serves or works; False if it died before."""
+        """Wait until it serves or works; False if it died first."""
         deadline_s = time.monotonic() + _START_S
         while not self._ready.wait(0.02):
             if self._process.poll() is not None:
@@ -55,11 +56,11 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self._process.poll() is None
 
     def end(self, number: int = signal.SIGKILL) -> int:
-        """Send a signal if it lives, and wait for the end; how it ended."""
+        """Send a signal if the process is alive, wait for its end and return its exit status."""
         if self.is_alive:
             self._process.send_signal(number)
         status = self._process.wait(_START_S)
@@ -67,7 +68,7 @@ class Process:
         return status
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ends by itself in time."""
+        """Whether the process ends by itself within the timeout."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -85,8 +86,8 @@ class Process:
 
 
 @dataclass(slots=True)
-class Account:
-    """What was accepted, and what became of it."""
+class JobRecord:
+    """Accepted jobs, and statistics of the responses."""
 
     runs: Path
     accepted: dict[str, str] = field(default_factory=dict)
@@ -95,7 +96,7 @@ class Account:
     stuck: int = 0
 
     def post(self, url: str, kind: str, path: str, body: dict[str, Any]) -> str | None:
-        """Post a job; its id if it was accepted. A service that dies meanwhile accepts nothing."""
+        """Post a job and return its id if it was accepted; None if the service refuses or dies meanwhile."""
         try:
             answer = httpx.post(url + path, json=body, headers={"cache-control": "no-cache"}, timeout=30)
         except httpx.HTTPError:
@@ -108,7 +109,7 @@ class Account:
         return job_id
 
     def num_waiting(self, url: str) -> int:
-        """How many jobs wait for their turn; many if nobody says."""
+        """Number of queued jobs; 100 if the service does not answer."""
         try:
             answer = httpx.get(f"{url}/v1/jobs", params={"state": "queued", "limit": 100}, timeout=30)
         except httpx.HTTPError:
@@ -117,7 +118,7 @@ class Account:
         return len(answer.json()["items"]) if answer.status_code == 200 else 100
 
     def settle(self, url: str) -> dict[str, str]:
-        """Wait until every accepted job has ended, much longer than any should take; the jobs' states."""
+        """Wait until every accepted job has ended, up to a generous limit, and return their states."""
         begun_s, states = time.monotonic(), dict.fromkeys(self.accepted, "lost")
         waited_s = 0.0
         while (left := [job for job, state in states.items() if state not in FINAL]) and waited_s < _PATIENCE_S:
@@ -136,19 +137,26 @@ class Account:
                 self.stuck = sum(state not in FINAL for state in states.values())
         return states
 
-    def ends(self) -> Counter[str]:
-        """How often each job ran to its end."""
-        return Counter(words[2] for words in self._words() if words[0] == "end")
+    def num_repeated(self) -> int:
+        """Number of completed runs after another completed run of the same job.
 
-    def overlaps(self) -> list[str]:
-        """Jobs of which a run ended after a later one had begun."""
+        The earlier run's process was killed before it stored the outcome.
+        """
+        ends = Counter(words[2] for words in self._words() if words[0] == "end")
+        return sum(ends[job] - 1 for job in self.accepted if ends[job])
+
+    def num_twice(self) -> int:
+        """Number of runs that began after their job's outcome was stored, or ended after a later run had begun."""
         last: dict[str, int] = {}
-        found = []
+        kept, found = set(), 0
         for word, _, job, attempt, _ in self._words():
-            if word == "begin":
+            if word == "kept":
+                kept.add(job)
+            elif word == "begin":
                 last[job] = int(attempt)
-            elif int(attempt) != last.get(job):
-                found.append(job)
+                found += job in kept
+            else:
+                found += int(attempt) != last.get(job)
         return found
 
     def _words(self) -> list[list[str]]:
@@ -157,15 +165,15 @@ class Account:
         return [line.split() for line in self.runs.read_text().splitlines()]
 
     def summary(self, states: dict[str, str], kills: int) -> dict[str, Any]:
-        """The account as numbers."""
-        ends = self.ends()
+        """The counts as a row."""
         return {
             "kills": kills,
             "accepted": len(states),
             "succeeded": sum(state == "succeeded" for state in states.values()),
             "lost": sum(state == "lost" for state in states.values()),
             "failed": sum(state in ("failed", "cancelled") for state in states.values()),
-            "twice": sum(ends[job] > 1 for job in states) + len(self.overlaps()),
+            "twice": self.num_twice(),
+            "repeated": self.num_repeated(),
             "stuck": self.stuck,
             "5xx": sum(count for status, count in self.answers.items() if status >= 500 and status != 503),
             "503": self.answers[503],

@@ -1,4 +1,4 @@
-"""The task of every job here: a process of its own, as a rank is, writes down that it begins and ends."""
+"""Task of every job in these rows: a separate process, like a rank, that records its begin and end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from service.jobs._base import CancelledError, TaskContext
+from autosbp.service.jobs._base import CancelledError, TaskContext
 
 _RANK = """
 import os, sys, time
@@ -20,7 +20,7 @@ note("end")
 
 
 def run(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
-    """Have a process of its own, as a rank is, write down that it begins and ends."""
+    """Start a process that records its begin and end, and wait for it."""
     rank = subprocess.Popen(
         [sys.executable, "-S", "-c", _RANK, inputs["kind"], inputs["job"], str(inputs["attempt"])],
         start_new_session=True,

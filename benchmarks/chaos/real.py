@@ -1,5 +1,4 @@
-"""Kills of the service while it does what it is there for: measures a cluster, searches, trains, learns from it. Ranks
-outlive it."""
+"""Kills of the service during real work: calibrating, searching, training, learning from trials. Ranks outlive it."""
 
 from __future__ import annotations
 
@@ -12,24 +11,31 @@ from typing import Any
 
 import httpx
 
-from benchmarks.chaos._fleet import Account, Process
-from benchmarks.chaos.scenarios import KINDS, REACH_S, Bodies, Found, bad
-from service.launchers._folder import JobFolder
+from autosbp.service.launchers._job_folder import JobFolder
+from benchmarks.chaos._fleet import JobRecord, Process
+from benchmarks.chaos.scenarios import KINDS, MAX_CRASH_WAIT_S, Bodies, Found, unsuccessful_jobs
 
 _EFFORT: dict[str, dict[str, Any]] = {"calibrate": {"point_s": 0.02}, "search": {}, "trial": {"steps": 5, "warmup": 1}}
 _LONGEST_S = 12.0
-"""About what the longest of the jobs takes, from the start of its process on."""
+"""Approximate seconds of the longest job, from the start of its process."""
 
 
-class Launched(Account):
-    """Runs are what was started on the cluster: a job's attempts have folders of their own, which outlive the service."""
+class LaunchRecord(JobRecord):
+    """Account whose runs are launches on the cluster; each attempt of a job has a folder that outlives the service."""
 
-    def ends(self) -> Counter[str]:
-        """How often each job was started on the cluster, which should be once, whatever became of it."""
+    def starts(self) -> Counter[str]:
+        """How often each job was launched on the cluster; it should be once, whatever happened to the service."""
         return Counter(_job(folder) for folder in self._folders())
 
-    def overlaps(self) -> list[str]:
-        """See ``Account``. A run that has left no word may go on for ever."""
+    def num_repeated(self) -> int:
+        """Always 0: every repeated launch counts in ``num_twice``."""
+        return 0
+
+    def num_twice(self) -> int:
+        """Number of launches after a job's first, and of concurrent runs of a job.
+
+        A run without an end mark counts as still running.
+        """
         spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for folder in self._folders():
             claim, end = folder.path / "claim", folder.path / "ended-0.json"
@@ -38,12 +44,9 @@ class Launched(Account):
                     (claim.stat().st_mtime, end.stat().st_mtime if end.exists() else time.time())
                 )
         ordered = {job: sorted(each) for job, each in spans.items()}
-        return [
-            job
-            for job, each in ordered.items()
-            for one, other in zip(each, each[1:], strict=False)
-            if other[0] < one[1]
-        ]
+        beside = sum(other[0] < one[1] for each in ordered.values() for one, other in zip(each, each[1:], strict=False))
+        starts = self.starts()
+        return sum(starts[job] - 1 for job in self.accepted if starts[job]) + beside
 
     def _folders(self) -> list[JobFolder]:
         return [JobFolder(self.runs, path.parent.name) for path in self.runs.glob("*/spec.json")]
@@ -54,10 +57,12 @@ def _job(folder: JobFolder) -> str:
 
 
 def real_work(folder: Path, points: Sequence[tuple[str, str]], kills: int, seed: int) -> Found:
-    """Die at each ``(kind, point)`` in turn with a job of the kind at work, then at random moments; each start has the jobs
-    of those before it, too."""
+    """Die at each ``(kind, point)`` with a job of that kind running, then at random times.
+
+    Each restart also continues the jobs of earlier processes.
+    """
     bodies, dice = Bodies(folder, None, measured=True), random.Random(seed)
-    account, reached = Launched(folder / "data" / "launches"), 0
+    account, reached = LaunchRecord(folder / "data" / "launches"), 0
 
     def start(**dying: object) -> Process:
         return Process(folder, "real", launcher="local", max_attempts=1000, **dying)
@@ -70,7 +75,7 @@ def real_work(folder: Path, points: Sequence[tuple[str, str]], kills: int, seed:
         process = start(testing=1, crash_at=f"{kind}:{point}")
         if process.wait_ready():
             post(process, kind)
-        reached += process.wait(REACH_S)
+        reached += process.wait(MAX_CRASH_WAIT_S)
         process.end()
     for _ in range(kills):
         process = start()
@@ -83,19 +88,19 @@ def real_work(folder: Path, points: Sequence[tuple[str, str]], kills: int, seed:
         if not process.wait_ready():
             raise RuntimeError("".join(process.log))
         states = account.settle(process.url)
-        taught, trials = _taught(process.url)
+        taught, trials = _num_trials_learned(process.url)
     finally:
         process.end()
-    started = sum(count for job, count in account.ends().items() if job in states)
+    started = sum(count for job, count in account.starts().items() if job in states)
     summary = account.summary(states, reached + kills)
     summary["twice"] += max(0, taught - trials)
     summary["lost"] += max(0, trials - taught)
     counted = {"started": started, "taught": taught, "trials": trials, "points": len(points)}
-    return {**summary, **counted, "failures": bad(states)}
+    return {**summary, **counted, "failures": unsuccessful_jobs(states)}
 
 
-def _taught(url: str) -> tuple[int, int]:
-    """How many trials taught the calibration, each of which should once, and how many succeeded."""
+def _num_trials_learned(url: str) -> tuple[int, int]:
+    """Number of trials that corrected the calibration, which each should once, and number of successful trials."""
     with httpx.Client(base_url=url, timeout=60) as client:
         versions = _every(client, "/v1/calibrations")
         trials = [each for each in _every(client, "/v1/trials") if each["job"]["state"] == "succeeded"]

@@ -1,12 +1,11 @@
-"""What nobody would send: ``python -m benchmarks.fuzz [--seed N] [--cases N] [--inputs N] [--only KIND] [--check] [--json]
-[-o FILE]``.
+"""Fuzzing: ``python -m benchmarks.fuzz [--seed N] [--cases N] [--inputs N] [--only KIND] [--check] [--json] [-o FILE]``.
 
-- Requests that schemathesis makes up from the OpenAPI document, to the service on SQLite: ``--cases`` of each route at random,
-  beside those that cover the document's schemas.
-- Changed graphs, clusters, calibrations, cluster files, plans, ONNX files and Hugging Face configurations: ``--inputs`` in all,
-  as many kinds at once as there are processors.
+- Requests that schemathesis generates from the OpenAPI document, sent to the service on SQLite: ``--cases`` random ones
+  per route, in addition to those that cover the document's schemas.
+- Mutated graphs, clusters, calibrations, cluster files, plans, ONNX files and Hugging Face configurations: ``--inputs``
+  in total, with as many kinds in parallel as there are processors.
 
-With ``--check`` it exits with 1 where anything is found; every finding is printed with what shows it.
+With ``--check`` it exits with 1 if anything is found; every finding is printed with the input that causes it.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fuzz import documents, http
-from benchmarks.fuzz._server import served
+from benchmarks.fuzz._server import run_service
 from benchmarks.fuzz._targets import TARGETS
 
 _LONG = sum(target.num_inputs for target in TARGETS.values())
 
 
 def main() -> int:
-    """Run it and print the table."""
+    """Run the benchmark and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="another one each time by default")
     parser.add_argument("--cases", type=int, default=100, help="random requests of each route; 0: none at all")
@@ -78,7 +77,7 @@ def _circumstances() -> dict[str, str]:
 
 
 def joined(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
-    """A run of requests alone beside the documents of an earlier one, or the other way round."""
+    """Merge a run of only requests with the documents of an earlier run, or the reverse."""
     if not found["documents"] and earlier.get("documents"):
         return {**earlier, "requests": found["requests"], "passed": found["passed"] and earlier["passed"]}
     if found["requests"] is None and (kept := earlier.get("requests")):
@@ -87,7 +86,7 @@ def joined(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
 
 
 def _requests(seed: int, num_cases: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="autosbp-fuzz-") as name, served(Path(name)) as service:
+    with tempfile.TemporaryDirectory(prefix="autosbp-fuzz-") as name, run_service(Path(name)) as service:
         found = http.attack(service, Path(name), seed, num_cases)
     output = found.pop("output")
     if found["failures"] or found["errors"]:
@@ -100,7 +99,7 @@ def _requests(seed: int, num_cases: int) -> dict[str, Any]:
 
 
 def _changed(name: str, seed: int, num_inputs: int) -> dict[str, Any]:
-    found = documents.attack(name, seed, -(-TARGETS[name].num_inputs * num_inputs // _LONG)).to_dict()
+    found = documents.read_mutated(name, seed, -(-TARGETS[name].num_inputs * num_inputs // _LONG)).to_dict()
     for finding in found["findings"]:
         print(json.dumps(finding, indent=1))
     counts = ", ".join(f"{found[key]} {key}" for key in ("accepted", "refused", "crash", "hang", "memory", "unclear"))

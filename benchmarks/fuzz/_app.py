@@ -1,7 +1,7 @@
-"""The service with tasks that do nothing, so that the requests are what is tried: a job is over soon after it is accepted.
+"""The service with no-op tasks, so that only requests are tested: a job ends soon after it is accepted.
 
-While the file ``FUZZ_REAL`` is there, searches and answers are real ones and a trial has a made-up result: they make the
-resources that the requests then find.
+While the file ``FUZZ_REAL`` exists, searches and analyses are real, and trials have made-up results: they create the
+resources that later requests find.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from unittest.mock import patch
 
 from sqlalchemy.orm import Session
 
-from autosbp.plan import Plan
-from service.app import create_app
-from service.jobs import tasks
-from service.jobs._base import JobKind, Kinds, TaskContext
-from service.models import JobRow
-from service.server import serve
-from service.services.kinds import kinds
-from service.settings import Settings
+from autosbp.plan.plan import Plan
+from autosbp.service.app import create_app
+from autosbp.service.jobs import tasks
+from autosbp.service.jobs._base import JobKind, Kinds, TaskContext
+from autosbp.service.models import JobRow
+from autosbp.service.server import serve
+from autosbp.service.services.job_kinds import kinds
+from autosbp.service.settings import Settings
 
 _REAL = {"search": tasks.search, "why": tasks.why, "what-if": tasks.what_if, "trial": tasks.trial}
 
 
 def work(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
-    """The task of every job."""
+    """Task of every job."""
     context.progress(None, "at work")
     task = _REAL.get(inputs["kind"]) if inputs["inputs"] is not None else None
     if task is None:
@@ -36,13 +36,13 @@ def work(inputs: dict[str, Any], context: TaskContext) -> dict[str, Any]:
         return task(inputs["inputs"], context)
 
 
-def _trial(plan: Plan, *_: object, log: Any, **__: object) -> dict[str, Any]:
-    log("a rank says something")
+def _trial(plan: Plan, *_: object, workdir: Path, **__: object) -> dict[str, Any]:
+    (workdir / "ranks.log").write_text("a rank says something\n")
     return {"plan_id": plan.plan_id, "collectives_match": True, "step_time_s": {"median": 0.01}}
 
 
-def short(settings: Settings, flag: Path) -> Kinds:
-    """The service's kinds with this task."""
+def noop_kinds(settings: Settings, flag: Path) -> Kinds:
+    """The service's job kinds with this task."""
 
     def of(name: str, kind: JobKind) -> JobKind:
         def prepare(session: Session, job: JobRow) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def short(settings: Settings, flag: Path) -> Kinds:
 
 
 def main() -> None:
-    """Serve as the environment says; the URL goes to the file ``FUZZ_URL``."""
+    """Serve with settings from the environment; writes the URL to the file ``FUZZ_URL``."""
     settings = Settings()
-    app = create_app(settings, short(settings, Path(os.environ["FUZZ_REAL"])))
+    app = create_app(settings, noop_kinds(settings, Path(os.environ["FUZZ_REAL"])))
     serve(settings, on_ready=Path(os.environ["FUZZ_URL"]).write_text, app=app)
 
 

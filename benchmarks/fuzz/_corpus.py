@@ -1,4 +1,4 @@
-"""Valid inputs to begin with, small enough that thousands of changed ones are read in minutes."""
+"""Valid seed inputs, small enough that thousands of mutations can be read in minutes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from autosbp.cluster import load_cluster, presets
+from autosbp.cluster.spec import load_cluster, presets
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Correction, Point, Spread
 from autosbp.graph.ir import LogicalGraph
-from autosbp.graph.serialize import to_dict
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
 from autosbp.zoo import zoo_graph
@@ -83,13 +82,13 @@ CONFIGS: tuple[Mapping[str, Any], ...] = (
 
 @cache
 def graphs() -> tuple[dict[str, Any], ...]:
-    """Graph documents as the zoo has them, repeated blocks folded and not."""
-    return _plain([*(zoo_graph(name).to_dict() for name in GRAPHS), to_dict(zoo_graph("gpt2-demo"), fold=False)])
+    """Graph documents of the zoo, with repeated blocks folded and unfolded."""
+    return _plain([*(zoo_graph(name).to_dict() for name in GRAPHS), zoo_graph("gpt2-demo").to_dict(fold=False)])
 
 
 @cache
 def clusters() -> tuple[dict[str, Any], ...]:
-    """Cluster documents, spelled out and with a device of the presets."""
+    """Cluster documents, with the device given in full and by preset."""
     spelled = [load_cluster(name).to_dict() for name in CLUSTERS]
     named = [{"schema": "autosbp.cluster/1", "name": name, **spec} for name, spec in presets()["clusters"].items()]
     return _plain([*spelled, *named])
@@ -97,13 +96,13 @@ def clusters() -> tuple[dict[str, Any], ...]:
 
 @cache
 def calibrations() -> tuple[dict[str, Any], ...]:
-    """Calibrations of clusters."""
+    """Calibration documents."""
     return _plain([_calibration(name) for name in ("local:2x2", "local:4")])
 
 
 @cache
 def plans() -> tuple[tuple[LogicalGraph, dict[str, Any]], ...]:
-    """Plans, each with its graph: one layout, and stages with recomputation."""
+    """Plans with their graphs: one with a single stage, one with two stages and activation checkpointing."""
     asked = (("mlp-small", "local:4", {}), ("gpt2-demo", "local:2x2", {"stages": 2, "recompute": 1}))
     found = []
     for model, cluster, options in asked:
@@ -119,14 +118,13 @@ def configs() -> tuple[Mapping[str, Any], ...]:
 
 
 def _plain(documents: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """As they are read back."""
+    """The documents after a JSON round trip."""
     return tuple(json.loads(json.dumps(documents)))
 
 
 @cache
 def onnx_models() -> tuple[bytes, ...]:
-    """ONNX files: a perceptron with its weights, one with a branch, one with a function; convolutions; attention whose shapes
-    are computed as exporters do."""
+    """ONNX files: MLPs (plain, with a branch, with a function), convolutions, and attention with computed shapes."""
     from onnx import TensorProto, helper
 
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
@@ -201,7 +199,7 @@ def onnx_models() -> tuple[bytes, ...]:
 
 
 def as_yaml(document: Any, rng: random.Random) -> bytes:
-    """The document as YAML of some style."""
+    """The document as YAML in a random style."""
     style = rng.choice((None, True, False))
     return yaml.safe_dump(document, default_flow_style=style, sort_keys=False, allow_unicode=True).encode()
 

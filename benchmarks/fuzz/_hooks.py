@@ -1,5 +1,4 @@
-"""Hooks of schemathesis: the run must not end its own key, which refusals of valid requests are no failures, and what was
-answered in each phase."""
+"""Schemathesis hooks: protect the run's own key, accept state-dependent refusals, and record responses by phase."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from schemathesis.core.failures import Failure
 from schemathesis.openapi.checks import RejectedPositiveData
 
 _CONDITIONS = {"urn:autosbp:problem:idempotency-key-reused", "urn:autosbp:problem:changed"}
-"""Refusals of what depends on earlier requests: a key that another request had, an ETag that the resource has not."""
+"""Refusals that depend on earlier requests: a reused idempotency key, an outdated ETag."""
 
 
 _answers = Path(os.environ["FUZZ_ANSWERS"]).open("a", buffering=1)  # noqa: SIM115 - the run ends without a word
@@ -21,21 +20,21 @@ _answers = Path(os.environ["FUZZ_ANSWERS"]).open("a", buffering=1)  # noqa: SIM1
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> None:  # noqa: ARG001
-    """Keep revocations and rotations off the key that the run calls with."""
+    """Prevent revocation and rotation of the key that the run uses."""
     if (case.path_parameters or {}).get("key_id") == os.environ["FUZZ_KEY_ID"]:
         case.path_parameters["key_id"] = "key-of-nobody"
 
 
 @schemathesis.hook
 def after_call(context: HookContext, case: Case, response: Response) -> None:  # noqa: ARG001
-    """Write its phase and the kind of answer into a line."""
+    """Append the phase and status class of the response to the record."""
     phase = str(case.meta.phase.name) if case.meta is not None else "other"
     _answers.write(f"{phase} {response.status_code // 100}xx\n")
 
 
 @schemathesis.hook
 def filter_failure(context: HookContext, failure: Failure, case: Case, response: Response) -> bool:  # noqa: ARG001
-    """Whether this is a failure."""
+    """Whether a failure is real; conditional refusals of valid requests are not."""
     if not isinstance(failure, RejectedPositiveData):
         return True
     return response.json().get("type") not in _CONDITIONS

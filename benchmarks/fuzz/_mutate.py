@@ -1,6 +1,6 @@
-"""Changes to valid inputs: to a document's tree, so that most of it stays valid, and to bytes, so that nothing has to.
+"""Mutations of valid inputs: of a document's tree, which keep most of it valid, and of bytes, which keep nothing valid.
 
-Everything is a function of the random generator that is given: the same seed makes the same inputs.
+All randomness comes from the given generator: the same seed produces the same inputs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_STRANGE: tuple[Any, ...] = (
+_ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 3, 7, 255, 2**31, 2**31 - 1, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 10**30),
     *(-(2**63), 10**400, 0.0, -0.0, 0.5, 1e-300, 5e-324, 1e300, 1.7976931348623157e308, float("inf"), float("nan")),
     *("", " ", "a", "0", "\x00", "\ud800", "é", "\u202e", "../../etc/passwd", "{}", "x" * 300, "batch", "__class__"),
@@ -53,18 +53,18 @@ _LONGEST = 2**22
 
 
 def mutated_tree(document: Any, others: Sequence[Any], rng: random.Random) -> Any:
-    """A copy with some places changed: values, members, their order, or parts of ``others``."""
-    changed = [copy.deepcopy(document)]  # the document is a place, too
-    for _ in range(_few(rng)):
+    """Copy with some places changed: values, members, their order, or parts grafted from ``others``."""
+    changed = [copy.deepcopy(document)]  # the document itself can be replaced, too
+    for _ in range(_num_changes(rng)):
         holder, key = _place(changed, rng)
         rng.choice(_CHANGES)(holder, key, others, rng)
     return changed[0] if changed else None
 
 
 def mutated_bytes(data: bytes, others: Sequence[bytes], rng: random.Random, *, yaml: bool = False) -> bytes:
-    """A copy with some bytes changed, dropped, repeated, or taken from ``others``."""
+    """Copy with some bytes changed, dropped, repeated, or taken from ``others``."""
     tokens = _TOKENS + (_YAML_TOKENS if yaml else ())
-    for _ in range(_few(rng)):
+    for _ in range(_num_changes(rng)):
         start = rng.randrange(len(data) + 1)
         end = min(len(data), start + rng.choice((1, 1, 2, 4, 16, 64, 1024)))
         kind = rng.randrange(7)
@@ -90,25 +90,25 @@ def mutated_bytes(data: bytes, others: Sequence[bytes], rng: random.Random, *, y
 
 
 def mutated_fields(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
-    """Protocol buffers with some fields changed, at any depth; the lengths around them are right again."""
-    for _ in range(_few(rng)):
+    """Protocol buffer message with some fields changed, at any depth; enclosing lengths stay correct."""
+    for _ in range(_num_changes(rng)):
         data = _changed_field(data, rng.choice(others), rng)
     return data
 
 
 def as_json(document: Any, rng: random.Random) -> bytes:
-    """The document as JSON of some style; what JSON has no form for is written as Python does."""
+    """The document as JSON in a random style; values that JSON lacks are written as Python does."""
     indent, escaped = rng.choice((None, None, 1)), rng.random() < 0.5
     text = json.dumps(document, ensure_ascii=escaped, indent=indent)
     return text.encode(errors="surrogatepass")
 
 
-def _few(rng: random.Random) -> int:
+def _num_changes(rng: random.Random) -> int:
     return rng.choice((1, 1, 1, 2, 2, 3, 5, 8))
 
 
 def _place(holder: Any, rng: random.Random) -> tuple[Any, Any]:
-    """Somewhere in a tree: a list or object, and a key of it; deep places are as likely as the way there."""
+    """Random place in a tree: a container and a key of it; deep places are as likely as shallow ones."""
     while True:
         key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
         inner = holder[key]
@@ -121,7 +121,7 @@ _Change = Callable[[Any, Any, Sequence[Any], random.Random], None]
 
 
 def _strange(holder: Any, key: Any, _: Sequence[Any], rng: random.Random) -> None:
-    holder[key] = copy.deepcopy(rng.choice(_STRANGE))
+    holder[key] = copy.deepcopy(rng.choice(_ODD_VALUES))
 
 
 def _nudge(holder: Any, key: Any, _: Sequence[Any], rng: random.Random) -> None:
@@ -177,11 +177,11 @@ _CHANGES: tuple[_Change, ...] = (*(_strange,) * 3, *(_nudge,) * 4, _drop, _repea
 
 
 _Field = tuple[int, int, int | bytes]
-"""Number, wire type, and a number or bytes."""
+"""Field number, wire type, and value (number or bytes)."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _HEAVIEST = 64
 _DEEPER = 0.9
-"""Probability that a change is within a field rather than of it."""
+"""Probability that a change goes into a nested field instead of changing this one."""
 _NUMBERS = (0, 1, 2, 127, 128, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 
 
@@ -190,7 +190,7 @@ def _changed_field(data: bytes, other: bytes, rng: random.Random) -> bytes:
     if not fields:
         return data + rng.randbytes(rng.randrange(8))
     sizes = [min(len(value), _HEAVIEST) + 1 if isinstance(value, bytes) else 1 for _, _, value in fields]
-    at = rng.choices(range(len(fields)), sizes)[0]  # most of a file is deep in it
+    at = rng.choices(range(len(fields)), sizes)[0]  # most of a file is deeply nested
     number, kind, value = fields[at]
     if isinstance(value, bytes) and rng.random() < _DEEPER and _fields(value):
         fields[at] = (number, kind, _changed_field(value, other, rng))
@@ -216,7 +216,7 @@ def _changed_field(data: bytes, other: bytes, rng: random.Random) -> bytes:
 
 
 def _fields(data: bytes) -> list[_Field] | None:
-    """The fields of a message; None for bytes that are none."""
+    """Fields of a message; None if the bytes are not a message."""
     found: list[_Field] = []
     at = 0
     while at < len(data):
@@ -242,7 +242,7 @@ def _fields(data: bytes) -> list[_Field] | None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place behind it: -1 where there is none."""
+    """The varint at a position and the position after it, or -1 if there is none."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

@@ -1,4 +1,4 @@
-"""A service in a process of its own that has one of every kind of resource, and a key with every scope."""
+"""A service in its own process that has one resource of every kind, and a key with every scope."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autosbp.client import Client
-from service.access.caller import SCOPES
-from service.db import Database
-from service.services import keys
-from service.settings import Settings
+from autosbp.service.auth.caller import SCOPES
+from autosbp.service.db import Database
+from autosbp.service.services import keys
+from autosbp.service.settings import Settings
 
 TENANT = "fuzz"
 _START_S = 60.0
@@ -26,12 +26,12 @@ _NO_LIMITS = {
     "MAX_QUEUED_JOBS": 10**6,
     "MAX_QUEUED_JOBS_OF_TENANT": 10**6,
 }
-"""How often somebody may call is tried elsewhere; here it would hide what is behind it."""
+"""Rate limits are tested elsewhere; here they would hide what they protect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A service that runs; ``names`` are ids of what it has, by the names that paths and bodies give them."""
+    """A running service; ``names`` maps the names of path and body parameters to ids of existing resources."""
 
     url: str
     key: str
@@ -41,9 +41,11 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, database_url: str | None = None) -> Iterator[Served]:
-    """A service on a database of its own: SQLite with a worker, or PostgreSQL without one (``serve --no-worker``) once it has
-    its resources."""
+def run_service(folder: Path, database_url: str | None = None) -> Iterator[Served]:
+    """Run a service on its own database.
+
+    SQLite with a worker, or PostgreSQL without one (``serve --no-worker``) after its resources have been created.
+    """
     settings = Settings(data_dir=folder / "data", database_url=database_url)
     database = Database(settings.url)
     database.upgrade()

@@ -1,5 +1,8 @@
-"""What reads documents from outside, as the service and the command line call it. Each returns what it was given when it
-accepts, and raises one of the project's errors when it refuses; anything else is a crash."""
+"""Readers of external documents, called as the service and the command line call them.
+
+A reader returns if it accepts its input and raises one of the project's errors if it refuses it; anything else is a
+crash.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,23 @@ from typing import Any
 
 from autosbp import api
 from autosbp.cli._files import read_plan
-from autosbp.cluster import Cluster, load_cluster
+from autosbp.cluster.spec import Cluster, load_cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import AutosbpError
 from autosbp.export import EXPORTERS, export_plan
 from autosbp.graph.ir import LogicalGraph
-from autosbp.jsonio import canonical, loads_yaml
-from autosbp.plan import Plan, plan_id_of
+from autosbp.plan.plan import Plan, plan_id_of
+from autosbp.service.schemas.models import HfModel
+from autosbp.service.strict_json import parse
+from autosbp.utils.json_io import canonical, loads_yaml
 from autosbp.zoo import zoo_graph
 from benchmarks.fuzz import _corpus
 from benchmarks.fuzz._mutate import as_json, mutated_bytes, mutated_fields, mutated_tree
-from service.body import parse
-from service.schemas.models import HfModel
 
 _OPTIONS = api.PlanOptions(global_batch=8, time_limit_s=2.0, baselines=("data_parallel",))
 _MOST_DEVICES = 64
-_PLANNED = 0.1
-"""Part of the accepted documents that a plan is made of, too."""
+_PLANNED_FRACTION = 0.1
+"""Fraction of the accepted documents that are also planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +39,10 @@ class Target:
     """One kind of input.
 
     Args:
-        make: the input of this random generator.
-        read: takes it as it comes from outside.
-        limit_s: of processor time for one input.
-        num_inputs: of the long form.
+        make: creates an input from a random generator.
+        read: reads an input as it comes from outside.
+        limit_s: processor seconds for one input.
+        num_inputs: number of inputs in the long form.
     """
 
     make: Callable[[random.Random], bytes]
@@ -65,13 +68,13 @@ def _yaml(rng: random.Random) -> bytes:
 
 
 def _plans(rng: random.Random) -> bytes:
-    """Changed plans; most have the right id for what they are now, or nothing behind it would be read."""
+    """Mutated plans; most get the correct id for their content, else the id check would hide everything after it."""
     documents = [document for _, document in _corpus.plans()]
     if rng.random() < 0.2:
         return mutated_bytes(as_json(rng.choice(documents), rng), [as_json(rng.choice(documents), rng)], rng)
     changed = mutated_tree(rng.choice(documents), documents, rng)
     if isinstance(changed, dict) and "plan_id" in changed and rng.random() < 0.9:
-        with suppress(ValueError, TypeError, AutosbpError):  # what JSON has no form for has no id
+        with suppress(ValueError, TypeError, AutosbpError):  # documents that JSON cannot express have no id
             changed["plan_id"] = plan_id_of(changed)
     return as_json(changed, rng)
 
@@ -87,7 +90,7 @@ def _read_graph(data: bytes, rng: random.Random) -> None:
     again = api.load_graph(parse(canonical(graph.to_dict())))
     assert again.graph_hash == graph.graph_hash
     canonical(graph.summary())
-    if rng.random() < _PLANNED:
+    if rng.random() < _PLANNED_FRACTION:
         _plan(graph, load_cluster("local:2x2"))
 
 
@@ -108,7 +111,7 @@ def _take_cluster(document: Any, rng: random.Random) -> None:
         cluster, costs = Cluster.from_dict(document), None
         assert Cluster.from_dict(parse(canonical(cluster.to_dict()))).cluster_hash == cluster.cluster_hash
     cluster.mesh()
-    if rng.random() < _PLANNED and cluster.num_devices <= _MOST_DEVICES:
+    if rng.random() < _PLANNED_FRACTION and cluster.num_devices <= _MOST_DEVICES:
         _plan(zoo_graph("mlp-small"), cluster, costs)
 
 
@@ -119,7 +122,7 @@ def _read_config(data: bytes, _: random.Random) -> None:
 
 
 def _read_onnx(data: bytes, _: random.Random) -> None:
-    """As the service does: parsed first, captured by a job later."""
+    """Parse and capture; the service does the latter in a job."""
     document = parse(canonical(api.read_onnx(data)))
     graph = api.capture_onnx(document)
     api.load_graph(parse(canonical(graph.to_dict())))
@@ -142,7 +145,7 @@ def _plan(graph: LogicalGraph, cluster: Cluster, costs: Calibration | None = Non
     canonical(plan.to_dict())
 
 
-TARGETS: Mapping[str, Target] = {  # those that take longest come first
+TARGETS: Mapping[str, Target] = {  # slowest first
     "configurations": Target(_json(_corpus.configs), _read_config, 300.0, 400),
     "onnx files": Target(_onnx, _read_onnx, 60.0, 600),
     "graphs": Target(_json(_corpus.graphs), _read_graph, 20.0, 19_000),

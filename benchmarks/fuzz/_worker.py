@@ -1,6 +1,9 @@
-"""The process in which inputs are read: ``python -m benchmarks.fuzz._worker MODULE TARGET SEED FIRST COUNT BYTES``, with one
-of the ``TARGETS`` of a module. Before and after each input it says so, on standard output, so that whoever watches knows which
-one it did not survive. It has so many bytes of private memory: what needs more has to be refused, as anything else."""
+"""Process that reads inputs: ``python -m benchmarks.fuzz._worker MODULE TARGET SEED FIRST COUNT BYTES``.
+
+TARGET is one of the ``TARGETS`` of MODULE. The process reports on standard output before and after each input, so that
+its parent knows which input killed it. It has BYTES of private memory: an input that needs more must be refused like
+any other bad input.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ from autosbp.errors import AutosbpError, InputError
 from benchmarks.fuzz._targets import Target
 
 _SHARED_BYTES = 160 * 2**20
-"""Of the process that are not private: libraries, as files in memory."""
+"""Memory of the process that is not private: libraries, mapped from files."""
 _MOST_LETTERS = 4000
-"""Of a message; a longer one holds what was sent, not what is wrong with it."""
+"""Maximum length of an error message; a longer one repeats the input instead of describing the error."""
 
 
 def generator(name: str, seed: int, number: int) -> random.Random:
-    """The random generator of one input."""
+    """Random generator of one input."""
     return random.Random(f"{name} {seed} {number}")
 
 
@@ -37,7 +40,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes - _SHARED_BYTES,) * 2)
     faulthandler.enable()
     warnings.simplefilter("ignore")
-    say, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not for who watches
+    say, sys.stdout = sys.stdout, sys.stderr  # output of libraries must not reach the parent
     for number in range(first, first + count):
         begun_s = _cpu_s()
         print(json.dumps({"begins": number, "cpu_s": begun_s}), file=say, flush=True)
@@ -48,13 +51,13 @@ def main() -> None:
 
 
 def _peak_bytes() -> int:
-    """Of this process alone: ``ru_maxrss`` begins with what the one that started it had."""
+    """Peak memory of this process alone: ``ru_maxrss`` includes that of its parent at the fork."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def _cpu_s() -> float:
-    """Of this process and those that it has started and that have ended."""
+    """Processor seconds of this process and its ended children."""
     return sum(os.times()[:4])
 
 

@@ -1,4 +1,4 @@
-"""Changed documents, read in a process that is watched: no crash, no hang, and no more memory than a GiB."""
+"""Mutated documents, read in a supervised process: no crash, no hang, and at most one GiB of memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from benchmarks.fuzz._targets import Target
 
 MOST_BYTES = 2**30
 _IDLE_FACTOR = 20
-"""A process that computes nothing for so many times its limit hangs, too; other programs may have the processors."""
-_AT_ONCE = 500
-"""Inputs of a process; what libraries keep of a capture would add up."""
+"""A process idle for this many times its limit also counts as hanging; other programs may occupy the processors."""
+_INPUTS_PER_PROCESS = 500
+"""Inputs per process; memory that libraries retain after captures would otherwise accumulate."""
 _START_S = 60.0
 _LOOK_S = 0.2
 
 
 @dataclass(slots=True)
 class Found:
-    """What came of the inputs of one kind."""
+    """Outcomes of the inputs of one kind."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -49,13 +49,15 @@ class Found:
         }
 
 
-def attack(name: str, seed: int, count: int, module: str = _targets.__name__) -> Found:
-    """Read so many changed inputs of a kind, one of the ``TARGETS`` of a module. A process that does not survive one is
-    followed by another."""
+def read_mutated(name: str, seed: int, count: int, module: str = _targets.__name__) -> Found:
+    """Read ``count`` mutated inputs of a kind, one of the ``TARGETS`` of a module.
+
+    A process that does not survive an input is replaced by a new one.
+    """
     target: Target = importlib.import_module(module).TARGETS[name]
     found, begun_s, first = Found(), time.monotonic(), 0
     while first < count:
-        count_here = min(_AT_ONCE, count - first)
+        count_here = min(_INPUTS_PER_PROCESS, count - first)
         arguments = (module, name, *map(str, (seed, first, count_here, MOST_BYTES)))
         first = _watch(arguments, target.limit_s, first, count_here, found)
     found.seconds = time.monotonic() - begun_s
@@ -63,7 +65,7 @@ def attack(name: str, seed: int, count: int, module: str = _targets.__name__) ->
 
 
 def _watch(arguments: tuple[str, ...], limit_s: float, first: int, count: int, found: Found) -> int:
-    """Run one process; the number of the first input that it has not dealt with."""
+    """Run one process; returns the number of the first input that it did not finish."""
     command = [sys.executable, "-m", f"{__package__}._worker", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     lines: queue.Queue[str | None] = queue.Queue()
@@ -117,7 +119,7 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> Non
 
 
 def _overdue(pid: int, limit_s: float, cpu_s: float, clock_s: float) -> str | None:
-    """What is wrong with a process that says nothing: it computes, or does nothing, for too long, or has too much memory."""
+    """Reason to stop a silent process: ``hang`` (computing or idle for too long) or ``memory``; None if there is none."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,7 +1,8 @@
-"""Requests that schemathesis makes up from the OpenAPI document, to a real service: valid, invalid, and in sequences.
+"""Requests that schemathesis generates from the OpenAPI document: valid, invalid, and in sequences.
 
-Every answer is held to the document: no 5xx, a documented status, content type, headers and body; invalid requests are
-refused and valid ones are not, other methods are 405 with ``Allow``, and nothing is answered without a key.
+They go to a real service, and every response is checked against the document: no 5xx, documented status, content type,
+headers and body. Invalid requests must be refused and valid ones must not, other methods must give 405 with ``Allow``,
+and nothing is served without a key.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ _EXPECTED_EXITS = (0, 1)
 def attack(
     service: Served, folder: Path, seed: int, num_examples: int, phases: tuple[str, ...] = PHASES
 ) -> dict[str, Any]:
-    """Try the service: the examples of the document, what covers its schemas, random cases, and sequences along its links.
+    """Test the service with the document's examples, schema coverage, random cases, and sequences along its links.
 
     Args:
         folder: for files of the run.
-        num_examples: random cases of each operation, and sequences.
+        num_examples: random cases per operation, and sequences.
         phases: some of ``PHASES``.
 
     Returns:
-        ``cases``, ``phases`` (of each how it ended, its ``requests`` and these by the kind of answer), ``5xx`` and
-        ``violations`` in all, ``failures`` (each with its kind, operations and count), ``logged_errors`` of the service,
-        ``seconds``, and ``output``, where every failure comes with a request that shows it.
+        ``cases``; ``phases`` (each with its status, number of ``requests`` and their counts by status class); total
+        ``5xx`` and ``violations``; ``failures`` (each with its kind, operations and count); ``logged_errors`` of the
+        service; ``seconds``; and ``output``, where every failure comes with a request that reproduces it.
     """
     answers_file = folder / "answers"
     report, config = folder / "report.json", folder / "schemathesis.toml"
@@ -48,7 +49,12 @@ def attack(
         *("--seed", str(seed), "--max-examples", str(num_examples), "--phases", ",".join(phases)),
         *("--report", "json", "--report-json-path", report),
     ]
-    variables = {**os.environ, "FUZZ_KEY_ID": service.key_id, "FUZZ_ANSWERS": str(answers_file)}
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "FUZZ_KEY_ID": service.key_id,
+        "FUZZ_ANSWERS": str(answers_file),
+    }
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
     if done.returncode not in _EXPECTED_EXITS or not report.exists():
         raise RuntimeError(f"schemathesis did not run:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
@@ -74,7 +80,7 @@ def _of_phase(answers: Mapping[str, int], name: str) -> dict[str, int]:
 
 
 def _config(names: Mapping[str, str]) -> str:
-    """The configuration with ids of real resources, so that not every request is about one that does not exist."""
+    """The configuration with ids of existing resources, so that not every request refers to a missing one."""
     lines = [_CONFIG.read_text()]
     for name, identifier in names.items():
         lines += [f"[dictionaries.{name}]", f'values = ["{identifier}"]']

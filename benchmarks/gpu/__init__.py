@@ -1,1 +1,1 @@
-"""One GPU: what is predicted of it, and what then happens (see ``__main__``)."""
+"""One GPU: predictions compared with measurements (see ``__main__``)."""

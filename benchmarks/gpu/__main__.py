@@ -1,14 +1,15 @@
-"""What is predicted of one GPU against what it does: ``python -m benchmarks.gpu [PART...] [--json] [-o FILE]``.
+"""Predictions for one GPU against measurements: ``python -m benchmarks.gpu [PART...] [--json] [-o FILE]``.
 
-ops: ops of a GPT-2 are timed (CUDA events) at every second of some batch sizes, predicted at those between from what was
-timed, and timed there too.
-steps: models train on the GPU; time and peak memory (``max_memory_allocated``) of a step are compared with what was predicted
-from the data sheet alone, and from timed ops.
-ranks: four NCCL ranks share the GPU, as nodes would; what they issue is compared with what was charged, losses with one
-device's, and peaks with what was predicted.
+ops: times ops of a GPT-2 (CUDA events) at every second of some batch sizes, predicts the sizes between from these
+times, and times those too.
 
-Prints "no GPU" (in JSON where that is asked for) and stops where there is none; ``--device cpu`` runs the same, smaller, on a
-CPU.
+steps: trains models on the GPU and compares the time and peak memory (``max_memory_allocated``) of a step with
+predictions from the data sheet alone, and from timed ops.
+
+ranks: four NCCL ranks share the GPU as if they were nodes; compares their collectives with the charged ones, losses
+with one device's, and peak memory with the prediction.
+
+Without a GPU it prints "no GPU" (as JSON with ``--json``) and stops; ``--device cpu`` runs a smaller version on a CPU.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ RANKS_S = 85.0
 
 
 def machine(kind: str) -> dict[str, Any]:
-    """The device, and what runs it."""
+    """Description of the device and its software versions."""
     if kind == "cpu":
         return {"device": "CPU, one thread", "torch": torch.__version__}
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -52,7 +53,7 @@ def machine(kind: str) -> dict[str, Any]:
 
 
 def ops(kind: str, preset: str) -> dict[str, Any]:
-    """Ops of a GPT-2 at shapes that were not timed."""
+    """Errors for ops of a GPT-2 at shapes that were not timed."""
     graph = model("gpt2" if kind == "cuda" else "gpt2-demo")
     found = op_errors(graph, one_device(kind, preset, curves=False), kind)
     say(
@@ -63,7 +64,7 @@ def ops(kind: str, preset: str) -> dict[str, Any]:
 
 
 def steps(kind: str, preset: str) -> dict[str, Any]:
-    """Training steps on the device."""
+    """Errors for training steps on the device."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         backend = "nccl" if kind == "cuda" else "gloo"
@@ -89,7 +90,7 @@ def _steps_of(cases: Sequence[Case], kind: str, preset: str, rows: list[dict[str
             continue
         try:
             row = step_row(case, kind, preset)
-        except (AutosbpError, RuntimeError, ValueError) as error:  # the next case may do
+        except (AutosbpError, RuntimeError, ValueError) as error:  # the next case may succeed
             rows.append({"case": case.label, "error": f"{type(error).__name__}: {error}"[:2000]})
             say(f"  {case.label}: {rows[-1]['error']}")
             continue
@@ -102,7 +103,7 @@ def _steps_of(cases: Sequence[Case], kind: str, preset: str, rows: list[dict[str
 
 
 def ranks(kind: str, _: str) -> dict[str, Any]:
-    """Ranks that share the device."""
+    """Results for ranks that share the device."""
     rows = rank_rows(kind, RANKS_S)
     for row in rows:
         if "error" in row:
@@ -120,7 +121,7 @@ PARTS: dict[str, Callable[[str, str], dict[str, Any]]] = {"ops": ops, "steps": s
 
 
 def say(text: str) -> None:
-    """A line of the report."""
+    """Print a line of the report."""
     print(text, flush=True)
 
 
@@ -135,7 +136,7 @@ def main() -> None:
     kind = arguments.device
     for part in arguments.parts:
         if part not in PARTS:
-            parser.error(f"part {part!r}: some of {', '.join(PARTS)} are expected")
+            parser.error(f"part {part!r}: expected some of {', '.join(PARTS)}")
     if kind == "cuda" and not torch.cuda.is_available():
         print(json.dumps({"benchmark": "gpu", "machine": None, "error": "no GPU"}) if arguments.json else "no GPU")
         return
@@ -144,7 +145,7 @@ def main() -> None:
     say(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
     for part in arguments.parts or PARTS:
         result[part] = PARTS[part](kind, arguments.preset)
-        if arguments.output is not None:  # what was measured stays if the next part does not end
+        if arguments.output is not None:  # keep the results if the next part does not finish
             arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     if arguments.json:
         print(json.dumps(result))

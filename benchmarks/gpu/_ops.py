@@ -1,4 +1,4 @@
-"""Times of ops at shapes that were not timed, from those at shapes around them."""
+"""Predict op times at untimed shapes from the times at surrounding shapes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from autosbp.api import Calibration, Cluster, LogicalGraph, PlanOptions, op_keys
+from autosbp.calibration._launch_overhead import process_launch_overhead
 from autosbp.costmodel.calibration import OpTime
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.op_bench import call_seconds, run_op
-from calibration._launches import launches
+from autosbp.costmodel.op_benchmark import call_seconds, prepare_op
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 SPREAD_BYTES = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}
@@ -22,7 +22,7 @@ BOX_S, REPEATS, LEAST, CALLS = 0.05, 30, 5, 20
 
 def op_time(key: str, kind: str) -> OpTime:
     """Median seconds of forward and of backward."""
-    forward, backward = run_op(key, kind, SPREAD_BYTES[kind])
+    forward, backward = prepare_op(key, kind, SPREAD_BYTES[kind])
     return OpTime(_median_s(forward, kind), _median_s(backward, kind))
 
 
@@ -36,15 +36,15 @@ def _median_s(call: Callable[[], object], kind: str) -> float:
 
 
 def calibrated(graph: LogicalGraph, cluster: Cluster, options: PlanOptions, kind: str) -> Calibration:
-    """The ops of a plan, timed."""
+    """Calibration with the timed ops of a plan."""
     known = {key: op_time(key, kind) for key in op_keys(graph, cluster, options)}
     backend = "nccl" if kind == "cuda" else "gloo"
-    asked = launches(torch.device(kind)) if kind == "cuda" else None
+    asked = process_launch_overhead(torch.device(kind)) if kind == "cuda" else None
     return Calibration(cluster, backend, "relative", (), known, launches=asked)
 
 
 def op_errors(graph: LogicalGraph, cluster: Cluster, kind: str) -> dict[str, Any]:
-    """Ops at every second batch size, predicted from those at the others."""
+    """Errors for ops at every second batch size, predicted from their times at the other sizes."""
     keys = {batch: op_keys(graph, cluster, PlanOptions(global_batch=batch)) for batch in BATCHES}
     known = {key: op_time(key, kind) for batch in BATCHES[::2] for key in keys[batch]}
     model = ComputeModel(cluster.device, Calibration(cluster, "gloo", "relative", (), known))

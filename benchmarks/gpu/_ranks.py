@@ -1,4 +1,4 @@
-"""The rank script: trains under every strategy, NCCL between the ranks. ``python -m benchmarks.gpu._ranks REQUEST RESULT``."""
+"""Rank script: train under every strategy with NCCL. ``python -m benchmarks.gpu._ranks REQUEST RESULT``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autosbp.executor.measure import step_memory
-from autosbp.executor.parameters import full_parameters
+from autosbp.executor.parameter_shards import initial_parameters
 from autosbp.executor.pipeline import make_trainer
-from autosbp.executor.reference import Reference
+from autosbp.executor.single_device_reference import SingleDeviceReference
 from autosbp.executor.training import random_batch
+from autosbp.executor.trial_metrics import step_memory
 from autosbp.graph.serialize import from_dict
-from autosbp.plan import Strategy
-from autosbp.processes import end_rank
+from autosbp.plan.plan import Strategy
+from autosbp.utils.processes import exit_rank
 
 STEPS = 4
 
@@ -37,14 +37,14 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for case in request["cases"]:
         graph = from_dict(case["graph"])
-        parameters = full_parameters(graph, 0)
+        parameters = initial_parameters(graph, 0)
         known: dict[tuple[int, str], list[float]] = {}
         for entry in case["strategies"]:
             strategy = Strategy.from_dict(entry["strategy"])
             of = strategy.global_batch, strategy.optimizer
             whole = random_batch(graph, strategy.global_batch, 1)
             if of not in known and dist.get_rank() == 0:
-                alone = Reference(graph, parameters, global_batch=of[0], optimizer=of[1], device=device)
+                alone = SingleDeviceReference(graph, parameters, global_batch=of[0], optimizer=of[1], device=device)
                 known[of] = [float(alone.step(whole)) for _ in range(STEPS)]
                 del alone
             batch = {name: each.to(device) for name, each in whole.items()}
@@ -68,8 +68,8 @@ def main() -> None:
                 sys.stdout.flush()
                 Path(sys.argv[2]).write_text(json.dumps(results))
             del trainer, batch
-            gc.collect()  # its tensors would count in the next one's peak
-    end_rank()
+            gc.collect()  # its tensors would count towards the next trainer's peak
+    exit_rank()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training steps on one device: time and memory, as predicted from the data sheet and from timed ops, and as measured."""
+"""Time and memory of training steps on one device: predicted from the data sheet, from timed ops, and measured."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 import torch
 
 from autosbp.api import PlanOptions, make_plan, predict_costs
-from autosbp.executor.measure import resident, step_memory
 from autosbp.executor.training import Trainer, random_batch
-from benchmarks.gpu._models import model, one_device, random_here
+from autosbp.executor.trial_metrics import resident_tensors, step_memory
+from benchmarks.gpu._models import model, one_device, random_parameters
 from benchmarks.gpu._ops import calibrated
 
 WARMUP, STEPS = 3, 10
 BOX_S = 100.0
-"""No case begins later."""
+"""No case starts later than this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``recompute`` as in ``PlanOptions``; ``offload`` has the optimizer on the host."""
+    """Training case; ``recompute`` is as in ``PlanOptions``, ``offload`` runs the optimizer on the host."""
 
     model: str
     dtype: str
@@ -60,8 +60,8 @@ CASES = {
 
 
 def step_row(case: Case, kind: str, preset: str) -> dict[str, Any]:
-    """One case."""
-    gc.collect()  # the last one's trainer
+    """Predictions, measurements and errors of one case."""
+    gc.collect()  # the previous case's trainer
     device, graph = torch.device(kind), model(case.model, case.dtype)
     options = PlanOptions(
         global_batch=case.batch, micro_batch=case.micro or case.batch, stages=1, recompute=case.recompute, baselines=()
@@ -75,12 +75,12 @@ def step_row(case: Case, kind: str, preset: str) -> dict[str, Any]:
         for name, calibration in (("data_sheet", None), ("timed_ops", timed))
     }
     torch.set_num_threads(len(os.sched_getaffinity(0)) if case.offload and kind == "cuda" else 1)
-    trainer = Trainer(graph, strategy, random_here(graph, device), device=device)
+    trainer = Trainer(graph, strategy, random_parameters(graph, device), device=device)
     batch = {name: each.to(device) for name, each in random_batch(graph, case.batch, 1).items()}
     timed_steps = [_step_s(trainer, batch) for _ in range(WARMUP + STEPS)][WARMUP:]
     asked, times = zip(*timed_steps, strict=True)
     memory = step_memory(trainer, batch)
-    held = sum(each.untyped_storage().nbytes() for each in resident(trainer, batch))
+    held = sum(each.untyped_storage().nbytes() for each in resident_tensors(trainer, batch))
     beside = torch.cuda.memory_allocated() - held if kind == "cuda" else 0
     step_s = statistics.median(times)
     return {
@@ -100,7 +100,7 @@ def step_row(case: Case, kind: str, preset: str) -> dict[str, Any]:
 
 
 def _step_s(trainer: Trainer, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Until the host has asked for all of a step, and until it is done."""
+    """Seconds until the host has launched a whole step, and until the step is done."""
     started = time.perf_counter()
     trainer.step(batch)
     asked_s = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""Plans for a few ranks that share a GPU: each kind of collective, storage and schedule at least once."""
+"""Plans for a few ranks that share a GPU; they cover each kind of collective, storage and schedule."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from autosbp.api import Cluster, LogicalGraph, PlanOptions, make_plan
-from autosbp.cluster import Level
+from autosbp.cluster.spec import Level
 from autosbp.costmodel.memory import rank_memory
-from autosbp.costmodel.memory.stage import stage_memory
-from autosbp.costmodel.stages import Stages
-from autosbp.plan import Strategy
+from autosbp.costmodel.memory.stage_memory import stage_memory
+from autosbp.costmodel.pipeline_program import PipelineProgram
+from autosbp.plan.plan import Strategy
+from benchmarks.gpu._gpu_sharing import launch
 from benchmarks.gpu._models import model, one_device
-from benchmarks.gpu._shared import launch
 
 RANKS, BATCH = 4, 8
 WAYS: dict[str, dict[str, Any]] = {
@@ -36,14 +36,14 @@ MODELS = {"gpt2-demo": WAYS, "moe-small": ("data parallel", "planned"), "resnet5
 
 
 def cluster_of_cpus() -> Cluster:
-    """Two nodes of two slow devices: on quick ones small models are split over none."""
+    """Two nodes of two slow devices: on fast ones, small models would not be split."""
     one = one_device("cpu", "", curves=True)
     levels = (Level("n", 2, 1e-5, 1e10), Level("g", 2, 1e-5, 1e10))
     return Cluster(f"2 x 2 {one.device.name}", levels, one.device, host=one.host)
 
 
 def rank_rows(kind: str, timeout_s: float) -> list[dict[str, Any]]:
-    """A row for each model and way of those whose ranks came to an end."""
+    """One row per model and strategy whose ranks finished."""
     cluster, cases = cluster_of_cpus(), {}
     for name, ways in MODELS.items():
         graph = model(name)
@@ -80,7 +80,7 @@ def _row(entry: dict[str, Any], graph: LogicalGraph, strategy: Strategy, kind: s
     if strategy.pipeline is None:
         predicted = [rank_memory(bound, strategy, device=kind).peak] * RANKS
     else:
-        stages = Stages(bound, strategy)
+        stages = PipelineProgram(bound, strategy)
         of_stage = [sum(stage_memory(stages, at, device=kind).values()) for at in range(strategy.num_stages)]
         predicted = [of_stage[rank // strategy.mesh.size] for rank in range(RANKS)]
     peaks = [rank["peak"] for rank in entry["ranks"]]

@@ -1,4 +1,4 @@
-"""Sharding problems from elsewhere. ``BEGAN`` is when a run began: all imports come after it, and count."""
+"""Sharding problems of a contest. ``BEGAN`` is the start of the run: imports come after it, so their time counts."""
 
 import time
 

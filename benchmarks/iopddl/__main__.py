@@ -1,7 +1,8 @@
-"""Sharding problems from elsewhere: ``python -m benchmarks.iopddl FILE --seconds S [--out FILE] [--json]``.
+"""Sharding problems of a contest: ``python -m benchmarks.iopddl FILE --seconds S [--out FILE] [--json]``.
 
-The ``anytime`` searcher on an instance of the contest on intra-operator parallelism. Prints the exact cost of what it found
-and a lower bound; ``--out`` takes the assignment, a JSON list with one index per node. All is done within the seconds given.
+Runs the ``anytime`` searcher on an instance of the contest on intra-operator parallelism and prints the exact cost of
+its solution and a lower bound. ``--out`` writes the assignment, a JSON list with one index per node. Everything
+finishes within the given seconds.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from benchmarks.iopddl._format import Instance, load
 
 LEAST_S = 1.0
 RESERVED = 0.02
-"""Of the seconds given, what is kept for the end, with a second more."""
+"""Fraction of the given seconds reserved for the end, plus one second."""
 ROUNDING = 1e-9
-"""Of a bound, what sums of doubles may be off by."""
+"""Relative rounding error of sums of doubles, subtracted from the bound."""
 
 
 def solve(instance: Instance, deadline: float, seed: int) -> dict[str, Any]:
-    """The best assignment found, its exact cost and memory, and a bound.
+    """The best assignment found, its exact cost and memory, and a lower bound.
 
     Raises:
-        InfeasibleError: there is no assignment, or none was found.
+        InfeasibleError: no assignment exists, or none was found.
     """
-    from autosbp.search.searchers.anytime.reduced import reduced
-    from autosbp.search.searchers.anytime.solver import Solver
+    from autosbp.search.solvers.anytime.reduction import reduce_problem
+    from autosbp.search.solvers.anytime.solver import AnytimeSolver
 
-    core = reduced(instance.problem())
+    core = reduce_problem(instance.problem())
     began = time.monotonic()
-    solver = Solver(core.problem, seed, deadline, lambda _: False)
+    solver = AnytimeSolver(core.problem, seed, deadline, lambda _: False)
     found, network = solver.run(), solver.network
     if found.x is None:
         detail = "there is no assignment (proved)" if found.infeasible else "no assignment was found; this is no proof"
@@ -76,9 +77,9 @@ def main() -> int:
         return 0
     try:
         if not arguments.seconds >= LEAST_S:
-            raise InputError("--seconds", arguments.seconds, f"{LEAST_S:g} or more are expected")
+            raise InputError("--seconds", arguments.seconds, f"expected {LEAST_S:g} or more")
         if arguments.out and (arguments.out.is_dir() or not os.access(arguments.out.parent, os.W_OK)):
-            raise InputError("--out", str(arguments.out), "a file in a folder that can be written is expected")
+            raise InputError("--out", str(arguments.out), "expected a file in a folder that can be written")
         deadline = BEGAN + arguments.seconds * (1.0 - RESERVED) - 1.0
         result = solve(load(arguments.file), deadline, arguments.seed)
     except InfeasibleError as error:
@@ -111,4 +112,4 @@ def _show(name: str, result: dict[str, Any], *, as_json: bool) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # what still runs beside is not waited for
+    os._exit(code)  # do not wait for background threads

@@ -1,4 +1,4 @@
-"""The JSON of the contest on intra-operator parallelism (ASPLOS 2025; google/iopddl), read, checked and costed exactly."""
+"""JSON format of the contest on intra-operator parallelism (ASPLOS 2025; google/iopddl): read, check and cost exactly."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from autosbp.errors import InfeasibleError, InputError
-from autosbp.search.searchers.anytime.problem import Floats, IntervalProblem
+from autosbp.search.solvers.anytime.interval_problem import Floats, IntervalProblem
 
 FORBIDDEN = 10**18 // 2
-"""Costs from here on stand for what cannot be chosen."""
+"""Costs from this value on mark forbidden choices."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """As in the file: integers of any size."""
+    """An instance as in the file; integers of any size."""
 
     costs: Sequence[Sequence[int]]
     usages: Sequence[Sequence[int]]
@@ -30,14 +30,14 @@ class Instance:
     limit: int | None
 
     def cost(self, chosen: Sequence[int]) -> int:
-        """Of an assignment."""
+        """Exact cost of an assignment."""
         nodes = sum(costs[value] for costs, value in zip(self.costs, chosen, strict=True))
         sizes = [len(costs) for costs in self.costs]
         pairs = zip(self.edges, self.tables, strict=True)
         return nodes + sum(table[chosen[u] * sizes[v] + chosen[v]] for (u, v), table in pairs)
 
     def most_used(self, chosen: Sequence[int]) -> int:
-        """Of all instants."""
+        """Maximum memory of an assignment over all instants."""
         changes: dict[int, int] = {}
         for usage, (begin, end), value in zip(self.usages, self.intervals, chosen, strict=True):
             if end > begin:
@@ -50,7 +50,7 @@ class Instance:
         return most
 
     def problem(self) -> IntervalProblem:
-        """For the solver: doubles, inf where forbidden, one table per pair of nodes."""
+        """The problem for the solver: doubles, inf for forbidden choices, one table per pair of nodes."""
         costs = [_doubles(each) for each in self.costs]
         usages = [
             {(begin, end): np.array(usage, dtype=np.float64)} if end > begin else {}
@@ -77,13 +77,13 @@ def load(path: Path) -> Instance:
     """Read a file, ``.json`` or ``.json.gz``.
 
     Raises:
-        InputError: what is missing or does not fit, by its place in the file.
+        InputError: names the place in the file that is missing or invalid.
     """
     try:
         text = path.read_bytes()
         data = json.loads(gzip.decompress(text) if path.suffix == ".gz" else text)
     except (OSError, EOFError, ValueError) as error:
-        raise InputError("file", str(path), f"a JSON file, plain or gzip, is expected: {error}") from None
+        raise InputError("file", str(path), f"expected a JSON file, plain or gzip: {error}") from None
     problem = _member(data, "", "problem", dict)
     nodes, edges = _member(problem, "problem", "nodes", dict), _member(problem, "problem", "edges", dict)
     costs = _member(nodes, "problem.nodes", "costs", list)
@@ -99,38 +99,36 @@ def load(path: Path) -> Instance:
 def _member(data: Any, path: str, name: str, kind: type) -> Any:
     place = f"{path}.{name}" if path else name
     if not isinstance(data, dict) or not isinstance(data.get(name), kind):
-        raise InputError(
-            place, None if not isinstance(data, dict) else data.get(name), f"a {kind.__name__} is expected"
-        )
+        raise InputError(place, None if not isinstance(data, dict) else data.get(name), f"expected a {kind.__name__}")
     return data[name]
 
 
 def _check(instance: Instance) -> None:
     count = len(instance.costs)
     if not count:
-        raise InputError("problem.nodes.costs", [], "one node or more is expected")
+        raise InputError("problem.nodes.costs", [], "expected one node or more")
     for name, length in (("usages", len(instance.usages)), ("intervals", len(instance.intervals))):
         if length != count:
-            raise InputError(f"problem.nodes.{name}", length, f"one for each of the {count} nodes is expected")
+            raise InputError(f"problem.nodes.{name}", length, f"expected one for each of the {count} nodes")
     if instance.limit is not None and (not isinstance(instance.limit, int) or instance.limit < 0):
-        raise InputError("problem.usage_limit", instance.limit, "an integer of at least 0 is expected")
+        raise InputError("problem.usage_limit", instance.limit, "expected an integer of at least 0")
     for i, (costs, usage, span) in enumerate(zip(instance.costs, instance.usages, instance.intervals, strict=True)):
         if not _integers(costs):
-            raise InputError(f"problem.nodes.costs[{i}]", costs, "integers are expected")
+            raise InputError(f"problem.nodes.costs[{i}]", costs, "expected integers")
         if not costs:
             raise InfeasibleError(f"problem.nodes.costs[{i}]", 0, 1, "the node has no strategy to choose from")
         if len(usage) != len(costs) or not _integers(usage) or min(usage) < 0:
-            raise InputError(f"problem.nodes.usages[{i}]", usage, f"{len(costs)} integers of at least 0 are expected")
+            raise InputError(f"problem.nodes.usages[{i}]", usage, f"expected {len(costs)} integers of at least 0")
         if len(span) != 2 or not _integers(span) or span[0] < 0:
-            raise InputError(f"problem.nodes.intervals[{i}]", span, "two integers of at least 0 are expected")
+            raise InputError(f"problem.nodes.intervals[{i}]", span, "expected two integers of at least 0")
     if len(instance.tables) != len(instance.edges):
         raise InputError("problem.edges.costs", len(instance.tables), f"one for each of {len(instance.edges)} edges")
     for e, (pair, table) in enumerate(zip(instance.edges, instance.tables, strict=True)):
         if len(pair) != 2 or not _integers(pair) or not all(0 <= node < count for node in pair):
-            raise InputError(f"problem.edges.nodes[{e}]", pair, f"two nodes in 0..{count - 1} are expected")
+            raise InputError(f"problem.edges.nodes[{e}]", pair, f"expected two nodes in 0..{count - 1}")
         size = len(instance.costs[pair[0]]) * len(instance.costs[pair[1]])
         if len(table) != size or not _integers(table):
-            raise InputError(f"problem.edges.costs[{e}]", len(table), f"{size} integers are expected")
+            raise InputError(f"problem.edges.costs[{e}]", len(table), f"expected {size} integers")
 
 
 def _integers(values: Sequence[object]) -> bool:

@@ -3,11 +3,11 @@
     python -m benchmarks.lowering [--json] [--pairs N] [WRAPPER/MODEL...]
 
 ``eager`` is one process: the lowered 1-rank program against the module itself. The others are four Gloo ranks of one
-thread each: DistributedDataParallel, FSDP2 (``fully_shard``, freeing parameters after forward or not) and tensor parallel
-layers (``parallelize_module``), against our program under the same strategy. Both sides start from the same weights,
-take the same batch and the same optimizer, and take turns step by step; a step takes as long as its slowest rank. The
-ratio of a pair is ours over theirs; its median and quartiles are shown, and beside it the ratio of the processor time of
-all ranks, which others on the machine disturb less.
+thread each: DistributedDataParallel, FSDP2 (``fully_shard``, with and without resharding after forward) and
+tensor-parallel layers (``parallelize_module``), against our program under the same strategy. Both sides start from the
+same weights, use the same batch and optimizer, and alternate step by step; a step takes as long as its slowest rank.
+The ratio of a pair is our time over theirs. Shown are its median and quartiles, and the ratio of the processor time of
+all ranks, which other load on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from autosbp.torchrun import run_ranks
+from autosbp.launch.local import run_ranks
 from benchmarks.lowering._models import MODELS
 from benchmarks.lowering._strategies import data_parallel, megatron, stored_split
 
 RANKS = {"eager": 1, "ddp": 4, "fsdp2": 4, "fsdp2-zero2": 4, "megatron": 4}
 MESSAGE_BYTES = 8 * 2**20
-"""About one block of the models: what FSDP gathers at a time."""
+"""Bytes. About one block of the models: what FSDP gathers at a time."""
 CASES = tuple(
     (wrapper, model) for wrapper in RANKS for model in MODELS if wrapper != "megatron" or MODELS[model].columns
 )
@@ -33,7 +33,7 @@ TIMEOUT_S = 1800.0
 
 
 def case(wrapper: str, name: str) -> dict[str, Any]:
-    """What the ranks are told of one comparison."""
+    """Request to the ranks for one comparison."""
     model, ranks = MODELS[name], RANKS[wrapper]
     graph = model.graph(name)
     if wrapper == "megatron":
@@ -53,7 +53,7 @@ def case(wrapper: str, name: str) -> dict[str, Any]:
 
 
 def run(cases: list[tuple[str, str]], ranks: int, pairs: int, folder: Path) -> list[dict[str, Any]]:
-    """Rows of all comparisons with this many ranks; one start of the ranks."""
+    """Rows of all comparisons with this number of ranks, which start once."""
     told = [case(*each) for each in cases if RANKS[each[0]] == ranks]
     if not told:
         return []
@@ -69,7 +69,7 @@ def run(cases: list[tuple[str, str]], ranks: int, pairs: int, folder: Path) -> l
 
 
 def row(told: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of a comparison from what its ranks measured."""
+    """Medians of a comparison from the measurements of its ranks."""
     steps, work = (
         [[join(times) for times in zip(*(rank[clock][side] for rank in ranks), strict=True)] for side in (0, 1)]
         for clock, join in (("seconds", max), ("processor", sum))

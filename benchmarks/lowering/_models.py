@@ -1,4 +1,4 @@
-"""The models that both sides train: the module that PyTorch runs, and its graph, which ours is made from."""
+"""The models that both sides train: the module that PyTorch runs, and the graph that our side is built from."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _TOKENS: Any = {"vocab_size": 4096, "use_cache": False, "bos_token_id": None, "e
 
 @dataclass(frozen=True)
 class Model:
-    """``build`` gives the module with random weights, the same after the same seed; ``batch`` sizes its inputs.
+    """A model to train.
 
-    ``blocks`` are the parts that FSDP shards one by one; ``columns`` and ``rows`` are the ends of the names of linear
-    layers that Megatron splits by output and by input.
+    Attributes:
+        build: creates the module with random weights, which depend only on torch's seed.
+        batch: batch size of its inputs.
+        blocks: returns the submodules that FSDP shards one by one.
+        columns, rows: name suffixes of the linear layers that Megatron splits by output and by input.
     """
 
     build: Callable[[], nn.Module]

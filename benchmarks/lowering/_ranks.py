@@ -1,4 +1,4 @@
-"""One rank of a comparison: both sides train in turns, step by step. Started by torchrun.
+"""One rank of a comparison, started by torchrun: both sides train alternately, step by step.
 
 python -m benchmarks.lowering._ranks REQUEST.json RESULT.json
 """
@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from autosbp.graph.serialize import from_dict
-from autosbp.plan import Strategy
-from autosbp.processes import end_rank
+from autosbp.plan.plan import Strategy
+from autosbp.utils.processes import exit_rank
 from benchmarks.lowering._models import MODELS
-from benchmarks.lowering._sides import TrainingStep, ours, theirs
+from benchmarks.lowering._sides import TrainingStep, lowered_step, pytorch_step
 
 WARMUP = 3
 
@@ -32,16 +32,16 @@ def main() -> None:
     dist.all_gather_object(everyone, results)
     if dist.get_rank() == 0:
         Path(sys.argv[2]).write_text(json.dumps(everyone))
-    end_rank()
+    exit_rank()
 
 
 def measure(case: dict[str, Any], pairs: int) -> dict[str, Any]:
-    """Seconds of every step of this rank on both sides, on the clock and of its processors, and the first losses."""
+    """Wall-clock and processor seconds of every step of this rank on both sides, and the first losses."""
     model = MODELS[case["model"]]
     batch = model.inputs(case["batch"], torch.Generator().manual_seed(1))
     sides = (
-        ours(model, from_dict(case["graph"]), Strategy.from_dict(case["strategy"]), batch),
-        theirs(case["wrapper"], model, batch),
+        lowered_step(model, from_dict(case["graph"]), Strategy.from_dict(case["strategy"]), batch),
+        pytorch_step(case["wrapper"], model, batch),
     )
     losses = [[timed(side)[2] for _ in range(WARMUP)] for side in sides]
     seconds: list[list[float]] = [[], []]
@@ -55,7 +55,7 @@ def measure(case: dict[str, Any], pairs: int) -> dict[str, Any]:
 
 
 def timed(step: TrainingStep) -> tuple[float, float, float]:
-    """A step that all ranks begin together: this rank's seconds, those that its processors worked, and its loss."""
+    """Run a step that all ranks begin together; returns this rank's wall-clock seconds, processor seconds and loss."""
     dist.barrier()
     started, begun = time.perf_counter(), time.process_time()
     loss = step()

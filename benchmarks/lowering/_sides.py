@@ -1,4 +1,4 @@
-"""The two sides of a comparison: a training step of ours, and one of PyTorch's own tools, on the same batch."""
+"""The two sides of a comparison: a training step of our program and one of PyTorch's own tools, on the same batch."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autosbp.executor.parameters import full_parameters
+from autosbp.executor.parameter_shards import initial_parameters
 from autosbp.executor.training import Trainer, make_optimizer
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Strategy
+from autosbp.plan.plan import Strategy
 from benchmarks.lowering._models import Model
 
 LEARNING_RATE = 1e-4
 Batch = Mapping[str, torch.Tensor]
 TrainingStep = Callable[[], torch.Tensor]
-"""One step of one side on its batch; the loss before it."""
+"""One training step of one side on its batch; returns the loss before the update."""
 
 
-def ours(model: Model, graph: LogicalGraph, strategy: Strategy, batch: Batch) -> TrainingStep:
-    """The lowered program, from the module's own initial weights."""
+def lowered_step(model: Model, graph: LogicalGraph, strategy: Strategy, batch: Batch) -> TrainingStep:
+    """Training step of the lowered program, from the module's own initial weights."""
     weights = dict(model.module().state_dict())
-    parameters = full_parameters(graph, 0, weights)
+    parameters = initial_parameters(graph, 0, weights)
     trainer = Trainer(graph, strategy, parameters, device=torch.device("cpu"), learning_rate=LEARNING_RATE)
 
     def step() -> torch.Tensor:
@@ -35,11 +35,11 @@ def ours(model: Model, graph: LogicalGraph, strategy: Strategy, batch: Batch) ->
     return step
 
 
-def theirs(wrapper: str, model: Model, batch: Batch) -> TrainingStep:
-    """The module under a wrapper of ``WRAPPERS``."""
+def pytorch_step(wrapper: str, model: Model, batch: Batch) -> TrainingStep:
+    """Training step of the module under a wrapper of ``WRAPPERS``."""
     module, inputs = WRAPPERS[wrapper](model, batch)
     kinds: dict[type, list[torch.Tensor]] = {}
-    for parameter in module.parameters():  # one kernel takes DTensors, or tensors
+    for parameter in module.parameters():  # an optimizer kernel takes either DTensors or plain tensors
         kinds.setdefault(type(parameter.data), []).append(parameter)
     optimizers = [make_optimizer("adamw", members, LEARNING_RATE) for members in kinds.values()]
 

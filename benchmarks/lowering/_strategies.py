@@ -1,41 +1,41 @@
-"""The strategies that are compared, as ours: what the other side's wrapper does to the model, said in layouts."""
+"""The compared strategies in our layouts: what the other side's wrapper does to the model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Strategy
-from autosbp.sbp.storage import store_split
+from autosbp.plan.plan import Strategy
+from autosbp.program.parameter_sharding import shard_parameters
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search.problem.assembly import Allowed
 from autosbp.search.problem.baselines import Roles
-from autosbp.search.problem.build import ProblemBuilder
-from autosbp.search.problem.clusters import OpCluster
+from autosbp.search.problem.builder import ProblemBuilder
+from autosbp.search.problem.builder_base import Allowed
+from autosbp.search.problem.mesh_views import tensor_parallel_view
+from autosbp.search.problem.op_clusters import OpCluster
 from autosbp.search.problem.strategy import strategy_of
-from autosbp.search.problem.views import tensor_parallel_view
 
 
 def data_parallel(graph: LogicalGraph, num_ranks: int, batch: int) -> Strategy:
-    """Only the batch is split."""
+    """Split only the batch."""
     roles = Roles(graph)
     return _best(graph, f"local:{num_ranks}", batch, lambda cluster, _, option: roles.data_axis(cluster, option))
 
 
 def stored_split(graph: LogicalGraph, num_ranks: int, batch: int, gather: str, message: int) -> Strategy:
-    """Data parallel with parameters stored in parts; ``message`` bytes of them are gathered at a time."""
-    strategy = store_split(graph, data_parallel(graph, num_ranks, batch), gather)
+    """Data parallel with sharded parameters; ``message`` bytes of them are gathered at a time."""
+    strategy = shard_parameters(graph, data_parallel(graph, num_ranks, batch), gather)
     return replace(strategy, bucket_bytes=message)
 
 
 def megatron(
     graph: LogicalGraph, num_ranks: int, batch: int, columns: tuple[str, ...], rows: tuple[str, ...]
 ) -> Strategy:
-    """The named linear layers are split by output or by input; every other op with parameters is repeated."""
+    """Split the named linear layers by output or by input; replicate every other op with parameters."""
     roles = Roles(graph)
 
     def allowed(cluster: OpCluster, _: int, option: int) -> bool:
@@ -51,8 +51,11 @@ def megatron(
 
 
 def tensor_parallel(graph: LogicalGraph, cluster: str, num_tensor_axes: int, batch: int) -> Strategy:
-    """A Megatron-like grid for any model: the innermost prime axes of the cluster split or repeat every op with
-    parameters, whichever way is cheapest; the others split the batch."""
+    """Megatron-like grid for any model.
+
+    The cluster's innermost prime axes split or replicate every op with parameters, whichever is cheapest; the other
+    axes split the batch.
+    """
     roles, tensor_axes = Roles(graph), tensor_parallel_view(load_cluster(cluster).mesh(), num_tensor_axes)[1]
 
     def allowed(ops: OpCluster, axis: int, option: int) -> bool:
@@ -62,7 +65,7 @@ def tensor_parallel(graph: LogicalGraph, cluster: str, num_tensor_axes: int, bat
 
 
 def _layer(parameter: str) -> str:
-    """The module's name: the parameter's without ``weight`` and what it was cut by."""
+    """Name of the parameter's module, without ``weight`` or ``bias`` and a suffix after it."""
     return parameter.rpartition(".weight")[0] or parameter.rpartition(".bias")[0]
 
 

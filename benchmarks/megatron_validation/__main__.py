@@ -1,9 +1,9 @@
 """Predicted against published iteration times of Megatron-LM: ``python -m benchmarks.megatron_validation [--json]``.
 
-Eight runs on 8 to 512 A100 GPUs are predicted from the preset ``dgx-a100-80g``. GPT is captured, laid out as Megatron-LM
-lays it out, and priced kernel by kernel, collective by collective, microbatch by microbatch. No number of the preset was
-fitted to these rows: each is a physical or a published one (``autosbp/data/clusters.yaml``); which effects the formulas
-have was decided with the rows in sight. The second table is for what would have been with other numbers. Calculon's
+Eight runs on 8 to 512 A100 GPUs are predicted from the preset ``dgx-a100-80g``. GPT is captured, laid out as in
+Megatron-LM, and costed kernel by kernel, collective by collective, microbatch by microbatch. No number of the preset
+was fitted to these rows: each is physical or published (``autosbp/data/clusters.yaml``). However, the rows were known
+when we decided which effects the formulas include; the second table shows the errors with other numbers. Calculon's
 analytic model is off by 3.65 % on average on these rows, by 8.87 % at worst (Isaev et al. 2023).
 """
 
@@ -13,7 +13,7 @@ import argparse
 import json
 from dataclasses import asdict, dataclass, replace
 
-from autosbp.cluster import Curves
+from autosbp.cluster.hardware import EfficiencyCurves
 from benchmarks.megatron_validation._predict import PRESET, Parts, predict, preset_curves
 from benchmarks.megatron_validation._rows import Row, published_rows
 
@@ -30,16 +30,16 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Predicted over published, less 1."""
+        """Relative error: predicted over published, minus 1."""
         return self.parts.step_s / self.row.iteration_s - 1
 
 
-def compare(curves: Curves) -> list[Comparison]:
-    """All rows, predicted."""
+def compare(curves: EfficiencyCurves) -> list[Comparison]:
+    """Predict all rows."""
     return [Comparison(row, predict(row, curves)) for row in published_rows()]
 
 
-def variations(curves: Curves) -> dict[str, Curves]:
+def variations(curves: EfficiencyCurves) -> dict[str, EfficiencyCurves]:
     """The preset's curves with one number changed, and with one effect left out."""
     changed = {
         f"{name} {step:+.0%}": replace(curves, **{name: getattr(curves, name) * (1 + step)})
@@ -54,7 +54,7 @@ def variations(curves: Curves) -> dict[str, Curves]:
 
 
 def summary(found: list[Comparison]) -> dict[str, float]:
-    """Average and worst absolute error."""
+    """Average and worst absolute relative error."""
     errors = [abs(each.error) for each in found]
     return {"average_error": sum(errors) / len(errors), "worst_error": max(errors)}
 

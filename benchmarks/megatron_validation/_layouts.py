@@ -1,4 +1,4 @@
-"""Megatron-LM's layouts of a GPT on the devices of one node, said as pins; search fills in the rest."""
+"""Megatron-LM's layouts of a GPT on the devices of one node, as pins; search chooses the rest."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Iterator
 from functools import cache
 
 from autosbp.api import capture_hf_config
-from autosbp.cluster import Cluster
-from autosbp.costmodel.blocks import find_blocks, sections
+from autosbp.cluster.spec import Cluster
+from autosbp.costmodel.block_structure import find_blocks, single_activation_sections
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
-from autosbp.costmodel.op_work import ELEMENTWISE
+from autosbp.costmodel.op_flops import ELEMENTWISE
 from autosbp.graph.ir import LogicalGraph, Node
-from autosbp.plan import Strategy
+from autosbp.plan.plan import Strategy
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search.problem.analysis import Analysis
-from autosbp.search.problem.build import ProblemBuilder
-from autosbp.search.problem.pinned import read_pins
+from autosbp.search.problem.builder import ProblemBuilder
+from autosbp.search.problem.graph_analysis import GraphAnalysis
+from autosbp.search.problem.mesh_views import tensor_parallel_view
+from autosbp.search.problem.pins import read_pins
 from autosbp.search.problem.strategy import strategy_of
-from autosbp.search.problem.views import tensor_parallel_view
 from benchmarks.megatron_validation._rows import Row
 
 VOCABULARY = 51200
 CAPTURED_LAYERS = 2
-"""Blocks are alike: two are captured, the row's number of them is counted."""
+"""Blocks are identical: two are captured, and times are multiplied up to the row's number of layers."""
 WEIGHTS = {
     "transformer.wte.weight": "S0",
     "*.attn.c_attn.weight*": "S0",
@@ -34,12 +34,12 @@ WEIGHTS = {
     "*.mlp.c_fc.bias": "S0",
     "*.mlp.c_proj.weight*": "S1",
 }
-"""Columns of the first product of a pair are split, rows of the second (Shoeybi et al. 2019, section 3)."""
+"""Of a pair of products, the first is split by columns and the second by rows (Shoeybi et al. 2019, section 3)."""
 
 
 @cache
 def gpt(hidden: int, ffn: int, heads: int, seq_len: int) -> LogicalGraph:
-    """The training graph with its attention spelled out, as these runs had it: scores, softmax and dropout in memory."""
+    """Training graph with unfused attention, as in these runs: scores, softmax and dropout are in memory."""
     config = {
         "model_type": "gpt2",
         "vocab_size": VOCABULARY,
@@ -57,13 +57,20 @@ def gpt(hidden: int, ffn: int, heads: int, seq_len: int) -> LogicalGraph:
 
 
 def stream(row: Row) -> str:
-    """The layout of activations between blocks: whole on every device, or split along the sequence (Korthikanti et al.
-    2022, section 4.2.2)."""
+    """Layout of activations between blocks: replicated, or split along the sequence.
+
+    Source: Korthikanti et al. 2022, section 4.2.2.
+    """
     return "S1" if row.sequence_parallel else "I"
 
 
 def megatron_strategy(graph: LogicalGraph, node: Cluster, row: Row) -> Strategy:
-    """``graph`` is bound at the row's microbatch; ``node`` has the devices of one tensor-parallel group."""
+    """Strategy of a tensor-parallel group.
+
+    Args:
+        graph: bound at the row's microbatch.
+        node: cluster with the devices of the group.
+    """
     pins = {**WEIGHTS, **dict.fromkeys(_stream_ops(graph), stream(row))}
     mesh = node.mesh()
     view, _ = tensor_parallel_view(mesh, mesh.ndim)
@@ -71,7 +78,7 @@ def megatron_strategy(graph: LogicalGraph, node: Cluster, row: Row) -> Strategy:
     boxing = BoxingModel(NetworkModel(node), view)
     builder = ProblemBuilder(
         graph, boxing, ComputeModel(node.device), num_micro=1, optimizer="adamw",
-        analysis=Analysis(graph, found.names, frozenset(found.stored)),
+        analysis=GraphAnalysis(graph, found.names, frozenset(found.stored)),
     )  # fmt: skip
     built = builder.build(None, found)
     result = SEARCHERS["exact"](built.problem, SearchOptions(seed=0))
@@ -82,10 +89,12 @@ def megatron_strategy(graph: LogicalGraph, node: Cluster, row: Row) -> Strategy:
 
 
 def _stream_ops(graph: LogicalGraph) -> Iterator[str]:
-    """The ops outside the split products: of each section up to the last block, the norm that begins it, and the
-    dropout and residual sum that end it."""
+    """Ops outside the split products, which have the layout of ``stream``.
+
+    In each section up to the last block: the norm that begins it, and the dropout and residual sum that end it.
+    """
     after = frozenset(find_blocks(graph).after)
-    for section in sections(graph):
+    for section in single_activation_sections(graph):
         if section[-1].name in after:
             return
         if section[-1].op in ELEMENTWISE:

@@ -1,24 +1,25 @@
-"""Predicted iteration time of one published run, from one cluster preset."""
+"""Predict the iteration time of one published run from one cluster preset."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autosbp.cluster import Cluster, Curves, load_cluster
-from autosbp.costmodel.blocks import Blocks, find_blocks
+from autosbp.cluster.hardware import EfficiencyCurves
+from autosbp.cluster.spec import Cluster, load_cluster
+from autosbp.costmodel.block_structure import BlockStructure, find_blocks
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.cross_mesh_resharding import TransferModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.optimizer import adam_step_bytes
-from autosbp.costmodel.pass_times import PassModel, PassTimes
-from autosbp.costmodel.pipeline import Chunk, pipeline_time
+from autosbp.costmodel.pipeline_timing import ChunkTimes, pipeline_time
 from autosbp.costmodel.recompute import recomputed_ops
-from autosbp.costmodel.transfer import TransferModel
+from autosbp.costmodel.stage_times import PassTimeModel, PassTimes
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph
-from autosbp.plan import Strategy
+from autosbp.plan.plan import Strategy
+from autosbp.program.placed_mesh import placed_mesh
 from autosbp.sbp.boxing import split_factor
-from autosbp.sbp.placed_mesh import placed_mesh
-from autosbp.sbp.placement import parse_nd_sbp
+from autosbp.sbp.layout import parse_nd_sbp
 from benchmarks.megatron_validation._layouts import gpt, megatron_strategy, stream
 from benchmarks.megatron_validation._rows import Row
 
@@ -27,7 +28,7 @@ PRESET = "dgx-a100-80g"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the step of the busiest stage goes, in seconds; ``tensor_parallel_s`` is what collectives add to compute."""
+    """Parts of the busiest stage's step, in seconds; ``tensor_parallel_s`` is the time that collectives add to compute."""
 
     forward_s: float
     backward_s: float
@@ -42,25 +43,25 @@ class Parts:
         return float(sum(getattr(self, name) for name in Parts.__slots__))
 
 
-def preset_curves() -> Curves:
-    """What the preset says that kernels reach."""
+def preset_curves() -> EfficiencyCurves:
+    """The efficiency curves of the preset's kernels."""
     curves = load_cluster(PRESET).device.curves
     assert curves is not None
     return curves
 
 
-def predict(row: Row, curves: Curves) -> Parts:
-    """The parts of the predicted iteration time on the preset's nodes, with ``curves`` of their devices."""
+def predict(row: Row, curves: EfficiencyCurves) -> Parts:
+    """Parts of the predicted iteration time on the preset's nodes, with ``curves`` for their devices."""
     node = load_cluster(f"{PRESET}:1x{row.tp}")
     node = replace(node, device=replace(node.device, curves=curves))
     symbolic = gpt(row.hidden, row.ffn, row.heads, row.seq_len)
     graph = symbolic.bind(**dict.fromkeys(symbolic.symbols, row.micro_batch))
     strategy = megatron_strategy(graph, node, row)
-    model = PassModel(graph, strategy, BoxingModel(NetworkModel(node), strategy.mesh), curves)
+    model = PassTimeModel(graph, strategy, BoxingModel(NetworkModel(node), strategy.mesh), curves)
     blocks = find_blocks(graph)
     chunks = _chunks(model, blocks, row, recomputed_ops(graph, row.mode))
     pipeline = pipeline_time(
-        [Chunk(chunk.forward_total_s, chunk.backward_total_s) for chunk in chunks],
+        [ChunkTimes(chunk.forward_total_s, chunk.backward_total_s) for chunk in chunks],
         row.pp,
         row.global_batch // row.micro_batch,
         _send_s(row),
@@ -78,8 +79,8 @@ def predict(row: Row, curves: Curves) -> Parts:
     )
 
 
-def _chunks(model: PassModel, blocks: Blocks, row: Row, recomputed: frozenset[str]) -> list[PassTimes]:
-    """The times of the model's chunks: equal shares of blocks, the embedding with the first, the loss with the last."""
+def _chunks(model: PassTimeModel, blocks: BlockStructure, row: Row, recomputed: frozenset[str]) -> list[PassTimes]:
+    """Times of the model's chunks: equal shares of blocks, the embedding in the first, the loss in the last."""
     count = row.pp * row.interleave
     block = model.times(blocks.blocks[-1], recomputed)
     chunks = [sum([block] * (row.layers // count), PassTimes()) for _ in range(count)]
@@ -89,8 +90,11 @@ def _chunks(model: PassModel, blocks: Blocks, row: Row, recomputed: frozenset[st
 
 
 def _send_s(row: Row) -> float:
-    """An activation from a stage to the next node's, or its gradient back, by the cheapest way: where it is whole on every
-    device, each sends a part that is gathered there (Narayanan et al. 2021, section 4.1)."""
+    """Seconds to send an activation to the next node's stage, or its gradient back, by the cheapest path.
+
+    If the activation is replicated, each device sends a part, which is gathered there (Narayanan et al. 2021, section
+    4.1).
+    """
     if row.pp == 1:
         return 0.0
     counts = (2, row.tp)
@@ -101,9 +105,11 @@ def _send_s(row: Row) -> float:
     return transfers.plan(layout, here, layout, there, shape, "bfloat16").total_s / 2
 
 
-def _update_s(graph: LogicalGraph, strategy: Strategy, blocks: Blocks, node: Cluster, row: Row) -> float:
-    """The optimizer step of the stage with the most parameters, and before it the sum of the gradients of what the first
-    and the last stage share."""
+def _update_s(graph: LogicalGraph, strategy: Strategy, blocks: BlockStructure, node: Cluster, row: Row) -> float:
+    """Seconds of the optimizer step, for the stage with the most parameters.
+
+    Includes the reduction of gradients that the first and the last stage share.
+    """
     readers = [_read(graph, part) for part in (blocks.before, blocks.blocks[-1], blocks.after)]
     first, block, last = (_elements(graph, strategy, names) for names in readers)
     stage = row.layers // row.pp * block
@@ -118,7 +124,7 @@ def _update_s(graph: LogicalGraph, strategy: Strategy, blocks: Blocks, node: Clu
 
 
 def _read(graph: LogicalGraph, names: tuple[str, ...]) -> frozenset[str]:
-    """The parameters that some ops read."""
+    """Parameters that the given ops read."""
     inside = frozenset(names)
     return frozenset(
         ref.name
@@ -130,7 +136,7 @@ def _read(graph: LogicalGraph, names: tuple[str, ...]) -> frozenset[str]:
 
 
 def _elements(graph: LogicalGraph, strategy: Strategy, names: frozenset[str]) -> float:
-    """Elements of parameters on one device."""
+    """Parameter elements on one device."""
     return sum(
         leaf.meta.num_bytes / DTYPE_BYTES[leaf.meta.dtype] / split_factor(strategy.parameters[leaf.name], strategy.mesh)
         for leaf in graph.parameters

@@ -1,4 +1,4 @@
-"""The published rows: Korthikanti et al. (arXiv 2205.05198), Table 5, as ``benchmarks/data/published`` has them."""
+"""The published rows: Korthikanti et al. (arXiv 2205.05198), Table 5, from ``benchmarks/data/published``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ TABLE = Path(__file__).parents[1] / "data" / "published" / "megatron_iteration_t
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured run. ``mode`` is full (recomputation, whole activations between blocks) or selective (with sequence
-    parallelism)."""
+    """One measured run.
+
+    ``mode`` is ``full`` (full recomputation, replicated activations between blocks) or ``selective`` (with sequence
+    parallelism).
+    """
 
     model: str
     hidden: int

@@ -2,10 +2,10 @@
 
     python -m benchmarks.memory [--json] [--samples N] [MODEL...]
 
-Four Gloo ranks train every model under every strategy. Measured are the most bytes of tensors that are alive at once
-(``autosbp.executor.memory_trace``) and the most that autograd keeps at once; predicted is ``autosbp.costmodel.memory``.
-Both are of the rank that has most. Where there are four GPUs, NCCL ranks do the same, and the peak is
-``torch.cuda.max_memory_allocated``.
+Four Gloo ranks train every model under every strategy. Measured are the most bytes of tensors alive at once
+(``autosbp.executor.memory_trace``) and the most that autograd saves at once; the predictions come from
+``autosbp.costmodel.memory``. Both refer to the rank with the most. On a machine with four GPUs, NCCL ranks do the same,
+and the peak is ``torch.cuda.max_memory_allocated``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 
 from autosbp.costmodel.memory import rank_memory
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Strategy
-from autosbp.torchrun import run_ranks
-from benchmarks.memory._models import MODELS, RANKS, graph_of, strategies_of
+from autosbp.launch.local import run_ranks
+from autosbp.plan.plan import Strategy
+from benchmarks.memory._models import BATCH, BATCHES, MODELS, RANKS, graph_of, strategies_of
 
 LIMIT = 0.05
 
 
 def measure(cases: dict[str, tuple[LogicalGraph, dict[str, Strategy]]], *, cuda: bool = False) -> list[dict[str, Any]]:
-    """One row a case: predicted and measured bytes, and their relative errors."""
+    """One row per case: predicted and measured bytes, and their relative errors."""
     told = [
         {
             "model": name,
@@ -52,7 +52,7 @@ def measure(cases: dict[str, tuple[LogicalGraph, dict[str, Strategy]]], *, cuda:
         graph, strategies = cases[entry["model"]]
         strategy = strategies[entry["label"]]
         bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
-        # A dispatch mode, which watches CPU ranks, makes autograd add gradients up out of place.
+        # The dispatch mode that watches CPU ranks makes autograd accumulate gradients out of place.
         predicted = rank_memory(bound, strategy, device="cuda" if cuda else "cpu", sums_in_place=cuda)
         peak, saved = max(entry["peak"]), max(entry["saved"])
         rows.append({
@@ -68,7 +68,7 @@ def _error(predicted: int, measured: int) -> float:
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """The table."""
+    """Text table of the rows."""
     lines = [
         f"{'model':10}{'strategy':40}{'peak':>12}{'predicted':>12}{'error':>9}{'saved':>12}{'predicted':>12}{'error':>9}"
     ]
@@ -98,7 +98,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     graphs = {name: graph_of(name) for name in options.models}
-    cases = {name: (graph, strategies_of(graph, options.samples)) for name, graph in graphs.items()}
+    cases = {
+        name: (graph, strategies_of(graph, options.samples, BATCHES.get(name, BATCH))) for name, graph in graphs.items()
+    }
     rows = measure(cases)
     sys.stderr.write(report(rows))
     if _num_gpus() >= RANKS:

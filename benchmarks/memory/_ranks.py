@@ -1,4 +1,4 @@
-"""The rank script: trains every case and measures. ``python -m benchmarks.memory._ranks REQUEST RESULT``."""
+"""Rank script: train and measure every case. ``python -m benchmarks.memory._ranks REQUEST RESULT``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autosbp.executor.measure import step_memory
-from autosbp.executor.parameters import full_parameters
+from autosbp.executor.parameter_shards import initial_parameters
 from autosbp.executor.training import Trainer, random_batch
+from autosbp.executor.trial_metrics import step_memory
 from autosbp.graph.serialize import from_dict
-from autosbp.plan import Strategy
-from autosbp.processes import end_rank
+from autosbp.plan.plan import Strategy
+from autosbp.utils.processes import exit_rank
 
 REPEATS = 3
 
@@ -32,13 +32,13 @@ def main() -> None:
     results = []
     for case in request["cases"]:
         graph = from_dict(case["graph"])
-        parameters = full_parameters(graph, 0)
+        parameters = initial_parameters(graph, 0)
         for entry in case["strategies"]:
             strategy = Strategy.from_dict(entry["strategy"])
             batch = {key: value.to(device) for key, value in random_batch(graph, strategy.global_batch, 1).items()}
             trainer = Trainer(graph, strategy, parameters, device=device)
             trainer.step(batch)
-            # The least of a few: Gloo's thread lets go of a message that is done a moment later, or not.
+            # Minimum of a few: Gloo's thread may release a completed message a moment later.
             repeats = [step_memory(trainer, batch) for _ in range(REPEATS)]
             memory = min(repeats, key=lambda each: each.peak)
             everyone: list[Any] = [None] * dist.get_world_size()
@@ -48,7 +48,7 @@ def main() -> None:
             del trainer, batch
     if dist.get_rank() == 0:
         Path(sys.argv[2]).write_text(json.dumps(results))
-    end_rank()
+    exit_rank()
 
 
 if __name__ == "__main__":

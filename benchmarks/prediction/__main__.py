@@ -1,8 +1,9 @@
 """Predicted against measured step times: ``python -m benchmarks.prediction [MODEL@CLUSTER ...] [--json]``.
 
-On emulated clusters, whose links are really slow (root only): each is calibrated, learns from trials of a few strategies,
-predicts others that span the cost range, and then all of these are trained in turns, by two sets of ranks one after the
-other: the first is what predictions are held to, and how far the second is from it tells what no prediction could do better.
+Runs on emulated clusters, whose links are really slow (root only). Each cluster is calibrated, the calibration is
+corrected by trials of a few strategies, and the step times of other strategies that span the cost range are predicted.
+Then all of these are trained alternately, by two sets of ranks one after another. Predictions are compared with the
+first set; the difference between the sets is the error that no prediction can avoid.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from typing import Any
 from scipy.stats import kendalltau
 
 from autosbp.api import LogicalGraph, PlanOptions, load_cluster, op_keys, predict_costs
-from autosbp.costmodel.learning import learn
+from autosbp.calibration import calibrate
+from autosbp.costmodel.calibration_correction import fit_correction
+from autosbp.costmodel.trial_feedback import trial_residual
 from autosbp.errors import AutosbpError
-from autosbp.lessons import experience
-from autosbp.testing.emulated import EmulatedCluster, why_not
-from autosbp.torchrun import Launch
+from autosbp.launch.local import Launch
+from autosbp.testing.emulated import EmulatedCluster, unavailable_reason
 from benchmarks.prediction._chart import chart
 from benchmarks.prediction._models import CASES
 from benchmarks.prediction._pipelines import stage_op_keys
 from benchmarks.prediction._strategies import Candidate, candidates
-from calibration import calibrate
 
 CLUSTERS = ("emulated:2x2", "emulated:4x1")
 LIMITS = {"kendall_tau": 0.9, "median_error": 0.10, "p90_error": 0.20, "regret": 0.05}
@@ -38,7 +39,15 @@ LIMITS = {"kendall_tau": 0.9, "median_error": 0.10, "p90_error": 0.20, "regret":
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: strategies, timed rounds, seconds for a calibration and for one direction of an op."""
+    """Measurement effort.
+
+    Attributes:
+        count: strategies to predict and train.
+        rounds: timed rounds.
+        budget_s: seconds for a calibration.
+        op_s: maximum seconds for one direction of an op.
+        lessons: trials to learn from.
+    """
 
     count: int
     rounds: int
@@ -50,7 +59,7 @@ class Effort:
 def measure(
     graph: LogicalGraph, chosen: Sequence[Candidate], ranks: int, rounds: int, launch: Launch
 ) -> list[dict[str, Any]]:
-    """Median seconds of a step of each strategy, slowest rank, and whether what it sent was what it was charged."""
+    """Median step seconds of each strategy (slowest rank), and whether its collectives match the charged ones."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         request = {
@@ -87,8 +96,7 @@ def measure(
 
 
 def summary(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
-    """What the rows say of the predictions of this key: order, errors, and how far the strategy predicted best is from
-    the best."""
+    """Accuracy of the predictions in column ``key``: rank correlation, errors, and regret of the predicted best strategy."""
     predicted, measured = ([row[name] for row in rows] for name in (key, "measured_s"))
     errors = sorted(abs(row[key] / row["measured_s"] - 1) for row in rows)
     first = min(rows, key=lambda row: row[key])
@@ -103,8 +111,7 @@ def summary(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
 
 
 def repeatability(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """How far a second measurement of the same strategies is from the first: their order, the differences of their times,
-    and how far the one that was fastest the first time is from the fastest the second time."""
+    """Difference between two measurements of the same strategies: rank correlation, time differences and regret."""
     first, second = ([row[name] for row in rows] for name in ("measured_s", "again_s"))
     differences = [abs(row["again_s"] / row["measured_s"] - 1) for row in rows]
     best = min(rows, key=lambda row: float(row["measured_s"]))
@@ -117,7 +124,7 @@ def repeatability(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
-    """Calibrate, predict, train."""
+    """Calibrate, predict and train."""
     case, cluster = CASES[model], load_cluster(cluster_name)
     graph = case.graph()
     keys = op_keys(graph, cluster, PlanOptions(global_batch=case.batch, micro_batch=case.batch))
@@ -133,8 +140,8 @@ def run(model: str, cluster_name: str, effort: Effort) -> dict[str, Any]:
         taught, trials = calibration, list[dict[str, Any]]()
         if others:
             trials = measure(graph, others, cluster.num_devices, effort.rounds, nodes.launch)
-            taught = learn(calibration, [
-                experience(graph, each.strategy, cluster, calibration, row["measured_s"])
+            taught = fit_correction(calibration, [
+                trial_residual(graph, each.strategy, cluster, calibration, row["measured_s"])
                 for each, row in zip(others, trials, strict=True)
             ])  # fmt: skip
         plain = [each.costs.step_time_s for each in chosen]
@@ -206,7 +213,7 @@ def main() -> None:
             parser.error("--draw needs --chart")
         arguments.chart.write_text(chart(json.loads(arguments.draw.read_text())["results"]))
         return
-    reason = why_not()
+    reason = unavailable_reason()
     if reason is not None:
         sys.exit(f"no emulated cluster here: {reason}")
     effort = Effort(arguments.strategies, arguments.rounds, arguments.budget, arguments.op_s, arguments.lessons)
@@ -215,7 +222,7 @@ def main() -> None:
         for each in arguments.cases or everything:
             model, _, cluster = each.partition("@")
             if model not in CASES or not cluster:
-                parser.error(f"{each}: MODEL@CLUSTER is expected, MODEL one of {', '.join(CASES)}")
+                parser.error(f"expected {each}: MODEL@CLUSTER, MODEL one of {', '.join(CASES)}")
             results.append(run(model, cluster, effort))
             show(results[-1])
     except AutosbpError as error:

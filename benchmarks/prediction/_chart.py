@@ -1,4 +1,4 @@
-"""AutoDDL's Figure 4 from our own runs: strategies ranked by predicted step time, predicted beside measured, as SVG."""
+"""AutoDDL's Figure 4 from our runs as SVG: strategies ranked by predicted step time, with measured times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREDICTED, MEASURED, PLAN = "#9ecae1", "#d94801", "#31a354"
 
 
 def chart(results: Sequence[dict[str, Any]]) -> str:
-    """One panel per model and cluster; bars are predictions, dots medians of what was measured, with their quartiles."""
+    """One panel per model and cluster; bars are predictions, dots measured medians with quartiles."""
     columns = min(COLUMNS, len(results))
     size = (columns * WIDTH, ceil(len(results) / columns) * HEIGHT + 20)
     panels = "".join(
@@ -38,7 +38,7 @@ def _panel(result: dict[str, Any]) -> str:
     height, step = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT - 12) / len(rows)
 
     def y(seconds: float) -> float:
-        """From seconds to pixels."""
+        """Map seconds to pixels."""
         return round(TOP + height * (1 - seconds / highest), 1)
 
     parts = [

@@ -1,5 +1,8 @@
-"""The models whose strategies are predicted and then timed; small, so that a step over slow links takes a fraction of a
-second, and shaped like those of AutoDDL section 5: a transformer, a perceptron, the dense end of VGG."""
+"""Small models whose strategies are predicted and timed.
+
+A step over slow links takes a fraction of a second. The shapes are those of AutoDDL section 5: a transformer, an MLP,
+the dense end of VGG.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from autosbp.zoo.models import MLP
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the global batch that it is trained with."""
+    """A model and its global batch."""
 
     graph: Callable[[], LogicalGraph]
     batch: int

@@ -1,5 +1,7 @@
-"""Pipelined strategies of a comparison: the best layouts inside a stage, a schedule, and cuts that balance what is
-predicted. All follow from the calibration alone, before anything runs."""
+"""Pipelined strategies of a comparison: best layouts inside a stage, a schedule, and balanced cuts.
+
+All follow from the calibration alone, before anything runs.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,21 @@ from autosbp.api import Calibration, Cluster, LogicalGraph, PlanOptions, op_keys
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
-from autosbp.costmodel.timeline import Timeline
-from autosbp.pipeline import Pipeline
-from autosbp.plan import Strategy
-from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.costmodel.step_events import Timeline
+from autosbp.plan.pipeline import Pipeline
+from autosbp.plan.plan import Strategy
+from autosbp.plan.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search.problem.assembly import Allowed
 from autosbp.search.problem.baselines import Roles
-from autosbp.search.problem.build import ProblemBuilder
+from autosbp.search.problem.builder import ProblemBuilder
+from autosbp.search.problem.builder_base import Allowed
 from autosbp.search.problem.strategy import strategy_of
 
 MICROBATCHES = 4
 WIDEST = 2
-"""Devices of the widest stage."""
+"""Number of devices of the widest stage."""
 TABLE = (
-    # (stages, layouts inside a stage, schedule, chunks a stage)
+    # (stages, layouts inside a stage, schedule, chunks per stage)
     (2, "data parallel", GPIPE, 1),
     (2, "tensor parallel", ONE_F_ONE_B, 1),
     (2, "data parallel", INTERLEAVED, 2),
@@ -35,24 +37,26 @@ TABLE = (
     (2, "data parallel", ONE_F_ONE_B, 1),
     (2, "tensor parallel", GPIPE, 1),
 )
-"""In the order in which those that fit are taken."""
-LESSON = (2, "tensor parallel", INTERLEAVED, 2)
-"""What is tried before, to learn from."""
+"""Rows in order of preference; the first that fit are used."""
+LEARNING_TRIAL = (2, "tensor parallel", INTERLEAVED, 2)
+"""The pipelined trial that the calibration learns from."""
 
 
 def pipelined(
     graph: LogicalGraph, cluster: Cluster, calibration: Calibration | None, batch: int, count: int
 ) -> Iterator[tuple[str, Strategy]]:
-    """The first ``count`` rows of ``TABLE`` that fit, with their labels. Every chunk has an op with parameters; stages of
-    one device lie on different nodes."""
+    """The first ``count`` rows of ``TABLE`` that fit, with labels.
+
+    Every chunk has an op with parameters; stages of one device are on different nodes.
+    """
     yield from _rows(graph, cluster, calibration, batch, count, TABLE)
 
 
-def lesson(
+def learning_trial(
     graph: LogicalGraph, cluster: Cluster, calibration: Calibration | None, batch: int
 ) -> Iterator[tuple[str, Strategy]]:
-    """``LESSON``, where it fits."""
-    yield from _rows(graph, cluster, calibration, batch, 1, (LESSON,))
+    """The strategy of ``LEARNING_TRIAL``, if it fits."""
+    yield from _rows(graph, cluster, calibration, batch, 1, (LEARNING_TRIAL,))
 
 
 def _rows(
@@ -83,7 +87,7 @@ def stage_op_keys(graph: LogicalGraph, cluster: Cluster, batch: int) -> list[str
 
 
 def stage_cluster(cluster: Cluster, size: int) -> Cluster:
-    """The first ``size`` devices, the innermost level filled first."""
+    """The first ``size`` devices, filling the innermost level first."""
     levels = []
     for level in reversed(cluster.levels):
         levels.append(replace(level, count=gcd(level.count, size)))
@@ -94,7 +98,7 @@ def stage_cluster(cluster: Cluster, size: int) -> Cluster:
 def _inside(
     graph: LogicalGraph, cluster: Cluster, parts: Cluster, calibration: Calibration | None, batch: int, layout: str
 ) -> Strategy:
-    """The best strategy of a stage's devices with such layouts."""
+    """The best strategy on a stage's devices with the given kind of layouts."""
     roles, micro_batch = Roles(graph), batch // MICROBATCHES
     rules: dict[str, Allowed | None] = {
         "data parallel": lambda cluster, _, option: roles.data_axis(cluster, option),
@@ -114,9 +118,11 @@ def _inside(
 def balanced_cuts(
     graph: LogicalGraph, strategy: Strategy, cluster: Cluster, calibration: Calibration | None, num_chunks: int
 ) -> tuple[str, ...] | None:
-    """Cuts into chunks of which the longest is as short as can be, by the predicted seconds of the ops and collectives of
-    a microbatch; None where there are fewer ops with trained parameters than chunks. Of equally good ones, those that cut
-    where least crosses."""
+    """Cuts into chunks that minimize the predicted time of the longest chunk.
+
+    Times are predicted seconds of ops and collectives of a microbatch. Ties are broken by the traffic across the cuts.
+    None if there are fewer ops with trained parameters than chunks.
+    """
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
     compute = ComputeModel(cluster.device, calibration)
     network = NetworkModel(cluster, calibration)
@@ -126,9 +132,9 @@ def balanced_cuts(
     seconds: dict[str, float] = {}
     for event in (*timeline.forward_pass(False), *timeline.backward_pass(False)):
         seconds[event.name] = seconds.get(event.name, 0.0) + event.duration_s
-    names = [node.name for node in bound.nodes if node.name in bound.computed]
+    names = [node.name for node in bound.nodes if node.name in bound.parameter_dependent]
     weighty = [bool(bound.parameter_names & {ref.name for ref in node.refs()}) for node in bound.nodes
-               if node.name in bound.computed]  # fmt: skip
+               if node.name in bound.parameter_dependent]  # fmt: skip
     crossing = _crossing_bytes(bound, names)
     sent_s = [network.cluster.levels[0].latency_s + size / network.cluster.levels[0].bandwidth_bytes_per_s
               for size in crossing]  # fmt: skip
@@ -136,7 +142,7 @@ def balanced_cuts(
 
 
 def _crossing_bytes(graph: LogicalGraph, names: Sequence[str]) -> list[int]:
-    """Of all values that are made before each op and read by it or behind it."""
+    """Bytes that cross each cut: values computed before an op and read by it or later."""
     place = {name: at for at, name in enumerate(names)}
     last: dict[tuple[str, int], int] = {}
     for node in graph.nodes:
@@ -153,8 +159,10 @@ def _crossing_bytes(graph: LogicalGraph, names: Sequence[str]) -> list[int]:
 def _partition(
     names: Sequence[str], seconds: Sequence[float], weighty: Sequence[bool], sent_s: Sequence[float], count: int
 ) -> tuple[str, ...] | None:
-    """The cuts of the best of all partitions into ``count`` runs, each with a weighty op: least maximum over the runs of
-    their seconds and of what is sent into them, then least sum of what is sent."""
+    """Cuts of the best partition into ``count`` runs of ops, each with an op of ``weighty``.
+
+    Minimizes the maximum over runs of their compute and receive seconds, then the total send seconds.
+    """
     Best = tuple[float, float, tuple[int, ...]]
     best: dict[int, Best] = {0: (0.0, 0.0, ())}
     for chunk in range(1, count + 1):

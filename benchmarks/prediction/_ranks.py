@@ -1,4 +1,4 @@
-"""One rank: all strategies are trained in turns, so that what else the machine does falls on all of them alike.
+"""Rank script: trains all strategies alternately, so that other load on the machine affects all of them equally.
 
 python -m benchmarks.prediction._ranks REQUEST.json RESULT.json
 """
@@ -14,24 +14,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autosbp.executor.parameters import full_parameters
+from autosbp.executor.parameter_shards import initial_parameters
 from autosbp.executor.pipeline import PipelineTrainer
 from autosbp.executor.pipeline._groups import StageGroups
 from autosbp.executor.runtime import Runtime
 from autosbp.executor.training import Trainer, random_batch
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.serialize import from_dict
-from autosbp.plan import Strategy
-from autosbp.processes import end_rank
+from autosbp.plan.plan import Strategy
 from autosbp.sbp.mesh import Mesh
+from autosbp.utils.processes import exit_rank
 
 
 class Trainers:
-    """Makes trainers; those of strategies on the same mesh share its process groups."""
+    """Creates trainers; strategies on the same mesh share process groups."""
 
     def __init__(self, graph: LogicalGraph) -> None:
         self.graph, self.device = graph, torch.device("cpu")
-        self.parameters = full_parameters(graph, 0)
+        self.parameters = initial_parameters(graph, 0)
         self.runtimes: dict[Mesh, Runtime] = {}
         self.stages: dict[tuple[Mesh, int], StageGroups] = {}
 
@@ -63,7 +63,7 @@ def main() -> None:
         for at, trainer in enumerate(trainers):
             if isinstance(trainer, Trainer):
                 trainer.runtime.gathers = trainer.gathers
-            trainer.step(batch)  # caches are those of a run of this strategy alone
+            trainer.step(batch)  # warm the caches for this strategy
             trainer.issued()
             dist.barrier()
             started = time.perf_counter()
@@ -78,7 +78,7 @@ def main() -> None:
     dist.all_gather_object(everyone, {"seconds": seconds, "matches": matches})
     if dist.get_rank() == 0:
         Path(sys.argv[2]).write_text(json.dumps(everyone))
-    end_rank()
+    exit_rank()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""The strategies of a comparison: data parallel, the best Megatron-like grid, the plan, some with a pipeline, and others
-that span the range of predicted costs; and a few others to learn from before. All are chosen under a fixed seed before
-anything runs."""
+"""The strategies of a comparison, chosen with a fixed seed before anything runs.
+
+Data parallel, the best Megatron-like grid, the plan, some pipelines, and samples that span the range of predicted
+costs; also a few others to learn from first.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosbp.api import Calibration, Cluster, LogicalGraph, PlanOptions, make_plan, predict_costs
-from autosbp.plan import Costs, Strategy
-from autosbp.search.sampling import sample_strategies
-from benchmarks.prediction._pipelines import lesson, pipelined
+from autosbp.plan.plan import Costs, Strategy
+from autosbp.testing.strategy_samples import sample_strategies
+from benchmarks.prediction._pipelines import learning_trial, pipelined
 
 SEED = 0
 OVERSAMPLE = 3
@@ -20,7 +22,7 @@ PIPELINES = 6
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy and what is predicted of it."""
+    """A strategy and its predicted costs."""
 
     label: str
     strategy: Strategy
@@ -30,7 +32,7 @@ class Candidate:
 def candidates(
     graph: LogicalGraph, cluster: Cluster, calibration: Calibration, batch: int, count: int, lessons: int
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """``count`` different strategies by predicted step time, and ``lessons`` others, with one more that has a pipeline."""
+    """``count`` different strategies sorted by predicted step time, and ``lessons`` others plus a pipelined one."""
     options = PlanOptions(global_batch=batch, micro_batch=batch, stages=1)
     plan = make_plan(graph, cluster, calibration, options)
     named = {"plan": plan.strategy}
@@ -57,13 +59,12 @@ def candidates(
     left = [candidate for at, candidate in enumerate(rest) if at not in chosen]
     taught = [left[at] for at in _spread(len(left), lessons)]
     if lessons:
-        taught += [predicted(*each) for each in lesson(graph, cluster, calibration, batch)]
+        taught += [predicted(*each) for each in learning_trial(graph, cluster, calibration, batch)]
     return sorted(found.values(), key=lambda candidate: candidate.costs.step_time_s), taught
 
 
 def _spanning(seconds: list[float], count: int) -> list[int]:
-    """``count`` different indices whose costs lie evenly, on a log scale, from the least to the largest; each is the
-    nearest that is left to its place."""
+    """``count`` different indices whose costs are evenly spaced on a log scale; each is the nearest one left."""
     places = np.linspace(np.log(seconds[0]), np.log(seconds[-1]), min(count, len(seconds)))
     left = dict(enumerate(np.log(seconds)))
     chosen = []
@@ -74,5 +75,5 @@ def _spanning(seconds: list[float], count: int) -> list[int]:
 
 
 def _spread(size: int, count: int) -> list[int]:
-    """About ``count`` indices, evenly from the first to the last."""
+    """About ``count`` indices, evenly spaced from the first to the last."""
     return [int(at) for at in np.unique(np.linspace(0, size - 1, min(count, size)).round().astype(int))]

@@ -1,1 +1,1 @@
-"""Whether a plan is ever slower than a strategy that its constraints could have named."""
+"""Regret: is a plan ever slower than a strategy that constraints could have named?"""

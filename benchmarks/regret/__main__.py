@@ -1,11 +1,11 @@
-"""Plans against strategies that constraints can name: ``python -m benchmarks.regret [CASE ...] [--seconds S] [--before FILE]
-[--json]``.
+"""Plans against strategies that constraints can name: ``python -m benchmarks.regret [CASE ...] [--seconds S] [OPTIONS]``.
 
-Twelve models of the zoo on seven clusters, and some more cases, are planned as they are, without anything asked for. Beside
-each plan stand strategies that constraints can name (stages x data x tensor x storage x recomputation x microbatch), costed by
-the same cost model, as many as ``--seconds`` a case leave time for. A plan's regret is by how much it takes longer than the
-quickest of these. ``--before`` is a file of lines with the strategies that another release planned for the same cases
-(``case``, ``strategy``): they are costed by today's cost model, too.
+Other options: ``--before FILE``, ``--json``. Twelve models of the zoo on seven clusters, and some more cases, are
+planned without constraints. Each plan is compared with strategies that constraints can name (stages x data x tensor x
+storage x recomputation x microbatch), costed by the same cost model, as many as fit into ``--seconds`` per case. A
+plan's regret is its relative slowdown against the fastest of these. ``--before`` is a file of JSON lines with the
+strategies that another release planned for the same cases (``case``, ``strategy``); they are costed with the current
+cost model, too.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 
 from autosbp.api import LogicalGraph, PlanOptions, capture, load_cluster, make_plan, predict_costs
 from autosbp.errors import InfeasibleError
-from autosbp.plan import Strategy
+from autosbp.plan.plan import Strategy
 from benchmarks.regret._cases import Case, cases
-from benchmarks.regret._rivals import rivals
+from benchmarks.regret._rivals import constrained_strategies
 
 SECONDS = 60.0
 AIM = 0.005
-"""The most that a plan may be slower."""
+"""Maximum acceptable regret."""
 
 
 def measure(case: Case, graph: LogicalGraph, limit_s: float, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """One row."""
+    """Row of one case."""
     cluster, options = load_cluster(case.cluster), PlanOptions(
         global_batch=case.batch, memory_limit_bytes=case.limit_bytes
     )  # fmt: skip
@@ -49,7 +49,7 @@ def measure(case: Case, graph: LogicalGraph, limit_s: float, before: Mapping[str
     if before is not None:
         step_s = predict_costs(graph, Strategy.from_dict(before["strategy"]), cluster).step_time_s
         row["before"] = {"step_time_s": step_s, "plan_s": before["seconds"]}
-    found, tried = rivals(case, graph, limit_s)
+    found, tried = constrained_strategies(case, graph, limit_s)
     row |= {"tried": tried, "fit": len(found)}
     if found:
         best = min(found, key=lambda rival: rival.step_time_s)
@@ -95,7 +95,7 @@ def _graph(model: str, precision: str) -> LogicalGraph:
     graph = capture(f"zoo:{model}")
     if precision == "fp32":
         return graph
-    from autosbp.graph.cast import cast_floats
+    from autosbp.graph.dtype_cast import cast_floats
 
     return cast_floats(graph, "float32", "bfloat16")
 

@@ -1,1 +1,1 @@
-"""How the time of search grows with layers and devices."""
+"""Growth of search time with layers and devices."""

@@ -1,9 +1,10 @@
-"""How the time of search grows: ``python -m benchmarks.search_growth [--json] [-o FILE.json] [--chart FILE.svg]``.
+"""Growth of search time: ``python -m benchmarks.search_growth [--json] [-o FILE.json] [--chart FILE.svg]``.
 
-GPT-3's block on DGX A100s: 12 to 1,536 layers on 64 devices, and 96 layers on 8 to 131,072 devices. Timed are the search
-problem of one stage, one microbatch and one view of the mesh (folding the graph, building, solving with proof), and with
---plans whole plans of some sizes (within the memory, of 96 layers or on 1,024 devices). All in CPU seconds. Graphs are made
-from the zoo's, so that capture is not timed. Exponents are slopes of log seconds over log size.
+GPT-3's block on DGX A100s: 12 to 1,536 layers on 64 devices, and 96 layers on 8 to 131,072 devices. Times the search
+problem of one stage, one microbatch and one view of the mesh (folding the graph, building, solving with proof), and
+with --plans complete plans of some sizes (those that fit in memory, with 96 layers or on 1,024 devices). All times are
+CPU seconds. Graphs are made from the zoo's, so that capture is not timed. Exponents are slopes of log seconds over log
+size.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LONG_S = 1.0
 
 
 def run(layers: Sequence[int], devices: Sequence[int], *, plans: bool) -> dict[str, Any]:
-    """Both series; the smallest size runs once unmeasured, so that imports and first calls are not counted."""
+    """Measure both series, after an unmeasured run of the smallest size that absorbs imports and first calls."""
     one_problem(Size(min(layers), min(devices)))
     result: dict[str, Any] = {
         "benchmark": "search_growth",
@@ -62,8 +63,10 @@ def run(layers: Sequence[int], devices: Sequence[int], *, plans: bool) -> dict[s
 
 
 def _quickest(size: Size) -> dict[str, Any]:
-    """The least of some runs, of two where that is long: what other work on the machine adds varies, and the first of a size
-    may find nothing in caches."""
+    """The fastest of several runs (of two, if they are long).
+
+    Other work on the machine adds varying time, and the first run of a size may find cold caches.
+    """
     rows = [one_problem(size), one_problem(size)]
     while len(rows) < TIMES and rows[-1]["all_s"] < LONG_S:
         rows.append(one_problem(size))

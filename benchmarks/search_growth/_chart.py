@@ -1,4 +1,4 @@
-"""The growth as SVG: seconds over layers, and over devices, on logarithmic axes."""
+"""Search time as SVG: seconds over layers and over devices, on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERIES = {"layers": "layers", "devices": "devices"}
 
 
 def chart(result: Mapping[str, Any]) -> str:
-    """A panel for each series; whole plans are drawn where they were timed."""
+    """One panel per series; complete plans are drawn if they were timed."""
     size = (len(SERIES) * WIDTH, HEIGHT + 26)
     panels = "".join(
         f'<g transform="translate({at * WIDTH},0)">{_panel(by, result[by], result.get(f"plans_{by}", ()), result)}</g>'

@@ -1,4 +1,4 @@
-"""The timings: of the search problems of one microbatch, of their parts, and of whole plans.
+"""Timings of the search problem of one microbatch, of its phases, and of complete plans.
 
 All are CPU seconds of this process: search runs on one thread, and other work on the machine does not count.
 """
@@ -15,16 +15,16 @@ from autosbp.api import PlanOptions, load_cluster, make_plan
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.search import search
-from autosbp.search.problem.pinned import Pins
-from autosbp.search.problem.views import mesh_views
-from autosbp.search.problem.weights import FASTEST
-from autosbp.search.stages.layouts import LayoutProblems, Space, Structure
+from autosbp.search.problem.cost_weights import FASTEST
+from autosbp.search.problem.mesh_views import mesh_views
+from autosbp.search.problem.pins import Pins
+from autosbp.search.stages.layout_problems import LayoutProblems, PipelineStructure, SubproblemKey
 from benchmarks.search_growth._models import gpt3
 
 BATCH = 8192
 PLAN_BATCH = 1536
-"""GPT-3's own: a whole plan looks at each of its divisors' microbatches."""
-PLAN_LIMIT_S = 300.0  # of the wall: no plan here ends for it
+"""GPT-3's own batch: a complete plan examines a microbatch for each of its divisors."""
+PLAN_LIMIT_S = 300.0  # wall clock; no plan here reaches it
 DEVICES_PER_NODE = 8
 
 
@@ -39,8 +39,11 @@ class Size:
 
 
 def one_problem(size: Size) -> dict[str, Any]:
-    """The problem of one stage, a microbatch of the whole batch and the middle view of the mesh, without a memory limit:
-    seconds to fold the graph, to build, and to solve and prove. A plan looks at ``views`` such problems per microbatch."""
+    """Seconds to fold the graph, to build the search problem, and to solve it with proof.
+
+    The problem has one stage, a microbatch of the whole batch, the middle view of the mesh and no memory limit. A plan
+    examines ``views`` such problems per microbatch.
+    """
     graph, cluster = gpt3(size.layers), load_cluster(size.cluster)
     views = mesh_views(cluster.mesh())
     started = time.process_time()
@@ -49,7 +52,7 @@ def one_problem(size: Size) -> dict[str, Any]:
         pins=Pins({}, {}, {}),
     )  # fmt: skip
     folded = time.process_time()
-    problem = made.build(Space(Structure(1, views[len(views) // 2]), BATCH, FASTEST), None).problem
+    problem = made.build(SubproblemKey(PipelineStructure(1, views[len(views) // 2]), BATCH, FASTEST), None).problem
     built = time.process_time()
     found = search(problem, "exact")
     solved = time.process_time()
@@ -63,7 +66,7 @@ def one_problem(size: Size) -> dict[str, Any]:
 
 
 def whole_plan(size: Size) -> dict[str, Any]:
-    """``make_plan`` with its baselines, over stages, schedules, microbatches, storage and layouts, within the memory."""
+    """Time ``make_plan`` with baselines, over stages, schedules, microbatches, storage and layouts, within memory."""
     graph, cluster = gpt3(size.layers), load_cluster(size.cluster)
     started = time.process_time()
     plan = make_plan(graph, cluster, None, PlanOptions(global_batch=PLAN_BATCH, time_limit_s=PLAN_LIMIT_S))
@@ -75,7 +78,7 @@ def whole_plan(size: Size) -> dict[str, Any]:
 
 
 def exponent(rows: Sequence[Mapping[str, Any]], by: str, field: str) -> float:
-    """The slope of log(field) over log(by), by least squares: 1 is linear growth, 0 is none."""
+    """Least-squares slope of log(field) over log(by): 1 is linear growth, 0 is constant."""
     x, y = ([math.log(row[name]) for row in rows] for name in (by, field))
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     spread = sum((a - mean_x) ** 2 for a in x)

@@ -1,4 +1,4 @@
-"""GPT-3 of any number of layers, as the zoo's graph with its block repeated so many times."""
+"""GPT-3 with any number of layers: the zoo's graph with its block repeated accordingly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIRST = ".h.0."
 def gpt3(num_layers: int) -> LogicalGraph:
     """The captured graph with another ``repeat`` of its block; widths, sequence length and vocabulary are GPT-3's.
 
-    Ops behind the blocks get names of their own, as those of the capture go on counting where its 96 blocks end.
+    Ops after the blocks are renamed, because the numbers in their captured names continue those of its 96 blocks.
     """
     document: dict[str, Any] = json.loads(json.dumps(zoo_graph(ZOO_NAME).to_dict()))
     nodes = document["nodes"]
@@ -44,7 +44,7 @@ def gpt3(num_layers: int) -> LogicalGraph:
 
 
 def _numbered(template: str, block: int) -> str:
-    """The name that a block's op has: in a folded document ``{i*D+K}`` stands for the number D * block + K."""
+    """Name of an op in a block: in a folded document, ``{i*D+K}`` stands for the number D * block + K."""
     return re.sub(r"\{i\*(\d+)\+(\d+)\}", lambda found: str(int(found[1]) * block + int(found[2])), template)
 
 

@@ -1,13 +1,13 @@
-"""The service under load: ``python -m benchmarks.service [--processes N] [--database URL] [--seconds S] [--strategies N]
-[--check] [--json] [-o FILE]``.
+"""The service under load: ``python -m benchmarks.service [--processes N] [--database URL] [--seconds S] [OPTIONS]``.
 
-The service runs with API keys, audit log and access log as in production; this process asks, on the same cores. 200 reads a
-second of each process of the service and 20 posts a second altogether, for so many seconds, while 100 streams follow a job, on
-a database with 100,000 strategies. Before that, one request after the other: a page of the list, and a search that has an
-answer. One process serves and works on SQLite; more need PostgreSQL, and have one beside them that works. ``--database
-postgresql`` starts a server of its own, with its usual durability (from the repository, with its development extra).
+Other options: ``--strategies N``, ``--check``, ``--json``, ``-o FILE``. The service runs with API keys, audit log and
+access log as in production; this process sends requests from the same cores. The load is 200 reads per second for each
+process of the service and 20 posts per second in total, while 100 streams follow a job, on a database with 100,000
+strategies. Before that, requests are sent one after another: a page of the list, and a search that is already answered.
+One process serves and works on SQLite; several processes need PostgreSQL and have an additional worker process.
+``--database postgresql`` starts a server with its default durability (needs the repository and its development extra).
 
-With ``--check`` it exits with 1 where a bound is missed.
+With ``--check`` it exits with 1 if a bound is missed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from autosbp.service import gc_freeze
+from autosbp.service.jobs._processes import descendants
 from benchmarks.service._http import Client
-from benchmarks.service._load import Series, followed, one_by_one, paced, requests_of
-from benchmarks.service._store import Served, Stored, are_ready, cpu_s, fill, served
-from service import garbage
-from service.jobs._processes import descendants
+from benchmarks.service._load import Series, follow_job, one_by_one, requests_of, send_at_rate
+from benchmarks.service._store import Served, Stored, are_ready, cpu_s, fill, run_service
 
 READS_PER_S, POSTS_PER_S, STREAMS = 200, 20, 100
 BOUNDS_MS = {"list": 100.0, "cached search": 20.0, "reads": 100.0, "posts": 250.0, "events": 1000.0}
@@ -43,7 +43,7 @@ _OWN = "postgresql"
 
 
 def main() -> int:
-    """Run it and print the table."""
+    """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0, help="of load; 600 for the long form")
     parser.add_argument("--strategies", type=int, default=100_000, help="stored before")
@@ -55,7 +55,7 @@ def main() -> int:
         "-o", "--output", type=Path, help="put the result into a document, beside those of other databases"
     )
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the service and the database are ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also stop the service and the database
     with tempfile.TemporaryDirectory(prefix="autosbp-load-") as folder, _database(arguments.database) as (url, server):
         found = run(Path(folder), url, arguments.strategies, arguments.seconds, arguments.processes, server=server)
     _show(found)
@@ -75,8 +75,13 @@ def run(
     share: float = 1.0,
     server: int | None = None,
 ) -> dict[str, Any]:
-    """The document that ``--json`` prints; ``share`` of the whole load. ``server`` is the database's process, if known."""
-    with served(folder, database_url, processes) as service:
+    """Run the load and return the document that ``--json`` prints.
+
+    Args:
+        share: fraction of the full load.
+        server: process id of the database, if known.
+    """
+    with run_service(folder, database_url, processes) as service:
         begun_s = time.perf_counter()
         stored = fill(service, num_strategies)
         filled_s = time.perf_counter() - begun_s
@@ -109,8 +114,8 @@ async def _measure(
     headers = {"authorization": f"Bearer {service.key}"}
     clients = [Client(str(place.hostname), int(place.port or 80), headers) for place in places]
     reads, posts = requests_of(clients, stored)
-    await paced((*reads, *posts), 50.0, share * _WARM_UP_S)
-    garbage.keep_all()  # a collection here would look like a stall there
+    await send_at_rate((*reads, *posts), 50.0, share * _WARM_UP_S)
+    gc_freeze.freeze_all()  # a collection in this process would look like a stall of the service
     count = round(share * _ONE_BY_ONE)
     alone = {"list": await one_by_one(reads[0], count), "cached search": await one_by_one(posts[1], count)}
     watched: dict[str, Callable[[], float]] = {
@@ -121,9 +126,9 @@ async def _measure(
         watched["database_cores"] = lambda: cpu_s(server, *descendants(server))
     used, begun_s = {name: each() for name, each in watched.items()}, time.perf_counter()
     read, post, events = await asyncio.gather(
-        paced(reads, share * READS_PER_S * processes, seconds),
-        paced(posts, share * POSTS_PER_S, seconds),
-        followed(clients, stored, service.database, round(share * STREAMS), seconds),
+        send_at_rate(reads, share * READS_PER_S * processes, seconds),
+        send_at_rate(posts, share * POSTS_PER_S, seconds),
+        follow_job(clients, stored, service.database, round(share * STREAMS), seconds),
     )
     taken_s = time.perf_counter() - begun_s
     cores: dict[str, float | None] = {name: round((each() - used[name]) / taken_s, 2) for name, each in watched.items()}
@@ -135,7 +140,7 @@ async def _measure(
 
 @contextmanager
 def _database(asked: str | None) -> Iterator[tuple[str | None, int | None]]:
-    """The URL, and the process of a server that was started for it."""
+    """The database URL, and the process id of a server started for it."""
     if asked != _OWN:
         yield asked, None
         return

@@ -1,4 +1,4 @@
-"""A small HTTP client for load: kept connections, no more than is needed, so that its own cost stays small."""
+"""A minimal HTTP client with keep-alive for load tests, so that its own cost stays small."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status and a body."""
+    """A response."""
 
     status: int
     headers: Mapping[str, str]
@@ -20,12 +20,12 @@ class Answer:
 
 
 _MOST_IDLE_S = 30.0
-"""A connection that nothing was asked on for so long is not used again: the service may be about to close it."""
+"""A connection idle for longer is not reused: the service may be about to close it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A connection, and when it was used last."""
+    """An idle connection, and when it was last used."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -34,7 +34,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class Client:
-    """Connections to one service, each used by one request at a time, the last one first."""
+    """Connections to one service; each serves one request at a time, the most recently used first."""
 
     host: str
     port: int
@@ -44,7 +44,7 @@ class Client:
     async def send(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """One request and its answer."""
+        """Send one request and return its response."""
         reader, writer = await self._connection()
         writer.write(self._request(method, path, body, headers or {}))
         status, found = await _head(reader)
@@ -56,12 +56,12 @@ class Client:
         return Answer(status, found, payload)
 
     async def close(self) -> None:
-        """Close the kept connections."""
+        """Close the idle connections."""
         while self._idle:
             await _closed(self._idle.pop().writer)
 
     async def events(self, path: str) -> AsyncGenerator[str, None]:
-        """The data of each server-sent event."""
+        """Yield the data of each server-sent event."""
         reader, writer = await asyncio.open_connection(self.host, self.port)
         writer.write(self._request("GET", path, None, {}))
         status, _ = await _head(reader)

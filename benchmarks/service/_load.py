@@ -1,6 +1,7 @@
-"""The load: requests at fixed moments, whatever the answers take, and clients that follow a job.
+"""The load: requests at fixed times, regardless of response times, and clients that follow a job.
 
-A latency counts from the moment at which a request was due, so that a service that stalls is charged for what waited.
+A latency counts from the time at which a request was due, so a service that stalls is charged for the requests that
+waited.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from autosbp.service.db import Database
 from benchmarks.service._http import Answer, Client
 from benchmarks.service._store import Stored, copy_id, step
-from service.db import Database
 
 _STEP_S = 1.0
 _LATEST_S = 10.0
-_STRIDE = 7919  # strategies are read all over the table
+_STRIDE = 7919  # reads strategies from all over the table
 Request = Callable[[int], Coroutine[Any, Any, Answer]]
 
 
@@ -32,7 +33,7 @@ class Series:
     errors: list[str] = field(default_factory=list)
 
     def to_dict(self, bound_ms: float) -> dict[str, Any]:
-        """Percentiles in ms, against a bound on the 99th."""
+        """Percentiles in ms, with a bound on the 99th."""
         found = {f"p{share}_ms": round(1e3 * percentile(self.latencies_s, share), 2) for share in (50, 90, 99)}
         return {
             "requests": len(self.latencies_s),
@@ -45,14 +46,14 @@ class Series:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that ``share`` per cent are not above."""
+    """Smallest value that at least ``share`` percent of the values do not exceed."""
     if not values:
         return math.nan
     return sorted(values)[max(0, math.ceil(share / 100 * len(values)) - 1)]
 
 
 def requests_of(clients: Sequence[Client], stored: Stored) -> tuple[tuple[Request, ...], tuple[Request, ...]]:
-    """The reads, and the posts: the nth request of a kind is asked for in turn, with n, of one client after the other."""
+    """The reads and the posts; a request is called with its number n, which also selects the client in turn."""
 
     def get(path: Callable[[int], str], tag: Callable[[int], str] | None = None) -> Request:
         def ask(number: int) -> Coroutine[Any, Any, Answer]:
@@ -83,8 +84,8 @@ def requests_of(clients: Sequence[Client], stored: Stored) -> tuple[tuple[Reques
     return reads, (cluster, search)
 
 
-async def paced(requests: Sequence[Request], per_s: float, seconds: float) -> Series:
-    """Ask in turn, ``per_s`` times a second."""
+async def send_at_rate(requests: Sequence[Request], per_s: float, seconds: float) -> Series:
+    """Send requests in turn, ``per_s`` per second."""
     series, running = Series(), set[asyncio.Task[None]]()
     begun_s = time.perf_counter()
     for number in range(round(per_s * seconds)):
@@ -99,7 +100,7 @@ async def paced(requests: Sequence[Request], per_s: float, seconds: float) -> Se
 
 
 async def one_by_one(request: Request, count: int) -> Series:
-    """Ask so many times, each after the answer to the one before."""
+    """Send a request ``count`` times, each after the response to the previous one."""
     series = Series()
     for number in range(count):
         await _timed(request, number, time.perf_counter(), series)
@@ -117,11 +118,13 @@ async def _timed(request: Request, number: int, due_s: float, series: Series) ->
         series.errors.append(f"{answer.status}: {answer.body[:200].decode(errors='replace')}")
 
 
-async def followed(
+async def follow_job(
     clients: Sequence[Client], stored: Stored, database: Database, num_streams: int, seconds: float
 ) -> Series:
-    """So many streams follow a job that makes progress every second; the delay of each event at each of them. One that
-    misses the last progress is an error."""
+    """Delays of a job's events at ``num_streams`` streams; the job makes progress every second.
+
+    A stream that misses the last event is an error.
+    """
     series, seen, last = Series(), [""] * num_streams, ""
 
     async def follow(at: int) -> None:

@@ -1,4 +1,4 @@
-"""A service in processes of its own, on a database with many strategies."""
+"""A service in separate processes, on a database with many strategies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import httpx
 from sqlalchemy import insert, select, update
 
 from autosbp.client import Client
-from service.db import Database
-from service.models import JobRow, StrategyRow, WorkerRow, now, table_of
-from service.services import keys
-from service.settings import Settings
+from autosbp.service.db import Database
+from autosbp.service.models import JobRow, StrategyRow, WorkerRow, now, table_of
+from autosbp.service.services import keys
+from autosbp.service.settings import Settings
 
 TENANT = "load"
 _BATCH = 5000
@@ -29,8 +29,10 @@ _START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the load asks for: so many strategies (``copy_id``), real ids, the body of a search that has an answer, and a job
-    that somebody works on."""
+    """Resources that the load requests.
+
+    ``num_strategies`` strategies (ids by ``copy_id``), real ids, an already answered search, and a running job.
+    """
 
     num_strategies: int
     model_id: str
@@ -41,7 +43,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A service that was just started: where it is, an API key, its database, and its processes."""
+    """A started service: its URLs, an API key, its database, and its processes."""
 
     urls: tuple[str, ...]
     key: str
@@ -50,8 +52,8 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, database_url: str | None, processes: int) -> Iterator[Served]:
-    """One process that serves and works, as on SQLite it must; or several that serve, and one more that works."""
+def run_service(folder: Path, database_url: str | None, processes: int) -> Iterator[Served]:
+    """Run one process that serves and works, as SQLite requires; or several that serve, plus a worker."""
     settings = Settings(data_dir=folder, database_url=database_url)
     database = Database(settings.url)
     database.upgrade()
@@ -78,11 +80,12 @@ def _start(folder: Path, name: str, url: str, *, works: bool) -> subprocess.Pope
     part = (
         f"serve(Settings(), on_ready={told})"
         if name.startswith("serve")
-        else f"work(Settings(), lambda: {told}('works'))"
+        else f"run_worker(Settings(), lambda: {told}('works'))"
     )
     program = (
-        "from pathlib import Path; from service.server import log_to_standard_error, serve; from service.work import work; "
-        f"from service.settings import Settings; log_to_standard_error(); {part}"
+        "from pathlib import Path; from autosbp.service.server import log_to_standard_error, serve\n"
+        "from autosbp.service.worker_main import run_worker; from autosbp.service.settings import Settings\n"
+        f"log_to_standard_error(); {part}"
     )
     variables = {
         "AUTOSBP_DATA_DIR": str(folder),
@@ -104,7 +107,7 @@ def _ready(folder: Path, name: str, process: subprocess.Popen[bytes]) -> str:
 
 
 def fill(service: Served, num_strategies: int) -> Stored:
-    """Search one real strategy, then store so many copies of it under other ids; and a job that stays under way."""
+    """Search one real strategy, store ``num_strategies`` copies of it under other ids, and a job that keeps running."""
     database = service.database
     with Client(service.urls[0], key=service.key) as client:
         model, cluster = client.post_model(zoo="mlp"), client.post_cluster("local:2x2")
@@ -132,39 +135,41 @@ def fill(service: Served, num_strategies: int) -> Stored:
         with database.write() as session:
             session.execute(insert(StrategyRow), rows)
     with database.read() as session:
-        worker = session.scalars(select(WorkerRow.id)).one()  # without one at work the job would be queued again
+        worker = session.scalars(select(WorkerRow.id)).one()  # without a live worker, the job would be queued again
     with database.of(TENANT).write() as session:
         row = JobRow(id="job-followed", kind="search", payload={}, state="running", message="0", attempts=1)
         row.worker = worker
         session.add(row)
-    if not database.is_embedded:  # as a server's own housekeeping does after a while
+    if not database.is_sqlite:  # as the server's own housekeeping does after a while
         with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM ANALYZE")
-            connection.exec_driver_sql("CHECKPOINT")  # the load is to write, not what was stored before it
+            connection.exec_driver_sql("CHECKPOINT")  # writes during the load should be its own
     return Stored(num_strategies, model, cluster, search, "job-followed")
 
 
 def copy_id(number: int) -> str:
-    """The id of one of the copies."""
+    """The id of a copy."""
     return f"plan-{number:016x}"
 
 
 def step(database: Database, message: str) -> None:
-    """Let the followed job make progress: in one statement, so that this process never holds a lock while it waits for its
-    own turn on a core."""
+    """Let the followed job make progress.
+
+    A single statement, so that this process never holds a lock while it waits for a core.
+    """
     jobs = table_of(JobRow)
     moved = update(jobs).where(jobs.c.id == "job-followed").values(message=message, revision=jobs.c.revision + 1)
-    options = {"sqlite_begin": None} if database.is_embedded else {"isolation_level": "AUTOCOMMIT"}
+    options = {"sqlite_begin": None} if database.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
     with database.engine.execution_options(**options).connect() as connection:
         connection.execute(moved)
 
 
 def cpu_s(*pids: int) -> float:
-    """What some processes have used so far, together."""
+    """Total processor seconds that the processes have used so far."""
     stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
     return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def are_ready(urls: Sequence[str]) -> bool:
-    """Whether every process of the service says that it can work."""
+    """Whether every process of the service reports that it is ready."""
     return all(httpx.get(f"{url}/readyz").status_code == 200 for url in urls)

@@ -1,1 +1,1 @@
-"""The real service while what it stores to fails."""
+"""The real service while its storage fails."""

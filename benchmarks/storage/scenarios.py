@@ -1,7 +1,8 @@
-"""Ways in which storage fails, and what a real service answers meanwhile and after it.
+"""Storage failures, and what a real service answers during and after them.
 
-A way is a context manager of a service and two acts: to begin the failure, and to end it where it can be ended. ``strike``
-does the same with each: posts and reads before, while it lasts, and after it, when a search has to succeed, too.
+A ``StorageFailure`` starts a service as a context manager, with one function that begins the failure and one that ends it, if
+it can be ended. ``run_failure`` tests each in the same way: posts and reads before, during and after the failure; afterwards a
+search must succeed, too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import httpx
 from sqlalchemy import Engine, create_engine, text
 
-from service.testing.disks import Disk, missing_programs
+from autosbp.service.testing.disks import Disk, missing_programs
 from tests.service import documents
 from tests.service.postgres import Postgres, programs
 from tests.service.server import Server
@@ -31,21 +32,27 @@ _DISK_BYTES = {"full": 16 * 2**20, "failing": 64 * 2**20}
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
-    """A service and its failure; ``end`` is None where only another disk would help."""
+class FailingService:
+    """A service and its failure; ``end`` is None if only another disk would help."""
 
     server: Server
     begin: Act
     end: Act | None
 
 
-Start = Callable[[Path], AbstractContextManager[Struck]]
+Start = Callable[[Path], AbstractContextManager[FailingService]]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How storage fails: ``statuses`` are the right answers to what would be stored; whether it can be read on; what
-    /readyz says."""
+class StorageFailure:
+    """A kind of storage failure.
+
+    Attributes:
+        statuses: correct responses to requests that store something.
+        reads: whether reads still work.
+        ready: response status of /readyz.
+        lacks: lists what this machine lacks to run it.
+    """
 
     start: Start
     statuses: tuple[int, ...]
@@ -56,9 +63,17 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was answered. ``posts`` and ``reads``: by status, while it lasted; ``ready``: the answer of /readyz then;
-    ``odd``: answers that were not as they should be; ``recovered_s``: from its end to a post that is stored, by the same
-    process, None if there was none or it cannot end; ``searches``: how one ended that was accepted before, and one after."""
+    """Observed responses.
+
+    Attributes:
+        posts, reads: counts by status during the failure.
+        ready: response of /readyz during the failure.
+        odd: incorrect responses.
+        can_end: whether the failure can be ended.
+        recovered_s: seconds from its end to a post that the same process stores; None if there was none or it cannot
+            end.
+        searches: final states of a search accepted before, and of one after.
+    """
 
     posts: Mapping[str, int]
     reads: Mapping[str, int]
@@ -69,8 +84,8 @@ class Found:
     searches: list[str]
     seconds: float
 
-    def bad(self, way: Way) -> bool:
-        """Whether it is not as it should be."""
+    def bad(self, way: StorageFailure) -> bool:
+        """Whether the outcome violates the expectations of ``way``."""
         reads_on = set(self.reads) == {"200"} if way.reads else not set(self.reads) - {"200", "503"}
         refused = any(self.posts.get(str(status)) for status in way.statuses)
         back = self.recovered_s is not None and self.searches == ["succeeded"] * 2
@@ -81,8 +96,8 @@ class Found:
         return asdict(self)
 
 
-def strike(way: Way, folder: Path) -> Found:
-    """Let storage fail in that way once."""
+def run_failure(way: StorageFailure, folder: Path) -> Found:
+    """Run one failure."""
     begun_s = time.monotonic()
     posts: Counter[str] = Counter()
     reads: Counter[str] = Counter()
@@ -133,7 +148,7 @@ def _is_right(answer: httpx.Response, statuses: tuple[int, ...]) -> bool:
 
 
 def _recovered(client: httpx.Client, post: Callable[[], int], odd: list[str]) -> float | None:
-    """Seconds until a post is stored and the service is ready; the process is the same one throughout."""
+    """Seconds until a post is stored and the service is ready, in the same process."""
     begun_s = time.monotonic()
     while time.monotonic() - begun_s < _PATIENCE_S:
         status = post()
@@ -146,7 +161,7 @@ def _recovered(client: httpx.Client, post: Callable[[], int], odd: list[str]) ->
 
 
 def _search(client: httpx.Client, model: str, batch: int) -> str:
-    """The job of a search that is accepted."""
+    """Queue a search and return its job's id."""
     cluster = client.post("/v1/clusters", json={"preset": "local:2"}).json()["id"]
     options = {**documents.OPTIONS, "global_batch": batch}
     answer = client.post("/v1/searches", json={"model_id": model, "cluster_id": cluster, "options": options})
@@ -154,11 +169,11 @@ def _search(client: httpx.Client, model: str, batch: int) -> str:
 
 
 @contextmanager
-def _sqlite_locked(folder: Path) -> Iterator[Struck]:
+def _sqlite_locked(folder: Path) -> Iterator[FailingService]:
     with Server(folder / "data", lock_timeout_s=0.2) as server:
         _ = server.url
         other = sqlite3.connect(folder / "data" / "autosbp.db", isolation_level=None)
-        yield Struck(server, lambda: _run(other, "BEGIN IMMEDIATE"), lambda: _run(other, "ROLLBACK"))
+        yield FailingService(server, lambda: _run(other, "BEGIN IMMEDIATE"), lambda: _run(other, "ROLLBACK"))
         other.close()
 
 
@@ -167,45 +182,45 @@ def _run(connection: sqlite3.Connection, statement: str) -> None:
 
 
 @contextmanager
-def _sqlite_full(folder: Path) -> Iterator[Struck]:
+def _sqlite_full(folder: Path) -> Iterator[FailingService]:
     with (
         Disk.in_memory(folder / "disk", _DISK_BYTES["full"]) as disk,
-        Server(folder / "disk" / "data", within=disk.within, min_free_bytes=10**6) as server,
+        Server(folder / "disk" / "data", within=disk.command_prefix, min_free_bytes=10**6) as server,
     ):
-        yield Struck(server, disk.fill, disk.free)
+        yield FailingService(server, disk.fill, disk.free)
 
 
 @contextmanager
-def _sqlite_failing(folder: Path) -> Iterator[Struck]:
+def _sqlite_failing(folder: Path) -> Iterator[FailingService]:
     with (
         Disk.on_image(folder / "disk", folder / "image", _DISK_BYTES["failing"]) as disk,
-        Server(folder / "disk" / "data", within=disk.within, min_free_bytes=10**6) as server,
+        Server(folder / "disk" / "data", within=disk.command_prefix, min_free_bytes=10**6) as server,
     ):
-        yield Struck(server, disk.fail, None)
+        yield FailingService(server, disk.fail, None)
 
 
 def _artifacts(begin: Callable[[Disk], None], end: Callable[[Disk], None], *, image: bool = False) -> Start:
-    """Artifacts on a disk of their own."""
+    """Failure of a disk that holds only the artifacts."""
 
     @contextmanager
-    def start(folder: Path) -> Iterator[Struck]:
+    def start(folder: Path) -> Iterator[FailingService]:
         place, size = folder / "disk", _DISK_BYTES["failing" if image else "full"]
         held = Disk.on_image(place, folder / "image", size) if image else Disk.in_memory(place, size)
-        with held as disk, Server(folder / "data", within=disk.within, artifacts=place) as server:
-            yield Struck(server, lambda: begin(disk), lambda: end(disk))
+        with held as disk, Server(folder / "data", within=disk.command_prefix, artifacts=place) as server:
+            yield FailingService(server, lambda: begin(disk), lambda: end(disk))
 
     return start
 
 
 @contextmanager
-def _postgres_locked(folder: Path) -> Iterator[Struck]:
+def _postgres_locked(folder: Path) -> Iterator[FailingService]:
     with _served(folder, lock_timeout_s=0.2) as (_, server, beside), beside.connect() as other:
 
         def lock() -> None:
             other.execute(text("BEGIN"))
             other.execute(text("LOCK TABLE models IN EXCLUSIVE MODE"))
 
-        yield Struck(server, lock, lambda: _tell(other, "ROLLBACK"))
+        yield FailingService(server, lock, lambda: _tell(other, "ROLLBACK"))
 
 
 def _tell(connection: Any, statement: str) -> None:
@@ -213,7 +228,7 @@ def _tell(connection: Any, statement: str) -> None:
 
 
 @contextmanager
-def _postgres_read_only(folder: Path) -> Iterator[Struck]:
+def _postgres_read_only(folder: Path) -> Iterator[FailingService]:
     with _served(folder) as (_, server, beside), beside.connect() as other:
 
         def alter(what: str, until: str) -> None:
@@ -221,7 +236,7 @@ def _postgres_read_only(folder: Path) -> Iterator[Struck]:
             other.execute(text("SELECT pg_reload_conf()"))
             documents.wait_until(lambda: other.scalar(text("SHOW default_transaction_read_only")) == until)
 
-        yield Struck(
+        yield FailingService(
             server,
             lambda: alter("SET default_transaction_read_only = on", "on"),
             lambda: alter("RESET default_transaction_read_only", "off"),
@@ -229,21 +244,21 @@ def _postgres_read_only(folder: Path) -> Iterator[Struck]:
 
 
 @contextmanager
-def _postgres_stopped(folder: Path) -> Iterator[Struck]:
+def _postgres_stopped(folder: Path) -> Iterator[FailingService]:
     with _served(folder) as (postgres, server, _):
-        yield Struck(server, postgres.stop, postgres.start)
+        yield FailingService(server, postgres.stop, postgres.start)
 
 
 @contextmanager
-def _postgres_full(folder: Path) -> Iterator[Struck]:
+def _postgres_full(folder: Path) -> Iterator[FailingService]:
     with _served(folder, "data") as (postgres, server, _):
         assert postgres.disk is not None
-        yield Struck(server, postgres.disk.fill, postgres.disk.free)
+        yield FailingService(server, postgres.disk.fill, postgres.disk.free)
 
 
 @contextmanager
-def _postgres_log_full(folder: Path) -> Iterator[Struck]:
-    """PostgreSQL ends itself, and somebody starts it again once there is room."""
+def _postgres_log_full(folder: Path) -> Iterator[FailingService]:
+    """PostgreSQL terminates itself, and the test restarts it once there is room."""
     with _served(folder, "wal") as (postgres, server, _):
         disk = postgres.disk
         assert disk is not None
@@ -253,7 +268,7 @@ def _postgres_log_full(folder: Path) -> Iterator[Struck]:
             if not postgres.runs():
                 postgres.start()
 
-        yield Struck(server, disk.fill, end)
+        yield FailingService(server, disk.fill, end)
 
 
 @contextmanager
@@ -271,28 +286,30 @@ def _loop() -> list[str]:
     return missing_programs(loop=True)
 
 
-_KEPT_FULL = "503 the disk of the folder of artifacts is full"
-_KEPT_CLOSED = "503 the folder of artifacts is on a read-only disk"
-_KEPT_ELSEWHERE = (
-    "503 the folder of artifacts is another one than when the service started: put it back, or restart the service"
-)
-_AWAY, _FULL = "503 the database does not answer", "503 the disk is almost full"
-WAYS: Mapping[str, Way] = {
-    "SQLite, locked": Way(_sqlite_locked, (503,)),
-    "SQLite, disk full": Way(_sqlite_full, (507,), ready=_FULL, lacks=missing_programs),
-    "SQLite, disk fails": Way(_sqlite_failing, (503,), ready="503 the data folder is on a read-only disk", lacks=_loop),
-    "artifacts, disk full": Way(_artifacts(Disk.fill, Disk.free), (507,), ready=_KEPT_FULL, lacks=missing_programs),
-    "artifacts, disk read-only": Way(
-        _artifacts(Disk.close, Disk.reopen), (503,), ready=_KEPT_CLOSED, lacks=missing_programs
+_KEPT_FULL = "503 the disk of the artifacts folder is full"
+_KEPT_CLOSED = "503 the artifacts folder is on a read-only disk"
+_KEPT_ELSEWHERE = "503 the artifacts folder was replaced after the service started; put it back, or restart the service"
+_AWAY, _FULL = "503 the database does not respond", "503 the disk is almost full"
+FAILURES: Mapping[str, StorageFailure] = {
+    "SQLite, locked": StorageFailure(_sqlite_locked, (503,)),
+    "SQLite, disk full": StorageFailure(_sqlite_full, (507,), ready=_FULL, lacks=missing_programs),
+    "SQLite, disk fails": StorageFailure(
+        _sqlite_failing, (503,), ready="503 the data folder is on a read-only disk", lacks=_loop
     ),
-    "artifacts, disk gone": Way(
-        _artifacts(Disk.lose, Disk.return_, image=True), (503,), ready=_KEPT_ELSEWHERE, lacks=_loop
+    "artifacts, disk full": StorageFailure(
+        _artifacts(Disk.fill, Disk.free), (507,), ready=_KEPT_FULL, lacks=missing_programs
     ),
-    "PostgreSQL, locked": Way(_postgres_locked, (503,)),
-    "PostgreSQL, read-only": Way(_postgres_read_only, (503,)),
-    "PostgreSQL, stopped": Way(_postgres_stopped, (503,), reads=False, ready=_AWAY),
-    "PostgreSQL, disk of data full": Way(_postgres_full, (507,), lacks=missing_programs),
-    "PostgreSQL, disk of its log full": Way(
+    "artifacts, disk read-only": StorageFailure(
+        _artifacts(Disk.close, Disk.set_writable), (503,), ready=_KEPT_CLOSED, lacks=missing_programs
+    ),
+    "artifacts, disk gone": StorageFailure(
+        _artifacts(Disk.lose, Disk.remount, image=True), (503,), ready=_KEPT_ELSEWHERE, lacks=_loop
+    ),
+    "PostgreSQL, locked": StorageFailure(_postgres_locked, (503,)),
+    "PostgreSQL, read-only": StorageFailure(_postgres_read_only, (503,)),
+    "PostgreSQL, stopped": StorageFailure(_postgres_stopped, (503,), reads=False, ready=_AWAY),
+    "PostgreSQL, disk of data full": StorageFailure(_postgres_full, (507,), lacks=missing_programs),
+    "PostgreSQL, disk of its log full": StorageFailure(
         _postgres_log_full, (503, 507), reads=False, ready=_AWAY, lacks=missing_programs
     ),
 }

@@ -1,7 +1,7 @@
-"""One job from its queue to its end: take it, run it in a process, store what it found.
+"""Execution of one job, from its claim to its end: run it in a worker process and store its result.
 
-``run`` is the body of a durable workflow (``service.jobs._dbos``): it may be cut off anywhere and begun again, here or in
-another process. Its steps are ``run``, whose result is the outcome of an attempt, and ``store``.
+It may be interrupted anywhere and claimed again, here or elsewhere. An outcome is written to a file before anything
+else, and the file stays until the outcome is stored.
 """
 
 from __future__ import annotations
@@ -18,188 +18,228 @@ from typing import TypeVar
 from sqlalchemy import select
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session
 
-from service import tracing
-from service.db import Database
-from service.jobs import _rows
-from service.jobs._base import Document, Interrupted, JobKind, Kinds
-from service.jobs._children import Children, Watch
-from service.jobs._crash import Reach
-from service.jobs._presence import Presence
-from service.jobs._rows import Lease
-from service.jobs._turns import Turns
-from service.models import ArtifactRow, JobRow
-from service.problems import problem, problem_of
+from autosbp.service import tracing
+from autosbp.service.db import Database
+from autosbp.service.jobs import _job_rows
+from autosbp.service.jobs._base import FINAL_STATES, Document, Interrupted, JobKind, Kinds
+from autosbp.service.jobs._fault_injection import ReachPoint
+from autosbp.service.jobs._job_rows import Lease
+from autosbp.service.jobs._worker_pool import TaskCallbacks, WorkerDied, WorkerNotStarted, WorkerPool
+from autosbp.service.jobs._worker_registry import WorkerRegistry
+from autosbp.service.models import ArtifactRow, JobRow
+from autosbp.service.problem_details import problem, problem_of
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 0.5
-_ENDED: Document = {"op": "ended"}
+_MAX_DEATHS = 2
+_ENDS = {"done": "succeeded", "failed": "failed", "cancelled": "cancelled"}
 UNAVAILABLE = (OperationalError, InterfaceError, PoolTimeoutError)
-"""What the database raises while it is away, full or locked."""
+"""Exceptions raised while the database is unreachable, full or locked."""
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """Works on jobs in the threads that call ``run``.
+    """Works on claimed jobs in the threads that call ``run``.
 
     Args:
         folder: where outcomes are kept until they are stored.
-        reach: is called at each of the named moments (``service.jobs._crash``).
-        stopping: is set when the work must end.
+        max_attempts: limit of attempts per job.
+        presence: this worker's registration.
+        children: pool of worker processes.
+        reach: called at each named point (``autosbp.service.jobs._fault_injection``).
+        stopping: set when the work must end.
     """
 
     database: Database
     kinds: Kinds
     folder: Path
     max_attempts: int
-    presence: Presence
-    children: Children
-    turns: Turns
-    reach: Reach
+    registry: WorkerRegistry
+    worker_pool: WorkerPool
+    reach_point: ReachPoint
     stopping: threading.Event
 
-    def run(self, job_id: str, step: Callable[[str, Callable[[], Document]], Document]) -> None:
-        """Bring a job to its end; ``Interrupted`` when it must go on later or elsewhere."""
-        lease = self._patiently(lambda: self._take(job_id))
-        if lease is not None:
-            self.reach(lease.kind, "taken")
-            with tracing.job(f"job {lease.kind}", lease.trace, job=job_id, kind=lease.kind, fence=lease.fence):
-                outcome = step("run", lambda: self._attempt(lease))
-                self.reach(lease.kind, "recorded")
-                step("store", lambda: self._store(lease, outcome))
-                self.reach(lease.kind, "stored")
-        shutil.rmtree(self.folder / job_id, ignore_errors=True)
+    def run(self, lease: Lease) -> None:
+        """Run a job to its end; raise ``Interrupted`` if it must continue later or elsewhere."""
+        self.reach_point(lease.kind, "taken")
+        with tracing.job_span(f"job {lease.kind}", lease.trace, job=lease.job_id, kind=lease.kind, fence=lease.fence):
+            outcome = self._outcome(lease)
+            self._store(lease, outcome)
+            self.reach_point(lease.kind, "stored")
+        shutil.rmtree(self.folder / lease.job_id, ignore_errors=True)
 
-    def _take(self, job_id: str) -> Lease | None:
-        with self.database.write() as session:
-            return _rows.take(session, job_id, self.presence.id)
+    def has_outcome(self, job_id: str) -> bool:
+        """Whether an attempt at the job has finished but its outcome is not stored yet."""
+        return self._path(job_id).exists()
 
-    def _attempt(self, lease: Lease) -> Document:
-        """The outcome of one attempt, or of an earlier one that came to its end."""
+    def _path(self, job_id: str) -> Path:
+        return self.folder / job_id / "outcome.json"
+
+    def _outcome(self, lease: Lease) -> Document:
+        """Return the outcome of an earlier finished attempt, or run an attempt."""
         kind = self.kinds.get(lease.kind)
         if kind is None:
-            return {"op": "failed", "problem": problem(500, f"this service has no job kind {lease.kind!r}")}
-        path = self.folder / lease.job_id / "outcome.json"
-        if (kept := _read(path)) is not None:
+            return {"op": "failed", "problem": problem(500, f"unknown job kind {lease.kind!r}")}
+        if (kept := _read(self._path(lease.job_id))) is not None:
             return kept
-        with self.turns.turn(kind.lane, self._must_stop), tracing.span("run"):
-            inputs = self._patiently(lambda: self._begin(lease, kind))
-            self.reach(lease.kind, "prepared")
-            if "op" in inputs:
-                return inputs
-            watch = Watch(
-                lambda: self._check(lease),
-                lambda message: self._report(lease, message),
-                lambda: self.reach(lease.kind, "started"),
-            )
-            outcome = self.children.run(kind, inputs["inputs"], path, watch)
-        self.reach(lease.kind, "ended")
-        self._patiently(lambda: self._expect(lease))  # else it may have been killed because it was taken
+        with tracing.span("run"):
+            if tracing.is_on():
+                self._retry_while_unavailable(
+                    lambda: self._in_write_session(lambda session: _job_rows.store_trace(session, lease))
+                )
+            outcome = self._run_with_restart(lease, kind)
+        self.reach_point(lease.kind, "ended")
+        self._retry_while_unavailable(lambda: self._check_ownership(lease))
         return outcome
 
-    def _begin(self, lease: Lease, kind: JobKind) -> Document:
-        """Count an attempt and read its inputs; an outcome where there is nothing to run."""
-        with self.database.write() as session:
-            row = _rows.attempt(session, lease, kind.resumable, self.max_attempts)
-        if row is None:
-            return _ENDED
+    def _run_with_restart(self, lease: Lease, kind: JobKind) -> Document:
+        """Run an attempt, and another one if its worker process died."""
+        deaths = 0
+        while True:
+            try:
+                return self._attempt(lease, kind)
+            except WorkerDied as error:
+                death, deaths = error, deaths + 1
+            # raises if the process was killed because another worker took the job
+            self._retry_while_unavailable(lambda: self._check_ownership(lease))
+            if (kept := _read(self._path(lease.job_id))) is not None:
+                return kept
+            if deaths == _MAX_DEATHS or not kind.resumable or not self._count_restart(lease, str(death)):
+                return _worker_died_outcome(str(death), deaths)
+
+    def _attempt(self, lease: Lease, kind: JobKind) -> Document:
+        inputs = self._retry_while_unavailable(lambda: self._inputs(lease, kind))
+        self.reach_point(lease.kind, "prepared")
+        if "op" in inputs:
+            return inputs
+        watch = TaskCallbacks(
+            lambda: self._check(lease),
+            lambda message: self._report(lease, message),
+            lambda: self.reach_point(lease.kind, "started"),
+        )
         try:
-            with tracing.span("prepare"), self.database.of(row.tenant).read() as session:
-                return {"inputs": kind.prepare(session, row)}
+            return self.worker_pool.run(kind, inputs["inputs"], self._path(lease.job_id), watch)
+        except WorkerNotStarted as error:
+            mine = (JobRow.id == lease.job_id) & (JobRow.fence == lease.fence)
+            words = str(error)
+            self._retry_while_unavailable(
+                lambda: self._in_write_session(lambda session: _job_rows.requeue(session, mine, words, begun=False))
+            )
+            raise
+
+    def _count_restart(self, lease: Lease, death: str) -> bool:
+        reason = f"the worker process died: {death}"
+        return self._retry_while_unavailable(
+            lambda: self._in_write_session(
+                lambda session: _job_rows.count_restart(session, lease, reason, self.max_attempts)
+            )
+        )
+
+    def _inputs(self, lease: Lease, kind: JobKind) -> Document:
+        """Prepare the task's inputs, or return a failed outcome if that is impossible."""
+        try:
+            with tracing.span("prepare"), self.database.of(lease.tenant).read() as session:
+                return {"inputs": kind.prepare(session, _job_rows.require_job(session, lease))}
         except UNAVAILABLE:
             raise
         except Exception as error:
-            _log.exception("job %s could not be prepared", row.id)
+            _log.exception("could not prepare job %s", lease.job_id)
             return {"op": "failed", "problem": problem_of(error)}
+
+    def _in_write_session(self, work: Callable[[Session], Found]) -> Found:
+        with self.database.write() as session:
+            return work(session)
 
     def _check(self, lease: Lease) -> bool:
         if self._must_stop():
-            raise Interrupted("the service stops, or may be taken for dead")
+            raise Interrupted("the service is stopping, or lost its heartbeat")
         try:
-            return self._expect(lease)
+            return self._check_ownership(lease)
         except SQLAlchemyError as error:
-            _log.warning("whether job %s was cancelled cannot be read: %s", lease.job_id, error)
+            _log.warning("cannot check whether job %s was cancelled: %s", lease.job_id, error)
             return False
 
-    def _expect(self, lease: Lease) -> bool:
-        """Whether the job's end was asked for; ``Interrupted`` if it is no longer ours."""
+    def _check_ownership(self, lease: Lease) -> bool:
+        """Return whether cancellation was requested; raise ``Interrupted`` if another worker has the job."""
         with self.database.read() as session:
             query = select(JobRow.fence, JobRow.cancel_requested).where(JobRow.id == lease.job_id)
-            fence, cancel_requested = session.execute(query).one()
-        if fence != lease.fence:
-            raise Interrupted(f"job {lease.job_id} was taken by another worker")
-        return bool(cancel_requested)
+            found = session.execute(query).one_or_none()
+        if found is None or found.fence != lease.fence:
+            raise Interrupted(f"job {lease.job_id} was taken over by another worker")
+        return bool(found.cancel_requested)
 
     def _report(self, lease: Lease, message: Document) -> None:
         try:
             with self.database.write() as session:
-                _rows.report(session, lease, message["progress"], message["message"], message["figures"])
+                _job_rows.report(session, lease, message["progress"], message["message"], message["figures"])
         except SQLAlchemyError as error:
-            _log.warning("the progress of job %s is not recorded: %s", lease.job_id, error)
+            _log.warning("could not record the progress of job %s: %s", lease.job_id, error)
 
-    def _store(self, lease: Lease, outcome: Document) -> Document:
-        """Bring the row to its final state, with what was found; the state."""
+    def _store(self, lease: Lease, outcome: Document) -> None:
+        """Store the outcome and set the job's final state."""
+        state, failure = _ENDS[outcome["op"]], outcome.get("problem")
         with tracing.span("store", outcome=outcome["op"]):
-            return self._stored(lease, outcome)
-
-    def _stored(self, lease: Lease, outcome: Document) -> Document:
-        op = outcome["op"]
-        if op == "done":
             try:
-                return self._patiently(lambda: self._finish(lease, "succeeded", found=outcome["result"]))
+                self._retry_while_unavailable(
+                    lambda: self._finish(lease, state, found=outcome.get("result"), failure=failure)
+                )
             except Exception as error:
-                _log.exception("the result of job %s could not be stored", lease.job_id)
-                failure = problem_of(error)
-                return self._patiently(lambda: self._finish(lease, "failed", failure=failure))
-        if op == "failed":
-            return self._patiently(lambda: self._finish(lease, "failed", failure=outcome["problem"]))
-        if op == "cancelled":
-            return self._patiently(lambda: self._finish(lease, "cancelled"))
-        return {"state": None}
+                _log.exception("could not store the result of job %s", lease.job_id)
+                reason = problem_of(error)
+                self._retry_while_unavailable(lambda: self._finish(lease, "failed", failure=reason))
 
     def _finish(
         self, lease: Lease, state: str, *, found: Document | None = None, failure: Document | None = None
-    ) -> Document:
-        left = self._left(lease)
+    ) -> None:
+        left = self._saved_artifacts(lease)
         with self.database.of(lease.tenant).write() as session:
-            row = _rows.held(session, lease)
+            row = _job_rows.lock_held_job(session, lease)
+            if row.state in FINAL_STATES:  # already stored by a commit whose answer was lost
+                return
             for artifact in left:
                 session.merge(artifact)
             if row.cancel_requested:
                 state, found, failure = "cancelled", None, None
             result = self.kinds[row.kind].store(session, row, found) if found is not None else None
-            _rows.finish(row, state, result=result, failure=failure)
-        return {"state": state}
+            _job_rows.finish(session, row, state, result=result, failure=failure)
 
-    def _left(self, lease: Lease) -> Sequence[ArtifactRow]:
-        """Rows of the files that the work has left and that are kept from now on; what fails here fails no job."""
+    def _saved_artifacts(self, lease: Lease) -> Sequence[ArtifactRow]:
+        """Save the files that the work left and return their rows; errors here do not fail the job."""
         kind = self.kinds.get(lease.kind)
         if kind is None or kind.keep is None:
             return ()
         with self.database.read() as session:
-            row = _rows.one(session, lease.job_id)
-        try:
-            return () if row is None else kind.keep(row)
-        except Exception:
-            _log.exception("what job %s has left is not kept", lease.job_id)
-            return ()
+            row = _job_rows.require_job(session, lease)
+            try:
+                return kind.keep(session, row)
+            except Exception:
+                _log.exception("could not keep the files of job %s", lease.job_id)
+                return ()
 
-    def _patiently(self, work: Callable[[], Found]) -> Found:
-        """Do something with the database as soon as it is there."""
+    def _retry_while_unavailable(self, work: Callable[[], Found]) -> Found:
+        """Run ``work``, retrying while the database is unavailable."""
         while True:
             try:
                 return work()
             except UNAVAILABLE as error:
-                _log.warning("the database does not answer; trying again: %s", error)
+                _log.warning("the database does not respond; retrying: %s", error)
             self._pause()
 
     def _pause(self) -> None:
         if self.stopping.wait(_PAUSE_S):
-            raise Interrupted("the service stops")
+            raise Interrupted("the service is stopping")
 
     def _must_stop(self) -> bool:
-        return self.stopping.is_set() or not self.presence.held()
+        return self.stopping.is_set() or not self.registry.held()
+
+
+def _worker_died_outcome(death: str, deaths: int) -> Document:
+    often = "" if deaths == 1 else " twice"
+    detail = f"the worker process died{often} while it ran this job: {death}"
+    return {"op": "failed", "problem": problem(500, detail, name="worker-died", title="The worker process died")}
 
 
 def _read(path: Path) -> Document | None:
@@ -208,6 +248,6 @@ def _read(path: Path) -> Document | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        _log.warning("a kept outcome cannot be read, so the job runs again: %s", error)
+        _log.warning("cannot read a stored outcome; running the job again: %s", error)
         return None
     return document

@@ -1,4 +1,4 @@
-"""Ending processes together with everything that they started."""
+"""Killing processes together with everything they started."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import signal
 from functools import cache
 from pathlib import Path
 
-TAG = "AUTOSBP_JOBS_OF"
-"""The environment variable that every process has which works for a worker; its value is the worker's id."""
-OUTLIVES = {"AUTOSBP_OUTLIVES": "1"}
-"""The environment of processes that are meant to outlive the service, with all that they start: they are not killed here."""
+WORKER_VARIABLE = "AUTOSBP_JOBS_OF"
+"""Environment variable of every process that works for a worker; its value is the worker's id."""
+OUTLIVES_SERVICE = {"AUTOSBP_OUTLIVES": "1"}
+"""Environment of processes that must outlive the service with all that they start; this module spares them."""
 _ROUNDS = 100
 
 
 def descendants(pid: int) -> list[int]:
-    """Pids of the living processes started by ``pid`` and by its children, from ``/proc``; empty where there is none."""
+    """Pids of all living descendants of ``pid``, from ``/proc``; empty without ``/proc``."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -31,10 +31,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int, include_self: bool = True) -> None:
-    """Kill the descendants of ``pid``, wherever they moved their process group and whatever they start meanwhile, and then
-    itself, unless told otherwise."""
+    """Kill the descendants of ``pid``, and ``pid`` itself unless ``include_self`` is False.
+
+    It also finds processes that changed their process group or were started meanwhile.
+    """
     for _ in range(_ROUNDS):
-        doomed = [each for each in descendants(pid) if not _marks(OUTLIVES) <= _environment(each)]
+        doomed = [each for each in descendants(pid) if not _environment_entries(OUTLIVES_SERVICE) <= _environment(each)]
         if not doomed:
             break
         _kill(doomed)
@@ -43,28 +45,32 @@ def kill_tree(pid: int, include_self: bool = True) -> None:
 
 
 def kill_tagged(worker: str) -> int:
-    """Kill every process on this machine that works for a worker, whoever its parent is now; how many there were."""
-    wanted, spared, killed = _marks({TAG: worker}), _marks(OUTLIVES), set[int]()
+    """Kill every process on this machine that works for a worker, whatever its parent, and return their number."""
+    wanted, spared, killed = (
+        _environment_entries({WORKER_VARIABLE: worker}),
+        _environment_entries(OUTLIVES_SERVICE),
+        set[int](),
+    )
     for _ in range(_ROUNDS):
-        found = ((pid, _environment(pid)) for pid in _of_everybody())
+        found = ((pid, _environment(pid)) for pid in _all_other_pids())
         doomed = [pid for pid, marks in found if wanted <= marks and not spared <= marks]
         if not doomed:
             break
-        killed.update(doomed)  # one that still dies is found again: it is one all the same
+        killed.update(doomed)  # a set: a process that is still dying is found again
         _kill(doomed)
     return len(killed)
 
 
 @cache
-def machine() -> str:
-    """Where a process id means one process: this boot of this machine, in this namespace."""
+def pid_scope() -> str:
+    """Identifies the scope in which process ids are unique: boot of this machine and PID namespace."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     return os.uname().nodename[:64]
 
 
-def _of_everybody() -> list[int]:
+def _all_other_pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if int(entry.name) != os.getpid()]
 
 
@@ -75,12 +81,12 @@ def _environment(pid: int) -> set[bytes]:
         return set()
 
 
-def _marks(variables: dict[str, str]) -> set[bytes]:
+def _environment_entries(variables: dict[str, str]) -> set[bytes]:
     return {f"{name}={value}".encode() for name, value in variables.items()}
 
 
 def _kill(pids: list[int]) -> None:
-    """Stop all before any of them dies: none may take another's death for a failure of the job, and write it down."""
+    """Stop all before killing any, so that none takes another's death for a failure of the job and reports it."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,9 +1,9 @@
-"""The health of the workers on this machine, for supervisors: a file of each, written while it works.
+"""Health of the workers on this machine, for supervisors such as systemd: one heartbeat file per worker.
 
-A worker writes its file in ``DATA/workers`` every few seconds, as long as all its threads live and have lately done their part,
-which needs the database. So a worker that hangs, or cannot reach the database, is found by a file that has become old. The
-clock is that of this boot of the machine, and processes are told apart as in ``service.jobs._processes``: files of other
-machines and containers in a shared data folder do not count here.
+A worker writes its file in ``DATA/workers`` every few seconds, as long as all its threads are alive and have recently
+done their work, which needs the database. A worker that hangs or cannot reach the database therefore has an old file.
+Times are of the clock of this boot, and processes are identified as in ``autosbp.service.jobs._processes``: files of other
+machines and containers in a shared data folder are ignored.
 """
 
 from __future__ import annotations
@@ -17,77 +17,79 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from autosbp.processes import start_ticks
-from service.jobs._processes import machine
+from autosbp.service.jobs._processes import pid_scope
+from autosbp.utils.processes import start_ticks
 
-_FORGOTTEN_S = 86_400.0
+_DELETE_AFTER_S = 86_400.0
 
 
 class Heartbeat:
-    """One process' file. ``good_for_s`` is how old it may become.
+    """The heartbeat file of this process.
 
     Args:
         data_dir: the service's data folder.
+        good_for_s: age in seconds from which the file counts as too old.
+        clock: a monotonic clock of this boot.
     """
 
     def __init__(self, data_dir: Path, good_for_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._good_for_s, self._clock = data_dir.resolve() / "workers", good_for_s, clock
+        self._folder, self._max_age_s, self._clock = data_dir.resolve() / "workers", good_for_s, clock
         self._path = self._folder / f"{secrets.token_hex(8)}.json"
 
     def begin(self) -> None:
-        """Make room, and drop files of processes that are gone."""
+        """Create the folder and delete files of ended processes."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for path in self._folder.iterdir():
             with suppress(OSError):
                 known = _read(path)
-                old = time.time() - path.stat().st_mtime > _FORGOTTEN_S
-                if old or (known is not None and known["machine"] == machine() and not _lives(known)):
+                old = time.time() - path.stat().st_mtime > _DELETE_AFTER_S
+                if old or (known is not None and known["machine"] == pid_scope() and not _is_alive(known)):
                     path.unlink()
 
     def beat(self) -> None:
-        """Say that this process works."""
+        """Write the file."""
         pid = os.getpid()
         document = {
-            "machine": machine(),
+            "machine": pid_scope(),
             "pid": pid,
             "started": start_ticks(pid),
             "beaten_s": self._clock(),
-            "good_for_s": self._good_for_s,
+            "good_for_s": self._max_age_s,
         }
         draft = self._path.with_suffix(".draft")
         draft.write_text(json.dumps(document))
         draft.replace(self._path)
 
     def end(self) -> None:
-        """This process works no more."""
+        """Delete the file."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
 
-def ailments(data_dir: Path, clock: Callable[[], float] = time.monotonic) -> list[str]:
-    """What is wrong with the workers on this machine; none are an ailment, too."""
+def unhealthy_workers(data_dir: Path, clock: Callable[[], float] = time.monotonic) -> list[str]:
+    """Describe the unhealthy workers on this machine; having no worker is also a problem."""
     here = []
     with suppress(FileNotFoundError, NotADirectoryError):
         for path in sorted((data_dir.resolve() / "workers").glob("*.json")):
             known = _read(path)
-            if known is not None and known["machine"] == machine() and _lives(known):
+            if known is not None and known["machine"] == pid_scope() and _is_alive(known):
                 here.append(known)
     if not here:
-        return [f"no worker of {data_dir} runs on this machine"]
+        return [f"no worker of {data_dir} is running on this machine"]
     ages = [(known, clock() - known["beaten_s"]) for known in here]
     return [
-        f"worker process {known['pid']} has not worked for {age_s:.0f} s"
+        f"worker process {known['pid']} has been stalled for {age_s:.0f} s"
         for known, age_s in ages
         if age_s > known["good_for_s"]
     ]
 
 
-def _lives(known: dict[str, Any]) -> bool:
+def _is_alive(known: dict[str, Any]) -> bool:
     return known["started"] is not None and start_ticks(known["pid"]) == known["started"]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """None for what is not whole, or not ours."""
+    """Read a heartbeat file; None if it is incomplete or has another format."""
     try:
         known = json.loads(path.read_text())
     except (OSError, ValueError):

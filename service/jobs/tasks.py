@@ -5,23 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from autosbp import api
-from autosbp.answers import what_if_document, why_document
-from autosbp.cluster import Cluster
+from autosbp.calibration import Progress
+from autosbp.calibration import calibrate as measure
+from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.calibration import Calibration
+from autosbp.costmodel.trial_feedback import trial_residual_of_report
 from autosbp.errors import CalibrationError, TrialError
-from autosbp.lessons import experience_of
-from calibration import Progress
-from calibration import calibrate as measure
-from service.jobs._base import CancelledError, Document, TaskContext
-from service.launchers.attempt import launched
+from autosbp.graph.precision import planned_graph
+from autosbp.launch.local import run_ranks
+from autosbp.report.analysis_json import what_if_document, why_document
+from autosbp.sandbox import Sandbox
+from autosbp.sandbox.regular_files import remove_irregular
+from autosbp.service.jobs._base import CancelledError, Document, TaskContext
+from autosbp.service.launchers.launch_arguments import launch_arguments
 
-_MOST_POINTS = 200
+_MAX_CURVE_POINTS = 200
 
 
 def capture(inputs: Document, context: TaskContext) -> Document:
@@ -37,8 +43,11 @@ def capture(inputs: Document, context: TaskContext) -> Document:
 
 
 def search(inputs: Document, context: TaskContext) -> Document:
-    """Search the best strategy, or the front of step time against memory; the plans' documents, fastest first, and the
-    ``curve`` of the search: (seconds since its begin, best step time so far) wherever that fell."""
+    """Search the best strategy, or the Pareto front of step time and memory.
+
+    Returns the documents of the ``plans``, fastest first, and the ``curve`` of the search: (seconds since its begin,
+    best step time in seconds) at each improvement.
+    """
     cluster = Cluster.from_dict(inputs["cluster"])
     calibration = inputs["calibration"]
     context.progress(None, "building the search problem")
@@ -52,9 +61,9 @@ def search(inputs: Document, context: TaskContext) -> Document:
     began_s, curve = time.monotonic(), list[list[float]]()
 
     def progress(stage: str, best_s: float) -> bool:
-        if isfinite(best_s) and len(curve) < _MOST_POINTS and (not curve or best_s < curve[-1][1]):
+        if isfinite(best_s) and len(curve) < _MAX_CURVE_POINTS and (not curve or best_s < curve[-1][1]):
             curve.append([time.monotonic() - began_s, best_s])
-        # What has no best of its own, or a front's plans of less memory, leaves the best so far.
+        # Stages without a best of their own, and a front's plans of less memory, keep the best so far.
         return context.progress(None, stage, best_step_time_s=curve[-1][1] if curve else best_s)
 
     num_points, given = inputs.get("num_points"), inputs.get("start")
@@ -70,8 +79,8 @@ def search(inputs: Document, context: TaskContext) -> Document:
 
 
 def why(inputs: Document, context: TaskContext) -> Document:
-    """What other layouts of an op would cost; ``autosbp.answers.why_document``."""
-    plan, graph, calibration = _analysed(inputs)
+    """Cost other layouts of an op; see ``autosbp.report.analysis_json.why_document``."""
+    plan, graph, calibration = _plan_inputs(inputs)
     options = inputs["options"]
     context.progress(None, f"costing other layouts of {options['op']}")
     found = api.why(graph, plan, options["op"], calibration, most=options["most"])
@@ -80,8 +89,8 @@ def why(inputs: Document, context: TaskContext) -> Document:
 
 
 def what_if(inputs: Document, context: TaskContext) -> Document:
-    """What better hardware would buy; ``autosbp.answers.what_if_document``."""
-    plan, graph, calibration = _analysed(inputs)
+    """Estimate the gain from better hardware; see ``autosbp.report.analysis_json.what_if_document``."""
+    plan, graph, calibration = _plan_inputs(inputs)
     factor = inputs["options"]["factor"]
 
     def report(name: str) -> None:
@@ -93,10 +102,11 @@ def what_if(inputs: Document, context: TaskContext) -> Document:
     return what_if_document(plan, found, _step_s(plan, graph, calibration), calibrated=calibration is not None)
 
 
-def _analysed(inputs: Document) -> tuple[api.Plan, api.LogicalGraph, Calibration | None]:
+def _plan_inputs(inputs: Document) -> tuple[api.Plan, api.LogicalGraph, Calibration | None]:
     calibration = inputs["calibration"]
     costs = None if calibration is None else Calibration.from_dict(calibration)
-    return api.Plan.from_dict(inputs["plan"]), api.load_graph(inputs["graph"]), costs
+    plan = api.Plan.from_dict(inputs["plan"])
+    return plan, planned_graph(api.load_graph(inputs["graph"]), plan.document), costs
 
 
 def _step_s(plan: api.Plan, graph: api.LogicalGraph, calibration: Calibration | None) -> float:
@@ -104,20 +114,24 @@ def _step_s(plan: api.Plan, graph: api.LogicalGraph, calibration: Calibration | 
 
 
 def calibrate(inputs: Document, context: TaskContext) -> Document:
-    """Measure a cluster, and the ops that some models would run on it; the calibration's document."""
+    """Measure a cluster, and the ops that some models would run on it; return the calibration's document."""
     cluster = Cluster.from_dict(inputs["cluster"])
     options = api.PlanOptions.from_dict(inputs["options"])
     keys = [api.op_keys(api.load_graph(document), cluster, options) for document in inputs["graphs"]]
     in_turn = dict.fromkeys(key for rank in zip_longest(*keys) for key in rank if key is not None)
     context.progress(None, "calibrating")
-    ways: dict[str, Any] = {"workdir": _folder(inputs["workdir"]), "cancelled": context.cancelled}
+    ways = _local_launch_arguments(inputs, cluster, context)
     if inputs.get("launching") is not None:
-        ways = {"cancelled": _unless_orphaned(context), "queued": True, **launched(inputs, cluster, _teller(context))}
-    with _kept_private(ways["workdir"]):
+        ways = {
+            "cancelled": _cancel_check(context),
+            "queued": True,
+            **launch_arguments(inputs, cluster, _state_reporter(context)),
+        }
+    with _relative_paths_in_errors(ways["workdir"]):
         found = measure(
             cluster,
             op_keys=list(in_turn),
-            progress=lambda step: _follow(step, context),
+            progress=lambda step: _report_progress(step, context),
             timeout_s=inputs["timeout_s"],
             **inputs["effort"],
             **ways,
@@ -126,54 +140,59 @@ def calibrate(inputs: Document, context: TaskContext) -> Document:
     return found.to_dict()
 
 
-def _follow(step: Progress, context: TaskContext) -> None:
+def _report_progress(step: Progress, context: TaskContext) -> None:
     context.progress(step.done / max(step.total, 1), step.name)
 
 
 def trial(inputs: Document, context: TaskContext) -> Document:
-    """Run a plan and measure it; the trial's report, with what it teaches the plan's calibration as ``experience``. Its log
-    is appended to the file ``inputs["log"]``."""
-    graph = api.load_graph(inputs["graph"])
+    """Run and measure a plan; return the report, with data to correct the plan's calibration as ``experience``."""
     plan = api.Plan.from_dict(inputs["plan"])
+    graph = planned_graph(api.load_graph(inputs["graph"]), plan.document)
     if inputs["baseline"] is not None:
         plan = plan.with_baseline(inputs["baseline"])
     context.progress(None, "starting ranks")
-    workdir, log = _folder(inputs["workdir"]), Path(inputs["log"])
-    ways: dict[str, Any] = {"workdir": workdir, "cancelled": context.cancelled}
+    ways = _local_launch_arguments(inputs, plan.cluster, context)
     if inputs.get("launching") is not None:
-        log.unlink(missing_ok=True)  # the log of ranks that are found again is read from its beginning
-        ways |= {"cancelled": _unless_orphaned(context), **launched(inputs, plan.cluster, _teller(context))}
-    ways["log"] = _appender(log, context)
-    with _kept_private(ways["workdir"]):
+        ways |= {
+            "cancelled": _cancel_check(context),
+            **launch_arguments(inputs, plan.cluster, _state_reporter(context)),
+        }
+    ways["log"] = lambda line: context.progress(None, line.strip()[:200])
+    with _relative_paths_in_errors(ways["workdir"]):
         found = api.run_trial(plan, graph, **inputs["options"], timeout_s=inputs["timeout_s"], **ways)
     result = {**found, "plan_id": plan.stored_id}
     _stop_if_cancelled(context)
     calibration = inputs["calibration"]
-    # What was measured of other collectives than those charged is no lesson.
+    # Measurements with other collectives than those in the cost model cannot correct the calibration.
     if calibration is None or not result["collectives_match"]:
         return result
-    return {**result, "experience": experience_of(plan, graph, Calibration.from_dict(calibration), result).to_dict()}
+    return {
+        **result,
+        "experience": trial_residual_of_report(plan, graph, Calibration.from_dict(calibration), result).to_dict(),
+    }
 
 
-def _appender(path: Path, context: TaskContext) -> Callable[[str], None]:
-    def log(line: str) -> None:
-        with path.open("a", encoding="utf-8", errors="replace") as file:
-            file.write(line.rstrip("\n") + "\n")
-        context.progress(None, line.strip()[:200])
+def _local_launch_arguments(inputs: Document, cluster: Cluster, context: TaskContext) -> dict[str, Any]:
+    """Arguments that start ranks as confined children of this process."""
+    # Jobs queued by earlier releases have no sandbox.
+    sandbox = replace(Sandbox.from_dict(inputs.get("sandbox", {})), gpus=cluster.device.kind == "cuda")
+    launch = partial(run_ranks, sandbox=sandbox)
+    return {"workdir": _folder(inputs["workdir"]), "cancelled": context.cancelled, "launch": launch}
 
-    return log
 
-
-def _teller(context: TaskContext) -> Callable[[str], None]:
+def _state_reporter(context: TaskContext) -> Callable[[str], None]:
     def told(words: str) -> None:
         context.progress(None, words)
 
     return told
 
 
-def _unless_orphaned(context: TaskContext) -> Callable[[], bool]:
-    """Whether somebody cancelled the job. Raises where the task is told to stop because the service is gone: its successor
-    finds the ranks again, so that they are not ended."""
+def _cancel_check(context: TaskContext) -> Callable[[], bool]:
+    """Build a check for cancellation by a person.
+
+    It raises ``CancelledError`` if the service is gone: the service's successor finds the running ranks, so they must
+    not be ended.
+    """
 
     def cancelled() -> bool:
         if not context.cancelled():
@@ -186,9 +205,11 @@ def _unless_orphaned(context: TaskContext) -> Callable[[], bool]:
 
 
 @contextmanager
-def _kept_private(folder: Path) -> Iterator[None]:
-    """Errors name files of a folder by their names, as the job's artifacts are: where the service keeps them is no caller's
-    business."""
+def _relative_paths_in_errors(folder: Path) -> Iterator[None]:
+    """Shorten file paths in errors to names relative to the job's folder, as its artifacts are named.
+
+    Callers must not learn where the service keeps files.
+    """
     try:
         yield
     except (CalibrationError, TrialError) as error:
@@ -199,6 +220,7 @@ def _kept_private(folder: Path) -> Iterator[None]:
 def _folder(path: str) -> Path:
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
+    remove_irregular(folder)  # left by an attempt that was killed
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Starting jobs on clusters: ``_base`` has the contract, ``_choice`` makes the one that the settings choose.
+"""Launchers start jobs on clusters: ``_base`` has the contract, ``_from_settings`` builds the configured one.
 
-Light to import: it is on the way of every node's process.
+Light to import, because every node's process imports it.
 """

@@ -1,6 +1,6 @@
-"""The driver of a job on several of Ray's nodes: a placement group with a bundle on each, a node's process in each bundle.
+"""Driver of a job on several nodes of Ray: a placement group with a bundle, and a process, on each node.
 
-python -m service.launchers._ray_driver FOLDER TOKEN PYTHON
+python -m autosbp.service.launchers._ray_driver FOLDER TOKEN PYTHON
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service.launchers._folder import JobFolder
+from autosbp.service.launchers._job_folder import JobFolder
 
 
 def main(path: str, token: str, python: str) -> int:
-    """The exit code: that of the first node that fails, or 0."""
+    """Run all nodes' processes; return the largest exit code, 0 if all succeeded."""
     import ray
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -44,8 +44,8 @@ def main(path: str, token: str, python: str) -> int:
 
 
 def run_node(python: str, python_path: str, path: str, token: str, node: int) -> int:
-    """Run one node's process to its end, in a worker of Ray; it ends itself when another node fails or this worker does."""
-    command = [python, "-m", "service.launchers._node", path, token, str(node), "--with-parent"]
+    """Run one node's process in a Ray worker; it ends itself when another node fails or this worker ends."""
+    command = [python, "-m", "autosbp.service.launchers._node_process", path, token, str(node), "--with-parent"]
     return abs(subprocess.run(command, env={**os.environ, "PYTHONPATH": python_path}).returncode)
 
 

@@ -1,1 +1,1 @@
-"""Alembic migrations of the service's database; ``Database.upgrade`` runs them at start-up."""
+"""Alembic migrations of the service's database; ``Database.upgrade`` runs them at startup."""

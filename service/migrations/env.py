@@ -1,8 +1,8 @@
-"""Alembic's entry: runs the revisions on the connection that ``service.db`` hands over."""
+"""Alembic's entry point: runs the revisions on the connection that ``autosbp.service.db`` passes."""
 
 from alembic import context
 
-from service.models import Base
+from autosbp.service.models import Base
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)

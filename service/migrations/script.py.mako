@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from service.models._base import UtcDateTime
+from autosbp.service.models._base import UtcDateTime
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}

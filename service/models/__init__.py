@@ -1,20 +1,32 @@
-"""The tables of the service, one file each."""
+"""The database tables of the service, one file per resource."""
 
-from service.models._base import DEFAULT_TENANT, NO_TENANT, Base, bound, now, table_of
-from service.models.access import AuditRow, EndedSessionRow, KeyRow, ReplayRow
-from service.models.analysis import AnalysisRow
-from service.models.artifact import ArtifactRow
-from service.models.calibration import CalibrationRow
-from service.models.cluster import ClusterRow
-from service.models.job import JobRow
-from service.models.model import ModelRow
-from service.models.search import SearchRow
-from service.models.strategy import StrategyRow
-from service.models.trial import TrialRow
-from service.models.worker import WorkerRow
+from autosbp.service.models._base import (
+    DEFAULT_TENANT,
+    ID_DIGITS,
+    NO_TENANT,
+    Base,
+    bind_parameters,
+    content_id,
+    now,
+    table_of,
+)
+from autosbp.service.models.access import AuditRow, EndedSessionRow, KeyRow, ReplayRow
+from autosbp.service.models.analysis import AnalysisRow
+from autosbp.service.models.artifact import ArtifactRow
+from autosbp.service.models.calibration import CalibrationRow
+from autosbp.service.models.cluster import ClusterRow
+from autosbp.service.models.deleted_files import RemovedFilesRow
+from autosbp.service.models.job import DEFAULT_EXPECTED_S, JobRow, ShareRow
+from autosbp.service.models.model import ModelRow
+from autosbp.service.models.search import SearchRow
+from autosbp.service.models.strategy import StrategyRow
+from autosbp.service.models.trial import TrialRow
+from autosbp.service.models.worker import WorkerRow
 
 __all__ = [
+    "DEFAULT_EXPECTED_S",
     "DEFAULT_TENANT",
+    "ID_DIGITS",
     "NO_TENANT",
     "AnalysisRow",
     "ArtifactRow",
@@ -26,12 +38,15 @@ __all__ = [
     "JobRow",
     "KeyRow",
     "ModelRow",
+    "RemovedFilesRow",
     "ReplayRow",
     "SearchRow",
+    "ShareRow",
     "StrategyRow",
     "TrialRow",
     "WorkerRow",
-    "bound",
+    "bind_parameters",
+    "content_id",
     "now",
     "table_of",
 ]

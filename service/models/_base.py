@@ -1,7 +1,7 @@
-"""What every table shares: naming, UTC times, tenants, and the ``(created_at, id)`` order that lists are paged by.
+"""Common parts of all tables: naming, UTC times, tenants, and the ``(created_at, id)`` order of paged lists.
 
-A resource's key is ``(id, tenant)``: ids of content are hashes of it, so two tenants that store the same content have the
-same id and each a row of its own. References between resources hold the tenant too, so that none can cross.
+The primary key is ``(id, tenant)``. Ids of content are hashes of it, so two tenants that store the same content have
+the same id, each with a row of its own. Foreign keys include the tenant, so that no reference crosses tenants.
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ _NAMES = {
     "fk": "fk_%(table_name)s_%(column_0_name)s",
     "pk": "pk_%(table_name)s",
 }
+ID_DIGITS = 32
+"""Number of hexadecimal digits in a new id (128 bits)."""
 DEFAULT_TENANT = "default"
 NO_TENANT = ""
-"""Whose calls of strangers are in the audit log: no key is of it."""
-"""Whose everything is where no keys are needed."""
+"""Tenant of strangers' calls in the audit log; no key belongs to it. ``DEFAULT_TENANT`` owns all rows without keys."""
 
 
 def now() -> datetime:
-    """The present moment in UTC."""
+    """Current time in UTC."""
     return datetime.now(UTC)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC, also in databases that do not keep time zones."""
+    """A column type for times in UTC, also in databases without time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """Put the zone back where the database dropped it."""
+        """Add the time zone if the database dropped it."""
         if value is None or value.tzinfo is UTC:
             return value
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Store the moment in UTC; SQLite gets it without the zone."""
+        """Store the time in UTC; SQLite gets it without the zone."""
         if value is None:
             return None
         value = value.astimezone(UTC)
@@ -64,7 +65,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Base(DeclarativeBase):
-    """Base of every table. A tenant's session sees and writes no row of another tenant (``service.db``)."""
+    """Base class of all tables. A tenant's session sees and writes no row of another tenant (``autosbp.service.tenancy``)."""
 
     metadata = MetaData(naming_convention=_NAMES)
     type_annotation_map = {dict[str, Any]: JSON(none_as_null=True), datetime: UtcDateTime, float: Double}
@@ -79,18 +80,28 @@ def table_of(kind: type[Base]) -> Table:
     return cast("Table", kind.__table__)
 
 
-def bound(table: Table, prefix: str, *names: str) -> dict[str, BindParameter[Any]]:
-    """Values of these columns, or of all, for a statement: each is a parameter of its column's name behind ``prefix``."""
+def bind_parameters(table: Table, prefix: str, *names: str) -> dict[str, BindParameter[Any]]:
+    """Bind parameters for these columns, or for all; each is named ``prefix`` + column name."""
     columns = [table.c[name] for name in names] if names else list(table.c)
     return {each.name: bindparam(f"{prefix}{each.name}", type_=each.type) for each in columns}
 
 
-def refers(column: str, table: str) -> ForeignKeyConstraint:
-    """A reference to a row of the same tenant."""
+def content_id(prefix: str, content_hash: str) -> str:
+    """Id of a resource named by its content's hash. Earlier releases used 16 digits."""
+    return f"{prefix}-{content_hash[:ID_DIGITS]}"
+
+
+def tenant_foreign_key(column: str, table: str) -> ForeignKeyConstraint:
+    """A foreign key to a row of the same tenant."""
     return ForeignKeyConstraint([column, "tenant"], [f"{table}.id", f"{table}.tenant"])
 
 
-def listed(*filters: str) -> tuple[SchemaItem, ...]:
-    """Indexes of a table that is listed newest first, as a whole and by each of ``filters``."""
+def list_indexes(*filters: str) -> tuple[SchemaItem, ...]:
+    """Indexes of a table that is listed newest first, unfiltered and by each of ``filters``."""
     order = ("created_at", "id")
     return (Index(None, "tenant", *order), *(Index(None, "tenant", name, *order) for name in filters))
+
+
+def reference_indexes(*columns: str) -> tuple[SchemaItem, ...]:
+    """Indexes of references that no list filters by; deleting the referenced row looks for them."""
+    return tuple(Index(None, "tenant", name) for name in columns)

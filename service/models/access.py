@@ -1,4 +1,4 @@
-"""Who may call, who did, and what was answered to calls that may be repeated."""
+"""Tables of API keys, audit entries, idempotency keys and ended browser sessions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 from sqlalchemy import Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.models._base import Base, listed
+from autosbp.service.models._base import Base, list_indexes
 
 
 class KeyRow(Base):
-    """One API key: its secret is stored as a keyed hash, ``scopes`` as words. A key is never deleted, so that a database
-    that ever had one goes on to ask for keys."""
+    """An API key: its secret is stored as a keyed hash, its ``scopes`` as words separated by spaces.
+
+    Keys are never deleted, so that a database that ever had one keeps requiring keys.
+    """
 
     __tablename__ = "api_keys"
-    __table_args__ = (Index(None, "prefix", unique=True), *listed())
+    __table_args__ = (Index(None, "prefix", unique=True), *list_indexes())
 
     name: Mapped[str] = mapped_column(String(128))
     prefix: Mapped[str] = mapped_column(String(16))
@@ -29,10 +31,10 @@ class KeyRow(Base):
 
 
 class AuditRow(Base):
-    """One call that changed something or was refused; ``caller`` is the key's id, null where no key is needed."""
+    """A call that changed something or was refused; ``caller`` is the key's id, null if no key is needed."""
 
     __tablename__ = "audit"
-    __table_args__ = listed("caller")
+    __table_args__ = list_indexes("caller")
 
     caller: Mapped[str | None] = mapped_column(String(64))
     address: Mapped[str] = mapped_column(String(64))
@@ -44,8 +46,10 @@ class AuditRow(Base):
 
 
 class ReplayRow(Base):
-    """The answer to a call under an ``Idempotency-Key``, whose hash is the id; ``status`` is null while it is made, by the
-    request that ``owner`` names."""
+    """The answer to a call with an ``Idempotency-Key``, whose hash is the id.
+
+    ``status`` is null while the request named by ``owner`` is still running.
+    """
 
     __tablename__ = "replays"
     __table_args__ = (Index(None, "expires_at"),)
@@ -59,7 +63,7 @@ class ReplayRow(Base):
 
 
 class EndedSessionRow(Base):
-    """A session of a browser that was signed out of before its time; the id is the hash of what names it."""
+    """A browser session that was signed out before its expiry; the id is a hash of the session's name."""
 
     __tablename__ = "ended_sessions"
     __table_args__ = (Index(None, "expires_at"),)

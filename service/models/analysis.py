@@ -1,4 +1,4 @@
-"""Stored analyses: questions about a strategy that take a search to answer."""
+"""Table of analyses: questions about a strategy that take a search to answer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from typing import Any
 from sqlalchemy import String
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from service.models._base import Base, listed, refers
-from service.models.job import JobRow
+from autosbp.service.models._base import Base, list_indexes, reference_indexes, tenant_foreign_key
+from autosbp.service.models.job import JobRow
 
 
 class AnalysisRow(Base):
-    """One question about one strategy; the id is a hash of both, and ``result`` is set when its job has succeeded."""
+    """A question about a strategy; the id is a hash of both. ``result`` is set once its job has succeeded."""
 
     __tablename__ = "analyses"
-    __table_args__ = (refers("strategy_id", "strategies"), refers("job_id", "jobs"), *listed("strategy_id"))
+    __table_args__ = (
+        tenant_foreign_key("strategy_id", "strategies"),
+        tenant_foreign_key("job_id", "jobs"),
+        *list_indexes("strategy_id"),
+        *reference_indexes("job_id"),
+    )
 
     strategy_id: Mapped[str] = mapped_column(String(64))
     job_id: Mapped[str] = mapped_column(String(64))

@@ -1,18 +1,18 @@
-"""Kept files of jobs."""
+"""Table of artifacts: files of jobs that are kept."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, String
+from sqlalchemy import BigInteger, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.models._base import Base, listed, refers
+from autosbp.service.models._base import Base, list_indexes, tenant_foreign_key
 
 
 class ArtifactRow(Base):
-    """One file that a job has left; the id is a hash of both. What it holds is in ``service.objects``."""
+    """A file that a job left; the id is a hash of job and name. ``autosbp.service.artifact_storage`` has the content."""
 
     __tablename__ = "artifacts"
-    __table_args__ = (refers("job_id", "jobs"), *listed("job_id"))
+    __table_args__ = (tenant_foreign_key("job_id", "jobs"), *list_indexes("job_id"), Index(None, "tenant", "num_bytes"))
 
     job_id: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(String(256))

@@ -1,29 +1,30 @@
-"""Stored calibrations."""
+"""Table of calibrations."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import String, select
+from sqlalchemy import BigInteger, Index, String, select
 from sqlalchemy.orm import Mapped, column_property, mapped_column
 
-from service.models._base import Base, listed, refers
+from autosbp.service.models._base import Base, list_indexes, reference_indexes, tenant_foreign_key
 
 
 class CalibrationRow(Base):
-    """One calibration of one cluster; ``job_id`` is null for a document that a client posted, and
-    for what trials taught.
+    """A calibration of a cluster; ``job_id`` is null for posted documents and for versions corrected by trials.
 
-    A family is one calibration, the root, and its versions that trials taught; rows are never changed. ``newest_id`` is
-    the family's last version, the root's own id at first.
+    A family is one calibration, the root, and the versions that trials derived from it; rows never change.
+    ``newest_id`` is the family's latest version, initially the root's own id.
     """
 
     __tablename__ = "calibrations"
     __table_args__ = (
-        refers("cluster_id", "clusters"),
-        refers("job_id", "jobs"),
-        refers("root_id", "calibrations"),
-        *listed("cluster_id", "root_id"),
+        tenant_foreign_key("cluster_id", "clusters"),
+        tenant_foreign_key("job_id", "jobs"),
+        tenant_foreign_key("root_id", "calibrations"),
+        *list_indexes("cluster_id", "root_id"),
+        *reference_indexes("job_id"),
+        Index(None, "tenant", "num_bytes"),
     )
 
     cluster_id: Mapped[str] = mapped_column(String(64))
@@ -34,6 +35,8 @@ class CalibrationRow(Base):
     num_ops: Mapped[int]
     root_id: Mapped[str] = mapped_column(String(64), nullable=True)
     num_trials: Mapped[int] = mapped_column(default=0, server_default="0")
+    num_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0", deferred=True)
+    content_hash: Mapped[str | None] = mapped_column(String(64), deferred=True)
     document: Mapped[dict[str, Any]] = mapped_column(deferred=True)
     if TYPE_CHECKING:
         newest_id: Mapped[str]

@@ -1,4 +1,4 @@
-"""Stored cluster specs."""
+"""Table of cluster specs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 from sqlalchemy import String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.models._base import Base, listed
+from autosbp.service.models._base import Base, list_indexes
 
 
 class ClusterRow(Base):
-    """One cluster spec; the id is its content's hash."""
+    """A cluster spec; the id is its content's hash."""
 
     __tablename__ = "clusters"
-    __table_args__ = listed()
+    __table_args__ = list_indexes()
 
     name: Mapped[str] = mapped_column(String(4096))
     cluster_hash: Mapped[str] = mapped_column(String(64))
+    content_hash: Mapped[str | None] = mapped_column(String(64), deferred=True)
     num_devices: Mapped[int]
     document: Mapped[dict[str, Any]]

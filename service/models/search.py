@@ -1,4 +1,4 @@
-"""Stored searches: what was asked for, and the strategy that answered it."""
+"""Table of searches: the request, and the strategy that answered it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from typing import Any
 from sqlalchemy import JSON, Index, String
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from service.models._base import Base, listed, refers
-from service.models.job import JobRow
+from autosbp.service.models._base import Base, list_indexes, reference_indexes, tenant_foreign_key
+from autosbp.service.models.job import JobRow
 
 
 class SearchRow(Base):
-    """One search; ``strategy_id`` is set when its job has succeeded, and ``front`` where several strategies were asked for:
-    their ids, fastest first. ``start_id`` is a strategy, which are kept for good; ``request_hash`` that of everything the
-    answer depends on."""
+    """A search; ``strategy_id`` is set once its job has succeeded.
+
+    ``front`` lists the ids of a Pareto front's strategies, fastest first. ``start_id`` is the warm start's strategy.
+    ``request_hash`` covers everything that the answer depends on.
+    """
 
     __tablename__ = "searches"
     __table_args__ = (
-        refers("model_id", "models"),
-        refers("cluster_id", "clusters"),
-        refers("calibration_id", "calibrations"),
-        refers("job_id", "jobs"),
-        refers("strategy_id", "strategies"),
-        *listed("model_id", "cluster_id", "strategy_id"),
+        tenant_foreign_key("model_id", "models"),
+        tenant_foreign_key("cluster_id", "clusters"),
+        tenant_foreign_key("calibration_id", "calibrations"),
+        tenant_foreign_key("job_id", "jobs"),
+        tenant_foreign_key("strategy_id", "strategies"),
+        *list_indexes("model_id", "cluster_id", "strategy_id"),
+        *reference_indexes("calibration_id", "job_id", "start_id"),
         Index(None, "tenant", "request_hash", "created_at"),
     )
 

@@ -1,4 +1,4 @@
-"""Stored strategies: whole plans with their predicted costs, baselines and provenance."""
+"""Table of strategies: complete plans with predicted costs, baselines and provenance."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 from sqlalchemy import BigInteger, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.models._base import Base, listed, refers
+from autosbp.service.models._base import Base, list_indexes, tenant_foreign_key
 
 
 class StrategyRow(Base):
-    """One plan; the id is the plan's own id, so equal plans are one row."""
+    """A plan; the id is the plan's own id, so equal plans share one row."""
 
     __tablename__ = "strategies"
     __table_args__ = (
-        refers("model_id", "models"),
-        refers("cluster_id", "clusters"),
-        refers("calibration_id", "calibrations"),
-        *listed("model_id", "cluster_id", "calibration_id"),
+        tenant_foreign_key("model_id", "models"),
+        tenant_foreign_key("cluster_id", "clusters"),
+        tenant_foreign_key("calibration_id", "calibrations"),
+        *list_indexes("model_id", "cluster_id", "calibration_id"),
     )
 
     model_id: Mapped[str] = mapped_column(String(64))
@@ -28,4 +28,5 @@ class StrategyRow(Base):
     step_time_s: Mapped[float]
     comm_bytes_per_device: Mapped[int] = mapped_column(BigInteger)
     memory_bytes_per_device: Mapped[int] = mapped_column(BigInteger)
+    content_hash: Mapped[str | None] = mapped_column(String(64), deferred=True)
     plan: Mapped[dict[str, Any]] = mapped_column(deferred=True)

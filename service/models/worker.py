@@ -1,16 +1,18 @@
-"""Processes that work on jobs."""
+"""Table of workers: processes that work on jobs."""
 
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.models._base import Base
+from autosbp.service.models._base import Base
 
 
 class WorkerRow(Base):
-    """One process while it works on jobs: ``beats`` grows while it lives. ``machine`` is where ``pid`` and ``started``
-    (clock ticks after boot) name it. It serves all tenants; its own is the default one."""
+    """A process that works on jobs; ``beats`` grows while it lives. It serves all tenants but is stored under the default one.
+
+    ``machine`` is the scope in which ``pid`` and ``started`` (clock ticks after boot) identify the process.
+    """
 
     __tablename__ = "workers"
 

@@ -1,4 +1,4 @@
-"""/v1/keys"""
+"""Routes of /v1/keys: create, list, rotate and revoke API keys."""
 
 from __future__ import annotations
 
@@ -6,63 +6,87 @@ from datetime import timedelta
 
 from fastapi import Response
 
-from service.models import KeyRow
-from service.routers._base import IDEMPOTENT, Responses, following, listed, located, posted, problems, router
-from service.schemas._base import Page, PathId, WindowDep
-from service.schemas.access import Key, KeyRequest, NewKey, RotateRequest
-from service.services import keys
-from service.services.keys import Made
-from service.state import State, StateDep
+from autosbp.service.models import KeyRow
+from autosbp.service.request_state import AppState, StateDep
+from autosbp.service.routers._base import (
+    IDEMPOTENT,
+    Responses,
+    documented_links,
+    documented_list,
+    documented_location,
+    documented_post_problems,
+    documented_problems,
+    router,
+)
+from autosbp.service.schemas._base import Page, PathId, WindowDep
+from autosbp.service.schemas.access import Key, KeyRequest, NewKey, RotateRequest
+from autosbp.service.services import keys
+from autosbp.service.services.keys import NewApiKey
 
 routes = router("keys", "admin", read="admin")
 _LINKS = {"rotate": "post /v1/keys/{key_id}:rotate", "revoke": "delete /v1/keys/{key_id}"}
-_MADE: Responses = {201: {**located("All keys.", tagged=False), **following("key_id", **_LINKS)}}
+_MADE: Responses = {201: {**documented_location("All keys.", tagged=False), **documented_links("key_id", **_LINKS)}}
 
 
-@routes.post("", summary="Make an API key", status_code=201, responses={**_MADE, **posted()}, openapi_extra=IDEMPOTENT)
-def create(state: StateDep, response: Response, request: KeyRequest) -> NewKey:
-    """A key of the caller's tenant; its text is shown in this answer alone. Once there is a key, every request needs one."""
+@routes.post(
+    "",
+    summary="Create an API key",
+    status_code=201,
+    responses={**_MADE, **documented_post_problems()},
+    openapi_extra=IDEMPOTENT,
+)
+def create_key(state: StateDep, response: Response, request: KeyRequest) -> NewKey:
+    """Creates a key of the caller's tenant; only this answer contains its secret text.
+
+    Once a key exists, every request needs one, so the first key must have the scope admin.
+    """
     lifetime = None if request.lifetime_s is None else timedelta(seconds=request.lifetime_s)
     by = state.call.caller.key_id
-    return _made(state, response, keys.create(state.database, request.name, request.scopes, lifetime, by))
+    keys.check_first(state.database, request.scopes)
+    return _respond_with_new_key(
+        state, response, keys.create(state.database, request.name, request.scopes, lifetime, by)
+    )
 
 
-@routes.get("", summary="List API keys", responses=listed("key_id", **_LINKS))
-def listing(state: StateDep, window: WindowDep) -> Page[Key]:
-    """Newest first, revoked and expired ones too; without their text, which is not stored."""
+@routes.get("", summary="List API keys", responses=documented_list("key_id", **_LINKS))
+def list_keys(state: StateDep, window: WindowDep) -> Page[Key]:
+    """Lists keys, newest first, including revoked and expired ones. Their secret text is not stored."""
     rows, next_cursor = keys.listing(state.database, window)
-    return Page(items=[_shown(row) for row in rows], next_cursor=next_cursor)
+    return Page(items=[_key_schema(row) for row in rows], next_cursor=next_cursor)
 
 
 @routes.post(
     "/{key_id}:rotate",
     summary="Replace an API key",
     status_code=201,
-    responses={**_MADE, **posted(404)},
+    responses={**_MADE, **documented_post_problems(404)},
     openapi_extra=IDEMPOTENT,
 )
-def rotate(state: StateDep, response: Response, key_id: PathId, request: RotateRequest) -> NewKey:
-    """A new key with the same name, scopes and lifetime; the old one works on for a while. 409 if it no longer does."""
+def rotate_key(state: StateDep, response: Response, key_id: PathId, request: RotateRequest) -> NewKey:
+    """Creates a key with the same name, scopes and lifetime; the old one stays valid for ``grace_s`` seconds.
+
+    Answers 409 if the old key is no longer valid.
+    """
     grace = timedelta(seconds=request.grace_s)
-    return _made(state, response, keys.rotate(state.database, key_id, grace, state.call.caller.key_id))
+    return _respond_with_new_key(state, response, keys.rotate(state.database, key_id, grace, state.call.caller.key_id))
 
 
-@routes.delete("/{key_id:name}", summary="Revoke an API key", responses=problems(404))
-def revoke(state: StateDep, key_id: PathId) -> Key:
-    """At once, and for good; the key stays in the list. Repeating it changes nothing."""
+@routes.delete("/{key_id:name}", summary="Revoke an API key", responses=documented_problems(404))
+def revoke_key(state: StateDep, key_id: PathId) -> Key:
+    """Revokes the key immediately and permanently; it stays in the list. Repeating the call changes nothing."""
     row = keys.revoke(state.database, key_id)
     state.gate.keys_changed()
-    return _shown(row)
+    return _key_schema(row)
 
 
-def _made(state: State, response: Response, made: Made) -> NewKey:
+def _respond_with_new_key(state: AppState, response: Response, made: NewApiKey) -> NewKey:
     state.gate.keys_changed()
     response.headers["location"] = "/v1/keys"
     response.headers["cache-control"] = "no-store"
-    return NewKey(**_shown(made.row).model_dump(), secret=made.text)
+    return NewKey(**_key_schema(made.row).model_dump(), secret=made.text)
 
 
-def _shown(row: KeyRow) -> Key:
+def _key_schema(row: KeyRow) -> Key:
     return Key.model_validate(
         {
             "id": row.id,

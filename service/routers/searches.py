@@ -1,4 +1,4 @@
-"""/v1/searches"""
+"""Routes of /v1/searches: start, list, read and delete searches."""
 
 from __future__ import annotations
 
@@ -6,46 +6,67 @@ from typing import Annotated
 
 from fastapi import Header, Query, Response
 
-from service.edge.conditions import tag
-from service.routers._base import IDEMPOTENT, accepted, answered, listed, paged, posted, queued, reused, router, tagged
-from service.schemas._base import Page, PathId, QueryId, WindowDep
-from service.schemas.jobs import Job, JobState
-from service.schemas.searches import Search, SearchRequest
-from service.services import searches
-from service.state import StateDep
+from autosbp.service.http.api_route import max_body
+from autosbp.service.http.etags import IfMatch, check_if_match, etag, set_etag
+from autosbp.service.models import SearchRow
+from autosbp.service.request_state import StateDep
+from autosbp.service.routers._base import (
+    IDEMPOTENT,
+    Cascade,
+    documented_delete_problems,
+    documented_equal_request,
+    documented_etag,
+    documented_job,
+    documented_list,
+    documented_post_problems,
+    respond_with_earlier_job,
+    respond_with_page,
+    respond_with_queued_job,
+    router,
+)
+from autosbp.service.schemas._base import Page, PathId, QueryId, WindowDep
+from autosbp.service.schemas.jobs import Job, JobState
+from autosbp.service.schemas.searches import Search, SearchRequest
+from autosbp.service.services import deletion, searches
 
 routes = router("searches", "search")
 CacheControl = Annotated[
-    str | None, Header(max_length=200, description="``no-cache`` searches again where an equal search is stored.")
+    str | None,
+    Header(max_length=200, description=("``no-cache`` searches again even if an identical search is stored.")),
 ]
 
 
 @routes.post(
     "",
-    summary="Search the best strategy of a model on a cluster",
+    summary="Search for the best strategy of a model on a cluster",
     status_code=202,
-    responses={**accepted(), **reused(), **posted()},
+    responses={**documented_job(), **documented_equal_request(), **documented_post_problems()},
     openapi_extra=IDEMPOTENT,
 )
-def create(state: StateDep, response: Response, request: SearchRequest, cache_control: CacheControl = None) -> Job:
-    """202 with the job; its ``resource`` is the search, and its result names the strategy. A search of the same model,
-    cluster, calibration and options, by the same release, is answered at once with 200 and the job that found the stored
-    strategy; one that is under way is joined."""
+@max_body(2**20)
+def create_search(
+    state: StateDep, response: Response, request: SearchRequest, cache_control: CacheControl = None
+) -> Job:
+    """Queues a search. Answers 202 with the job; its ``resource`` is the search, its result has the strategy's id.
+
+    If this release has already answered a search of the same model, cluster, calibration and options, the answer is 200
+    with the job of that search. An equal search that is still running is joined.
+    """
     fresh = "no-cache" in (cache_control or "").lower()
     job, is_new = searches.create(state, request, fresh=fresh)
     if is_new:
-        return queued(response, job)
+        return respond_with_queued_job(response, job)
     state.metrics.reused.labels("equal-search").inc()
-    return answered(response, job)
+    return respond_with_earlier_job(response, job)
 
 
 @routes.get(
     "",
     summary="List searches",
     response_model=Page[Search],
-    responses=listed("search_id", search="get /v1/searches/{search_id}"),
+    responses=documented_list("search_id", search="get /v1/searches/{search_id}"),
 )
-def listing(
+def list_searches(
     state: StateDep,
     window: WindowDep,
     model_id: QueryId = None,
@@ -54,7 +75,7 @@ def listing(
     strategy_id: QueryId = None,
     job_state: Annotated[JobState | None, Query(alias="state")] = None,
 ) -> Response:
-    """Newest first; of one model, cluster, calibration, strategy, or state of their job, if asked."""
+    """Lists searches, newest first. Optionally of one model, cluster, calibration, strategy, or state of their job."""
     rows, following = searches.listing(
         state,
         window,
@@ -64,12 +85,25 @@ def listing(
         calibration_id=calibration_id,
         strategy_id=strategy_id,
     )
-    return paged(Search, rows, following)
+    return respond_with_page(Search, rows, following)
 
 
-@routes.get("/{search_id}", summary="One search", responses=tagged(404))
-def get(state: StateDep, response: Response, search_id: PathId) -> Search:
-    """What was asked, the job, and the strategy once it is there."""
+@routes.get("/{search_id}", summary="One search", responses=documented_etag(404))
+def get_search(state: StateDep, response: Response, search_id: PathId) -> Search:
+    """Returns the request, the job, and the strategy's id once the job has succeeded."""
     row = searches.get(state, search_id)
-    tag(response, row.id, row.job.revision)
+    set_etag(response, row.id, row.job.revision)
     return Search.model_validate(row)
+
+
+@routes.delete("/{search_id}", summary="Delete a search", status_code=204, responses=documented_delete_problems())
+def delete_search(state: StateDep, search_id: PathId, cascade: Cascade = False, if_match: IfMatch = None) -> None:
+    """Deletes the search with its job, which must have ended; the strategies it found stay."""
+    deletion.remove(
+        state,
+        SearchRow,
+        search_id,
+        "search",
+        lambda row: check_if_match(if_match, etag(row.id, row.job.revision)),
+        cascade=cascade,
+    )

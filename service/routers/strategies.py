@@ -1,4 +1,4 @@
-"""/v1/strategies"""
+"""Routes of /v1/strategies: list, read, compare, export, analyse and delete strategies."""
 
 from __future__ import annotations
 
@@ -6,31 +6,35 @@ from typing import Annotated, Literal
 
 from fastapi import Header, Query, Response
 
-from service.edge.conditions import etag, is_known, tag
-from service.edge.route import slow
-from service.routers._base import (
+from autosbp.service.http.api_route import in_thread
+from autosbp.service.http.etags import IfMatch, check_if_match, etag, matches_if_none_match, set_etag
+from autosbp.service.models import StrategyRow
+from autosbp.service.request_state import AppState, StateDep
+from autosbp.service.routers._base import (
     IDEMPOTENT,
-    accepted,
-    answered,
-    listed,
-    paged,
-    posted,
-    queued,
-    reused,
+    Cascade,
+    documented_delete_problems,
+    documented_equal_request,
+    documented_etag,
+    documented_job,
+    documented_list,
+    documented_post_problems,
+    respond_with_earlier_job,
+    respond_with_page,
+    respond_with_queued_job,
     router,
-    tagged,
 )
-from service.schemas._base import NO_NUL, Document, Page, PathId, QueryId, WindowDep
-from service.schemas.analyses import Export, WhatIfRequest, WhyRequest
-from service.schemas.jobs import Job
-from service.schemas.strategies import Strategy
-from service.services import analyses, strategies
-from service.state import State, StateDep
+from autosbp.service.schemas._base import NO_NUL, Document, Page, PathId, QueryId, WindowDep
+from autosbp.service.schemas.analyses import Export, WhatIfRequest, WhyRequest
+from autosbp.service.schemas.jobs import Job
+from autosbp.service.schemas.strategies import Strategy
+from autosbp.service.services import analyses, deletion, strategies
 
 routes = router("strategies", "search")
 Target = Literal["deepspeed", "dtensor", "megatron", "perfetto", "torchtitan"]
 BaselineName = Annotated[
-    str | None, Query(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="A baseline of the strategy instead.")
+    str | None,
+    Query(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description=("Export this baseline of the strategy instead.")),
 ]
 _IDS = ("strategy_id", "other_id")
 _LINKS = {
@@ -42,8 +46,8 @@ _LINKS = {
 }
 
 
-@routes.get("", summary="List strategies", response_model=Page[Strategy], responses=listed(*_IDS, **_LINKS))
-def listing(
+@routes.get("", summary="List strategies", response_model=Page[Strategy], responses=documented_list(*_IDS, **_LINKS))
+def list_strategies(
     state: StateDep,
     window: WindowDep,
     model_id: QueryId = None,
@@ -51,7 +55,7 @@ def listing(
     calibration_id: QueryId = None,
     searcher: Annotated[str | None, Query(max_length=64, pattern=NO_NUL)] = None,
 ) -> Response:
-    """Newest first; of one model, cluster, calibration or searcher, if asked."""
+    """Lists strategies, newest first, optionally of one model, cluster, calibration or searcher."""
     rows, following = strategies.listing(
         state,
         window,
@@ -60,45 +64,51 @@ def listing(
         calibration_id=calibration_id,
         searcher=searcher,
     )
-    return paged(Strategy, rows, following)
+    return respond_with_page(Strategy, rows, following)
 
 
 @routes.get(
     "/{strategy_id}",
-    summary="One strategy: the whole plan",
+    summary="One strategy: the complete plan",
     response_model=Document,
-    responses=tagged(404),
+    responses=documented_etag(404),
 )
-def get(
+def get_strategy(
     state: StateDep, strategy_id: PathId, if_none_match: Annotated[str | None, Header(include_in_schema=False)] = None
 ) -> Response:
-    """The plan as ``autosbp plan --json`` of the release that found it gave it, with strategy, provenance and baselines; its
-    id is the ETag."""
-    known = is_known(if_none_match, etag(strategy_id))
+    """Returns the complete plan, with strategy, provenance and baselines.
+
+    It is what ``autosbp plan --json`` of the release that found it printed; its id is the ETag.
+    """
+    known = matches_if_none_match(if_none_match, etag(strategy_id))
     response = Response(None if known else strategies.text(state, strategy_id), media_type="application/json")
     if known:
         strategies.require_stored(state, strategy_id)
-    tag(response, strategy_id)
+    set_etag(response, strategy_id)
     return response
 
 
-@routes.get("/{strategy_id}/diff/{other_id}", summary="Two strategies side by side", responses=tagged(404))
-@slow
-def diff(state: StateDep, response: Response, strategy_id: PathId, other_id: PathId) -> Document:
-    """What the second does otherwise: costs, batches, mesh, and every layout that differs."""
-    tag(response, strategy_id, other_id)
+@routes.get("/{strategy_id}/diff/{other_id}", summary="Compare two strategies", responses=documented_etag(404))
+@in_thread
+def diff_strategies(state: StateDep, response: Response, strategy_id: PathId, other_id: PathId) -> Document:
+    """Returns the differences of the second strategy: costs, batches, mesh, and every different layout."""
+    set_etag(response, strategy_id, other_id)
     return strategies.compare(state, strategy_id, other_id)
 
 
-@routes.get("/{strategy_id}/exports/{target}", summary="A strategy for another tool", responses=tagged(404))
-@slow
-def export(
+@routes.get(
+    "/{strategy_id}/exports/{target}", summary="Export a strategy for another tool", responses=documented_etag(404)
+)
+@in_thread
+def export_strategy(
     state: StateDep, response: Response, strategy_id: PathId, target: Target, baseline: BaselineName = None
 ) -> Export:
-    """The files of the tool, or a Perfetto trace of the predicted step. What the tool cannot express is refused by name
-    (422), never approximated."""
+    """Returns the tool's files, or a Perfetto trace of the predicted step.
+
+    What the tool cannot express is refused by name (422), never approximated.
+    """
     files = strategies.export(state, strategy_id, target, baseline)
-    tag(response, strategy_id, target, baseline or "")
+    set_etag(response, strategy_id, target, baseline or "")
     return Export(plan_id=strategy_id, target=target, files=files)
 
 
@@ -106,31 +116,46 @@ def export(
     "/{strategy_id}/why",
     summary="Ask why an op has its layout",
     status_code=202,
-    responses={**accepted(), **reused(), **posted(404)},
+    responses={**documented_job(), **documented_equal_request(), **documented_post_problems(404)},
     openapi_extra=IDEMPOTENT,
 )
-def why(state: StateDep, response: Response, strategy_id: PathId, request: WhyRequest) -> Job:
-    """What each other layout of the op would cost, all else chosen anew. 202 with the job, whose result names the analysis;
-    200 where the same was asked before."""
+def ask_why(state: StateDep, response: Response, strategy_id: PathId, request: WhyRequest) -> Job:
+    """Queues the cost of every other layout of the op, with the rest of the strategy optimized again.
+
+    Answers 202 with the job, whose result has the analysis' id; 200 if an identical request was answered before.
+    """
     return _ask(state, response, strategy_id, "why", request.model_dump())
 
 
 @routes.post(
     "/{strategy_id}/what-if",
-    summary="Ask what better hardware would buy",
+    summary="Ask how much faster better hardware would be",
     status_code=202,
-    responses={**accepted(), **reused(), **posted(404)},
+    responses={**documented_job(), **documented_equal_request(), **documented_post_problems(404)},
     openapi_extra=IDEMPOTENT,
 )
-def what_if(state: StateDep, response: Response, strategy_id: PathId, request: WhatIfRequest) -> Job:
-    """The step with each link, the device, or its memory so many times better, searched again. 202 with the job, whose
-    result names the analysis; 200 where the same was asked before."""
+def ask_what_if(state: StateDep, response: Response, strategy_id: PathId, request: WhatIfRequest) -> Job:
+    """Queues searches with each link, the device, or its memory better by ``factor``.
+
+    Answers 202 with the job, whose result has the analysis' id; 200 if an identical request was answered before.
+    """
     return _ask(state, response, strategy_id, "what-if", request.model_dump())
 
 
-def _ask(state: State, response: Response, strategy_id: str, kind: str, options: Document) -> Job:
+def _ask(state: AppState, response: Response, strategy_id: str, kind: str, options: Document) -> Job:
     job, is_new = analyses.create(state, strategy_id, kind, options)
     if is_new:
-        return queued(response, job)
+        return respond_with_queued_job(response, job)
     state.metrics.reused.labels("equal-analysis").inc()
-    return answered(response, job)
+    return respond_with_earlier_job(response, job)
+
+
+@routes.delete("/{strategy_id}", summary="Delete a strategy", status_code=204, responses=documented_delete_problems())
+def delete_strategy(state: StateDep, strategy_id: PathId, cascade: Cascade = False, if_match: IfMatch = None) -> None:
+    """Deletes the strategy.
+
+    Answers 409 while searches, analyses or trials refer to it; ``cascade`` deletes them and the trials' files as well.
+    """
+    deletion.remove(
+        state, StrategyRow, strategy_id, "strategy", lambda row: check_if_match(if_match, etag(row.id)), cascade=cascade
+    )

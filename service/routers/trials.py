@@ -1,41 +1,57 @@
-"""/v1/trials"""
+"""Routes of /v1/trials: run, list, read, judge and delete trials, and read their logs."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from fastapi import Query, Response
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 
-from service.edge.conditions import IfMatch, etag, expect, tag
-from service.models import TrialRow
-from service.routers._base import IDEMPOTENT, accepted, listed, paged, posted, problems, queued, router, tagged
-from service.schemas._base import Page, PathId, QueryId, WindowDep
-from service.schemas.jobs import Job, JobState
-from service.schemas.trials import Label, Trial, TrialBrief, TrialRequest, VerdictRequest
-from service.services import trials
-from service.state import StateDep
+from autosbp.service.http.api_route import in_thread, max_body
+from autosbp.service.http.etags import IfMatch, check_if_match, etag, set_etag
+from autosbp.service.models import TrialRow
+from autosbp.service.request_state import StateDep
+from autosbp.service.routers._base import (
+    IDEMPOTENT,
+    Cascade,
+    documented_delete_problems,
+    documented_etag,
+    documented_job,
+    documented_list,
+    documented_post_problems,
+    documented_problems,
+    respond_with_page,
+    respond_with_queued_job,
+    router,
+)
+from autosbp.service.schemas._base import Page, PathId, QueryId, WindowDep
+from autosbp.service.schemas.jobs import Job, JobState
+from autosbp.service.schemas.trials import JudgeRequest, Label, Trial, TrialBrief, TrialRequest
+from autosbp.service.services import deletion, gate_results, trials
 
 routes = router("trials", "trial")
 _LINKS = {"trial": "get /v1/trials/{trial_id}", "log": "get /v1/trials/{trial_id}/logs"}
-_TEXT = "text/plain; charset=utf-8"
 
 
 @routes.post(
     "",
-    summary="Run a strategy and measure it",
+    summary="Run and measure a strategy",
     status_code=202,
-    responses={**accepted(), **posted()},
+    responses={**documented_job(), **documented_post_problems()},
     openapi_extra=IDEMPOTENT,
 )
-def create(state: StateDep, response: Response, request: TrialRequest) -> Job:
-    """202 with the job; its ``resource`` is the trial. A trial of a strategy that was searched with a calibration teaches a
-    new version of that, which the job's result names."""
-    return queued(response, trials.create(state, request))
+@max_body(2**20)
+def create_trial(state: StateDep, response: Response, request: TrialRequest) -> Job:
+    """Queues a trial. Answers 202 with the job; its ``resource`` is the trial.
+
+    If the strategy was searched with a calibration, the trial's measurements create a corrected version of it, named in
+    the job's result.
+    """
+    return respond_with_queued_job(response, trials.create(state, request))
 
 
-@routes.get("", summary="List trials", response_model=Page[TrialBrief], responses=listed("trial_id", **_LINKS))
-def listing(
+@routes.get("", summary="List trials", response_model=Page[TrialBrief], responses=documented_list("trial_id", **_LINKS))
+def list_trials(
     state: StateDep,
     window: WindowDep,
     strategy_id: QueryId = None,
@@ -44,33 +60,35 @@ def listing(
     label: Annotated[Label | None, Query()] = None,
     passed: bool | None = None,
 ) -> Response:
-    """Newest first; of one strategy, baseline, state of their job, label or outcome of their gates, if asked."""
+    """Lists trials, newest first. Optionally of one strategy, baseline, state of their job, label or gate outcome."""
     equal = {"strategy_id": strategy_id, "baseline": baseline, "label": label, "passed": passed}
     rows, following = trials.listing(state, window, job_state, **equal)
-    return paged(TrialBrief, rows, following)
+    return respond_with_page(TrialBrief, rows, following)
 
 
-@routes.get("/{trial_id:name}", summary="One trial: predicted against measured", responses=tagged(404))
-def get(state: StateDep, response: Response, trial_id: PathId) -> Trial:
-    """The trial with everything that was measured."""
+@routes.get("/{trial_id:name}", summary="One trial: predicted and measured", responses=documented_etag(404))
+def get_trial(state: StateDep, response: Response, trial_id: PathId) -> Trial:
+    """Returns the trial with everything that was measured."""
     row = trials.get(state, trial_id)
-    tag(response, *_version(row))
+    set_etag(response, *_version(row))
     return Trial.model_validate(row)
 
 
 @routes.post(
     "/{trial_id}:judge",
-    summary="Judge a trial",
-    responses={200: tagged()[200], **posted(404, 412)},
+    summary="Evaluate the gates of a trial",
+    responses={200: documented_etag()[200], **documented_post_problems(404, 412)},
     openapi_extra=IDEMPOTENT,
 )
-def judge(
-    state: StateDep, response: Response, trial_id: PathId, request: VerdictRequest, if_match: IfMatch = None
+def judge_trial(
+    state: StateDep, response: Response, trial_id: PathId, request: JudgeRequest, if_match: IfMatch = None
 ) -> Trial:
-    """Store what came of the gates of a trial that has succeeded: later trials are compared with those that passed. 409 if it
-    has not succeeded, or was judged otherwise before."""
-    row = trials.judge(state, trial_id, request, lambda row: expect(if_match, etag(*_version(row))))
-    tag(response, *_version(row))
+    """Checks a trial's measurements against limits; later trials are compared with trials that passed.
+
+    Answers 409 if the trial has not succeeded, or was evaluated with other limits before.
+    """
+    row = gate_results.judge(state, trial_id, request, lambda row: check_if_match(if_match, etag(*_version(row))))
+    set_etag(response, *_version(row))
     return Trial.model_validate(row)
 
 
@@ -82,9 +100,21 @@ def _version(row: TrialRow) -> tuple[object, ...]:
     "/{trial_id}/logs",
     summary="A trial's log",
     response_class=PlainTextResponse,
-    responses=problems(404),
+    responses=documented_problems(404),
 )
-def logs(state: StateDep, trial_id: PathId) -> Response:
-    """The ranks' log as text, also while the trial runs; empty before its first line."""
-    path = trials.log_file(state, trial_id)
-    return PlainTextResponse("") if path is None else FileResponse(path, media_type=_TEXT)
+@in_thread
+def get_trial_log(state: StateDep, trial_id: PathId) -> Response:
+    """Returns the ranks' log as text, also while the trial runs; empty before its first line."""
+    return PlainTextResponse(trials.read_log(state, trial_id))
+
+
+@routes.delete("/{trial_id:name}", summary="Delete a trial", status_code=204, responses=documented_delete_problems())
+def delete_trial(state: StateDep, trial_id: PathId, cascade: Cascade = False, if_match: IfMatch = None) -> None:
+    """Deletes the trial with its job, which must have ended, and their files.
+
+    Answers 409 while it has artifacts; ``cascade`` deletes these as well. The calibration version that it created
+    stays.
+    """
+    deletion.remove(
+        state, TrialRow, trial_id, "trial", lambda row: check_if_match(if_match, etag(*_version(row))), cascade=cascade
+    )

@@ -1,4 +1,4 @@
-"""Shared pieces of the schemas: strictness, ids, pages, problems."""
+"""Shared parts of the schemas: strict validation, ids, pages, problems."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fastapi import Depends, Path, Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from autosbp.errors import InputError
-from service.services._documents import MAX_NAME
-from service.services._window import CURSOR_PATTERN, Window
+from autosbp.service.services._list_page import CURSOR_PATTERN, ListPage
+from autosbp.service.services._posted_documents import MAX_NAME
 
 Item = TypeVar("Item", bound=BaseModel)
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -20,12 +20,12 @@ PathId = Annotated[str, Path(pattern=ID_PATTERN, description="Id of the resource
 BodyId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 QueryId = Annotated[str | None, Query(pattern=ID_PATTERN)]
 NO_NUL = r"^[^\x00]*$"
-"""PostgreSQL holds no text with a NUL character."""
+"""Excludes NUL characters, which PostgreSQL cannot store."""
 Name = Annotated[str | None, Query(max_length=MAX_NAME, pattern=NO_NUL)]
 
 
 def input_error(error: Mapping[str, Any]) -> InputError:
-    """One of pydantic's errors as ours; the field's path leaves out the part of the request that it is in."""
+    """Convert a pydantic error to ours; the field's path omits the part of the request (body, query, ...)."""
     where = [str(part) for part in error["loc"]]
     named = where[1:] if where[:1] in (["body"], ["query"], ["path"], ["header"]) else where
     value = None if error["type"] == "missing" else error.get("input")
@@ -40,8 +40,11 @@ class Request(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _whole(cls, body: object) -> object:
-        """To JSON Schema, and to JavaScript, 2.0 is an integer. Of a million members that are not known the first alone is
-        looked at, which the refusal names: all would take seconds, in which nothing else is done."""
+        """Accept 2.0 as an integer, as JSON Schema and JavaScript do, and drop all but one unknown member.
+
+        The refusal names only the first unknown member; validating a million of them would block the service for
+        seconds.
+        """
         if not isinstance(body, dict):
             return body
         known = cls.model_fields.keys()
@@ -54,7 +57,7 @@ class Request(BaseModel):
 
     @classmethod
     def read(cls, body: object) -> Self:
-        """Validate a body; raises ``InputError``."""
+        """Validate a body; raise ``InputError``."""
         try:
             return cls.model_validate(body)
         except ValidationError as error:
@@ -62,7 +65,7 @@ class Request(BaseModel):
 
 
 class Response(BaseModel):
-    """Base of response bodies, read from rows."""
+    """Base of response bodies, filled from database rows."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -71,24 +74,24 @@ class Page(BaseModel, Generic[Item]):
     """One page of a list, newest first."""
 
     items: list[Item]
-    next_cursor: str | None = Field(description="Pass it as ``cursor`` for the next page; null on the last.")
+    next_cursor: str | None = Field(description="Pass as ``cursor`` to get the next page; null on the last page.")
 
 
 class Problem(BaseModel):
-    """Problem details (RFC 9457); some types carry extension members."""
+    """Problem details (RFC 9457); some types have extension members."""
 
     model_config = ConfigDict(
         extra="allow",
         json_schema_extra={
             "example": {
                 "type": "urn:autosbp:problem:invalid-input",
-                "title": "A value is not accepted",
+                "title": "Invalid value",
                 "status": 422,
-                "detail": "levels[0].count: 0 is not accepted; an integer in [1, 1048576] is expected",
+                "detail": "levels[0].count: 0 is invalid: expected an integer in [1, 1048576]",
                 "instance": "/v1/clusters",
                 "field": "levels[0].count",
                 "value": 0,
-                "limit": "an integer in [1, 1048576] is expected",
+                "limit": "expected an integer in [1, 1048576]",
             }
         },
     )
@@ -103,31 +106,31 @@ class Problem(BaseModel):
 Document = dict[str, Any]
 
 
-def _no_number(value: object) -> object:
-    """Seconds since 1970 would be read as a moment, too."""
+def _refuse_numbers(value: object) -> object:
+    """Refuse numbers, which pydantic would read as seconds since 1970."""
     if isinstance(value, str) and not re.match(r"\s*\d{4}-", value):
-        raise ValueError("a date and time such as 2026-01-31T12:00:00Z is expected")
+        raise ValueError("expected a date and time such as 2026-01-31T12:00:00Z")
     return value
 
 
-Moment = Annotated[datetime, BeforeValidator(_no_number)]
+Timestamp = Annotated[datetime, BeforeValidator(_refuse_numbers)]
 
 
 async def window(
     limit: Annotated[int, Query(ge=1, le=200, description="Items per page.")] = 50,
     cursor: Annotated[
         str | None,
-        Query(pattern=CURSOR_PATTERN, description="``next_cursor`` of the page before; newest items come first."),
+        Query(pattern=CURSOR_PATTERN, description="``next_cursor`` of the previous page; newest items come first."),
     ] = None,
-    created_after: Annotated[Moment | None, Query(description="This moment or later.")] = None,
-    created_before: Annotated[Moment | None, Query(description="Before this moment.")] = None,
-) -> Window:
-    """The part of a list that a request asks for; a moment without a zone is in UTC."""
-    return Window(limit, cursor, _zoned(created_after), _zoned(created_before))
+    created_after: Annotated[Timestamp | None, Query(description="At or after this time.")] = None,
+    created_before: Annotated[Timestamp | None, Query(description="Before this time.")] = None,
+) -> ListPage:
+    """Window of a list that a request selects; times without a zone are UTC."""
+    return ListPage(limit, cursor, _to_utc(created_after), _to_utc(created_before))
 
 
-def _zoned(moment: datetime | None) -> datetime | None:
-    """In UTC; what is before the year 1 or after the year 9999 there becomes the first or last moment."""
+def _to_utc(moment: datetime | None) -> datetime | None:
+    """Convert to UTC, clamped to the years 1 to 9999."""
     if moment is None or moment.tzinfo is None:
         return None if moment is None else moment.replace(tzinfo=UTC)
     try:
@@ -137,4 +140,4 @@ def _zoned(moment: datetime | None) -> datetime | None:
         return edge.replace(tzinfo=UTC)
 
 
-WindowDep = Annotated[Window, Depends(window)]
+WindowDep = Annotated[ListPage, Depends(window)]

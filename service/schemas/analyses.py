@@ -1,4 +1,4 @@
-"""Analyses at the edge."""
+"""Schemas of analyses and exports."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from typing import Literal
 from pydantic import Field
 
 from autosbp.search.what_if import FACTOR
-from autosbp.search.why import MOST
-from service.schemas._base import NO_NUL, Document, Request, Response
-from service.schemas.jobs import Job
+from autosbp.search.why import DEFAULT_NUM_ALTERNATIVES
+from autosbp.service.schemas._base import NO_NUL, Document, Request, Response
+from autosbp.service.schemas.jobs import Job
 
 AnalysisKind = Literal["why", "what-if"]
 
 
 class WhyRequest(Request):
-    """Ask what other layouts of an op would cost, with all else chosen anew."""
+    """Request to cost other layouts of an op, with all else optimised again."""
 
     op: str = Field(
         min_length=1,
         max_length=512,
         pattern=NO_NUL,
-        description="An op, a parameter, or a pattern such as h.*.mlp.weight.",
+        description="Op, parameter, or name pattern such as h.*.mlp.weight.",
     )
-    most: int = Field(default=MOST, ge=1, le=1000, description="Layouts of an op that are costed.")
+    most: int = Field(
+        default=DEFAULT_NUM_ALTERNATIVES, ge=1, le=1000, description=("Maximum number of layouts costed per op.")
+    )
 
 
 class WhatIfRequest(Request):
-    """Ask what faster links, a faster device or more memory would buy."""
+    """Request to estimate the gain from faster links, a faster device or more memory."""
 
-    factor: float = Field(default=FACTOR, gt=1, le=1000, description="How many times better each is made.")
+    factor: float = Field(default=FACTOR, gt=1, le=1000, description="Improvement factor applied to each resource.")
 
 
 class AnalysisBrief(Response):
@@ -45,14 +47,14 @@ class AnalysisBrief(Response):
 
 
 class Analysis(AnalysisBrief):
-    """A question with its answer."""
+    """A question about a strategy, with its answer."""
 
-    result: Document | None = Field(description="What autosbp explain --why or --what-if prints as JSON.")
+    result: Document | None = Field(description="JSON output of autosbp explain --why or --what-if.")
 
 
 class Export(Response):
-    """A strategy in the form of another tool."""
+    """A strategy in the format of another tool."""
 
     plan_id: str
     target: str
-    files: dict[str, str] = Field(description="File names, and what they hold.")
+    files: dict[str, str] = Field(description="File contents by name.")

@@ -1,4 +1,4 @@
-"""Artifacts at the edge."""
+"""Schemas of artifacts."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from datetime import datetime
 
 from pydantic import Field
 
-from service.schemas._base import Response
+from autosbp.service.schemas._base import Response
 
 
 class Artifact(Response):
-    """A file that a trial or a calibration has left."""
+    """A file that a trial or a calibration left."""
 
     id: str = Field(examples=["art-0a1b2c3d4e5f6071"])
     job_id: str
     name: str = Field(examples=["ranks.log"])
     num_bytes: int
-    sha256: str = Field(description="Of what it holds, in hexadecimal digits.")
+    sha256: str = Field(description="SHA-256 of the contents, in hexadecimal digits.")
     created_at: datetime

@@ -1,4 +1,4 @@
-"""Calibrations at the edge."""
+"""Schemas of calibrations."""
 
 from __future__ import annotations
 
@@ -8,38 +8,50 @@ from pydantic import Field
 
 from autosbp import api
 from autosbp.errors import InputError
-from service.schemas._base import BodyId, Document, Request, Response
-from service.schemas.clusters import CLUSTER
-from service.schemas.options import PlanOptions
+from autosbp.graph.precision import AUTO
+from autosbp.service.schemas._base import BodyId, Document, Request, Response
+from autosbp.service.schemas.clusters import CLUSTER
+from autosbp.service.schemas.options import PlanOptions
 
 OP_S = 0.25
-SHAPING = ("global_batch", "micro_batch")
+SHAPE_OPTIONS = ("global_batch", "micro_batch", "precision")
 
 
 class CalibrationRequest(Request):
-    """Ask for a calibration of a cluster."""
+    """Request to measure a cluster."""
 
     cluster_id: BodyId
-    model_ids: list[BodyId] = Field(default=[], max_length=16, description="Models whose ops are timed too.")
+    model_ids: list[BodyId] = Field(default=[], max_length=16, description="Models whose ops are also timed.")
     options: PlanOptions = Field(
         default=PlanOptions(),
-        description="global_batch and micro_batch decide which local shapes of the models are timed; no others are taken.",
+        description=(
+            "global_batch, micro_batch and precision determine which local op shapes of the models are timed; no "
+            "other options are accepted."
+        ),
     )
-    point_s: float = Field(default=0.25, gt=0, le=60, description="Most seconds spent on one size of one collective.")
-    budget_s: float = Field(default=165.0, gt=0, le=3600, description="Seconds for the whole measurement.")
-    variants: bool = Field(default=True, description="Also one group alone, and contiguous beside strided groups.")
-    op_s: float = Field(default=OP_S, gt=0, le=60, description="Most seconds spent on one direction of one op.")
+    point_s: float = Field(
+        default=0.25, gt=0, le=60, description=("Maximum seconds per message size of one collective.")
+    )
+    budget_s: float = Field(
+        default=165.0, gt=0, le=3600, description=("Time limit in seconds of the whole measurement.")
+    )
+    variants: bool = Field(
+        default=True, description=("Also measure one group alone, and contiguous as well as strided groups.")
+    )
+    op_s: float = Field(
+        default=OP_S, gt=0, le=60, description=("Maximum seconds for the forward, and for the backward, of one op.")
+    )
 
     def used_options(self) -> api.PlanOptions:
-        """The library's options; ``InputError`` for members that would have no effect."""
-        options, usual = self.options.checked(), api.PlanOptions()
+        """Return the library's options; raise ``InputError`` for members that would have no effect."""
+        options, usual = self.options.checked(), api.PlanOptions(precision=AUTO)
         for name in api.PlanOptions.__slots__:
-            if getattr(options, name) != getattr(usual, name) and (not self.model_ids or name not in SHAPING):
-                told = f"{' and '.join(SHAPING)} alone decide which shapes are timed"
-                limit = "model_ids are expected with it" if name in SHAPING else told
+            if getattr(options, name) != getattr(usual, name) and (not self.model_ids or name not in SHAPE_OPTIONS):
+                told = f"shapes to time are selected only by {' and '.join(SHAPE_OPTIONS)}"
+                limit = "requires model_ids" if name in SHAPE_OPTIONS else told
                 raise InputError(f"options.{name}", getattr(options, name), limit)
         if self.op_s != OP_S and not self.model_ids:
-            raise InputError("op_s", self.op_s, "model_ids are expected with it")
+            raise InputError("op_s", self.op_s, "requires model_ids")
         return options
 
 
@@ -49,15 +61,17 @@ class Calibration(Response):
     id: str = Field(examples=["cal-0a1b2c3d4e5f6071"])
     cluster_id: str
     job_id: str | None = Field(
-        description="The job that measured it; null for a posted document and for what trials taught."
+        description="Id of the job that measured it; null for posted documents and for corrections from trials."
     )
     backend: str
     complete: bool
     num_collectives: int
     num_ops: int
-    root_id: str = Field(description="The first calibration of the family; trials teach further versions of it.")
-    num_trials: int = Field(description="How many trials taught this version; 0 before any.")
-    newest_id: str = Field(description="The family's last version. A search uses the version that it asks for.")
+    root_id: str = Field(
+        description=("First calibration of the family; corrections from trials create further versions.")
+    )
+    num_trials: int = Field(description="Number of trials used for corrections of this version.")
+    newest_id: str = Field(description="Newest version of the family. A search uses exactly the version it requests.")
     created_at: datetime
 
 
@@ -85,7 +99,12 @@ _DOCUMENT = {
         }
     ],
 }
+MEASURE_EXAMPLES = {
+    "measure": {
+        "summary": "Measure a cluster",
+        "value": {"cluster_id": "clu-0a1b2c3d4e5f60718293a4b5c6d7e8f9", "model_ids": []},
+    },
+}
 EXAMPLES = {
-    "measure": {"summary": "Measure a cluster", "value": {"cluster_id": "clu-0a1b2c3d4e5f6071", "model_ids": []}},
     "document": {"summary": "Store a calibration document", "value": _DOCUMENT},
 }

@@ -1,4 +1,4 @@
-"""Clusters at the edge."""
+"""Schemas of clusters."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from autosbp.cluster import presets
-from service.schemas._base import Document, Request, Response
+from autosbp.cluster.spec import presets
+from autosbp.service.schemas._base import Document, Request, Response
 
 
 def _presets(schema: dict[str, Any]) -> None:
-    """The presets that there are; one that has one device a node takes no number of devices."""
+    """Restrict the pattern to the known presets; it accepts a device count also for presets that have one device per node."""
     known = "|".join(sorted(presets()["clusters"]))
     schema["pattern"] = rf"^({known})(:[1-9][0-9]{{0,6}}(x[1-9][0-9]{{0,6}})?)?$"
 
 
 class PresetCluster(Request):
-    """A preset with a node count."""
+    """A preset, optionally with numbers of nodes and devices."""
 
     preset: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,63}(:[0-9x]{1,20})?$")] = Field(
         description="PRESET, PRESET:NODES or PRESET:NODESxDEVICES.", json_schema_extra=_presets
@@ -28,7 +28,7 @@ class PresetCluster(Request):
 class Cluster(Response):
     """A stored cluster."""
 
-    id: str = Field(examples=["clu-0a1b2c3d4e5f6071"])
+    id: str = Field(examples=["clu-0a1b2c3d4e5f60718293a4b5c6d7e8f9"])
     name: str
     cluster_hash: str
     num_devices: int
@@ -46,6 +46,6 @@ CLUSTER = {
     ],
 }
 EXAMPLES = {
-    "preset": {"summary": "A preset with a node count", "value": {"preset": "local:2x2"}},
+    "preset": {"summary": "A preset with a number of nodes", "value": {"preset": "local:2x2"}},
     "spec": {"summary": "A spec in the cluster file format", "value": CLUSTER},
 }

@@ -1,4 +1,4 @@
-"""The file formats that clients post, as components of the OpenAPI document: JSON Schemas that the library ships."""
+"""File formats that clients post, as components of the OpenAPI document: JSON Schemas that the library ships."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from service.schemas.calibrations import CalibrationRequest
-from service.schemas.clusters import PresetCluster
-from service.schemas.models import HfModel, OnnxModel, ZooModel
+from autosbp.service.schemas.calibrations import CalibrationRequest
+from autosbp.service.schemas.clusters import PresetCluster
+from autosbp.service.schemas.models import HfModel, OnnxModel, ZooModel
 
 _REF = "#/components/schemas/"
 _FILES: Mapping[str, str] = {
@@ -20,17 +20,21 @@ _FILES: Mapping[str, str] = {
     "CalibrationDocument": "calibration.schema.json",
 }
 _MODELS: tuple[type[BaseModel], ...] = (ZooModel, HfModel, OnnxModel, PresetCluster, CalibrationRequest)
-"""Bodies that routes read by hand, because they take others as well."""
+"""Models of the components that the framework does not document.
+
+Routes parse all but the last by hand, because they accept several types of bodies. The framework would write the
+largest integers of ``CalibrationRequest`` as floats.
+"""
 
 
 def any_of(*names: str) -> dict[str, Any]:
-    """What the documentation says of a body that is one of these components."""
+    """Document a request body that is one of these components."""
     schema = {"anyOf": [{"$ref": f"{_REF}{name}"} for name in names]}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
 
 def components() -> dict[str, Any]:
-    """The components that ``any_of`` names, and what they refer to."""
+    """The components that ``any_of`` names, and those they refer to."""
     found: dict[str, Any] = {}
     for model in _MODELS:
         schema = model.model_json_schema(ref_template=f"{_REF}{{model}}")
@@ -41,17 +45,17 @@ def components() -> dict[str, Any]:
         schema = json.loads((files("autosbp") / "data" / file).read_text())
         places[schema.pop("$id")] = f"{_REF}{name}"
         del schema["$schema"]
-        found[name] = _moved(schema, {"#/$defs/": f"{_REF}{name}/$defs/"})
-    return {name: _moved(schema, places) for name, schema in found.items()}
+        found[name] = _replace_references(schema, {"#/$defs/": f"{_REF}{name}/$defs/"})
+    return {name: _replace_references(schema, places) for name, schema in found.items()}
 
 
-def _moved(schema: Any, places: Mapping[str, str]) -> Any:
-    """The schema with every reference that begins with one of ``places`` put there."""
+def _replace_references(schema: Any, places: Mapping[str, str]) -> Any:
+    """Replace the prefixes of references by ``places``."""
     if isinstance(schema, list):
-        return [_moved(each, places) for each in schema]
+        return [_replace_references(each, places) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: _moved(value, places) for key, value in schema.items()}
+    moved = {key: _replace_references(value, places) for key, value in schema.items()}
     if isinstance(reference := schema.get("$ref"), str):
         for old, new in places.items():
             if reference.startswith(old):

@@ -1,4 +1,4 @@
-"""Models at the edge."""
+"""Schemas of models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from autosbp.errors import InputError
+from autosbp.service.schemas._base import Document, Request, Response
 from autosbp.zoo import zoo_names
-from service.schemas._base import Document, Request, Response
 
 
 class ZooModel(Request):
@@ -22,34 +22,38 @@ class ZooModel(Request):
 
 
 class HfModel(Request):
-    """A model by its Hugging Face configuration; no remote code is ever run."""
+    """A model as a Hugging Face configuration; remote code is never run."""
 
-    hf_config: dict[str, Any] = Field(description="The content of a config.json.")
-    image_size: int | None = Field(None, ge=1, le=2**14, description="Pixels per side; the model's own by default.")
-    seq_len: int | None = Field(None, ge=1, le=2**20, description="Sequence length; the model's own by default.")
+    hf_config: dict[str, Any] = Field(description="Contents of a config.json.")
+    image_size: int | None = Field(None, ge=1, le=2**14, description="Pixels per side; default: that of the model.")
+    seq_len: int | None = Field(None, ge=1, le=2**20, description="Sequence length; default: that of the model.")
 
 
 class OnnxModel(Request):
-    """A model by an ONNX file without external data, with its weights, which are not stored. It is parsed in a process with
-    limits; a first output that is a float scalar is the training loss."""
+    """A model as an ONNX file without external data; its weights are not stored.
 
-    onnx: str = Field(min_length=1, description="The file in base64.", json_schema_extra={"contentEncoding": "base64"})
+    A process with limits parses the file. If the first output is a float scalar, it is the training loss.
+    """
+
+    onnx: str = Field(
+        min_length=1, description="Contents of the file in base64.", json_schema_extra={"contentEncoding": "base64"}
+    )
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = Field(
-        None, description="Of the model; by default that of the file's graph."
+        None, description="Name of the model; default: that of the file's graph."
     )
 
     def content(self) -> bytes:
-        """The file; ``InputError`` where it is no base64."""
+        """Decode the file; raise ``InputError`` if it is not base64."""
         try:
             return base64.b64decode(self.onnx, validate=True)
         except ValueError as error:
-            raise InputError("onnx", self.onnx, f"base64 is expected ({error})") from None
+            raise InputError("onnx", self.onnx, f"expected base64 ({error})") from None
 
 
 class Model(Response):
     """A stored model graph, without the graph itself."""
 
-    id: str = Field(examples=["mod-0a1b2c3d4e5f6071"])
+    id: str = Field(examples=["mod-0a1b2c3d4e5f60718293a4b5c6d7e8f9"])
     name: str
     source: str = Field(description="graph, zoo:NAME, hf_config or onnx.")
     graph_hash: str
@@ -82,6 +86,8 @@ _GRAPH = {
 EXAMPLES = {
     "graph": {"summary": "A graph document, as autosbp capture writes it", "value": _GRAPH},
     "zoo": {"summary": "A model of the zoo", "value": {"zoo": "gpt2"}},
+}
+CAPTURE_EXAMPLES = {
     "hf_config": {
         "summary": "A Hugging Face configuration",
         "value": {"hf_config": {"model_type": "gpt2", "n_layer": 4}, "seq_len": 256},

@@ -1,4 +1,4 @@
-"""Searches at the edge."""
+"""Schemas of searches."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from datetime import datetime
 from pydantic import Field
 
 from autosbp.search.pareto import MAX_POINTS
-from service.schemas._base import BodyId, Document, Request, Response
-from service.schemas.jobs import Job
-from service.schemas.options import PlanOptions
+from autosbp.service.schemas._base import BodyId, Document, Request, Response
+from autosbp.service.schemas.jobs import Job
+from autosbp.service.schemas.options import PlanOptions
 
 
 class SearchRequest(Request):
-    """Ask for the best strategy of a model on a cluster."""
+    """Request to search the best strategy of a model on a cluster."""
 
     model_id: BodyId
     cluster_id: BodyId
@@ -21,14 +21,14 @@ class SearchRequest(Request):
     options: PlanOptions = PlanOptions()
     start_id: BodyId | None = Field(
         default=None,
-        description="A strategy to begin with, of another batch, changed layers or links: it is costed anew, and where it fits "
-        "the answer is no slower.",
+        description="Strategy for a warm start, also for another batch, changed layers or other links. Its cost is "
+        "recomputed; if it fits, the result is not slower.",
     )
     num_points: int | None = Field(
         default=None,
         ge=2,
         le=MAX_POINTS,
-        description="Ask for the Pareto front of step time against memory: so many strategies at most, fastest first.",
+        description="Maximum number of strategies on the Pareto front of step time and memory, fastest first.",
     )
 
 
@@ -40,9 +40,9 @@ class Search(Response):
     cluster_id: str
     calibration_id: str | None
     options: Document
-    start_id: str | None = Field(description="The strategy that the search began with.")
+    start_id: str | None = Field(description="Strategy used for the warm start.")
     num_points: int | None
-    strategy_id: str | None = Field(description="The fastest strategy, once it is found.")
-    front: list[str] | None = Field(description="Strategies of the front, fastest first, where one was asked for.")
+    strategy_id: str | None = Field(description="Fastest strategy, once found.")
+    front: list[str] | None = Field(description="Strategies of the Pareto front, fastest first, if requested.")
     job: Job
     created_at: datetime

@@ -1,4 +1,4 @@
-"""Strategies at the edge."""
+"""Schemas of strategies."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from datetime import datetime
 
 from pydantic import Field
 
-from service.schemas._base import Response
+from autosbp.service.schemas._base import Response
 
 
 class Strategy(Response):
-    """A stored strategy in brief; the whole plan is at its own address."""
+    """Summary of a stored strategy; GET /v1/strategies/{strategy_id} returns the complete plan."""
 
-    id: str = Field(description="The plan's id.")
+    id: str = Field(description="Id of the plan.")
     model_id: str
     cluster_id: str
     calibration_id: str | None
     searcher: str
-    step_time_s: float = Field(description="Of the simulated step, in which communication overlaps computation.")
+    step_time_s: float = Field(
+        description=("Predicted step time: simulated, with communication overlapping computation.")
+    )
     comm_bytes_per_device: int
     memory_bytes_per_device: int
     created_at: datetime

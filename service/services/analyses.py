@@ -1,30 +1,28 @@
-"""Analyses: why an op has its layout, and what better hardware would buy. Each is a job; an equal one is answered from the
-store."""
+"""Analyses: why an op has its layout, and the gain from better hardware. Equal questions share one job and its answer."""
 
 from __future__ import annotations
 
 from sqlalchemy.orm import Session, undefer
 
 import autosbp
-from autosbp.jsonio import digest
-from service.models import AnalysisRow, CalibrationRow, JobRow, ModelRow, StrategyRow
-from service.schemas._base import Document
-from service.services import jobs
-from service.services._store import Paged, existing, find, page, require
-from service.services._window import Window
-from service.state import State
+from autosbp.service.models import ID_DIGITS, AnalysisRow, CalibrationRow, JobRow, ModelRow, StrategyRow
+from autosbp.service.request_state import AppState
+from autosbp.service.schemas._base import Document
+from autosbp.service.services import jobs
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.services._queries import Paged, existing, find, page, require
+from autosbp.utils.json_io import digest
 
 
-def create(state: State, strategy_id: str, kind: str, options: Document) -> tuple[JobRow, bool]:
-    """Ask a question about a strategy; the job, and whether it is a new one. One that failed or was cancelled is asked
-    again."""
+def create(state: AppState, strategy_id: str, kind: str, options: Document) -> tuple[JobRow, bool]:
+    """Ask a question about a strategy; return the job and whether it is new. A failed or cancelled one is asked again."""
     asked = {"strategy": strategy_id, "kind": kind, "options": options, "release": autosbp.__version__}
-    analysis_id = f"ana-{digest(asked)}"
+    analysis_id = f"ana-{digest(asked, ID_DIGITS)}"
     with state.database.write() as session:
         require(session, StrategyRow, strategy_id, "strategy")
-        if (job := jobs.again(state, session)) is not None:
+        if (job := jobs.find_retried(state, session)) is not None:
             return job, True
-        row = find(session, AnalysisRow, analysis_id)
+        row = find(session, AnalysisRow, analysis_id, lock=True)
         if row is not None and row.job.state in ("queued", "running", "succeeded") and not row.job.cancel_requested:
             return row.job, False
         job = jobs.submit(state, session, kind, {"analysis_id": analysis_id}, f"/v1/analyses/{analysis_id}")
@@ -36,7 +34,7 @@ def create(state: State, strategy_id: str, kind: str, options: Document) -> tupl
 
 
 def prepare(session: Session, job: JobRow) -> Document:
-    """Inputs of an analysis: the plan with its graph and calibration, and the question."""
+    """Inputs of an analysis: the plan with its graph and calibration, and the options."""
     analysis = existing(session, AnalysisRow, job.payload["analysis_id"])
     strategy = existing(session, StrategyRow, analysis.strategy_id)
     known = strategy.calibration_id
@@ -49,19 +47,19 @@ def prepare(session: Session, job: JobRow) -> Document:
 
 
 def store(session: Session, job: JobRow, found: Document) -> Document:
-    """Keep the answer."""
+    """Store the answer."""
     analysis = existing(session, AnalysisRow, job.payload["analysis_id"])
     analysis.result = found
     return {"analysis_id": analysis.id}
 
 
-def get(state: State, analysis_id: str) -> AnalysisRow:
-    """One analysis with its answer, or 404."""
+def get(state: AppState, analysis_id: str) -> AnalysisRow:
+    """Return an analysis with its answer, or raise 404."""
     with state.database.read() as session:
         return require(session, AnalysisRow, analysis_id, "analysis", undefer(AnalysisRow.result))
 
 
-def listing(state: State, window: Window, /, **equal: object) -> Paged[AnalysisRow]:
-    """A page of analyses."""
+def listing(state: AppState, window: ListPage, /, **equal: object) -> Paged[AnalysisRow]:
+    """Return a page of analyses."""
     with state.database.read() as session:
         return page(session, AnalysisRow, window, **equal)

@@ -1,7 +1,7 @@
-"""Artifacts: files that trials and calibrations leave, kept when their job ends, however it ends.
+"""Artifacts: files that trials and calibrations leave, saved when their job ends, however it ends.
 
-What cannot be kept then stays where the job left it, and its job in the folder ``DATA/owed``: a chore keeps it once the store
-takes it (``keep_owed``), and nothing that is owed is removed before.
+If saving fails, the files stay where the job left them, and a marker with the job's id is put into ``DATA/owed``.
+Maintenance retries until the storage accepts them (``retry_unsaved``); such files are not deleted before.
 """
 
 from __future__ import annotations
@@ -9,108 +9,148 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import IO
 
 from sqlalchemy import delete, select, tuple_
+from sqlalchemy.orm import Session
 
-from service.db import Database
-from service.jobs._base import FINAL
-from service.models import ArtifactRow, JobRow, now
-from service.objects import Objects
-from service.problems import ProblemError, not_found
-from service.services import trials
-from service.services._pictures import pictured, pictures
-from service.services._store import Paged
-from service.services._window import Window
-from service.settings import Settings
-from service.state import State
+from autosbp.sandbox.regular_files import open_regular
+from autosbp.service.artifact_storage import ArtifactStorage, StoredFile
+from autosbp.service.db import Database
+from autosbp.service.jobs._base import FINAL_STATES
+from autosbp.service.models import ID_DIGITS, ArtifactRow, JobRow, now
+from autosbp.service.problem_details import ProblemError, not_found
+from autosbp.service.request_state import AppState
+from autosbp.service.services import quotas, trials
+from autosbp.service.services._fast_reads import read_page, require_row
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.services._queries import Paged
+from autosbp.service.settings import Settings
 
-_log = logging.getLogger("service")
-_KEPT = ("log.txt", "ranks*.log", "result.json", "results.jsonl")
+_log = logging.getLogger("autosbp.service")
+_SAVED_PATTERNS = ("result.json", "results.jsonl", "ranks*.log")
+"""File patterns, in the order in which files are saved while there is room."""
 _CHUNK = 200
-_MOST_BYTES = 2**30
+_NOTE_BYTES, _MIN_LOG_BYTES = 64, 4096
 
 
-def keep(settings: Settings, objects: Objects, job: JobRow) -> list[ArtifactRow]:
-    """Keep the files of a job whose work is over; their rows, which are to be stored with its end. What cannot be kept now is
-    owed, and said in the log: no job fails for it."""
-    rows, failed = _kept(settings, objects, job)
+def save_files(settings: Settings, objects: ArtifactStorage, session: Session, job: JobRow) -> list[ArtifactRow]:
+    """Save the files of a job whose work is over; return the rows to store with its end.
+
+    A failure is logged and retried by ``retry_unsaved``; it does not fail the job.
+    """
+    rows, failed = _save_all(settings, objects, job, _remaining_bytes(settings, session, job))
     for name, error in failed:
-        _log.warning("%s of job %s is not kept yet: %s", name, job.id, error)
+        _log.warning("%s of job %s is not stored yet: %s", name, job.id, error)
     if failed:
-        folder = owed_folder(settings)
+        folder = unsaved_folder(settings)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / job.id).touch()
     return rows
 
 
-def keep_owed(settings: Settings, objects: Objects, database: Database) -> None:
-    """Keep what could not be kept as its jobs ended; ``OSError`` where the store still does not take it."""
-    for job_id in owed(settings):
+def retry_unsaved(settings: Settings, objects: ArtifactStorage, database: Database) -> None:
+    """Retry saving the files of the marked jobs; raise ``OSError`` if the storage still fails."""
+    for job_id in unsaved_job_ids(settings):
         with database.read() as session:
             job = session.scalar(select(JobRow).where(JobRow.id == job_id))
-        if job is None or job.state not in FINAL:
+            room = 0 if job is None else _remaining_bytes(settings, session, job)
+        if job is None:  # deleted meanwhile
+            objects.remove_folder(job_id)
+            (unsaved_folder(settings) / job_id).unlink(missing_ok=True)
             continue
-        rows, failed = _kept(settings, objects, job)
+        if job.state not in FINAL_STATES:
+            continue
+        rows, failed = _save_all(settings, objects, job, room)
         with database.of(job.tenant).write() as session:
             for row in rows:
                 session.merge(row)
         if failed:
             raise failed[0][1]
-        (owed_folder(settings) / job_id).unlink(missing_ok=True)
-        _log.warning("what job %s has left is kept now", job_id)
+        (unsaved_folder(settings) / job_id).unlink(missing_ok=True)
+        _log.warning("stored the files of job %s", job_id)
 
 
-def owed_folder(settings: Settings) -> Path:
-    """Where an empty file of each job is whose files are to be kept."""
+def unsaved_folder(settings: Settings) -> Path:
+    """Folder of markers, an empty file per job whose files are not saved yet."""
     return settings.data_dir.resolve() / "owed"
 
 
-def owed(settings: Settings) -> list[str]:
-    """The ids of those jobs."""
+def unsaved_job_ids(settings: Settings) -> list[str]:
+    """Ids of the jobs with markers."""
     try:
-        return sorted(os.listdir(owed_folder(settings)))
+        return sorted(os.listdir(unsaved_folder(settings)))
     except FileNotFoundError:
         return []
 
 
-def _kept(settings: Settings, objects: Objects, job: JobRow) -> tuple[list[ArtifactRow], list[tuple[str, OSError]]]:
-    """Rows of the files that are kept now, and names of those that were not, with the error."""
+def _remaining_bytes(settings: Settings, session: Session, job: JobRow) -> int:
+    """Bytes that may be saved of a job."""
+    left = quotas.limit_bytes(settings, quotas.FILES) - quotas.used_bytes(
+        session, quotas.FILES, job.tenant, without_job=job.id
+    )
+    return max(0, min(settings.job_files_bytes, left))
+
+
+def _save_all(
+    settings: Settings, objects: ArtifactStorage, job: JobRow, room: int
+) -> tuple[list[ArtifactRow], list[tuple[str, OSError]]]:
+    """Save files; return the rows of the saved ones and the names and errors of the others."""
     rows, failed = list[ArtifactRow](), list[tuple[str, OSError]]()
-    for path in _left_by(settings, job):
-        if (never := _refused(path)) is not None:
-            _log.warning("%s of job %s is not kept: %s", path.name, job.id, never)
-            continue
+    for path in _files_to_save(settings, job):
         try:
-            kept = objects.put(_place(job.id, path.name), path)
+            kept = _put(objects, _storage_name(job.id, path.name), path, room)
+        except _UnsavableFileError as never:
+            _log.warning("could not keep %s of job %s: %s", path.name, job.id, never)
+            continue
         except OSError as error:
             if path.exists():
                 failed.append((path.name, error))
             continue
-        identifier = f"art-{hashlib.sha256(_place(job.id, path.name).encode()).hexdigest()[:16]}"
+        room -= kept.num_bytes
+        identifier = f"art-{hashlib.sha256(_storage_name(job.id, path.name).encode()).hexdigest()[:ID_DIGITS]}"
         row = ArtifactRow(id=identifier, tenant=job.tenant, job_id=job.id, name=path.name)
         row.num_bytes, row.sha256 = kept.num_bytes, kept.sha256
         rows.append(row)
     return rows, failed
 
 
-def _refused(path: Path) -> str | None:
-    """Why a file will never be kept, however well the store is: what is owed for it would keep others from their turn."""
+class _UnsavableFileError(Exception):
+    """A file can never be saved, so retrying would only delay other files."""
+
+
+def _put(objects: ArtifactStorage, place: str, path: Path, room: int) -> StoredFile:
+    """Save a file; of a log longer than ``room``, save its beginning and end."""
     try:
-        with path.open("rb") as file:
-            too_large = os.fstat(file.fileno()).st_size > _MOST_BYTES
+        file = open_regular(path)
     except (FileNotFoundError, PermissionError) as error:
-        return f"it cannot be read: {error.strerror}"
-    except OSError:
-        return None  # such as a disk that fails: another time, perhaps
-    return f"it has more than {_MOST_BYTES} bytes" if too_large else None
+        raise _UnsavableFileError(f"it is not readable: {error.strerror}") from None
+    with file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        if num_bytes <= room:
+            return objects.put(place, file)
+        if path.suffix != ".log" or room < _MIN_LOG_BYTES:
+            raise _UnsavableFileError(f"it has {num_bytes} bytes, but only {room} more may be stored")
+        with tempfile.SpooledTemporaryFile(max_size=2**20) as cut:
+            _cut(file, num_bytes, room, cut)
+            cut.seek(0)
+            return objects.put(place, cut)
 
 
-def _left_by(settings: Settings, job: JobRow) -> Iterator[Path]:
-    """One of each name: of ranks that a launcher started, they are in the folder that the nodes share."""
+def _cut(file: IO[bytes], num_bytes: int, room: int, target: IO[bytes]) -> None:
+    part = (room - _NOTE_BYTES) // 2
+    target.write(file.read(part))
+    target.write(f"\n[{num_bytes - 2 * part} bytes omitted]\n".encode())
+    file.seek(num_bytes - part)
+    target.write(file.read(part))
+
+
+def _files_to_save(settings: Settings, job: JobRow) -> Iterator[Path]:
+    """Files to save, one per name; those of a launcher's ranks lie in the folder shared by the nodes."""
     own = (
         trials.folder(settings, job.payload["trial_id"])
         if job.kind == "trial"
@@ -119,41 +159,44 @@ def _left_by(settings: Settings, job: JobRow) -> Iterator[Path]:
     found = {
         path.name: path
         for folder in (own, *sorted(settings.launches.glob(f"{job.id}-*/work")))
-        for pattern in _KEPT
+        for pattern in _SAVED_PATTERNS
         for path in sorted(folder.glob(pattern))
         if path.is_file() and not path.is_symlink()
     }
     yield from found.values()
 
 
-def _place(job_id: str, name: str) -> str:
+def _storage_name(job_id: str, name: str) -> str:
     return f"{job_id}/{name}"
 
 
-def get(state: State, artifact_id: str) -> ArtifactRow:
-    """One artifact, or 404."""
-    return pictured(state.database, ArtifactRow, artifact_id, "artifact")
+def get(state: AppState, artifact_id: str) -> ArtifactRow:
+    """Return an artifact, or raise 404."""
+    return require_row(state.database, ArtifactRow, artifact_id, "artifact")
 
 
-def opened(state: State, row: ArtifactRow) -> IO[bytes]:
-    """What it holds, which the caller closes; ``ProblemError`` 404 where it is gone, 503 where the store does not answer."""
+def open_content(state: AppState, row: ArtifactRow) -> IO[bytes]:
+    """Open an artifact's content; the caller closes it.
+
+    Raises ``ProblemError`` 404 if it is gone and 503 if the storage does not answer.
+    """
     try:
-        return Objects(state.settings.artifacts_url).open(_place(row.job_id, row.name))
+        return ArtifactStorage(state.settings.artifacts_url).open(_storage_name(row.job_id, row.name))
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and state.places.ailment() is None:
+        if isinstance(error, FileNotFoundError) and state.places.misplaced_storage() is None:
             raise not_found("content of artifact", row.id) from None
-        _log.warning("artifact %s cannot be read: %s", row.id, error)
-        detail = "the store of artifacts does not answer; try again later"
+        _log.warning("cannot read artifact %s: %s", row.id, error)
+        detail = "the artifact store does not respond; try again later"
         raise ProblemError(503, "storage-unavailable", "The storage cannot be used now", detail) from None
 
 
-def listing(state: State, window: Window, /, **equal: object) -> Paged[ArtifactRow]:
-    """A page of artifacts."""
-    return pictures(state.database, ArtifactRow, window, **equal)
+def listing(state: AppState, window: ListPage, /, **equal: object) -> Paged[ArtifactRow]:
+    """Return a page of artifacts."""
+    return read_page(state.database, ArtifactRow, window, **equal)
 
 
-def forget(database: Database, objects: Objects, days: float) -> None:
-    """Remove those that were kept for so long; ``OSError`` where the store does not answer."""
+def delete_expired(database: Database, objects: ArtifactStorage, days: float) -> None:
+    """Delete artifacts older than ``days``; raise ``OSError`` if the storage does not answer."""
     until = now() - timedelta(days=days)
     old_enough = select(ArtifactRow).where(ArtifactRow.created_at <= until).limit(_CHUNK)
     while True:
@@ -162,7 +205,7 @@ def forget(database: Database, objects: Objects, days: float) -> None:
         if not old:
             return
         for each in old:
-            objects.remove(_place(each.job_id, each.name))
+            objects.remove(_storage_name(each.job_id, each.name))
         keys = [(each.id, each.tenant) for each in old]
         with database.write() as session:
             session.execute(delete(ArtifactRow).where(tuple_(ArtifactRow.id, ArtifactRow.tenant).in_(keys)))

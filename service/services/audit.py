@@ -1,4 +1,4 @@
-"""The audit log, and what is forgotten after a time."""
+"""The audit log, and deletion of expired records."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from datetime import timedelta
 
 from sqlalchemy import delete, select
 
-from service.db import Database
-from service.models import NO_TENANT, AuditRow, EndedSessionRow, ReplayRow, now
-from service.problems import ProblemError
-from service.services._pictures import pictures
-from service.services._store import Paged, new_id
-from service.services._window import Window
-from service.settings import Settings
-from service.state import State
+from autosbp.service.db import Database
+from autosbp.service.models import NO_TENANT, AuditRow, EndedSessionRow, ReplayRow, now
+from autosbp.service.problem_details import ProblemError
+from autosbp.service.request_state import AppState
+from autosbp.service.services._fast_reads import read_page
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.services._queries import Paged, new_id
+from autosbp.service.settings import Settings
 
 COMMAND_LINE = "command line"
-"""In the place of an address."""
+"""Stands for the address of calls by the command line."""
 
 
-def listing(state: State, window: Window, strangers: bool, /, **equal: object) -> Paged[AuditRow]:
-    """A page of the tenant's log, or of that of ``strangers``; ``ProblemError`` 403 where they are none of the caller's
-    business."""
+def listing(state: AppState, window: ListPage, strangers: bool, /, **equal: object) -> Paged[AuditRow]:
+    """Return a page of the tenant's log, or of the calls of strangers.
+
+    Raises ``ProblemError`` 403 if strangers' calls are requested by another tenant than the operators'.
+    """
     if not strangers:
-        return pictures(state.database, AuditRow, window, **equal)
+        return read_page(state.database, AuditRow, window, **equal)
     operators = state.settings.operator_tenant
     if state.call.caller.tenant != operators:
-        detail = "calls of strangers are for the admins of the tenant that operates the service"
+        detail = "unauthenticated calls are visible only to admins of the operating tenant"
         raise ProblemError(403, "forbidden", "The key may not do this", detail)
-    return pictures(state.database.of(NO_TENANT), AuditRow, window, **equal)
+    return read_page(state.database.of(NO_TENANT), AuditRow, window, **equal)
 
 
-def note(database: Database, method: str, path: str, status: int = 200, location: str | None = None) -> None:
-    """Note what the command line on the service's machine did for the database's tenant, as the call that would have done
-    it."""
+def log_command(database: Database, method: str, path: str, status: int = 200, location: str | None = None) -> None:
+    """Log what the command line did for the database's tenant, as the equivalent HTTP call."""
     with database.write() as session:
         session.add(
             AuditRow(
@@ -49,8 +50,8 @@ def note(database: Database, method: str, path: str, status: int = 200, location
         )
 
 
-def every(database: Database, tenant: str | None, status: int | None, limit: int) -> Sequence[AuditRow]:
-    """The newest entries, newest first; of one tenant (``NO_TENANT``: of strangers) or status, if asked."""
+def newest_entries(database: Database, tenant: str | None, status: int | None, limit: int) -> Sequence[AuditRow]:
+    """The newest entries, newest first, optionally of one tenant (``NO_TENANT``: of strangers) or status."""
     query = select(AuditRow).order_by(AuditRow.created_at.desc(), AuditRow.id.desc()).limit(limit)
     if tenant is not None:
         query = query.where(AuditRow.tenant == tenant)
@@ -60,9 +61,11 @@ def every(database: Database, tenant: str | None, status: int | None, limit: int
         return session.scalars(query).all()
 
 
-def forget(database: Database, settings: Settings) -> None:
-    """Drop answers whose Idempotency-Key has expired, sessions that were ended and would have by now, and audit entries that
-    are older, or of more strangers, than settings say."""
+def delete_expired(database: Database, settings: Settings) -> None:
+    """Delete expired idempotency keys, expired entries of ended sessions, and old audit entries.
+
+    The settings limit the age of audit entries, and the number of entries of strangers.
+    """
     with database.write() as session:
         session.execute(delete(ReplayRow).where(ReplayRow.expires_at <= now()))
         session.execute(delete(EndedSessionRow).where(EndedSessionRow.expires_at <= now()))

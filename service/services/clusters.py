@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from autosbp.cluster import Cluster, load_cluster
+from autosbp.cluster.spec import Cluster, load_cluster
 from autosbp.errors import InputError
-from service.models import ClusterRow
-from service.schemas._base import Document
-from service.schemas.clusters import PresetCluster
-from service.services._documents import check_name, read
-from service.services._once import put_once
-from service.services._pictures import pictured, pictures
-from service.services._store import Paged, insert_once
-from service.services._window import Window
-from service.state import State
+from autosbp.service.models import ClusterRow, content_id
+from autosbp.service.request_state import AppState
+from autosbp.service.schemas._base import Document
+from autosbp.service.schemas.clusters import PresetCluster
+from autosbp.service.services._fast_reads import read_page, require_row
+from autosbp.service.services._insert_once import insert_content_fast
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.services._posted_documents import check_name, read
+from autosbp.service.services._queries import Paged
+from autosbp.service.services.content_ids import insert_content
+from autosbp.utils.json_io import HASH_DIGITS
 
 
-def create(state: State, body: Document) -> tuple[ClusterRow, bool]:
-    """Store a spec or a preset; the row, and whether it is new."""
+def create(state: AppState, body: Document) -> tuple[ClusterRow, bool]:
+    """Store a spec or a preset; return the row and whether it is new."""
     if "preset" in body:
         cluster = read("preset", _preset, PresetCluster.read(body).preset)
     else:
         cluster = read("cluster", Cluster.from_dict, body)
-    return put_once(state.database, _row(cluster))
+    return insert_content_fast(state.database, _row(cluster))
 
 
 def store(session: Session, cluster: Cluster) -> tuple[ClusterRow, bool]:
-    """Insert the cluster if it is not there."""
-    return insert_once(session, _row(cluster))
+    """Insert the cluster unless it is stored."""
+    return insert_content(session, _row(cluster))
 
 
 def _preset(spec: str) -> Cluster:
-    """A preset by its name, never a file."""
+    """Load a preset by its name, never a file."""
     try:
         return load_cluster(spec)
     except InputError as error:
@@ -40,20 +42,22 @@ def _preset(spec: str) -> Cluster:
 
 
 def _row(cluster: Cluster) -> ClusterRow:
+    content_hash = cluster.content_hash
     return ClusterRow(
-        id=f"clu-{cluster.cluster_hash}",
+        id=content_id("clu", content_hash),
         name=check_name("name", cluster.name),
-        cluster_hash=cluster.cluster_hash,
+        cluster_hash=content_hash[:HASH_DIGITS],
+        content_hash=content_hash,
         num_devices=cluster.num_devices,
         document=cluster.to_dict(),
     )
 
 
-def get(state: State, cluster_id: str) -> ClusterRow:
-    """One cluster, or 404."""
-    return pictured(state.database, ClusterRow, cluster_id, "cluster")
+def get(state: AppState, cluster_id: str) -> ClusterRow:
+    """Return a cluster, or raise 404."""
+    return require_row(state.database, ClusterRow, cluster_id, "cluster")
 
 
-def listing(state: State, window: Window, /, **equal: object) -> Paged[ClusterRow]:
-    """A page of clusters."""
-    return pictures(state.database, ClusterRow, window, **equal)
+def listing(state: AppState, window: ListPage, /, **equal: object) -> Paged[ClusterRow]:
+    """Return a page of clusters."""
+    return read_page(state.database, ClusterRow, window, **equal)

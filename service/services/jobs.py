@@ -1,4 +1,4 @@
-"""Jobs: submitting under a call's idempotency key, look-ups, cancelling."""
+"""Jobs: submission under a call's idempotency key, look-up, cancellation."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.access.gate import check_scope
-from service.db import Database
-from service.models import JobRow
-from service.problems import not_found
-from service.schemas._base import Document
-from service.services._pictures import pictured, pictures
-from service.services._store import Paged, find
-from service.services._window import Window
-from service.settings import Settings
-from service.state import State
+from autosbp.service.auth.authentication import check_scope
+from autosbp.service.db import Database
+from autosbp.service.models import DEFAULT_EXPECTED_S, JobRow
+from autosbp.service.problem_details import not_found
+from autosbp.service.request_state import AppState
+from autosbp.service.schemas._base import Document
+from autosbp.service.services._fast_reads import read_page, require_row
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.services._queries import Paged, find
+from autosbp.service.settings import Settings
 
 SCOPE_OF: Mapping[str, str] = {
     "capture": "search",
@@ -26,31 +26,37 @@ SCOPE_OF: Mapping[str, str] = {
     "calibrate": "calibrate",
     "trial": "trial",
 }
-"""What a caller needs to make a job of a kind, and so to cancel one."""
+"""Scope that creating, and so cancelling, a job of a kind needs."""
 
 
-def again(state: State, session: Session) -> JobRow | None:
-    """The job that this very call has made already: the call has an idempotency key and its answer was lost."""
+def find_retried(state: AppState, session: Session) -> JobRow | None:
+    """The job that this call has already created, if it is a retry under an idempotency key."""
     return None if state.call.key is None else find(session, JobRow, state.new_id("job"))
 
 
-def submit(state: State, session: Session, kind: str, payload: Document, resource: str | None = None) -> JobRow:
-    """Queue a job of the call; ask ``again`` first."""
-    return state.runner.submit(session, kind, payload, resource, state.new_id("job"))
+def submit(
+    state: AppState,
+    session: Session,
+    kind: str,
+    payload: Document,
+    resource: str | None = None,
+    expected_s: float = DEFAULT_EXPECTED_S,
+) -> JobRow:
+    """Queue a job for the call; call ``find_retried`` first."""
+    return state.runner.submit(session, kind, payload, resource, state.new_id("job"), expected_s)
 
 
-def attempt(settings: Settings, job: JobRow) -> int:
-    """Which attempt at measuring this is. Ranks that a launcher started outlive an interruption and are found by their key:
-    it is still the first."""
+def attempt_number(settings: Settings, job: JobRow) -> int:
+    """Number of the measuring attempt; always 1 with a launcher, whose ranks survive interruptions under their key."""
     return job.attempts if settings.launching is None else 1
 
 
-def get(state: State, job_id: str) -> JobRow:
-    """One job, or 404."""
-    return pictured(state.database, JobRow, job_id, "job")
+def get(state: AppState, job_id: str) -> JobRow:
+    """Return a job, or raise 404."""
+    return require_row(state.database, JobRow, job_id, "job")
 
 
-def cancel(state: State, job_id: str, check: Callable[[JobRow], None]) -> JobRow:
+def cancel(state: AppState, job_id: str, check: Callable[[JobRow], None]) -> JobRow:
     """Request the end of a job; ``check`` may refuse by raising."""
     check_scope(state.call.caller, (SCOPE_OF.get(get(state, job_id).kind, "admin"),))
     row = state.runner.cancel(job_id, check)
@@ -59,13 +65,13 @@ def cancel(state: State, job_id: str, check: Callable[[JobRow], None]) -> JobRow
     return row
 
 
-def listing(state: State, window: Window, /, **equal: object) -> Paged[JobRow]:
-    """A page of jobs."""
-    return pictures(state.database, JobRow, window, **equal)
+def listing(state: AppState, window: ListPage, /, **equal: object) -> Paged[JobRow]:
+    """Return a page of jobs."""
+    return read_page(state.database, JobRow, window, **equal)
 
 
 def counts(database: Database) -> dict[tuple[str, str], int]:
-    """How many jobs of each kind and state there are, of all tenants or of the database's."""
+    """Number of jobs by kind and state, of the database's tenant or of all tenants."""
     with database.read() as session:
         found = session.execute(select(JobRow.kind, JobRow.state, func.count()).group_by(JobRow.kind, JobRow.state))
         return {(kind, state): count for kind, state, count in found}

@@ -1,4 +1,4 @@
-"""API keys of one tenant: make, list, rotate, revoke. The routes and the command line both call these."""
+"""API keys of a tenant: create, list, rotate, revoke; used by the routes and the command line."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import select
+from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
 from autosbp.errors import InputError
-from service.access.caller import SCOPES
-from service.access.tokens import Token
-from service.db import Database
-from service.models import KeyRow, now
-from service.problems import conflict
-from service.services._store import Paged, new_id, page, require
-from service.services._window import Window
+from autosbp.service.auth.api_keys import ApiKey
+from autosbp.service.auth.caller import SCOPES
+from autosbp.service.db import Database
+from autosbp.service.models import KeyRow, now
+from autosbp.service.problem_details import conflict
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.services._queries import Paged, new_id, page, require
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A key that was just made; its text is not stored and cannot be shown again."""
+class NewApiKey:
+    """A newly created key; its text is not stored and cannot be shown again."""
 
     row: KeyRow
     text: str
@@ -34,22 +34,32 @@ def create(
     scopes: Sequence[str],
     lifetime: timedelta | None = None,
     created_by: str | None = None,
-) -> Made:
-    """Make a key of the database's tenant; without ``lifetime`` it does not expire."""
+) -> NewApiKey:
+    """Create a key of the database's tenant; without ``lifetime`` it does not expire."""
     with database.write() as session:
         return _make(session, name, check_scopes(scopes), None if lifetime is None else now() + lifetime, created_by)
 
 
+def check_first(database: Database, scopes: Sequence[str]) -> None:
+    """Raise ``InputError`` for a first key without the scope admin: nobody could create further keys."""
+    if "admin" in scopes:
+        return
+    with database.of(None).read() as session:
+        if not session.scalar(select(exists(select(KeyRow.id)))):
+            limit = "the first key must have the scope admin: from then on every request requires a key"
+            raise InputError("scopes", ",".join(scopes), limit)
+
+
 def check_scopes(scopes: Sequence[str]) -> tuple[str, ...]:
-    """In the order of ``SCOPES``, each once; ``InputError`` for an unknown one or none."""
+    """Return the scopes without repetition, in the order of ``SCOPES``; raise ``InputError`` for none or an unknown one."""
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
-        raise InputError("scopes", unknown[0] if unknown else None, f"some of {', '.join(SCOPES)} are expected")
+        raise InputError("scopes", unknown[0] if unknown else None, f"expected some of {', '.join(SCOPES)}")
     return tuple(scope for scope in SCOPES if scope in scopes)
 
 
-def rotate(database: Database, key_id: str, grace: timedelta, created_by: str | None = None) -> Made:
-    """A new key with the same name, scopes and lifetime; the old one works on for ``grace``."""
+def rotate(database: Database, key_id: str, grace: timedelta, created_by: str | None = None) -> NewApiKey:
+    """Create a key with the same name, scopes and lifetime; the old one stays valid for ``grace``."""
     with database.write() as session:
         old = _usable(session, key_id)
         lifetime = None if old.expires_at is None else old.expires_at - old.created_at
@@ -61,27 +71,27 @@ def rotate(database: Database, key_id: str, grace: timedelta, created_by: str | 
 
 
 def revoke(database: Database, key_id: str) -> KeyRow:
-    """End a key at once; repeating it changes nothing."""
+    """Revoke a key at once; repeating it changes nothing."""
     with database.write() as session:
         row = require(session, KeyRow, key_id, "key")
         row.revoked_at = row.revoked_at or now()
         return row
 
 
-def listing(database: Database, window: Window) -> Paged[KeyRow]:
-    """A page of keys."""
+def listing(database: Database, window: ListPage) -> Paged[KeyRow]:
+    """Return a page of keys."""
     with database.read() as session:
         return page(session, KeyRow, window)
 
 
-def every(database: Database) -> Sequence[KeyRow]:
+def all_keys(database: Database) -> Sequence[KeyRow]:
     """All keys that a session of ``database`` sees, oldest first."""
     with database.read() as session:
         return session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id)).all()
 
 
 def state_of(row: KeyRow) -> str:
-    """``valid``, ``expired`` or ``revoked``."""
+    """Return ``valid``, ``expired`` or ``revoked``."""
     if row.revoked_at is not None:
         return "revoked"
     return "valid" if row.expires_at is None or row.expires_at > now() else "expired"
@@ -96,8 +106,8 @@ def _usable(session: Session, key_id: str) -> KeyRow:
 
 def _make(
     session: Session, name: str, scopes: Sequence[str], expires_at: datetime | None, created_by: str | None
-) -> Made:
-    token, salt = Token.new(), secrets.token_hex(16)
+) -> NewApiKey:
+    token, salt = ApiKey.new(), secrets.token_hex(16)
     row = KeyRow(
         id=new_id("key"),
         name=name,
@@ -110,4 +120,4 @@ def _make(
     )
     session.add(row)
     session.flush()
-    return Made(row, str(token))
+    return NewApiKey(row, str(token))

@@ -1,54 +1,62 @@
-"""Models: content-addressed graphs. Documents and the zoo are stored at once; a job captures HF configurations and ONNX models,
-of which a file is parsed, and left, before the job is made."""
+"""Models: content-addressed graphs.
+
+Graph documents and zoo models are stored at once. Jobs capture Hugging Face configurations and ONNX models; an ONNX
+file is parsed before its job is created, and is not stored.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import func, select
 from sqlalchemy.orm import Session, undefer
 
 from autosbp import api
 from autosbp.errors import InputError
-from service.access.gate import too_many
-from service.jobs._base import FINAL
-from service.models import JobRow, ModelRow, SearchRow, StrategyRow
-from service.problems import conflict
-from service.schemas._base import Document
-from service.schemas.models import HfModel, OnnxModel, ZooModel
-from service.services import jobs
-from service.services._documents import check_name, read
-from service.services._once import put_once
-from service.services._pictures import pictured, pictures
-from service.services._store import Paged, insert_once, require
-from service.services._window import Window
-from service.settings import Settings
-from service.state import State
+from autosbp.service.auth.authentication import too_many
+from autosbp.service.models import JobRow, ModelRow, content_id
+from autosbp.service.request_state import AppState
+from autosbp.service.schemas._base import Document
+from autosbp.service.schemas.models import HfModel, OnnxModel, ZooModel
+from autosbp.service.services import jobs, quotas
+from autosbp.service.services._fast_reads import read_page, require_row
+from autosbp.service.services._insert_once import insert_content_fast
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.services._posted_documents import check_name, read
+from autosbp.service.services._queries import Paged, require
+from autosbp.service.services.content_ids import insert_content
+from autosbp.service.settings import Settings
+from autosbp.utils.json_io import canonical
 
-_PARSER = threading.Lock()
-_PATIENCE_S = 5.0
+_PARSER_LOCK = threading.Lock()
+_PARSER_TIMEOUT_S = 5.0
 
 
-def create(state: State, body: Document) -> tuple[ModelRow, bool] | JobRow:
-    """Store a graph document or a model of the zoo, or queue the capture of a configuration or an ONNX model."""
-    if "hf_config" in body or "onnx" in body:
-        return submit(state, HfModel.read(body).model_dump() if "hf_config" in body else _onnx(state.settings, body))
+def create(state: AppState, body: Document) -> tuple[ModelRow, bool]:
+    """Store a graph document or a model of the zoo; return the row and whether it is new."""
+    for name in ("hf_config", "onnx"):
+        if name in body and "nodes" not in body:
+            raise InputError(name, body[name], "only POST /v1/models:capture accepts it")
     if "zoo" in body:
-        source = f"zoo:{ZooModel.read(body).zoo}"
-        model = api.capture(source)
+        row = ModelRow(**_of_zoo(ZooModel.read(body).zoo))
     else:
         nodes = body.get("nodes")
         _check_size(state.settings, len(nodes) if isinstance(nodes, list) else 0)
-        source, model = "graph", read("graph", api.load_graph, body)
-    return put_once(state.database, _row(model, source))
+        row = _row(read("graph", api.load_graph, body), "graph")
+    return insert_content_fast(state.database, row, _room(state.settings, row))
 
 
-def submit(state: State, payload: Document) -> JobRow:
-    """Queue a capture."""
+def capture(state: AppState, body: Document) -> JobRow:
+    """Queue the capture of a configuration or an ONNX model."""
+    return submit(state, _onnx(state.settings, body) if "onnx" in body else HfModel.read(body).model_dump())
+
+
+def submit(state: AppState, payload: Document) -> JobRow:
+    """Queue a capture with a parsed payload."""
     with state.database.write() as session:
-        return jobs.again(state, session) or jobs.submit(state, session, "capture", payload)
+        return jobs.find_retried(state, session) or jobs.submit(state, session, "capture", payload)
 
 
 def _onnx(settings: Settings, body: Document) -> Document:
@@ -56,44 +64,71 @@ def _onnx(settings: Settings, body: Document) -> Document:
     return read_onnx(settings, request.content(), request.name)
 
 
-def read_onnx(settings: Settings, content: bytes, name: str | None, shown: str | None = None) -> Document:
-    """The payload of the capture of an ONNX file: what it holds, without weights. One is parsed at a time. Errors call it
-    ``shown``, or by its model's name."""
-    if not _PARSER.acquire(timeout=_PATIENCE_S):
-        raise too_many(_PATIENCE_S, "other ONNX files are being parsed")
+def read_onnx(settings: Settings, content: bytes, name: str | None, file_name: str | None = None) -> Document:
+    """Parse an ONNX file into the payload of its capture, without weights. One file is parsed at a time.
+
+    Args:
+        settings: limits.
+        content: the file.
+        name: of the model; None takes the name in the file.
+        shown: name of the file in errors; by default the model's name.
+
+    Raises:
+        ProblemError: 429 if other files keep the parser busy.
+    """
+    if not _PARSER_LOCK.acquire(timeout=_PARSER_TIMEOUT_S):
+        raise too_many(_PARSER_TIMEOUT_S, "too many ONNX files are being parsed")
     try:
-        found = api.read_onnx(content, shown or name or "...")
+        found = api.read_onnx(content, file_name or name or "...")
     finally:
-        _PARSER.release()
+        _PARSER_LOCK.release()
     _check_size(settings, len(found["nodes"]))
     return {"onnx": found, "name": check_name("name", name or found["name"])}
 
 
 def _check_size(settings: Settings, num_ops: int) -> None:
     if num_ops > settings.max_ops:
-        raise InputError("nodes", f"{num_ops} ops", f"at most {settings.max_ops} ops are expected")
+        raise InputError("nodes", f"{num_ops} ops", f"expected at most {settings.max_ops} ops")
+
+
+def _room(settings: Settings, row: ModelRow) -> Callable[[Session], None]:
+    return lambda session: quotas.require_room(session, settings, quotas.DOCUMENTS, row.num_bytes)
+
+
+@lru_cache(maxsize=64)  # more than the zoo has; capturing the largest models takes a second
+def _of_zoo(name: str) -> Mapping[str, Any]:
+    source = f"zoo:{name}"
+    return _values(api.capture(source), source)
 
 
 def _row(model: api.LogicalGraph, source: str) -> ModelRow:
-    return ModelRow(
-        id=f"mod-{model.graph_hash}",
-        name=check_name("name", model.name),
-        source=source,
-        graph_hash=model.graph_hash,
-        summary=model.summary(),
-        document=model.to_dict(),
-    )
+    return ModelRow(**_values(model, source))
+
+
+def _values(model: api.LogicalGraph, source: str) -> dict[str, Any]:
+    document = model.to_dict()
+    return {
+        "id": content_id("mod", model.content_hash),
+        "name": check_name("name", model.name),
+        "source": source,
+        "graph_hash": model.graph_hash,
+        "content_hash": model.content_hash,
+        "summary": model.summary(),
+        "num_bytes": len(canonical(document)),
+        "document": document,
+    }
 
 
 def prepare_capture(_session: Session, job: JobRow) -> Document:
-    """Inputs of a capture: what the client posted, or what an ONNX file holds."""
+    """Inputs of a capture: the posted configuration, or the parsed ONNX file."""
     return job.payload
 
 
 def store_capture(settings: Settings, session: Session, job: JobRow, found: Document) -> Document:
     """Store the captured graph."""
     _check_size(settings, len(found["nodes"]))
-    row, _ = insert_once(session, _row(api.load_graph(found), _source(job.payload)))
+    new = _row(api.load_graph(found), _source(job.payload))
+    row, _ = insert_content(session, new, _room(settings, new))
     job.resource = f"/v1/models/{row.id}"
     return {"model_id": row.id}
 
@@ -102,34 +137,17 @@ def _source(payload: Mapping[str, Any]) -> str:
     return "onnx" if "onnx" in payload else "hf_config"
 
 
-def get(state: State, model_id: str) -> ModelRow:
-    """One model, or 404."""
-    return pictured(state.database, ModelRow, model_id, "model")
+def get(state: AppState, model_id: str) -> ModelRow:
+    """Return a model, or raise 404."""
+    return require_row(state.database, ModelRow, model_id, "model")
 
 
-def graph(state: State, model_id: str) -> Document:
-    """One model's graph document, or 404."""
+def graph(state: AppState, model_id: str) -> Document:
+    """Return a model's graph document, or raise 404."""
     with state.database.read() as session:
         return require(session, ModelRow, model_id, "model", undefer(ModelRow.document)).document
 
 
-def listing(state: State, window: Window, /, **equal: object) -> Paged[ModelRow]:
-    """A page of models."""
-    return pictures(state.database, ModelRow, window, **equal)
-
-
-def delete(state: State, model_id: str, check: Callable[[ModelRow], None]) -> None:
-    """Remove a model that no search, no strategy and no calibration under way refers to; 409 otherwise. ``check`` may
-    refuse by raising."""
-    with state.database.write() as session:
-        row = require(session, ModelRow, model_id, "model")
-        check(row)
-        searches = session.scalar(select(func.count(SearchRow.id)).where(SearchRow.model_id == row.id))
-        strategies = session.scalar(select(func.count(StrategyRow.id)).where(StrategyRow.model_id == row.id))
-        if searches or strategies:
-            raise conflict(f"{searches} searches and {strategies} strategies refer to model {model_id!r}")
-        measuring = select(JobRow).where(JobRow.kind == "calibrate", JobRow.state.not_in(FINAL))
-        for job in session.scalars(measuring):
-            if model_id in job.payload["model_ids"]:
-                raise conflict(f"job {job.id!r} is to measure the ops of model {model_id!r}")
-        session.delete(row)
+def listing(state: AppState, window: ListPage, /, **equal: object) -> Paged[ModelRow]:
+    """Return a page of models."""
+    return read_page(state.database, ModelRow, window, **equal)

@@ -1,11 +1,11 @@
-"""Files of jobs that have ended: kept for a while, and while there is room, then removed.
+"""Deletion of old files of ended jobs, by age and by total size.
 
     DATA/trials/TRIAL   log, request and result of a trial      DATA/jobs/JOB      an outcome that is stored by now
-    DATA/calibrations/JOB   those of a measurement              LAUNCHES/KEY       what a launcher and its nodes left
+    DATA/calibrations/JOB   those of a measurement              LAUNCHES/KEY       files of a launcher and its nodes
 
-What they measured is in the database, and stays. A folder is removed only if its job is known here and has ended, and nothing
-of it is active on the cluster, or owed to the store of artifacts. It first gets another name, which nobody looks for, so that
-one that is half removed when the service dies is never taken for a whole one; the next sweep removes the rest of it.
+The measurements stay in the database. A folder is deleted only if its job is known here and has ended, and neither the
+cluster nor the artifact storage still needs it. It is renamed first, so that a folder that is half deleted when the
+service dies is never mistaken for a complete one; the next sweep deletes the rest.
 """
 
 from __future__ import annotations
@@ -21,37 +21,39 @@ from pathlib import Path
 
 from sqlalchemy import ColumnElement, Select, select
 
-from service.db import Database
-from service.jobs._base import FINAL
-from service.launchers._base import Launcher, LauncherError
-from service.models import JobRow, TrialRow, now
-from service.services import artifacts
-from service.settings import Settings
+from autosbp.service.db import Database
+from autosbp.service.jobs._base import FINAL_STATES
+from autosbp.service.launchers._base import Launcher, LauncherError
+from autosbp.service.models import JobRow, TrialRow, now
+from autosbp.service.services import artifacts
+from autosbp.service.settings import Settings
 
-_log = logging.getLogger("service")
-_GONE = ".removed-"
+_log = logging.getLogger("autosbp.service")
+_REMOVED_PREFIX = ".removed-"
 _CHUNK = 500
-_READ_FOR = timedelta(hours=1)  # whoever waited for a trial reads its log
+_MIN_AGE = timedelta(hours=1)  # clients that waited for a trial still read its log
 Ends = Mapping[str, datetime]
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
-    """The folder of a job that ended then."""
+class _EndedJobFolder:
+    """A folder of a job, with the time at which the job ended."""
 
     at: datetime
     path: Path
 
 
 def sweep(settings: Settings, database: Database, launcher: Launcher | None) -> list[Path]:
-    """Remove what is older than ``files_days``, and then the oldest while all is more than ``files_bytes``, but nothing in the
-    first hour; what was removed."""
+    """Delete folders older than ``files_days``, then the oldest while the total exceeds ``files_bytes``.
+
+    By size, nothing is deleted in the first hour after a job's end. Returns the deleted folders.
+    """
     launches = settings.launches
     data = settings.data_dir.resolve()
     roots = (data / "trials", data / "calibrations", data / "jobs", launches)
     for root in roots:
-        _finish(root)
-    active, owed = _active(launcher), frozenset(artifacts.owed(settings))
+        _delete_leftovers(root)
+    active, owed = _active(launcher), frozenset(artifacts.unsaved_job_ids(settings))
     found = [
         *_ended(
             roots[0], lambda names: _ends(database, lambda ids: _of_trials(ids).where(JobRow.id.not_in(owed)), names)
@@ -64,34 +66,36 @@ def sweep(settings: Settings, database: Database, launcher: Launcher | None) -> 
     removed = []
     for each in sorted(found, key=lambda one: (one.at, one.path)):
         is_old = moment - each.at > timedelta(days=settings.files_days)
-        if not is_old and (left <= settings.files_bytes or moment - each.at < _READ_FOR):
+        if not is_old and (left <= settings.files_bytes or moment - each.at < _MIN_AGE):
             break
         num_bytes = _size(each.path)
         if _remove(each.path):
             left -= num_bytes
             removed.append(each.path)
     if removed:
-        _log.info("the files of %d ended jobs are removed", len(removed))
+        _log.info("removed the files of %d ended jobs", len(removed))
     return removed
 
 
 def _active(launcher: Launcher | None) -> frozenset[str] | None:
-    """Keys that the cluster works on; None where it does not say."""
+    """Active keys on the cluster; None if it does not answer."""
     try:
         return frozenset(() if launcher is None else launcher.active_keys())
     except LauncherError as error:
-        _log.warning("old launches are not looked for: %s", error)
+        _log.warning("cannot list old launches: %s", error)
         return None
 
 
-def _ended(root: Path, ends: Callable[[list[str]], Ends], needed: frozenset[str] = frozenset()) -> Iterable[_Ended]:
+def _ended(
+    root: Path, ends: Callable[[list[str]], Ends], needed: frozenset[str] = frozenset()
+) -> Iterable[_EndedJobFolder]:
     names = [name for name in _names(root) if not name.startswith(".") and name not in needed]
     known = ends(names)
-    return [_Ended(known[name], root / name) for name in names if name in known]
+    return [_EndedJobFolder(known[name], root / name) for name in names if name in known]
 
 
 def _of_keys(database: Database, keys: list[str], needed: frozenset[str]) -> Ends:
-    """When the job of each key (``JOB-ATTEMPT``) ended, but for jobs whose files are needed."""
+    """End time of each key's job (``JOB-ATTEMPT``), except for jobs whose files are still needed."""
     jobs = {key: key.rpartition("-")[0] for key in keys}
     ends = _ends(database, _of_jobs, sorted({*jobs.values()} - needed))
     return {key: ends[job] for key, job in jobs.items() if job in ends}
@@ -115,27 +119,27 @@ def _of_trials(ids: list[str]) -> Select[str, datetime | None]:
 
 
 def _has_ended() -> ColumnElement[bool]:
-    return JobRow.state.in_(FINAL)
+    return JobRow.state.in_(FINAL_STATES)
 
 
 def _remove(path: Path) -> bool:
-    """Whether this process removed it; another may have been quicker."""
-    gone = path.with_name(f"{_GONE}{secrets.token_hex(8)}")
+    """Delete a folder; False if it failed or another process was faster."""
+    gone = path.with_name(f"{_REMOVED_PREFIX}{secrets.token_hex(8)}")
     try:
         path.rename(gone)
     except FileNotFoundError:
         return False
     except OSError as error:
-        _log.warning("%s cannot be removed: %s", path, error)
+        _log.warning("cannot remove %s: %s", path, error)
         return False
     shutil.rmtree(gone, ignore_errors=True)
     return True
 
 
-def _finish(root: Path) -> None:
-    """Remove what an earlier sweep could not."""
+def _delete_leftovers(root: Path) -> None:
+    """Delete what an earlier sweep left."""
     for name in _names(root):
-        if name.startswith(_GONE):
+        if name.startswith(_REMOVED_PREFIX):
             shutil.rmtree(root / name, ignore_errors=True)
 
 
@@ -147,7 +151,7 @@ def _names(root: Path) -> list[str]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of all files below; those that vanish meanwhile do not count."""
+    """Bytes of all files below a path; files that vanish meanwhile do not count."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:

@@ -1,4 +1,4 @@
-"""Searches: checked at the door, run as jobs, answered by stored strategies; an equal one is answered from the store."""
+"""Searches: validated in the request, run as jobs, answered by stored strategies; equal searches share one job."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ from sqlalchemy.orm import Session
 import autosbp
 from autosbp import api
 from autosbp.errors import InputError
-from autosbp.jsonio import digest
-from service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, SearchRow, StrategyRow, table_of
-from service.schemas._base import Document
-from service.schemas.searches import SearchRequest
-from service.services import jobs, strategies
-from service.services._pictures import columns
-from service.services._store import Paged, existing, page, referred, require
-from service.services._window import Window
-from service.state import State
-from service.tenancy import narrowed
+from autosbp.service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, SearchRow, StrategyRow, table_of
+from autosbp.service.request_state import AppState
+from autosbp.service.schemas._base import Document
+from autosbp.service.schemas.searches import SearchRequest
+from autosbp.service.services import jobs, strategies
+from autosbp.service.services._fast_reads import columns
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.services._queries import Paged, existing, page, require, require_referenced
+from autosbp.service.tenancy import restricted_to_tenant
+from autosbp.utils.json_io import digest
 
 _HASH_DIGITS = 64
 
 
-def create(state: State, request: SearchRequest, *, fresh: bool = False) -> tuple[JobRow, bool]:
-    """Store a search and queue its job, or find an equal one that has succeeded or is under way; the job, and whether it is
-    a new one. ``fresh`` searches again all the same."""
+def create(state: AppState, request: SearchRequest, *, fresh: bool = False) -> tuple[JobRow, bool]:
+    """Store a search and queue its job, or find an equal one that has succeeded or is running.
+
+    Args:
+        state: of the request.
+        request: the search.
+        fresh: search again even if there is an equal search.
+
+    Returns:
+        The job, and whether it is new.
+    """
     options = request.options.checked()
     longest_s = state.settings.max_time_limit_s
     if options.time_limit_s > longest_s:
@@ -34,24 +42,25 @@ def create(state: State, request: SearchRequest, *, fresh: bool = False) -> tupl
     if request.start_id is not None:
         _check_start(options)
     asked = _hash(request, options)
-    if state.call.key is None and not fresh and (answered := _answered(state, asked)) is not None:
+    if state.call.key is None and not fresh and (answered := _find_equal_fast(state, asked)) is not None:
         return answered, False
     with state.database.write() as session:
-        if (job := jobs.again(state, session)) is not None:
+        if (job := jobs.find_retried(state, session)) is not None:
             return job, True
-        if not fresh and (earlier := _earlier(session, asked)) is not None:
+        if not fresh and (earlier := _find_equal_locked(session, asked)) is not None:
             return earlier.job, False
-        model = referred(session, ModelRow, request.model_id, "model_id", "model")
-        cluster = referred(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
+        model = require_referenced(session, ModelRow, request.model_id, "model_id", "model")
+        cluster = require_referenced(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
         summary = model.summary
         there = api.Cluster.from_dict(cluster.document)
-        api.require_room(summary["num_parameters"], summary["parameter_bytes"], there, options)
+        api.check_memory(summary["num_parameters"], summary["parameter_bytes"], there, options)
         if request.calibration_id is not None:
             _check_calibration(session, request.calibration_id, request.cluster_id)
         if request.start_id is not None:
-            referred(session, StrategyRow, request.start_id, "start_id", "strategy")
+            require_referenced(session, StrategyRow, request.start_id, "start_id", "strategy")
         search_id = state.new_id("sea")
-        job = jobs.submit(state, session, "search", {"search_id": search_id}, f"/v1/searches/{search_id}")
+        asked_s = options.time_limit_s * (request.num_points or 1)
+        job = jobs.submit(state, session, "search", {"search_id": search_id}, f"/v1/searches/{search_id}", asked_s)
         row = SearchRow(
             id=search_id,
             model_id=request.model_id,
@@ -68,8 +77,11 @@ def create(state: State, request: SearchRequest, *, fresh: bool = False) -> tupl
 
 
 def _hash(request: SearchRequest, options: api.PlanOptions) -> str:
-    """Of everything that the answer depends on. So may a start: on what a limit of time leaves, and on how much was left to
-    search; without one, hashes are what they were before there were any."""
+    """Hash of everything that the answer depends on.
+
+    That includes the warm start, because a search that a time limit or tolerance stops may end elsewhere. Searches
+    without one keep the hashes of earlier releases.
+    """
     everything = {
         "model": request.model_id,
         "cluster": request.cluster_id,
@@ -83,46 +95,46 @@ def _hash(request: SearchRequest, options: api.PlanOptions) -> str:
 
 
 _searches, _jobs = table_of(SearchRow).c, table_of(JobRow).c
-_OF_USE = (_jobs.state == "succeeded") & _searches.strategy_id.is_not(None) | (
+_HAS_OR_WILL_HAVE_ANSWER = (_jobs.state == "succeeded") & _searches.strategy_id.is_not(None) | (
     _jobs.state.in_(("queued", "running")) & _jobs.cancel_requested.is_(False)
 )
-"""Of a search and its job: it has an answer, or will have one."""
-_ANSWERED = narrowed(
+"""Condition on a search and its job: it has an answer, or will have one."""
+_EQUAL_SEARCH_JOB = restricted_to_tenant(
     select(*columns(JobRow))
-    .where(_searches.job_id == _jobs.id, _searches.request_hash == bindparam("asked"), _OF_USE)
+    .where(_searches.job_id == _jobs.id, _searches.request_hash == bindparam("asked"), _HAS_OR_WILL_HAVE_ANSWER)
     .order_by(_searches.created_at.desc())
     .limit(1)
 )
 
 
-def _answered(state: State, asked: str) -> JobRow | None:
-    """A picture of the job of the newest equal search: most are found so, without waiting for those that write."""
-    found = state.database.fetch(_ANSWERED, asked=asked)
+def _find_equal_fast(state: AppState, asked: str) -> JobRow | None:
+    """Job of the newest equal search, read without waiting for writers; most repetitions are found here."""
+    found = state.database.fetch(_EQUAL_SEARCH_JOB, asked=asked)
     return cast("JobRow", found[0]) if found else None
 
 
-def _earlier(session: Session, asked: str) -> SearchRow | None:
-    """The newest equal search, where none may come in between."""
-    query = select(SearchRow).where(SearchRow.request_hash == asked, SearchRow.job.has(_OF_USE))
+def _find_equal_locked(session: Session, asked: str) -> SearchRow | None:
+    """The newest equal search, read in a writing session, so that none can appear in between."""
+    query = select(SearchRow).where(SearchRow.request_hash == asked, SearchRow.job.has(_HAS_OR_WILL_HAVE_ANSWER))
     return session.scalar(query.order_by(SearchRow.created_at.desc()).limit(1))
 
 
 def _check_calibration(session: Session, calibration_id: str, cluster_id: str) -> None:
-    calibration = referred(session, CalibrationRow, calibration_id, "calibration_id", "calibration")
+    calibration = require_referenced(session, CalibrationRow, calibration_id, "calibration_id", "calibration")
     if calibration.cluster_id != cluster_id:
-        limit = f"a calibration of cluster {cluster_id} is expected; this one is of {calibration.cluster_id}"
+        limit = f"expected a calibration of cluster {cluster_id}; this one is of {calibration.cluster_id}"
         raise InputError("calibration_id", calibration_id, limit)
 
 
 def _check_start(options: api.PlanOptions) -> None:
     try:
-        options.require_start()
+        options.check_warm_start()
     except InputError as error:
         raise InputError(f"options.{error.field}", error.value, error.limit) from None
 
 
 def prepare(session: Session, job: JobRow) -> Document:
-    """Inputs of a search: graph, cluster, calibration, options and start."""
+    """Inputs of a search: graph, cluster, calibration, options and warm start."""
     search = existing(session, SearchRow, job.payload["search_id"])
     known, start = search.calibration_id, search.start_id
     return {
@@ -142,18 +154,18 @@ def store(session: Session, job: JobRow, found: Document) -> Document:
     search.strategy_id = ids[0]
     if search.num_points is not None:
         search.front = ids
-    # Plans hold no times of the clock, so that equal searches find equal plans: how this one went is the job's to keep.
+    # Plans contain no wall-clock times, so that equal searches find equal plans; the job keeps the search's curve.
     return {"search_id": search.id, "strategy_id": ids[0], "curve": found.get("curve", [])}
 
 
-def get(state: State, search_id: str) -> SearchRow:
-    """One search, or 404."""
+def get(state: AppState, search_id: str) -> SearchRow:
+    """Return a search, or raise 404."""
     with state.database.read() as session:
         return require(session, SearchRow, search_id, "search")
 
 
-def listing(state: State, window: Window, job_state: str | None, /, **equal: object) -> Paged[SearchRow]:
-    """A page of searches."""
+def listing(state: AppState, window: ListPage, job_state: str | None, /, **equal: object) -> Paged[SearchRow]:
+    """Return a page of searches."""
     where = () if job_state is None else (SearchRow.job.has(JobRow.state == job_state),)
     with state.database.read() as session:
         return page(session, SearchRow, window, where, **equal)

@@ -1,1 +1,1 @@
-"""Conformance suites of the service's families, and the real parts that they are run over, on one machine."""
+"""Conformance suites of the service's interfaces, and real back ends on one machine to run them against."""

@@ -1,4 +1,4 @@
-"""Daemons of a test's own: started with little of its environment, ended by their processes."""
+"""Daemons for tests: started with a minimal environment, stopped by process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ START_S, STOP_S, POLL_S = 30.0, 10.0, 0.05
 
 
 def start(folder: Path, name: str, *command: str, **variables: str) -> subprocess.Popen[bytes]:
-    """A daemon that works and writes NAME.out in a folder. Its environment becomes that of its jobs in part, so it has
-    little of ours."""
+    """Start a daemon with ``folder`` as its working directory; it writes to NAME.out there.
+
+    Its jobs inherit parts of its environment, so it gets only a few of our variables.
+    """
     env = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
     with (folder / f"{name}.out").open("ab") as log:
         return subprocess.Popen(
@@ -31,7 +33,7 @@ def start(folder: Path, name: str, *command: str, **variables: str) -> subproces
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End it, and wait for that."""
+    """Stop the daemon and wait until it has ended."""
     process.terminate()
     try:
         process.wait(STOP_S)
@@ -41,7 +43,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until(holds: Callable[[], bool], folder: Path, name: str) -> None:
-    """Poll until something holds that the daemon NAME is started for; ``TimeoutError`` with what it wrote."""
+    """Poll until ``holds()`` is true; raise ``TimeoutError`` with the output of the daemon NAME."""
     until_s = time.monotonic() + START_S
     while not holds():
         if time.monotonic() > until_s:
@@ -50,7 +52,7 @@ def wait_until(holds: Callable[[], bool], folder: Path, name: str) -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of ``count`` neighbouring ports that are free, below those that the kernel gives out."""
+    """Find ``count`` consecutive free ports below the kernel's ephemeral range; return the first."""
     for first in range(21_000 + os.getpid() % 1000 * 8, 32_000, count):
         with ExitStack() as stack:
             try:

@@ -1,4 +1,4 @@
-"""Accounts of a virtual Slurm: a real slurmdbd on a MariaDB of its own. Packages slurmdbd, mariadb-server-core."""
+"""Slurm accounting for tests: a real slurmdbd on its own MariaDB. Packages slurmdbd, mariadb-server-core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from service.testing import _daemons
+from autosbp.service.testing import _daemons
 
 _PROGRAMS = ("slurmdbd", "mariadbd", "sacct", "sacctmgr")
 _TABLES = Path("/usr/share/mysql")
@@ -33,14 +33,14 @@ CommitDelay=0
 
 
 def missing_programs() -> list[str]:
-    """What this machine lacks to keep accounts."""
+    """Programs that this machine lacks for accounting."""
     return [name for name in _PROGRAMS if shutil.which(name, path=_daemons.PATH) is None]
 
 
 class Accounting:
-    """Keeps accounts as long as the block; ``conf`` is what slurm.conf says of it. The munge that it is known by must run.
+    """Runs accounting during the block; ``conf`` are its lines for slurm.conf. The given munge daemon must be running.
 
-    MariaDB listens on a socket in the folder alone, and asks for no password.
+    MariaDB listens only on a socket in the folder, without a password.
     """
 
     def __init__(self, folder: Path, munge: Path, port: int) -> None:
@@ -55,7 +55,8 @@ class Accounting:
     def __enter__(self) -> Self:
         data, scratch, listening = (self._folder / f"mariadb{end}" for end in ("", ".tmp", ".socket"))
         data.mkdir(parents=True)
-        scratch.mkdir()  # a server that starts removes the temporary tables that it finds, another server's among them
+        # its own: a starting server deletes all temporary tables in its folder, also those of other servers
+        scratch.mkdir()
         options = ("mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", f"--tmpdir={scratch}", *_QUICK)
         tables = "".join((_TABLES / name).read_text() for name in _SCRIPTS)
         script = f"CREATE DATABASE mysql;\nUSE mysql;\n{tables}"

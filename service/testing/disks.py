@@ -1,4 +1,4 @@
-"""A small disk on a folder, for tests of what happens as it gets full or fails: root and util-linux."""
+"""A small disk mounted on a folder, for tests with full or failing disks; needs root and util-linux."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from service.testing import _daemons
+from autosbp.service.testing import _daemons
 
 _PROGRAMS = ("unshare", "nsenter", "setpriv", "mount")
 _LOOP = ("mkfs.ext4",)
 
 
 def missing_programs(*, loop: bool = False) -> list[str]:
-    """What this machine lacks for a disk that is mounted; for one that fails, too, with ``loop``."""
+    """Programs and rights that this machine lacks to mount a disk; with ``loop``, also those for a failing disk."""
     lacks = [name for name in _PROGRAMS + (_LOOP if loop else ()) if shutil.which(name, path=_daemons.PATH) is None]
     if loop and not Path("/dev/loop-control").exists():
         lacks.append("a loop device")
@@ -24,10 +24,13 @@ def missing_programs(*, loop: bool = False) -> list[str]:
 
 
 class Disk:
-    """Mounted on a folder as long as the block, in a namespace of its own: seen by what is run ``within``, and by ``path``.
+    """Mounts a disk on a folder during the block, in its own mount namespace.
+
+    Commands run with the prefix ``within`` see the disk; ``path`` gives access to its files from outside.
 
     Args:
-        mount: the arguments of ``mount`` before the folder.
+        folder: mount point; created if needed.
+        mount: arguments of ``mount`` before the folder.
     """
 
     def __init__(self, folder: Path, mount: Sequence[str]) -> None:
@@ -36,12 +39,12 @@ class Disk:
 
     @classmethod
     def in_memory(cls, folder: Path, num_bytes: int, owner: int = 0) -> Self:
-        """One that can be filled."""
+        """A tmpfs disk, which can be filled."""
         return cls(folder, ["-t", "tmpfs", "-o", f"size={num_bytes},uid={owner},gid={owner},mode=0700", "tmpfs"])
 
     @classmethod
     def on_image(cls, folder: Path, image: Path, num_bytes: int) -> Self:
-        """One that becomes read-only with its first error, as ``fail`` makes one."""
+        """An ext4 disk on an image file, which becomes read-only at its first error (see ``fail``)."""
         with image.open("wb") as file:
             file.truncate(num_bytes)
         subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
@@ -64,16 +67,16 @@ class Disk:
             self._holder.stdout.close()
 
     @property
-    def within(self) -> tuple[str, ...]:
-        """A command before another one that becomes it, where the disk is there; from the same working folder."""
+    def command_prefix(self) -> tuple[str, ...]:
+        """Command prefix that runs a command where the disk is mounted, in the current working folder."""
         return ("nsenter", "--mount", f"--target={self._holder.pid}", f"--wdns={Path.cwd()}")
 
     def path(self, name: str) -> Path:
-        """A file on the disk, as seen from here."""
+        """Path of a file on the disk, as seen from outside its namespace."""
         return Path(f"/proc/{self._holder.pid}/root{self._folder}") / name
 
     def fill(self) -> None:
-        """Leave no room at all."""
+        """Fill the disk completely."""
         with self.path("filling").open("wb", buffering=0) as file:
             try:
                 while file.write(bytes(4096)):
@@ -83,28 +86,28 @@ class Disk:
                     raise
 
     def free(self) -> None:
-        """Make room again."""
+        """Delete the filling."""
         self.path("filling").unlink()
 
     def close(self) -> None:
-        """Let nobody write any more, until ``reopen``."""
+        """Remount the disk read-only, until ``reopen``."""
         self._do("mount", "-o", "remount,ro")
 
-    def reopen(self) -> None:
-        """After ``close``."""
+    def set_writable(self) -> None:
+        """Remount the disk writable, after ``close``."""
         self._do("mount", "-o", "remount,rw")
 
     def lose(self) -> None:
-        """Have an empty folder in its place, until ``return_``; one on an image alone comes back with what it held."""
+        """Unmount the disk until ``return_``, leaving an empty folder; only an image keeps its content."""
         self._do("umount", "--lazy")
 
-    def return_(self) -> None:
-        """After ``lose``."""
+    def remount(self) -> None:
+        """Mount the disk again, after ``lose``."""
         self._do("mount", *self._mount)
 
     def _do(self, *command: str) -> None:
-        subprocess.run([*self.within, *command, str(self._folder)], check=True)
+        subprocess.run([*self.command_prefix, *command, str(self._folder)], check=True)
 
     def fail(self) -> None:
-        """As a disk error does: the kernel lets nobody write any more."""
+        """Simulate a disk error: the kernel makes the file system read-only."""
         self._do("mount", "-o", "remount,abort")

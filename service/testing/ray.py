@@ -1,5 +1,7 @@
-"""A real Ray on this machine: a head with its dashboard and further nodes, each of two CPUs, all on the loopback interface
-and ended by their process ids."""
+"""A real Ray cluster on this machine: a head with its dashboard and further nodes, each with two CPUs.
+
+All listen on the loopback interface and are stopped by their process ids.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ from typing import Self
 
 import httpx
 
-from service.jobs._processes import descendants
+from autosbp.service.jobs._processes import descendants
 
 _START_S, _STOP_S, _POLL_S = 90.0, 3.0, 0.1
-_FIRST_PORT, _LAST_PORT = 21_000, 32_000  # Ray gives its workers 10002 to 19999 by default, the kernel what is above
+# between Ray's default worker ports (10002 to 19999) and the kernel's ephemeral ports
+_FIRST_PORT, _LAST_PORT = 21_000, 32_000
 _PORTS = (
     *("node-manager-port", "object-manager-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port"),
     *("runtime-env-agent-port", "metrics-export-port"),
@@ -29,7 +32,7 @@ _START = "from ray.scripts.scripts import main; main()"
 
 
 class LocalRay:
-    """Up as long as the block; ``url`` is the dashboard's."""
+    """Runs the cluster during the block; ``url`` is the dashboard's."""
 
     def __init__(self, log_folder: Path, num_nodes: int = 2) -> None:
         self._logs, self._num_nodes = log_folder, num_nodes
@@ -39,7 +42,7 @@ class LocalRay:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            # Names of sockets are short, and a test's own folder has a long one.
+            # Socket paths have a length limit, which a test's own folder would exceed.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
             head = [
                 "--head",
@@ -90,7 +93,7 @@ class LocalRay:
             self._pause(until_s)
 
     def _wait_for_jobs(self) -> None:
-        """Until the Jobs API answers and all nodes are there."""
+        """Wait until the Jobs API answers and all nodes are alive."""
         until_s = time.monotonic() + _START_S
         with httpx.Client(base_url=self.url, trust_env=False, timeout=5.0) as http:
             while True:
@@ -104,12 +107,12 @@ class LocalRay:
     def _pause(self, until_s: float) -> None:
         if time.monotonic() > until_s:
             logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in self._logs.glob("ray-*.log"))
-            raise TimeoutError(f"Ray is not up after {_START_S:g} s: {logs}")
+            raise TimeoutError(f"Ray did not start within {_START_S:g} s: {logs}")
         time.sleep(_POLL_S)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a node and all that it has started."""
+    """Stop a node and all processes it has started."""
     started = descendants(process.pid)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):

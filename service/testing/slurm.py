@@ -1,5 +1,7 @@
-"""A real Slurm with virtual nodes on this machine, in a folder of its own: root and the packages slurm-wlm, munge;
-with accounts, what ``service.testing.accounting`` needs, too."""
+"""A real Slurm cluster with virtual nodes on this machine, in its own folder.
+
+Needs root and the packages slurm-wlm and munge; with accounting, also those of ``autosbp.service.testing.accounting``.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from service.testing import _daemons
-from service.testing.accounting import Accounting
+from autosbp.service.testing import _daemons
+from autosbp.service.testing.accounting import Accounting
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
 _ENDING_S = 10.0
@@ -49,15 +51,15 @@ PartitionName=all Nodes=n[1-{last}] Default=YES MaxTime=INFINITE State=UP
 
 
 def missing_programs() -> list[str]:
-    """What this machine lacks for a virtual Slurm; root among it."""
+    """Programs and rights that this machine lacks for a virtual Slurm."""
     lacks = [name for name in _PROGRAMS if shutil.which(name, path=_daemons.PATH) is None]
     return lacks + ([] if os.geteuid() == 0 else ["root"])
 
 
 class VirtualSlurm:
-    """A controller and nodes, up as long as the block; ``conf`` is what SLURM_CONF must be for clients.
+    """Runs a controller and nodes during the block; ``conf`` is the value of SLURM_CONF for clients.
 
-    With ``accounts`` it keeps those, and the controller forgets a job some seconds after its end.
+    With ``accounts`` it runs accounting, and the controller forgets a job some seconds after its end.
     """
 
     def __init__(self, folder: Path, num_nodes: int = 3, *, accounts: bool = False) -> None:
@@ -113,26 +115,26 @@ class VirtualSlurm:
                 os.kill(pid, signal.SIGKILL)
 
     def client(self, *command: str) -> str:
-        """What one of Slurm's clients prints."""
+        """Run one of Slurm's clients and return its output."""
         env = {**os.environ, "SLURM_CONF": str(self.conf)}
         return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=30).stdout
 
     def start_controller(self) -> None:
-        """Start the controller, or start it again."""
+        """Start or restart the controller."""
         self._controller = self._start("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
 
     def stop_accounting(self) -> None:
-        """End what keeps accounts; the controller works on."""
+        """Stop accounting; the controller keeps running."""
         self._accounting.close()
 
     def stop_controller(self) -> None:
-        """End the controller; jobs run on."""
+        """Stop the controller; jobs keep running."""
         if self._controller is not None:
             _daemons.stop(self._controller)
             self._controller = None
 
     def _step_daemons(self) -> list[int]:
-        """Those of this cluster's steps that are left; they are no process' children."""
+        """Pids of slurmstepd processes of this cluster that are left; no process of ours is their parent."""
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -151,7 +153,7 @@ class VirtualSlurm:
         _daemons.wait_until((self._folder / "munge.socket").is_socket, self._folder, "munged")
 
     def wait_until_ready(self, *, idle: bool = False) -> None:
-        """Wait until the controller answers; with ``idle``, until no node is at work or starting, too."""
+        """Wait until the controller answers, and with ``idle`` until all nodes are idle."""
 
         def ready() -> bool:
             with suppress(subprocess.SubprocessError):

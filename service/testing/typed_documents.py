@@ -1,4 +1,4 @@
-"""The types of what the API answers with, for its client: TypedDicts written from the OpenAPI document."""
+"""Generates types of the API's answers for its client: TypedDicts from the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REFERENCE = "#/components/schemas/"
 
 
 def typed_documents(openapi: Mapping[str, Any]) -> str:
-    """The module ``autosbp.client.documents``: a class for each schema that a route answers with, and that lists its members.
+    """Return the source of ``autosbp.client.documents``: a TypedDict for each schema of an answer with listed members.
 
     Deterministic. Members that are objects of any shape, such as plans, are ``dict[str, Any]``.
     """
@@ -26,7 +26,10 @@ def typed_documents(openapi: Mapping[str, Any]) -> str:
 
 
 def _is_answer(name: str, schema: Mapping[str, Any]) -> bool:
-    """Requests and file formats allow no other members, pages are read by the client, problems are raised."""
+    """Whether a schema is of an answer that the client returns.
+
+    Requests and file formats forbid other members, problems become exceptions, and the client unpacks pages itself.
+    """
     return "properties" in schema and "additionalProperties" not in schema and not name.startswith("Page_")
 
 

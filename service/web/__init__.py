@@ -1,9 +1,9 @@
-"""The pages: HTML over the same services as the interface under ``/v1``, for people with a browser.
+"""The web pages: HTML for people with a browser, over the same services as the API under ``/v1``.
 
-    routers/      one small router per page; they call ``service.services`` as the API's routers do
-    presenters/   what a page shows, worked out from stored documents: plain frozen values, no HTML
-    templates/    Jinja; everything is escaped, nothing is inline
+    routers/      one small router per page; they call ``autosbp.service.services`` as the API's routers do
+    presenters/   content of pages, computed from stored documents: plain frozen values, no HTML
+    templates/    Jinja; everything is escaped, and there are no inline scripts or styles
     static/       one style sheet, small modules of our own, and ``vendor/`` with checksums
 
-Pages stay out of the OpenAPI document: programs use ``/v1``.
+Pages are not in the OpenAPI document: programs use ``/v1``.
 """

@@ -1,4 +1,4 @@
-"""Static files, read once. Each has a path that changes with the content of any of them, so that browsers keep them."""
+"""Static files, read once. Their URLs contain a digest of all files, so that browsers may cache them forever."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
-from service.edge.conditions import etag, is_known
-from service.problems import not_found
+from autosbp.service.http.etags import etag, matches_if_none_match
+from autosbp.service.problem_details import not_found
 
 ROOT = Path(__file__).parent / "static"
 _TYPES = {
@@ -22,8 +22,8 @@ _TYPES = {
     ".woff2": "font/woff2",
     "": "text/plain; charset=utf-8",
 }
-_FOR_GOOD = "public, max-age=31536000, immutable"
-_ASK_AGAIN = "public, no-cache"
+_CACHE_FOREVER = "public, max-age=31536000, immutable"
+_REVALIDATE = "public, no-cache"
 _SMALL = 1024
 _DIGITS = 16
 routes = APIRouter(prefix="/static", include_in_schema=False)
@@ -31,7 +31,7 @@ routes = APIRouter(prefix="/static", include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file; ``packed`` is None where compression gains nothing."""
+    """One file; ``packed`` is its gzip form, None if compression gains nothing."""
 
     body: bytes
     packed: bytes | None
@@ -41,19 +41,19 @@ class Asset:
 
 @cache
 def assets() -> Mapping[str, Asset]:
-    """Every file by its path below ``static``."""
+    """All files by their path below ``static``."""
     return {path.relative_to(ROOT).as_posix(): _read(path) for path in sorted(ROOT.rglob("*")) if path.is_file()}
 
 
 @cache
 def version() -> str:
-    """A digest of all files."""
+    """Digest of all files."""
     text = "".join(f"{name} {asset.tag}\n" for name, asset in assets().items())
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def address(name: str) -> str:
-    """Where a browser finds a file; ``KeyError`` where there is none."""
+def asset_url(name: str) -> str:
+    """URL of a file; raise ``KeyError`` if there is none."""
     assets()[name]
     return f"/static/{version()}/{name}"
 
@@ -71,16 +71,16 @@ def _read(path: Path) -> Asset:
 
 @routes.get("/{release}/{name:path}")
 async def static(request: Request, release: str, name: str) -> Response:
-    """Anybody may have these: the page for signing in needs them."""
+    """Return a file, without authentication: the sign-in page needs them."""
     asset = assets().get(name)
     if asset is None:
         raise not_found("file", name)
     headers = {
-        "cache-control": _FOR_GOOD if release == version() else _ASK_AGAIN,
+        "cache-control": _CACHE_FOREVER if release == version() else _REVALIDATE,
         "etag": etag(asset.tag),
         "vary": "accept-encoding",
     }
-    if is_known(request.headers.get("if-none-match"), headers["etag"]):
+    if matches_if_none_match(request.headers.get("if-none-match"), headers["etag"]):
         return Response(status_code=304, headers=headers)
     if asset.packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
         return Response(asset.packed, headers={**headers, "content-encoding": "gzip"}, media_type=asset.media_type)

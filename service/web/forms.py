@@ -1,4 +1,4 @@
-"""Forms as browsers send them, read as strictly as JSON bodies are."""
+"""Parsing of HTML forms, as strict as that of JSON bodies."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WITH_FILES = "multipart/form-data"
 _MOST_FIELDS, _MOST_FILES = 200, 4
 _MOST_TYPED_BYTES = (
     4 * 2**20
-)  # of a form without files: a configuration of a MiB, each byte of which may be sent as three
+)  # of a form without files: a configuration of 1 MiB whose bytes may be percent-encoded as three
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file that was chosen in a form: its name as the browser says it, and its content."""
+    """An uploaded file: its name according to the browser, and its content."""
 
     name: str
     content: bytes
@@ -30,39 +30,39 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The fields that were filled in, and the files that were chosen; empty ones are absent."""
+    """The non-empty fields and uploaded files of a form."""
 
     fields: Mapping[str, str]
     files: Mapping[str, Upload] = field(default_factory=dict)
 
     @staticmethod
     def parse(body: bytes) -> Form:
-        """``InputError`` for what is no form in UTF-8."""
+        """Parse a URL-encoded form; raise ``InputError`` if it is malformed or not UTF-8."""
         try:
             pairs = parse_qsl(body.decode(), strict_parsing=bool(body), max_num_fields=_MOST_FIELDS, errors="strict")
         except ValueError as error:
-            raise InputError("form", str(error), "fields in UTF-8 are expected") from None
+            raise InputError("form", str(error), "expected fields in UTF-8") from None
         return Form({name: value.strip() for name, value in pairs if value.strip()})
 
     def text(self, name: str) -> str | None:
-        """A field, or None."""
+        """A field's text, or None."""
         return self.fields.get(name)
 
     def integer(self, name: str) -> int | None:
-        """``InputError`` for what is no whole number."""
+        """A field's integer, or None; raise ``InputError`` if it is not one."""
         given = self.fields.get(name)
         try:
             return None if given is None else int(given.replace(",", "").replace("_", ""))
         except ValueError:
-            raise InputError(name, given, "a whole number is expected") from None
+            raise InputError(name, given, "expected a whole number") from None
 
     def number(self, name: str) -> float | None:
-        """``InputError`` for what is no number."""
+        """A field's number, or None; raise ``InputError`` if it is not one."""
         given = self.fields.get(name)
         try:
             return None if given is None else float(given)
         except ValueError:
-            raise InputError(name, given, "a number is expected") from None
+            raise InputError(name, given, "expected a number") from None
 
 
 async def _form(request: Request) -> Form:
@@ -71,12 +71,12 @@ async def _form(request: Request) -> Form:
         body = await request.body()
         if len(body) > _MOST_TYPED_BYTES:
             raise InputError(
-                "form", f"{len(body)} bytes", f"at most {_MOST_TYPED_BYTES} bytes are expected of {kind.strip()}"
+                "form", f"{len(body)} bytes", f"expected at most {_MOST_TYPED_BYTES} bytes of {kind.strip()}"
             )
         return Form.parse(body)
     if "charset" in parameters:
-        raise InputError("form", kind, "fields in UTF-8 are expected, and no charset of another kind")
-    most_bytes = request.app.state.service.settings.max_body_bytes  # of the body; so a part needs no smaller limit
+        raise InputError("form", kind, "expected fields in UTF-8 and no other charset")
+    most_bytes = request.app.state.service.settings.max_body_bytes  # the limit of the whole body also limits each part
     try:
         async with request.form(max_files=_MOST_FILES, max_fields=_MOST_FIELDS, max_part_size=most_bytes) as parts:
             given = parts.multi_items()
@@ -86,7 +86,7 @@ async def _form(request: Request) -> Form:
     except HTTPException as error:
         if error.status_code != 400:
             raise
-        raise InputError("form", str(error.detail), "the parts of a browser's form are expected") from None
+        raise InputError("form", str(error.detail), "expected a valid multipart form") from None
     return Form(texts, files)
 
 

@@ -1,4 +1,4 @@
-"""Templates to responses. Everything in them is escaped, and a name that a template lacks is an error."""
+"""Rendering of templates. Values are escaped, and undefined names raise an error."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import autosbp
-from service.access.caller import SCOPES
-from service.edge.prefix import ROOT
-from service.state import OWN, State
-from service.web import text
-from service.web.assets import address
+from autosbp.service.auth.caller import SCOPES
+from autosbp.service.http.root_path import ROOT_PATH_KEY
+from autosbp.service.request_state import STATE_KEY, AppState
+from autosbp.service.web import number_format
+from autosbp.service.web.assets import asset_url
 
 _ROOT = Path(__file__).parent / "templates"
 _ADDRESS = re.compile(r'\s(?:href|src|action|hx-get)="(?=/(?!/))')
-"""Before an address of this service. Whatever a template is given has its quotes escaped, so that it cannot look like this."""
+"""Matches the attribute in front of a URL of this service. Escaped values contain no quotes, so they cannot match."""
 _KEPT = ("www-authenticate", "retry-after", "allow", "accept-encoding")
 _HELP = {
-    401: "This service asks for an API key. Whoever runs it can make one with “autosbp keys create”.",
-    403: "Another key may be allowed to do this.",
-    404: "It may have been deleted, or it may be another tenant’s.",
-    413: "Go back: the form is as you left it.",
-    429: "Wait a moment, then load the page again.",
-    500: "The service’s log says what happened, under the request id below.",
-    503: "Load the page again in a moment.",
-    507: "Whoever runs the service has to make room first.",
+    401: "This service requires an API key. Its operator can create one with “autosbp keys create”.",
+    403: "Use a key with the required scope.",
+    404: "It may have been deleted, or belong to another tenant.",
+    413: "Go back to correct the form; your entries are kept.",
+    429: "Wait a moment, then reload the page.",
+    500: "See the service’s log under the request id below.",
+    503: "Reload the page in a moment.",
+    507: "The service’s operator must free space first.",
 }
 
 
@@ -45,8 +45,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.globals |= {"static": address, "release": autosbp.__version__}
-    made.filters |= text.FILTERS
+    made.globals |= {"static": asset_url, "release": autosbp.__version__}
+    made.filters |= number_format.FILTERS
     return made
 
 
@@ -54,27 +54,27 @@ _TEMPLATES = _environment()
 
 
 def is_fragment(request: Request) -> bool:
-    """Whether htmx asks for a part of a page rather than somebody for the page."""
+    """Whether htmx requests a part of a page."""
     return request.headers.get("hx-request") == "true"
 
 
 def render(request: Request, template: str, status: int = 200, **shown: Any) -> HTMLResponse:
-    """A page."""
-    text = _TEMPLATES.get_template(template).render(**_about(request), **shown)
-    if root := request.scope.get(ROOT):
+    """Render a page."""
+    text = _TEMPLATES.get_template(template).render(**_common_context(request), **shown)
+    if root := request.scope.get(ROOT_PATH_KEY):
         text = _ADDRESS.sub(rf"\g<0>{root}", text)
     return HTMLResponse(text, status)
 
 
 def render_part(request: Request, template: str, heading: str, back: str, **shown: Any) -> HTMLResponse:
-    """A part of a page where htmx asks for it; a page of its own, with the way ``back``, for everybody else."""
+    """Render a part of a page for htmx, or a page of its own with a link ``back`` for everybody else."""
     if is_fragment(request):
         return render(request, template, **shown)
     return render(request, "alone.html", part=template, heading=heading, back=back, **shown)
 
 
 def problem_page(request: Request, body: bytes, status: int, headers: Mapping[str, str]) -> Response:
-    """The page about a problem document; 401 is the page for signing in."""
+    """Render the page of a problem document; 401 is the sign-in page."""
     problem = json.loads(body)
     kept = {name: headers[name] for name in _KEPT if name in headers}
     if status == 401:
@@ -89,15 +89,15 @@ def problem_page(request: Request, body: bytes, status: int, headers: Mapping[st
     return response
 
 
-def _about(request: Request) -> dict[str, Any]:
-    """What every page knows: who looks at it, and where in the navigation it is."""
-    own: State | None = request.scope.get(OWN)
+def _common_context(request: Request) -> dict[str, Any]:
+    """Values that every template gets: the caller, the scopes, and the section of the navigation."""
+    own: AppState | None = request.scope.get(STATE_KEY)
     call = None if own is None else own.call
     scopes = call.caller.scopes if call else frozenset()
     return {
         "signed_in": call is not None and call.caller.key_id is not None,
         "tenant": call.caller.tenant if call else "",
         "may": {scope: scope in scopes for scope in SCOPES},
-        "root": request.scope.get(ROOT, ""),
+        "root": request.scope.get(ROOT_PATH_KEY, ""),
         "section": request.url.path.strip("/").partition("/")[0],
     }

@@ -1,9 +1,10 @@
-"""Sessions of people who signed in with an API key: a cookie that names the key, not the key itself.
+"""Browser sessions of people who signed in with an API key: a cookie that names the key but does not contain it.
 
-The cookie is ``PREFIX.END.NONCE.PROOF``. The proof is HMAC-SHA256 over the rest and over what is stored of the key, under
-a secret of this installation: whoever reads the cookie has no API key, whoever reads the database can make no cookie, and a
-session ends with its time, with the key, or with the secret. One that is signed out of before its time is noted in the
-database until then; that it was not is believed for a second, so another process knows it within one.
+The cookie is ``PREFIX.END.NONCE.PROOF``. The proof is HMAC-SHA256 of the rest and of the stored key record, under a
+secret of this installation. Reading the cookie therefore yields no API key, and reading the database is not enough to
+forge a cookie. A session ends with its time, with the key, or with the secret. Sessions that are signed out of earlier
+are recorded in the database until their time ends. That a session is not recorded is cached for a second, so other
+processes notice a sign-out within that.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.db import Database
-from service.models import EndedSessionRow, KeyRow
-from service.services._store import find, insert_once
+from autosbp.service.db import Database
+from autosbp.service.models import EndedSessionRow, KeyRow
+from autosbp.service.services._queries import find, insert_if_absent
 
 COOKIE = "autosbp_session"
 LIFETIME_S = 12 * 3600
 _FORM = re.compile(r"([a-z0-9]{8})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([0-9a-f]{64})")
 _SECRET_BYTES = 32
-_LOOK_AGAIN_S = 1.0
+_CACHE_S = 1.0
 _MOST_SEEN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a cookie says."""
+    """The content of a cookie."""
 
     prefix: str
     end_s: int
@@ -45,56 +46,57 @@ class Session:
 
     @property
     def id(self) -> str:
-        """What the database knows it by, which opens nothing."""
+        """Id of the session in the database, from which no cookie can be made."""
         return hashlib.sha256(self.nonce.encode()).hexdigest()
 
     @staticmethod
     def parse(text: str) -> Session | None:
-        """None for what has not the form of a session."""
+        """Parse a cookie; None if it has another format."""
         found = _FORM.fullmatch(text)
         return None if found is None else Session(found[1], int(found[2]), found[3], found[4])
 
 
 class Sessions:
-    """Makes, checks and ends sessions. Processes that share ``path`` and ``database`` know each other's. Thread-safe.
+    """Creates, checks and ends sessions. Processes with the same ``path`` and ``database`` share them. Thread-safe.
 
     Args:
-        path: of the secret, made when it is first needed.
+        path: file of the secret, created when first needed.
+        database: where ended sessions are recorded.
         clock: seconds since 1970.
     """
 
     def __init__(self, path: Path, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._path, self._database, self._clock = path, database, clock
         self._secret: bytes | None = None
-        self._open: dict[str, float] = {}
+        self._open_cache: dict[str, float] = {}
 
     def begin(self, key: KeyRow) -> Session:
-        """A new session of whoever showed this key."""
+        """Start a session for the holder of this key."""
         end_s, nonce = int(self._clock()) + LIFETIME_S, secrets.token_urlsafe(16)
         return Session(key.prefix, end_s, nonce, self._proof(key, end_s, nonce))
 
-    def is_of(self, session: Session, key: KeyRow) -> bool:
-        """Whether the session was begun here with this key, and has not ended."""
+    def is_valid(self, session: Session, key: KeyRow) -> bool:
+        """Whether the session belongs to this key and installation, and has not ended."""
         right = hmac.compare_digest(session.proof, self._proof(key, session.end_s, session.nonce))
         return right and self._clock() < session.end_s and not self._was_ended(session, key)
 
     def end(self, session: Session, key: KeyRow) -> None:
-        """End a session of this key, wherever its cookie is; one that is none, or has ended, is left alone."""
-        if self.is_of(session, key):
+        """End a session of this key, also for copies of its cookie; do nothing if it is invalid or has ended."""
+        if self.is_valid(session, key):
             row = EndedSessionRow(id=session.id, expires_at=datetime.fromtimestamp(session.end_s, UTC))
             with self._database.of(key.tenant).write() as stored:
-                insert_once(stored, row)
-            self._open.pop(session.id, None)
+                insert_if_absent(stored, row)
+            self._open_cache.pop(session.id, None)
 
     def _was_ended(self, session: Session, key: KeyRow) -> bool:
-        if time.monotonic() - self._open.get(session.id, -_LOOK_AGAIN_S) < _LOOK_AGAIN_S:
+        if time.monotonic() - self._open_cache.get(session.id, -_CACHE_S) < _CACHE_S:
             return False
         with self._database.of(key.tenant).read() as stored:
             if find(stored, EndedSessionRow, session.id) is not None:
                 return True
-        if len(self._open) >= _MOST_SEEN:
-            self._open.clear()
-        self._open[session.id] = time.monotonic()
+        if len(self._open_cache) >= _MOST_SEEN:
+            self._open_cache.clear()
+        self._open_cache[session.id] = time.monotonic()
         return False
 
     def _proof(self, key: KeyRow, end_s: int, nonce: str) -> str:
@@ -105,7 +107,7 @@ class Sessions:
 
 
 def _secret(path: Path) -> bytes:
-    """The secret in a file that its owner alone can read. It gets its name when it is whole, and the first one stays."""
+    """Read the secret, creating it if needed: a file only the owner can read, published atomically; the first one stays."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         mine = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
@@ -115,7 +117,7 @@ def _secret(path: Path) -> bytes:
         try:
             os.link(mine, path)
         except FileExistsError:
-            pass  # another process was quicker
+            pass  # another process was faster
         finally:
             mine.unlink()
     return path.read_bytes()

@@ -19,7 +19,7 @@ def accept(data: bytes, _: random.Random) -> None:
 
 
 def refuse(data: bytes, _: random.Random) -> None:
-    raise InputError("field", data, "another is expected")
+    raise InputError("field", data, "expected another")
 
 
 def unclear(data: bytes, _: random.Random) -> None:

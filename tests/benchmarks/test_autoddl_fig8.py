@@ -7,8 +7,8 @@ from time import perf_counter
 import pytest
 
 from autosbp.search import SEARCHERS, SearchOptions, SearchResult
-from autosbp.search.problem.counts import ChainProblem
 from benchmarks.autoddl_fig8._chart import chart
+from benchmarks.autoddl_fig8._count_problem import ChainProblem
 from benchmarks.autoddl_fig8._curves import HEURISTICS, points, seeded_options
 from benchmarks.autoddl_fig8._problem import NODES, fig8_problem, readings
 

@@ -10,9 +10,9 @@ from benchmarks.fuzz import _corpus
 from benchmarks.fuzz._mutate import as_json, mutated_bytes, mutated_tree
 from benchmarks.fuzz._targets import TARGETS
 from benchmarks.fuzz._worker import generator
-from benchmarks.fuzz.documents import MOST_BYTES, attack
+from benchmarks.fuzz.documents import MOST_BYTES, read_mutated
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 SHARE = {
     "graphs": 80, "clusters": 100, "calibrations": 50, "cluster files": 50, "plans": 80, "onnx files": 12, "configurations": 8,
@@ -21,7 +21,7 @@ SHARE = {
 
 @pytest.mark.parametrize(("name", "count"), SHARE.items())
 def test_changed_documents_are_read_or_refused(name: str, count: int) -> None:
-    found = attack(name, 1, count)
+    found = read_mutated(name, 1, count)
     assert not found.findings
     assert sum(found.outcomes.values()) == count
     assert found.outcomes["accepted"] and found.outcomes["refused"], "some are still valid, some are not"
@@ -41,8 +41,8 @@ def test_changed_documents_are_read_or_refused(name: str, count: int) -> None:
         ("greedy", "crash"),
     ],
 )
-def test_the_harness_sees_what_goes_wrong(name: str, outcome: str) -> None:
-    found = attack(name, 1, 2, "tests.benchmarks.misbehaving")
+def test_the_harness_reports_failures(name: str, outcome: str) -> None:
+    found = read_mutated(name, 1, 2, "tests.benchmarks.misbehaving")
     assert found.outcomes == {outcome: 2}
     assert len(found.findings) == (0 if outcome in ("accepted", "refused") else 2)
 

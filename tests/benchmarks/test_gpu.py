@@ -11,13 +11,15 @@ import pytest
 
 from tests.cli.processes import environment
 
+pytestmark = pytest.mark.integration
+
 COMMAND = [sys.executable, "-m", "benchmarks.gpu"]
 ENVIRONMENT = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.some(2)
-def test_without_a_gpu_it_says_so_and_stops(as_json: bool) -> None:
+def test_the_gpu_benchmark_exits_with_an_error_without_a_gpu(as_json: bool) -> None:
     command = [*COMMAND, *(["--json"] if as_json else [])]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=120)
     assert (json.loads(done.stdout)["error"] if as_json else done.stdout.strip()) == "no GPU"

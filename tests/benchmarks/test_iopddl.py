@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.integration
+
 TINY: dict[str, Any] = {
     "problem": {
         "nodes": {
@@ -87,7 +89,7 @@ def test_no_file_no_json_and_no_time_are_refused(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_an_assignment_that_could_not_be_written_is_not_searched(tmp_path: Path) -> None:
+def test_search_does_not_start_if_the_output_is_not_writable(tmp_path: Path) -> None:
     file = written(tmp_path / "tiny.json", TINY)
     for out in (tmp_path, tmp_path / "none" / "solution.json"):
         done = run(file, "--out", out)
@@ -100,7 +102,7 @@ def test_a_node_without_a_strategy_is_infeasible(tmp_path: Path) -> None:
     data["problem"]["nodes"]["costs"][4], data["problem"]["nodes"]["usages"][4] = [], []
     done = run(written(tmp_path / "empty.json", data))
     assert (done.returncode, done.stdout) == (3, "")
-    assert "problem.nodes.costs[4] = 0; at least 1 is needed" in done.stderr
+    assert "problem.nodes.costs[4] = 0; at least 1 is required" in done.stderr
 
 
 def test_a_limit_that_nothing_meets_is_infeasible(tmp_path: Path) -> None:

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from autosbp.cluster import Curves, load_cluster
-from autosbp.costmodel.blocks import find_blocks
+from autosbp.cluster.hardware import EfficiencyCurves
+from autosbp.cluster.spec import load_cluster
+from autosbp.costmodel.block_structure import find_blocks
 from autosbp.costmodel.boxing import BoxingModel
-from autosbp.costmodel.collectives import StepCollectives
 from autosbp.costmodel.network import NetworkModel
-from autosbp.costmodel.pass_times import PassModel, PassTimes
 from autosbp.costmodel.recompute import recomputed_ops
+from autosbp.costmodel.stage_times import PassTimeModel, PassTimes
+from autosbp.costmodel.step_collectives import StepCollectives
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Strategy
-from autosbp.sbp.parameters import parameter_flow
+from autosbp.plan.plan import Strategy
+from autosbp.program.parameter_flow import parameter_flow
 from benchmarks.megatron_validation._layouts import gpt, megatron_strategy
 from benchmarks.megatron_validation._rows import Row, published_rows
 
@@ -27,7 +28,7 @@ SMALL = replace(
     micro_batch=BATCH, global_batch=BATCH,
 )  # fmt: skip
 ROWS = {mode: replace(SMALL, mode=mode) for mode in ("full", "selective")}
-Made = tuple[LogicalGraph, Strategy, PassModel]
+Made = tuple[LogicalGraph, Strategy, PassTimeModel]
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +36,16 @@ def made() -> dict[str, Made]:
     return {mode: _made(row, _curves(0.0)) for mode, row in ROWS.items()}
 
 
-def _curves(contention: float) -> Curves:
+def _curves(contention: float) -> EfficiencyCurves:
     assert NODE.device.curves is not None
     return replace(NODE.device.curves, contention=contention)
 
 
-def _made(row: Row, curves: Curves) -> Made:
+def _made(row: Row, curves: EfficiencyCurves) -> Made:
     symbolic = gpt(row.hidden, row.ffn, row.heads, row.seq_len)
     graph = symbolic.bind(**dict.fromkeys(symbolic.symbols, row.micro_batch))
     strategy = megatron_strategy(graph, NODE, row)
-    return graph, strategy, PassModel(graph, strategy, BoxingModel(NetworkModel(NODE), strategy.mesh), curves)
+    return graph, strategy, PassTimeModel(graph, strategy, BoxingModel(NetworkModel(NODE), strategy.mesh), curves)
 
 
 def block_times(made: Made, mode: str) -> PassTimes:
@@ -94,7 +95,7 @@ def test_nothing_is_recomputed_unless_asked(made: dict[str, Made]) -> None:
     assert times.recompute_s == times.recompute_comm_s == 0.0
 
 
-def test_backward_hides_a_reduction_beside_the_gradient_of_weights() -> None:
+def test_backward_overlaps_a_reduction_with_weight_gradients() -> None:
     """Large enough products hide it whole; what contention costs remains: here half of two reductions."""
     large = replace(ROWS["full"], hidden=1024, ffn=4096, seq_len=512)
     hidden, contended = (block_times(_made(large, _curves(part)), "none") for part in (0.0, 0.5))
@@ -103,7 +104,7 @@ def test_backward_hides_a_reduction_beside_the_gradient_of_weights() -> None:
     assert contended.backward_comm_s == pytest.approx(0.5 * contended.forward_comm_s)
 
 
-def test_gathering_again_in_backward_adds_only_what_products_do_not_hide() -> None:
+def test_regathering_in_backward_adds_only_the_exposed_part() -> None:
     large = replace(ROWS["selective"], hidden=1024, ffn=4096, seq_len=512)
     times = block_times(_made(large, _curves(0.0)), "none")
     gathered = 2 * NetworkModel(NODE).time_s("all_gather", 2 * BATCH * 512 * 1024, (1, 4))

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks import plans
-from benchmarks.plans import Case, Outcome, check, compared, make_case
+from benchmarks.plans import Case, Outcome, check, compare_outcomes, make_case
+
+pytestmark = pytest.mark.integration
 
 CASE = make_case(1, ("mlp-small",))
 
@@ -30,14 +32,14 @@ def outcome(asked: str, seconds: float | None, *, bound: float | None = 0.5, siz
         (outcome("2 stages", None), []),
     ],
 )
-def test_a_strategy_of_a_part_of_the_space_is_one_of_it_all(asked: Outcome, kinds: list[str]) -> None:
-    assert [finding.kind for finding in compared(CASE, outcome("nothing", 1.0), asked)] == kinds
+def test_strategies_of_a_subspace_are_in_the_whole_space(asked: Outcome, kinds: list[str]) -> None:
+    assert [finding.kind for finding in compare_outcomes(CASE, outcome("nothing", 1.0), asked)] == kinds
 
 
-def test_a_plan_that_was_not_found_is_missed() -> None:
+def test_a_missing_plan_is_reported() -> None:
     free = outcome("nothing", None)
-    assert [finding.kind for finding in compared(CASE, free, outcome("2 stages", 1.0))] == ["missed"]
-    assert not [*compared(CASE, free, outcome("2 stages", 1.0, size=101))]
+    assert [finding.kind for finding in compare_outcomes(CASE, free, outcome("2 stages", 1.0))] == ["missed"]
+    assert not [*compare_outcomes(CASE, free, outcome("2 stages", 1.0, size=101))]
 
 
 def test_a_case_is_a_function_of_its_seed() -> None:
@@ -47,7 +49,7 @@ def test_a_case_is_a_function_of_its_seed() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.some(2)
-def test_nothing_that_is_asked_for_beats_what_is_free(seed: int) -> None:
+def test_constrained_plans_are_never_faster_than_unconstrained_ones(seed: int) -> None:
     lines: list[str] = []
     case = replace(make_case(seed, ("mlp-small",)), num_asked=3)
     assert not check(case, lines.append), lines

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from autosbp.api import LogicalGraph, load_cluster, predict_costs
-from autosbp.plan import Strategy
+from autosbp.plan.plan import Strategy
 from benchmarks.prediction._models import CASES
 from benchmarks.prediction._pipelines import _partition, pipelined, stage_cluster
 
@@ -60,7 +60,7 @@ def test_no_other_cuts_have_a_shorter_longest_chunk() -> None:
     assert longest(tuple(map(names.index, found))) == min(map(longest, combinations(range(1, 7), 2)))
 
 
-def test_every_chunk_has_an_op_with_parameters_or_there_is_none() -> None:
+def test_every_chunk_has_an_op_with_parameters_or_no_cuts_exist() -> None:
     weighty = [True, False, False, True]
     assert _partition(list("abcd"), [9.0, 1.0, 1.0, 1.0], weighty, [0.0, 0.0, 1.0, 0.0], 2) == ("b",)
     assert _partition(list("abcd"), [1.0] * 4, weighty, [0.0] * 4, 3) is None

@@ -17,19 +17,19 @@ def rows(predicted: list[float], measured: list[float], again: list[float]) -> l
     ]
 
 
-def test_predictions_are_held_to_the_first_measurement_alone() -> None:
+def test_predictions_are_compared_only_with_the_first_measurement() -> None:
     found = summary(rows([1.0, 2.0, 3.0, 4.0], [1.1, 1.0, 3.0, 5.0], [9.0, 8.0, 7.0, 6.0]), "predicted_s")
     assert found["kendall_tau"] == pytest.approx(4 / 6)
     assert found["regret"] == pytest.approx(0.1)
 
 
-def test_two_measurements_of_one_order_leave_room_for_a_perfect_prediction() -> None:
+def test_equal_orders_in_both_measurements_allow_a_perfect_rank_correlation() -> None:
     found = repeatability(rows([4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0], [1.1, 2.2, 3.3, 4.4]))
     assert found["kendall_tau"] == 1.0 and found["regret"] == 0.0
     assert found["median_difference"] == pytest.approx(0.1) and found["p90_difference"] == pytest.approx(0.1)
 
 
-def test_strategies_whose_order_changes_between_measurements_lower_what_can_be_reached() -> None:
+def test_order_changes_between_measurements_lower_the_attainable_rank_correlation() -> None:
     found = repeatability(rows([1.0, 2.0, 3.0, 4.0], [1.0, 1.1, 3.0, 4.0], [1.2, 1.0, 3.0, 4.0]))
     assert found["kendall_tau"] == pytest.approx(4 / 6)
     assert found["regret"] == pytest.approx(0.2)

@@ -10,17 +10,19 @@ import pytest
 from autosbp.api import PlanOptions, capture, load_cluster, make_plan, predict_costs
 from benchmarks.regret import __main__ as regret
 from benchmarks.regret._cases import Case, cases
-from benchmarks.regret._rivals import rivals
+from benchmarks.regret._rivals import constrained_strategies
+
+pytestmark = pytest.mark.integration
 
 CASE = Case("mlp-small", "local:2x2", 64)
 SECONDS = 3.0
 
 
-def test_every_rival_fits_and_takes_what_the_cost_model_says_of_its_strategy() -> None:
+def test_every_rival_fits_and_has_the_cost_of_its_strategy() -> None:
     graph, cluster = capture("zoo:mlp-small"), load_cluster(CASE.cluster)
     limited = Case(CASE.model, CASE.cluster, CASE.batch, 4_000_000)
-    free, _ = rivals(CASE, graph, SECONDS)
-    found, tried = rivals(limited, graph, SECONDS)
+    free, _ = constrained_strategies(CASE, graph, SECONDS)
+    found, tried = constrained_strategies(limited, graph, SECONDS)
     assert 0 < len(found) < len(free) and len(found) <= tried
     for each in found[:8]:
         costs = predict_costs(graph, each.strategy, cluster)
@@ -33,11 +35,11 @@ def test_every_rival_fits_and_takes_what_the_cost_model_says_of_its_strategy() -
 def test_no_rival_is_below_the_bound_of_the_plan() -> None:
     graph = capture("zoo:mlp-small")
     document = make_plan(graph, load_cluster(CASE.cluster), None, PlanOptions(global_batch=CASE.batch)).document
-    found, _ = rivals(CASE, graph, SECONDS)
+    found, _ = constrained_strategies(CASE, graph, SECONDS)
     assert min(each.step_time_s for each in found) >= document["lower_bound_s"]
 
 
-def test_regret_is_what_the_steps_of_the_plan_and_of_its_quickest_rival_say() -> None:
+def test_regret_compares_the_plan_with_its_fastest_rival() -> None:
     graph = capture("zoo:mlp-small")
     row = regret.measure(CASE, graph, SECONDS, None)
     assert set(row) == {
@@ -50,7 +52,7 @@ def test_regret_is_what_the_steps_of_the_plan_and_of_its_quickest_rival_say() ->
     assert row["step_time_s"] <= min(row["baselines"].values())
 
 
-def test_an_earlier_releases_plan_is_costed_by_the_cost_model_of_today() -> None:
+def test_plans_of_earlier_releases_are_recosted() -> None:
     graph, cluster = capture("zoo:mlp-small"), load_cluster(CASE.cluster)
     earlier = make_plan(graph, cluster, None, PlanOptions(global_batch=CASE.batch, data_parallel=4, baselines=()))
     before = {"strategy": earlier.strategy.to_dict(), "seconds": 1.5}
@@ -61,7 +63,7 @@ def test_an_earlier_releases_plan_is_costed_by_the_cost_model_of_today() -> None
     assert row["before"]["regret"] == max(0.0, step_s / quickest - 1)
 
 
-def test_what_cannot_be_planned_is_a_row_without_a_step() -> None:
+def test_cases_without_a_plan_have_no_step_time() -> None:
     row = regret.measure(Case("mlp-small", "local:2x2", 64, 1000), capture("zoo:mlp-small"), SECONDS, None)
     assert set(row) == {"case", "infeasible"} and "memory_limit_bytes" in row["infeasible"]
 

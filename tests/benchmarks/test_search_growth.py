@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from autosbp.costmodel.folding import fold
+from autosbp.costmodel.folded_graph import fold
 from autosbp.zoo import zoo_graph
 from benchmarks.search_growth._chart import chart
 from benchmarks.search_growth._measure import Size, exponent, one_problem

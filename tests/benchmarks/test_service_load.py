@@ -11,6 +11,8 @@ from benchmarks.service.__main__ import run
 from benchmarks.service._load import Series, percentile
 from tests.service.postgres import Postgres, programs
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.some(2)

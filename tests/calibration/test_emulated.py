@@ -58,7 +58,7 @@ def test_groups_that_share_a_link_take_twice_as_long_as_one_alone(
     assert 1.5 < shared / alone < 2.6
 
 
-def test_ranks_that_come_one_after_the_other_exchange_in_turns(fits: dict[tuple[object, ...], CollectiveFit]) -> None:
+def test_ranks_that_arrive_in_sequence_exchange_in_turns(fits: dict[tuple[object, ...], CollectiveFit]) -> None:
     """Half of the message goes each way. Ranks that come together would send both halves at once, which no step does."""
     seconds = largest_s(fits["all_to_all", (2, 1), 1])
     assert seconds == pytest.approx(LARGEST / PAYLOAD_BYTES_PER_S, rel=0.2)

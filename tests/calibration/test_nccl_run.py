@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from autosbp.cluster import load_cluster
+from autosbp.calibration import calibrate_with_nccl_tests, read_nccl_log
+from autosbp.calibration._nccl_run import HOME
+from autosbp.cluster.spec import load_cluster
 from autosbp.costmodel.calibration import KINDS, Calibration
 from autosbp.errors import CalibrationError, InputError
-from calibration import calibrate_with_nccl_tests, read_nccl_log
-from calibration._nccl_run import HOME
 from tests.calibration.fake_nccl import LOG, install
+
+pytestmark = pytest.mark.integration
 
 ONE, TWO = load_cluster("dgx-h100:1"), load_cluster("dgx-h100:2")
 TEXT = read_nccl_log(LOG)
@@ -76,8 +78,8 @@ def test_in_place_times_are_taken_on_request(programs: Path, tmp_path: Path) -> 
     [
         ("json wrong", r"all_reduce over 1x2: .*results\[3\].out_of_place: 7.0 wrong values at 262144 bytes"),
         ("text wrong", "all_reduce over 1x2: .*7 wrong values at 262144 bytes"),
-        ("json truncated", "all_reduce over 1x2: .*truncated: the run has a beginning but no summary"),
-        ("text truncated", "all_reduce over 1x2: .*truncated: the run has a beginning but no summary"),
+        ("json truncated", "all_reduce over 1x2: .*truncated: the run has no summary"),
+        ("text truncated", "all_reduce over 1x2: .*truncated: the run has no summary"),
         ("fail", "all_reduce over 1x2: exit code 3.*(?s:unhandled cuda error)"),
         ("hang", "all_reduce over 1x2: timed out after 1 s"),
     ],

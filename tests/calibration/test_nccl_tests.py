@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from autosbp.cluster import load_cluster
+from autosbp.calibration import import_nccl_log, read_nccl_log
+from autosbp.cluster.spec import load_cluster
 from autosbp.errors import CalibrationError, InputError
-from calibration import import_nccl_log, read_nccl_log
 
 DATA = Path(__file__).parent / "data"
 NEW = DATA / "new_all_reduce_8gpu.txt"
@@ -86,7 +88,7 @@ def test_complete_run_gives_its_iterations_and_tool_name(tmp_path: Path) -> None
     assert log.kind == "all_reduce" and log.out_of_place[0].num_repeats == 20
 
 
-def test_every_cut_of_the_last_row_is_told_as_truncated(tmp_path: Path) -> None:
+def test_any_cut_of_the_last_row_is_reported_as_truncated(tmp_path: Path) -> None:
     text = NEW.read_text().rstrip()
     start = text.rindex("\n") + 1
     for end in range(start + 12, len(text) - 1):  # at the last column nothing is missing
@@ -98,19 +100,19 @@ def test_every_cut_of_the_last_row_is_told_as_truncated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        (BEGIN + NEW.read_text(), "truncated: the run has a beginning"),
+        (BEGIN + NEW.read_text(), "truncated: the run has no summary"),
         (BEGIN + END, "no rows"),
         ("", "no rows"),
         ("".join(NEW.read_text().splitlines(keepends=True)[:3]), "no rows"),
         (NEW.read_text().replace("243.71       0", "243.71       3"), "line 13: 3 wrong values at 16777216 bytes"),
         (NEW.read_text() + "# Out of bounds values : 4 FAILED\n", "out of bounds"),
         (NEW.read_text().replace("   18.66", "     nan"), "a time of nan us at 32768 bytes"),
-        (2 * (BEGIN + NEW.read_text() + END), "2 runs in one file; one is expected"),
+        (2 * (BEGIN + NEW.read_text() + END), "2 runs in one file; expected one"),
         (NEW.read_text() + NEW.read_text(), "2 runs in one file"),
         (BEGIN + NEW.read_text() + END + BEGIN, "2 runs in one file"),
         (
             NEW.read_text().replace("37.78   66.11", "37.78   33.06"),
-            "line 9: busbw / algbw is 0.875, of other rows 1.750",
+            "line 9: busbw / algbw is 0.875, but 1.750 in other rows: expected one collective",
         ),
     ],
 )
@@ -122,9 +124,7 @@ def test_unusable_runs_say_why(tmp_path: Path, text: str, part: str) -> None:
 def test_collective_is_named_by_argument_or_refused(tmp_path: Path) -> None:
     path = write(tmp_path, NEW.read_text(), "log.txt")
     assert read_nccl_log(path, "all_gather").kind == "all_gather"
-    with pytest.raises(
-        InputError, match="'that of log.txt' .* a file named after it, is expected: one of all_reduce, "
-    ):
+    with pytest.raises(InputError, match="'that of log.txt' .* file name: one of all_reduce, "):
         read_nccl_log(path)
     assert read_nccl_log(path, "broadcast").kind == "broadcast"
     with pytest.raises(InputError, match="all_reduce, all_gather"):
@@ -138,13 +138,13 @@ def test_a_log_without_end_does_not_fill_the_memory() -> None:
         read_nccl_log(Path("/dev/zero"))
 
 
-def test_an_empty_log_is_told_as_such_whatever_its_name(tmp_path: Path) -> None:
+def test_an_empty_log_is_reported_as_empty(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="log.txt: truncated or empty"):
         read_nccl_log(write(tmp_path, "\n", "log.txt"))
 
 
 @pytest.mark.parametrize("program", ["gather_perf", "scatter_perf", "hypercube_perf", "reduce_perf", "alltoallv_perf"])
-def test_a_program_of_what_no_plan_uses_is_refused_whatever_the_file_is_called(tmp_path: Path, program: str) -> None:
+def test_logs_of_unused_collectives_are_refused(tmp_path: Path, program: str) -> None:
     text = BEGIN + f"# Collective test starting: {program}\n" + NEW.read_text() + END
     with pytest.raises(InputError, match=f"kind: '?{program.removesuffix('_perf')}'? .*all_reduce, all_gather"):
         read_nccl_log(write(tmp_path, text, "all_reduce.txt"))
@@ -156,7 +156,7 @@ def test_the_program_that_ran_counts_and_not_others_that_were_built(tmp_path: Pa
     assert read_nccl_log(path).kind == "all_reduce"
 
 
-def test_times_of_one_side_alone_are_taken_and_the_other_is_told(tmp_path: Path) -> None:
+def test_logs_with_one_side_are_read_and_the_missing_side_is_named(tmp_path: Path) -> None:
     rows = [line.split() for line in NEW.read_text().splitlines()[3:]]
     text = "\n".join(" ".join([*row[:9], *["N/A"] * 4]) for row in rows)
     path = write(tmp_path, text, "all_reduce.txt")
@@ -206,8 +206,8 @@ def test_time_of_the_processor_is_read_where_it_was_asked_for(tmp_path: Path) ->
 
 def devices(groups: int) -> str:
     ranks = "".join(
-        f"#  Rank {rank:2d} Group {rank % groups:2d} Pid {rank + 900} on  h device {rank % 8:2d} [0000:0{rank % 8}:00] H100\n"
-        for rank in range(16)
+        f"#  Rank {rank:2d} Group {rank % groups:2d} Pid {rank + 900} on  h{rank // groups} device {rank % 8:2d} [0x07] H100\n"
+        for rank in range(2 * groups)
     )
     return "# Using devices\n" + ranks
 
@@ -229,13 +229,171 @@ def test_a_log_of_fewer_groups_than_share_a_link_is_not_what_all_at_once_take(
 ) -> None:
     path = write(tmp_path, head + two_ranks())
     assert import_nccl_log(path, DGX, (2, 1)).num_groups == num_groups
-    assert import_nccl_log(path, DGX, (1, 2)).num_groups is None  # inside a node every device has its own link
     assert import_nccl_log(path, DGX, (2, 1), num_groups=8).num_groups is None
 
 
-def test_a_document_tells_its_groups_too(tmp_path: Path) -> None:
-    side = {"time": 9.0, "alg_bw": 0.1, "bus_bw": 0.1, "nwrong": 0.0}
-    rows = [{"size": size, "out_of_place": side, "in_place": side} for size in (1024, 4096, 16384)]
+def test_groups_inside_a_node_have_their_own_links(tmp_path: Path) -> None:
+    path = write(tmp_path, two_ranks())
+    assert import_nccl_log(path, DGX, (1, 2)).num_groups is None
+
+
+def test_json_results_have_the_number_of_groups(tmp_path: Path) -> None:
+    sides = [{"time": 9.0, "alg_bw": size / 9e3, "bus_bw": size / 18e3, "nwrong": 0.0} for size in (1024, 4096, 16384)]
+    rows = [{"size": int(one["alg_bw"] * 9e3 + 0.5), "out_of_place": one, "in_place": one} for one in sides]
     config = {"iterations": 20, "devices": [{"rank": rank, "group": rank % 2} for rank in range(4)]}
     document = {"args": ["all_gather_perf"], "config": config, "results": rows, "out_of_bounds": {"count": 0}}
     assert read_nccl_log(write(tmp_path, json.dumps(document))).num_groups == 2
+
+
+def test_milliseconds_are_told_by_size_over_time() -> None:
+    """The header does not say the unit; ranks list themselves between the lines."""
+    log = read_nccl_log(DATA / "milliseconds_all_reduce.txt")
+    assert [point.num_bytes for point in log.out_of_place] == [2**power for power in range(20, 25)]
+    assert log.out_of_place[0].median_s == pytest.approx(2.059e-3) and log.in_place[-1].median_s == pytest.approx(
+        17.165e-3
+    )
+    fit = import_nccl_log(DATA / "milliseconds_all_reduce.txt", load_cluster("dgx-h100:2x1"), (2, 1))
+    assert 0.4e-3 < fit.alpha_s < 0.8e-3  # a ring of two has two steps: 1 ms or more in all
+    assert 1 / fit.beta_s_per_byte == pytest.approx(1e9, rel=0.2)
+
+
+@pytest.mark.parametrize("algbw", ["18.66", "0.5", "inf"])
+def test_a_time_that_is_neither_unit_is_refused_with_its_line(tmp_path: Path, algbw: str) -> None:
+    path = write(tmp_path, NEW.read_text().replace("18.66    1.76", f"18.66   {algbw}"))
+    with pytest.raises(CalibrationError, match=rf"line 4: algbw is {algbw} GB/s, but size / time 1.756 GB/s if in us"):
+        read_nccl_log(path)
+
+
+def test_documents_are_held_to_size_over_time(tmp_path: Path) -> None:
+    document = json.loads((DATA / "h200_all_reduce.json").read_text())
+    document["results"][2]["out_of_place"]["time"] *= 1.2
+    with pytest.raises(CalibrationError, match=r"results\[2\]: algbw is"):
+        read_nccl_log(write(tmp_path, json.dumps(document)))
+
+
+def test_columns_that_the_header_has_and_rows_leave_blank() -> None:
+    log = read_nccl_log(DATA / "alltoall_blank_redop.txt")
+    assert log.kind == "all_to_all" and len(log.out_of_place) == len(log.in_place) == 6
+    assert (log.out_of_place[0].num_bytes, log.out_of_place[0].median_s) == (32, pytest.approx(85.21e-6))
+    assert (log.in_place[-1].num_bytes, log.in_place[-1].median_s) == (8589934592, pytest.approx(44326.0e-6))
+    assert import_nccl_log(DATA / "alltoall_blank_redop.txt", DGX, (1, 8)).kind == "all_to_all"
+
+
+def test_logs_of_rccl_tests_with_in_place_columns_only() -> None:
+    """Its device list is cut: one of eight devices."""
+    path = DATA / "rccl_inplace_only_broadcast.txt"
+    log = read_nccl_log(path)
+    assert log.kind == "broadcast" and not log.out_of_place and len(log.in_place) == 5
+    assert (log.in_place[0].num_bytes, log.in_place[0].median_s) == (1 << 20, pytest.approx(40e-6))
+    assert import_nccl_log(path, DGX, (1, 8), in_place=True).points == log.in_place
+    with pytest.raises(CalibrationError, match="no out-of-place times; it has in-place times: add --in-place"):
+        import_nccl_log(path, DGX, (1, 8))
+
+
+def test_marked_errors_are_wrong_results(tmp_path: Path) -> None:
+    """Releases without a count of wrong values print an error, with a star where it exceeds the tolerance."""
+    old = (DATA / "old_all_reduce_256gpu.txt").read_text()
+    assert len(read_nccl_log(write(tmp_path, old.replace("   N/A", " 4e-07"))).in_place) == 6
+    with pytest.raises(CalibrationError, match="line 8: an error of 4e-02"):
+        read_nccl_log(write(tmp_path, old.replace("62.71    N/A", "62.71  4e-02*")))
+
+
+def test_colours_prefixes_and_messages_of_other_ranks(tmp_path: Path) -> None:
+    lines = NEW.read_text().splitlines()
+    lines[4] = lines[4].replace("-1", "-1node-3:21:27 [0] NCCL WARN Call to ibv_modify_qp failed\n")
+    lines[6] = lines[6].replace("-1", "-1\n[1,3]<stderr>:libibverbs: Warning: no driver\n")
+    text = "".join(f"\x1b[32m2024-05-01T12:00:00.123Z pod-0 | \x1b[0m{line}\r\n" for line in lines[:4])
+    path = write(tmp_path, text + "\n".join(lines[4:]))
+    assert read_nccl_log(path) == read_nccl_log(NEW)
+
+
+@pytest.mark.parametrize("separator", [",", "; "])
+def test_a_table_with_separators(tmp_path: Path, separator: str) -> None:
+    lines = [
+        line.replace("#  ", "") for line in NEW.read_text().splitlines() if "out-of" not in line and "(B)" not in line
+    ]
+    path = write(tmp_path, "\n".join(separator.join(line.split()) for line in lines))
+    assert read_nccl_log(path) == read_nccl_log(NEW)
+
+
+def rccl_records() -> list[dict[str, object]]:
+    log, records = read_nccl_log(NEW), []
+    for in_place, points in enumerate((log.out_of_place, log.in_place)):
+        for point in points:
+            rate = point.num_bytes / point.median_s / 1e9
+            records.append({
+                "numCycle": 0, "name": "AllReduce", "nodes": 2, "ranks": 8, "ranksPerNode": 4, "gpusPerRank": 1,
+                "size": point.num_bytes, "type": "float", "redop": "sum", "inPlace": in_place,
+                "time": point.median_s * 1e6, "algBw": rate, "busBw": 1.75 * rate, "wrong": 0,
+            })  # fmt: skip
+    return records
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "lines"])
+def test_records_of_rccl_tests(tmp_path: Path, form: str) -> None:
+    records = rccl_records()
+    csv = "\n".join(",".join(map(str, each)) for each in [records[0], *(record.values() for record in records)])
+    texts = {"csv": csv, "json": json.dumps(records), "lines": "\n".join(map(json.dumps, records))}
+    path = write(tmp_path, texts[form], "run.out")
+    log = read_nccl_log(path)
+    assert log.kind == "all_reduce" and log.out_of_place[5].median_s == pytest.approx(27.76e-6) and not log.ends
+    assert import_nccl_log(path, DGX, (2, 4)).group_shape == (2, 4)
+    with pytest.raises(InputError, match="4, 4 ranks on its 2 hosts"):
+        import_nccl_log(path, DGX, (1, 8))
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (("sum,0,18.66", "sum,0,fast"), "line 2: numbers are expected"),
+        ((",0\n", ",3\n"), "line 2: 3 wrong values"),
+        (("time", "t"), "line 2: the field time is missing"),
+        (("\n0,", "\n"), "line 2: truncated: 13 columns; 14 are expected"),
+    ],
+)
+def test_unusable_records_say_why(tmp_path: Path, change: tuple[str, str], part: str) -> None:
+    records = rccl_records()
+    records[0]["time"] = 18.66
+    csv = "\n".join(",".join(map(str, each)) for each in [records[0], *(record.values() for record in records)])
+    with pytest.raises(CalibrationError, match=part):
+        read_nccl_log(write(tmp_path, csv.replace(*change, 1)))
+
+
+def listed(hosts: Sequence[str]) -> str:
+    """A device list, one rank for each entry."""
+    counts: Counter[str] = Counter()
+    text = "# Using devices\n"
+    for rank, host in enumerate(hosts):
+        text += f"#  Rank {rank:2d} Pid {rank + 900} on {host:>10} device {counts[host]:2d} [0x07] H100\n"
+        counts[host] += 1
+    return text
+
+
+@pytest.mark.parametrize(
+    ("hosts", "shape", "part"),
+    [
+        (["a"] * 4, (1, 8), "line 2 on has 4 ranks a group"),
+        (["a"] * 4 + ["b"] * 4, (1, 8), "4, 4 ranks on its 2 hosts"),
+        (["a"] * 8, (2, 4), "8 ranks on its 1 hosts"),
+        (["a"] * 6 + ["b"] * 2, (2, 4), "2, 6 ranks on its 2 hosts"),
+    ],
+)
+def test_a_group_shape_that_contradicts_the_device_list_is_refused(
+    tmp_path: Path, hosts: list[str], shape: tuple[int, int], part: str
+) -> None:
+    with pytest.raises(InputError, match=part):
+        import_nccl_log(write(tmp_path, listed(hosts) + NEW.read_text()), DGX, shape)
+
+
+@pytest.mark.parametrize(("hosts", "shape"), [(["a"] * 4 + ["b"] * 4, (2, 4)), (["a"] * 8, (1, 8)), (["a"], (1, 8))])
+def test_a_group_shape_as_listed_is_taken_and_an_excerpt_of_the_list_too(
+    tmp_path: Path, hosts: list[str], shape: tuple[int, int]
+) -> None:
+    begin = BEGIN if len(hosts) == 1 else ""
+    path = write(tmp_path, begin + listed(hosts) + NEW.read_text() + END)
+    assert import_nccl_log(path, DGX, shape).group_shape == shape
+
+
+def test_hosts_of_one_name_are_not_counted(tmp_path: Path) -> None:
+    text = listed(["localhost"] * 8).replace("device  4", "device  0")
+    assert import_nccl_log(write(tmp_path, text + NEW.read_text()), DGX, (2, 4)).group_shape == (2, 4)

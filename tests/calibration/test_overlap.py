@@ -19,7 +19,7 @@ os.sched_setaffinity(0, {core})
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
-from autosbp.processes import end_rank
+from autosbp.utils.processes import exit_rank
 from calibration import _overlap
 
 rivals, asleep_s, share = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
@@ -51,7 +51,7 @@ def call():
 
 found = _overlap._slow_downs(lambda message: Work(), [call], torch.device("cpu"), Log())
 print(json.dumps(found))
-end_rank()
+exit_rank()
 """
 
 
@@ -66,7 +66,7 @@ def slow_downs(rivals: int, asleep_s: float, share: float = 0.0) -> tuple[float,
 
 
 @pytest.mark.clock
-def test_what_only_waits_slows_nothing_down() -> None:
+def test_waiting_ranks_do_not_slow_down_compute() -> None:
     compute, network = slow_downs(0, 0.3)
     assert compute < 0.25 and network < 0.1
 

@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from autosbp.cluster import load_cluster
-from calibration._placements import Placement, group_axes, placements
+from autosbp.calibration._placements import Placement, group_axes, placements
+from autosbp.cluster.spec import load_cluster
 
 
 @pytest.mark.parametrize("spec", ["local:1", "local:4", "local:2x2", "summit:6", "dgx-a100-80g:8", "gcp-a100-16:2"])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from autosbp.calibration import fit_collective, report_html
 from autosbp.cli import app
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
 from autosbp.costmodel.network import NetworkModel, fitted_s
-from calibration import fit_collective, report_html
 
 CLUSTER = load_cluster("local:2x2")
 NAME = "</script><b>cluster & co"

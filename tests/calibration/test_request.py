@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from autosbp.cluster import load_cluster
+from autosbp.calibration._collectives import message_bytes
+from autosbp.calibration._rank_launch import describe_launch
+from autosbp.calibration._request import Request, measurement_names, series
+from autosbp.cluster.spec import load_cluster
 from autosbp.errors import InputError
-from autosbp.jsonio import canonical, loads
+from autosbp.launch.local import run_ranks
 from autosbp.testing.emulated import EmulatedCluster
-from autosbp.torchrun import run_ranks
-from calibration._collectives import message_bytes
-from calibration._launch import way_of
-from calibration._request import Request, measurement_names, series
+from autosbp.utils.json_io import canonical, loads
 
 LOCAL = load_cluster("local:2x2")
 
@@ -43,12 +43,12 @@ def test_requests_that_find_the_same_have_one_id() -> None:
         replace(request, budget_s=1.0),
         replace(request, op_keys=("k",)),
         replace(request, cluster=load_cluster("local:4")),
-        replace(request, way=way_of(run_ranks)),
-        replace(request, way=way_of(partial(run_ranks, interface="eth0"))),
-        replace(request, way=way_of(EmulatedCluster.launch)),
+        replace(request, way=describe_launch(run_ranks)),
+        replace(request, way=describe_launch(partial(run_ranks, interface="eth0"))),
+        replace(request, way=describe_launch(EmulatedCluster.launch)),
     ]
     assert len({request.request_id, *(other.request_id for other in others)}) == 9
-    assert way_of(run_ranks) == way_of(partial(run_ranks, interface="lo"))
+    assert describe_launch(run_ranks) == describe_launch(partial(run_ranks, interface="lo"))
 
 
 def test_request_round_trips_through_json() -> None:

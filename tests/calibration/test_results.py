@@ -11,18 +11,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from autosbp.cluster import load_cluster
+from autosbp.calibration import Request, assemble, read_partial, read_results
+from autosbp.calibration._rank_launch import mark_used, prepare_results_file
+from autosbp.calibration._rank_worker import Log
+from autosbp.calibration._request import (
+    CORE_CONTENTION,
+    LAUNCH_OVERHEAD,
+    OVERLAP,
+    arrival_delays,
+    measurement_names,
+    series,
+)
+from autosbp.cluster.spec import load_cluster
 from autosbp.costmodel.calibration import OpTime
-from autosbp.costmodel.launches import Launches
+from autosbp.costmodel.compute_contention import ComputeSharing
+from autosbp.costmodel.launch_overhead import LaunchOverhead
 from autosbp.costmodel.overlap import Overlap
-from autosbp.costmodel.sharing import Sharing
 from autosbp.errors import CalibrationError, InputError
-from autosbp.jsonio import canonical
-from autosbp.processes import start_ticks
-from calibration import Request, assemble, read_partial, read_results
-from calibration._launch import continue_or_begin, mark_taken
-from calibration._request import LAUNCHES, OVERLAP, SHARING, measurement_names, series, waitings
-from calibration._worker import Log
+from autosbp.utils.json_io import canonical
+from autosbp.utils.processes import start_ticks
+
+pytestmark = pytest.mark.integration
 
 REQUEST = Request(load_cluster("local:2"), "gloo", (1024, 4096, 16384), op_keys=("k",))
 
@@ -35,12 +44,12 @@ def lines() -> list[bytes]:
             made.append({"begin": one.name})
             shape = list(one.placement.group_shape)
             made.append({"point": {"kind": one.kind, "group_shape": shape, "values": values}})
-    for waiting in waitings(REQUEST):
+    for waiting in arrival_delays(REQUEST):
         shape = list(waiting.placement.group_shape)
         made.append({"begin": waiting.name})
         made.append({"waiting": {"kind": waiting.kind, "group_shape": shape, "seconds": 2e-3}})
     made += [{"begin": OVERLAP}, {"overlap": {"compute": 3.0, "network": 0.5, "message": 1.5}}]
-    made += [{"begin": SHARING}, {"sharing": {"speedup": 1.75, "units": [0, 0]}}]
+    made += [{"begin": CORE_CONTENTION}, {"sharing": {"speedup": 1.75, "units": [0, 0]}}]
     made += [{"begin": "op k"}, {"op": {"key": "k", "forward_s": 1e-3, "backward_s": 2e-3}}, {"done": True}]
     return [canonical(record) + b"\n" for record in made]
 
@@ -51,29 +60,29 @@ def test_a_whole_run_is_a_complete_calibration(tmp_path: Path) -> None:
     calibration = assemble(REQUEST, read_results(path), "relative")
     assert calibration.complete and len(calibration.collectives) == 6 and calibration.ops == {"k": OpTime(1e-3, 2e-3)}
     assert all(fit.waiting_s == 2e-3 for fit in calibration.collectives)
-    assert calibration.sharing == Sharing(1.75, (0, 0)) and calibration.overlap == Overlap(3.0, 0.5, 1.5)
+    assert calibration.sharing == ComputeSharing(1.75, (0, 0)) and calibration.overlap == Overlap(3.0, 0.5, 1.5)
     assert calibration.notes == () and read_results(path).pids == (7, 8)
 
 
-def test_what_the_host_takes_to_ask_is_of_gpus_alone(tmp_path: Path) -> None:
+def test_host_overhead_is_measured_only_on_gpus(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     *first, last, done = lines()
-    asked = [{"begin": LAUNCHES}, {"launches": {"forward_s": 3e-5, "backward_s": 5e-5}}]
+    asked = [{"begin": LAUNCH_OVERHEAD}, {"launches": {"forward_s": 3e-5, "backward_s": 5e-5}}]
     path.write_bytes(b"".join([*first, last, *(canonical(each) + b"\n" for each in asked), done]))
-    assert assemble(REQUEST, read_results(path), "relative").launches == Launches(3e-5, 5e-5)
-    assert LAUNCHES not in measurement_names(REQUEST)
-    assert LAUNCHES in measurement_names(replace(REQUEST, backend="nccl"))
+    assert assemble(REQUEST, read_results(path), "relative").launches == LaunchOverhead(3e-5, 5e-5)
+    assert LAUNCH_OVERHEAD not in measurement_names(REQUEST)
+    assert LAUNCH_OVERHEAD in measurement_names(replace(REQUEST, backend="nccl"))
 
 
 def test_a_run_that_ended_early_is_refused_by_name_or_taken_as_partial(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(lines()[:11]) + b'{"poi')
     results = read_results(path)
-    with pytest.raises(CalibrationError, match="all_gather over 2, 4096 bytes: .* 23 measurements before its end"):
+    with pytest.raises(CalibrationError, match="all_gather over 2, 4096 bytes: .* 23 measurements left"):
         assemble(REQUEST, results, "relative")
     partial = assemble(REQUEST, results, "relative", partial=True)
     assert not partial.complete and [fit.kind for fit in partial.collectives] == ["all_reduce"]
-    assert partial.notes == ("all_gather over 2, 4096 bytes: the run ended here, 23 measurements before its end",)
+    assert partial.notes == ("all_gather over 2, 4096 bytes: the run stopped here, with 23 measurements left",)
 
 
 def test_the_folder_of_a_run_that_ended_early_is_a_partial_calibration(tmp_path: Path) -> None:
@@ -81,14 +90,14 @@ def test_the_folder_of_a_run_that_ended_early_is_a_partial_calibration(tmp_path:
     with pytest.raises(InputError, match="^folder: .* with request.json and results.jsonl"):
         read_partial(tmp_path)
     (tmp_path / "request.json").write_bytes(b'{"backend":"gloo"}')
-    with pytest.raises(InputError, match="the request of a calibration by this release is expected"):
+    with pytest.raises(InputError, match="expected the request of a calibration of this release"):
         read_partial(tmp_path)
     (tmp_path / "request.json").write_bytes(canonical(REQUEST.to_dict()))
     partial = read_partial(tmp_path)
     assert not partial.complete and [fit.kind for fit in partial.collectives] == ["all_reduce"]
 
 
-def test_fits_that_are_far_from_their_points_are_told(tmp_path: Path) -> None:
+def test_poor_fits_are_reported(tmp_path: Path) -> None:
     path, scattered = tmp_path / "results.jsonl", [3e-3, 1e-3, 3e-3, 1e-3, 3e-3, 1e-3]
     points = [
         {"point": {"kind": "p2p", "group_shape": [2], "values": [1024 * 2**at, seconds, 0.0, 30]}}
@@ -97,7 +106,7 @@ def test_fits_that_are_far_from_their_points_are_told(tmp_path: Path) -> None:
     measured = [line for line in lines() if not (b'"point"' in line and b'"p2p"' in line)]
     path.write_bytes(b"".join([*measured[:-1], *(canonical(point) + b"\n" for point in points), measured[-1]]))
     note, *_ = assemble(REQUEST, read_results(path), "relative").notes
-    assert note.startswith("fits off by more than 25 % at half of their sizes") and "p2p over 2 (" in note
+    assert note.startswith("fits with errors above 25 % at half of their sizes") and "p2p over 2 (" in note
     assert "all_reduce" not in note
 
 
@@ -133,15 +142,15 @@ def test_flat_times_few_repeats_and_sizes_left_out_leave_notes(tmp_path: Path) -
     notes = assemble(REQUEST, read_results(path), "relative").notes
     assert "all_reduce over 2: times do not grow with size" in notes[0]
     assert notes[-2:] == (
-        "18 of 18 points have fewer than 30 repeats, the least 7",
-        "left out, too big: p2p over 2, 65536, 262144 bytes",
+        "18 of 18 points have fewer than 30 repeats (minimum 7)",
+        "skipped (too big): p2p over 2, 65536, 262144 bytes",
     )
 
 
 def test_an_unfinished_run_is_continued_without_the_line_that_was_being_written(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(lines()[:6]) + b'{"poi')
-    continue_or_begin(replace(REQUEST, timeout_s=1.0), path)
+    prepare_results_file(replace(REQUEST, timeout_s=1.0), path)
     assert path.read_bytes().startswith(b"".join(lines()[:6]) + b'{"at_s":')
     results = read_results(path)
     assert results.made == {"all_reduce over 2, 1024 bytes", "all_reduce over 2, 4096 bytes"}
@@ -149,10 +158,10 @@ def test_an_unfinished_run_is_continued_without_the_line_that_was_being_written(
 
 
 @pytest.mark.parametrize("left", [b"".join(lines()[:6]), b"no JSON\n", b'{"point":{}}\n'])
-def test_an_unfinished_run_of_another_request_is_kept_beside_the_new_one(tmp_path: Path, left: bytes) -> None:
+def test_unfinished_runs_of_other_requests_are_kept(tmp_path: Path, left: bytes) -> None:
     path = tmp_path / "results.jsonl"
     path.write_bytes(left)
-    continue_or_begin(replace(REQUEST, repeats=31), path)
+    prepare_results_file(replace(REQUEST, repeats=31), path)
     assert read_results(path).made == set()
     others = [other for other in tmp_path.iterdir() if other != path]
     assert [other.read_bytes() for other in others] == [left]
@@ -161,10 +170,10 @@ def test_an_unfinished_run_of_another_request_is_kept_beside_the_new_one(tmp_pat
 def test_a_finished_run_is_continued_until_a_calibration_was_made_of_it(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(lines()))
-    continue_or_begin(REQUEST, path)
+    prepare_results_file(REQUEST, path)
     assert assemble(REQUEST, read_results(path), "ols").complete
-    mark_taken(tmp_path)
-    continue_or_begin(REQUEST, path)
+    mark_used(tmp_path)
+    prepare_results_file(REQUEST, path)
     results = read_results(path)
     assert results.made == set() and results.request_id == REQUEST.request_id and list(tmp_path.iterdir()) == [path]
 
@@ -174,20 +183,23 @@ def test_a_folder_in_which_another_process_calibrates_is_refused(tmp_path: Path)
     with subprocess.Popen(["sleep", "60"]) as other:
         header = {"request": REQUEST.request_id, "owner": [other.pid, start_ticks(other.pid)]}
         path.write_bytes(canonical(header) + b"\n")
-        with pytest.raises(InputError, match=f"workdir: .* process {other.pid} is not calibrating"):
-            continue_or_begin(REQUEST, path)
+        with pytest.raises(InputError, match=f"workdir: .* in use by calibration process {other.pid}"):
+            prepare_results_file(REQUEST, path)
         other.kill()
         other.wait()
-    continue_or_begin(REQUEST, path)
+    prepare_results_file(REQUEST, path)
 
 
 def test_ranks_that_a_killed_run_has_left_are_ended(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     idle = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with subprocess.Popen([*idle, "calibration._worker", str(path)]) as rank, subprocess.Popen(idle) as other:
+    with (
+        subprocess.Popen([*idle, "autosbp.calibration._rank_worker", str(path)]) as rank,
+        subprocess.Popen(idle) as other,
+    ):
         header = {"request": REQUEST.request_id, "owner": [other.pid, -1]}
         path.write_bytes(b"".join(canonical(line) + b"\n" for line in (header, {"ranks": [rank.pid, other.pid]})))
-        continue_or_begin(REQUEST, path)
+        prepare_results_file(REQUEST, path)
         assert rank.wait(10) == -signal.SIGKILL and other.poll() is None
         other.kill()
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import calibration
+from autosbp import calibration
 from tests.cli.conftest import Run
 from tests.cli.processes import COMMAND, environment
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize(
@@ -19,27 +21,27 @@ from tests.cli.processes import COMMAND, environment
     [
         (
             ("--cluster", "local:2", "--backend", "nccl"),
-            "backend: 'nccl' is not accepted; a CUDA device for each of 2 ranks is expected, and torch finds 0 here",
+            "backend: 'nccl' is invalid: expected a CUDA device for each of 2 ranks; torch finds 0",
         ),
         (
             ("--cluster", "dgx-a100-80g:1"),
-            "backend: 'nccl' is not accepted; a CUDA device for each of 8 ranks is expected, and torch finds 0 here",
+            "backend: 'nccl' is invalid: expected a CUDA device for each of 8 ranks; torch finds 0",
         ),
         (
             ("--cluster", "emulated:2x2", "--launcher", "emulated", "--backend", "nccl"),
-            "backend: 'nccl' is not accepted; gloo is expected on emulated nodes",
+            "backend: 'nccl' is invalid: expected gloo: emulated nodes",
         ),
         (
             ("--cluster", "dgx-a100-80g:1", "--backend", "gloo", "--model", "zoo:mlp-small", "--global-batch", "16"),
-            "backend: 'gloo' is not accepted; its ranks compute on other devices than ",
+            "backend: 'gloo' is invalid: its ranks do not compute on ",
         ),
         (
             ("--cluster", "local:2", "--sizes", "1,2,3,4"),
-            "sizes: [1, 2, 3, 4] is not accepted; at least 3 different multiples of 8 bytes",
+            "sizes: [1, 2, 3, 4] is invalid: expected at least 3 different multiples of 8 bytes",
         ),
     ],
 )
-def test_what_no_rank_could_measure_is_refused_in_one_line(
+def test_impossible_measurements_are_refused_in_one_line(
     run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -58,6 +60,6 @@ def test_an_interface_without_an_address_is_refused(tmp_path: Path) -> None:
     command = ["unshare", "--net", *COMMAND, *asked]  # where the loopback interface is there, but not up
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=90)
     assert done.returncode == 2
-    limit = "a network interface with an address is expected: there is none"
-    assert done.stderr == f"error: interface: 'lo' is not accepted; {limit}\n"
+    limit = "expected a network interface with an address: there is none"
+    assert done.stderr == f"error: interface: 'lo' is invalid: {limit}\n"
     assert list(tmp_path.iterdir()) == []

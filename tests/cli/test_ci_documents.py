@@ -22,6 +22,8 @@ from autosbp.errors import ServiceError
 from tests.cli.processes import COMMAND, environment
 from tests.service.server import Server
 
+pytestmark = pytest.mark.integration
+
 FOLDER = Path(__file__).parents[2] / "docs"
 SCRIPTS = {
     "github.yml": lambda document: [
@@ -144,14 +146,14 @@ def test_a_step_that_is_cancelled_cancels_its_trial(name: str, server: str, tmp_
         step.send_signal(signal.SIGTERM)
         _, log = step.communicate(timeout=60)
     assert step.returncode == 143
-    found = re.search(r"trial (job-\w+) is cancelled", log)
+    found = re.search(r"cancelled trial (job-\w+)", log)
     assert found is not None, log
     with Client(server) as client, pytest.raises(ServiceError, match="was cancelled"):
         client.wait(client.get_job(found[1]), timeout_s=30)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_workflow_says_what_is_to_be_set_and_its_steps_read_it_from_the_environment(name: str) -> None:
+def test_a_workflow_lists_the_variables_that_its_steps_read(name: str) -> None:
     text = (FOLDER / "ci" / name).read_text()
     head = text[: text.index("\nname:" if name == "github.yml" else "\nstep-time:")]
     assert set(re.findall(r"AUTOSBP_[A-Z_]+", text)) == set(re.findall(r"AUTOSBP_[A-Z_]+", head))
@@ -183,7 +185,7 @@ def test_the_job_of_gitlab_publishes_its_reports_also_when_it_fails() -> None:
 
 
 def test_commands_of_the_page_are_known_to_the_program() -> None:
-    found = commands((FOLDER / "ci.md").read_text())
+    found = commands((FOLDER / "how-to" / "ci.md").read_text())
     assert [arguments[0] for arguments in found] == ["plan", "trial"]
     for arguments in found:
         parse(arguments)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from autosbp.cluster import Cluster, presets
+from autosbp.cluster.spec import Cluster, presets
 from tests.cli.conftest import Run
 
 
@@ -28,7 +28,7 @@ def test_one_preset_is_a_cluster_file(run: Run) -> None:
 
 
 @pytest.mark.parametrize("text", ["curves: matmul", "0.844", "data sheet", "HDR InfiniBand"])
-def test_one_preset_is_told_with_what_kernels_reach_and_from_where(run: Run, text: str) -> None:
+def test_a_preset_is_shown_with_achieved_rates_and_sources(run: Run, text: str) -> None:
     assert text in " ".join(run("clusters", "dgx-a100-80g").stdout.split())
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from autosbp.plan import plan_id_of
+from autosbp.plan.plan import plan_id_of
 from tests.cli.conftest import Run
+
+pytestmark = pytest.mark.integration
 
 PLAN = ("plan", "{graph}", "--cluster", "local:2", "--global-batch", "8")
 CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
@@ -36,12 +38,16 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     ),
     "model that cannot fit": ((*PLAN, "--memory-limit-bytes", "1000"), 3, "memory_limit_bytes = 1000"),
     "output in no folder": ((*PLAN, "-o", "/nowhere/plan.json"), 2, "output: '/nowhere/plan.json'"),
-    "output that is a folder": ((*PLAN, "-o", "{folder}"), 2, "this is a folder"),
-    "service out of reach": ((*PLAN, "--server", "http://127.0.0.1:9"), 5, "cannot be reached"),
+    "output that is a folder": ((*PLAN, "-o", "{folder}"), 2, "got a folder"),
+    "service out of reach": ((*PLAN, "--server", "http://127.0.0.1:9"), 5, "cannot reach the service"),
     "address of no service": ((*PLAN, "--server", "ftp://x"), 5, "ftp"),
-    "capture without output": (("capture", "{graph}"), 2, "-o FILE is expected"),
-    "capture to a name of no graph": (("capture", "{graph}", "-o", "graph.txt"), 2, "ends in .json or .json.gz"),
-    "capture to file and service": (("capture", "{graph}", "-o", "x.json", "--server", "http://x"), 2, "leave out -o"),
+    "capture without output": (("capture", "{graph}"), 2, "required: -o FILE"),
+    "capture to a name of no graph": (("capture", "{graph}", "-o", "graph.txt"), 2, "ending in .json or .json.gz"),
+    "capture to file and service": (
+        ("capture", "{graph}", "-o", "x.json", "--server", "http://x"),
+        2,
+        "use either -o or --server",
+    ),
     "sequence length of a graph": (("estimate", "{graph}", "--seq-len", "8"), 2, "only hf: models"),
     "missing plan": (("explain", "missing.json"), 2, "missing.json"),
     "plan that is a graph": (("explain", "{graph}"), 2, "autosbp.plan/2"),
@@ -49,13 +55,13 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "program of no rank": (("explain", "{plan}", "--program", "--rank", "2", "--graph", "{graph}"), 2, "0 to 1"),
     "why of no op": (("explain", "{plan}", "--graph", "{graph}", "--why", "linaer_1"), 2, "such as linear_1"),
     "why without the graph": (("explain", "{plan}", "--why", "linear_1"), 2, "--graph FILE or --model MODEL"),
-    "why and program": (("explain", "{plan}", "--why", "linear_1", "--program"), 2, "not several"),
+    "why and program": (("explain", "{plan}", "--why", "linear_1", "--program"), 2, "exclude each other"),
     "front of one plan": ((*PLAN, "--pareto", "1"), 2, "pareto: 1"),
-    "front by no service": ((*PLAN, "--pareto", "3", "--server", "http://127.0.0.1:9"), 5, "cannot be reached"),
+    "front by no service": ((*PLAN, "--pareto", "3", "--server", "http://127.0.0.1:9"), 5, "cannot reach the service"),
     "what-if of no factor": (("explain", "{plan}", "--graph", "{graph}", "--what-if", "--factor", "1"), 2, "factor: 1"),
     "graph of another plan": (("explain", "{plan}", "--model", "zoo:mlp-small"), 2, "the plan's graph"),
     "graph and model": (("explain", "{plan}", "--model", "zoo:mlp", "--graph", "{graph}"), 2, "not both"),
-    "trial without the graph": (("trial", "{plan}"), 2, "a trial needs the plan's graph"),
+    "trial without the graph": (("trial", "{plan}"), 2, "a trial requires the plan's graph"),
     "trial of no launcher": (("trial", "{plan}", "--launcher", "rocket"), 2, "launcher: 'rocket'"),
     "trial of no baseline": (("trial", "{plan}", "--graph", "{graph}", "--baseline", "x"), 2, "feasible baselines"),
     "trial of no steps": (("trial", "{plan}", "--graph", "{graph}", "--steps", "0"), 2, "steps: 0"),
@@ -63,7 +69,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "gate below zero": (("trial", "{plan}", "--graph", "{graph}", "--max-step-time", "-1"), 2, "max_step_time"),
     "lessons of no trial": (("learn", "{plan}", "-o", "{folder}/c.json"), 2, "either --trial DIR or --undo"),
     "lessons for a plan": (("learn", "{plan}", "--undo", "-o", "{folder}/c.json"), 2, "schema: 'autosbp.plan/2'"),
-    "lessons to a folder": (("learn", "{plan}", "--undo", "-o", "{folder}"), 2, "this is a folder"),
+    "lessons to a folder": (("learn", "{plan}", "--undo", "-o", "{folder}"), 2, "got a folder"),
     "export to no tool": (("export", "{plan}", "--to", "horovod"), 2, "torchtitan"),
     "export without the graph": (("export", "{plan}", "--to", "megatron"), 2, "graph: None"),
     "calibration of sizes": (("calibrate", "--cluster", "local:2", "--sizes", "1,x"), 2, "sizes: '1,x'"),
@@ -130,13 +136,13 @@ def changed(plan: dict[str, Any], **members: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"schema": "autosbp.plan/3"}, "'autosbp.plan/2' is the version this release reads"),
-        ({"schema": "autosbp.plan/1"}, "is the hash of this plan"),
-        ({"step_time_s": 1e-9}, "is the hash of this plan"),
-        ({"plan_id": "plan-0000000000000000"}, "is the hash of this plan"),
+        ({"schema": "autosbp.plan/3"}, "this release reads version 'autosbp.plan/2'"),
+        ({"schema": "autosbp.plan/1"}, "the hash of this plan is"),
+        ({"step_time_s": 1e-9}, "the hash of this plan is"),
+        ({"plan_id": "plan-0000000000000000"}, "the hash of this plan is"),
         ({"strategy": {}}, "strategy.mesh"),
-        ({"cluster": []}, "a mapping is expected"),
-        ({"provenance": None}, "provenance: None is not accepted"),
+        ({"cluster": []}, "expected a mapping"),
+        ({"provenance": None}, "provenance: None is invalid"),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "diff", "trial", "export"])

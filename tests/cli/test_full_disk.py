@@ -14,14 +14,16 @@ from pathlib import Path
 import pytest
 
 import autosbp.cli._calibrate as command
+from autosbp.calibration import read_partial, read_results
+from autosbp.calibration._nccl_run import HOME
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import InputError
-from calibration import read_partial, read_results
-from calibration._nccl_run import HOME
-from service.testing.disks import Disk, missing_programs
+from autosbp.service.testing.disks import Disk, missing_programs
 from tests.calibration.fake_nccl import LOG, install
 from tests.cli.conftest import Run
 from tests.cli.processes import COMMAND, environment
+
+pytestmark = pytest.mark.integration
 
 CALIBRATE = ("calibrate", "--cluster", "local:2", "--sizes", "1024,4096,16384", "--point-s", "0.01", "--no-variants")
 TOO_LARGE, FULL = "File too large", "No space left on device"
@@ -46,8 +48,8 @@ def test_a_calibration_whose_results_have_no_room_names_them_and_goes_on_where_i
     path, partial_ = tmp_path / "calib.json", tmp_path / "calib.json.partial"
     done = limited(2000, *CALIBRATE, "-o", path)
     assert done.returncode == 4 and not path.exists(), done.stderr
-    assert f"a rank failed: {partial_} cannot be written: {TOO_LARGE}; " in done.stderr
-    assert f"error: rank 0: {partial_ / 'results.jsonl'} cannot be written: {TOO_LARGE}" in done.stderr
+    assert f"a rank failed: cannot write {partial_}: {TOO_LARGE}; " in done.stderr
+    assert f"error: rank 0: cannot write {partial_ / 'results.jsonl'}: {TOO_LARGE}" in done.stderr
     results = read_results(partial_ / "results.jsonl")
     assert len(results.made) >= 3 and not results.done and not read_partial(partial_).complete
     done = subprocess.run([*COMMAND, *CALIBRATE, "-o", str(path)], capture_output=True, text=True, env=environment())
@@ -69,7 +71,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 def test_a_disk_that_gets_full_meanwhile_is_named_and_the_run_goes_on_when_there_is_room(
     disk: Disk, tmp_path: Path
 ) -> None:
-    asked = [*disk.within, *COMMAND, *CALIBRATE, "-o", str(tmp_path / "disk" / "calib.json")]
+    asked = [*disk.command_prefix, *COMMAND, *CALIBRATE, "-o", str(tmp_path / "disk" / "calib.json")]
     with subprocess.Popen(asked, stderr=subprocess.PIPE, env=environment(), text=True) as first:
         assert first.stderr is not None
         lines = []
@@ -78,7 +80,7 @@ def test_a_disk_that_gets_full_meanwhile_is_named_and_the_run_goes_on_when_there
                 disk.fill()
             lines.append(line)
     text = "".join(lines)
-    assert first.returncode == 4 and f"{tmp_path / 'disk' / 'calib.json.partial'} cannot be written: {FULL}" in text
+    assert first.returncode == 4 and f"cannot write {tmp_path / 'disk' / 'calib.json.partial'}: {FULL}" in text
     made = read_results(disk.path("calib.json.partial") / "results.jsonl").made
     assert sorted(each.name for each in disk.path("").iterdir()) == ["calib.json.partial", "filling"]
     disk.free()
@@ -92,9 +94,9 @@ def test_a_disk_that_gets_full_meanwhile_is_named_and_the_run_goes_on_when_there
 def test_a_disk_that_is_full_before_is_named_and_keeps_what_is_there(disk: Disk, tmp_path: Path) -> None:
     disk.path("calib.json").write_text("an older one")
     disk.fill()
-    asked = [*disk.within, *COMMAND, *CALIBRATE, "-o", str(tmp_path / "disk" / "calib.json")]
+    asked = [*disk.command_prefix, *COMMAND, *CALIBRATE, "-o", str(tmp_path / "disk" / "calib.json")]
     done = subprocess.run(asked, capture_output=True, text=True, env=environment(), timeout=90)
-    assert done.returncode == 2 and f"a folder that can be written is expected ({FULL})" in done.stderr
+    assert done.returncode == 2 and f"expected a writable folder ({FULL})" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert sorted(each.name for each in disk.path("").iterdir()) == ["calib.json", "filling"]
     assert disk.path("calib.json").read_text() == "an older one"
@@ -105,14 +107,14 @@ def test_a_calibration_that_cannot_be_stored_keeps_what_was_measured_for_the_sam
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, _: object) -> None:
-        raise InputError("output", str(path), f"a file that can be written is expected ({FULL})")
+        raise InputError("output", str(path), f"cannot be written ({FULL})")
 
     path, partial_ = tmp_path / "calib.json", tmp_path / "calib.json.partial"
     with monkeypatch.context() as patched:
         patched.setattr(command, "write_json", full)
         done = run(*CALIBRATE, "-o", path)
     assert done.exit_code == 2 and FULL in done.stderr and not path.exists()
-    assert f"the same command stores what was measured, which is kept in {partial_}" in done.stderr
+    assert f"measurements are kept in {partial_}; run the same command again" in done.stderr
     results = read_results(partial_ / "results.jsonl")
     assert results.done
     done = run(*CALIBRATE, "-o", path)
@@ -124,7 +126,7 @@ def test_a_calibration_that_cannot_be_stored_keeps_what_was_measured_for_the_sam
     assert not partial_.exists()
 
 
-def test_an_imported_log_and_a_page_that_have_no_room_leave_what_was_there(run: Run, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_existing_outputs_intact(run: Run, tmp_path: Path) -> None:
     path, page = tmp_path / "calib.json", tmp_path / "page.html"
     asked = ("calibrate", "--cluster", "dgx-h100:1", "--nccl-log", f"1x8={LOG}", "-o", path)
     for file, again in ((path, asked), (page, ("explain", path, "--report", page))):
@@ -132,16 +134,16 @@ def test_an_imported_log_and_a_page_that_have_no_room_leave_what_was_there(run: 
         assert done.exit_code == 0, done.stderr
         before = file.read_bytes()
         lost = limited(len(before) - 1, *again)
-        assert lost.returncode == 2 and lost.stderr.startswith(f"error: output: '{file}' is not accepted; ")
+        assert lost.returncode == 2 and lost.stderr.startswith(f"error: output: '{file}' is invalid: ")
         assert TOO_LARGE in lost.stderr and "Traceback" not in lost.stderr
         assert file.read_bytes() == before
     assert sorted(each.name for each in tmp_path.iterdir()) == ["calib.json", "page.html"]
 
 
-def test_what_nccl_tests_print_without_room_for_it_is_told_by_the_folder(tmp_path: Path) -> None:
+def test_a_full_disk_under_nccl_tests_output_is_named(tmp_path: Path) -> None:
     install(tmp_path / "nccl-tests", "text")
     asked = ("calibrate", "--cluster", "dgx-h100:1", "--nccl-tests", "direct", "-o", tmp_path / "calib.json")
     done = limited(1000, *asked, **{HOME: str(tmp_path / "nccl-tests")})
     assert done.returncode == 4 and not (tmp_path / "calib.json").exists()
-    assert f"{tmp_path / 'calib.json.nccl-tests'} cannot be written: {TOO_LARGE}" in done.stderr
+    assert f"cannot write {tmp_path / 'calib.json.nccl-tests'}: {TOO_LARGE}" in done.stderr
     assert "all_reduce over 1x2: " in done.stderr

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import statistics
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from autosbp import api
-from autosbp.cli._earlier import passed_trials
-from autosbp.cli._gates import Earlier, Limits, Nothing, check_gates, fraction
+from autosbp.cli._ci_labels import CiLabels, resolve_labels
 from autosbp.cli._github import summary
-from autosbp.cli._labels import Labels, labels
-from autosbp.client import Client
 from autosbp.errors import InputError, TrialError
+from autosbp.report.trial_gates import GateLimits, ReferenceTrial, check_gates, fraction
 from tests.cli.conftest import Run
 from tests.cli.test_trial import RESULT
 
@@ -28,31 +24,39 @@ REPORT = {**RESULT, "model": "tiny|net", "cluster": "local:2"}
 @pytest.mark.parametrize(
     ("limits", "name", "value", "passed"),
     [
-        (Limits(step_time_s=0.2), "max_step_time_s", 0.2, True),
-        (Limits(step_time_s=0.1), "max_step_time_s", 0.2, False),
-        (Limits(loss_difference=1e-6), "max_loss_difference", 1e-7, True),
-        (Limits(loss_difference=1e-8), "max_loss_difference", 1e-7, False),
-        (Limits(prediction_error=0.5), "max_prediction_error", 0.5, True),
-        (Limits(prediction_error=0.49), "max_prediction_error", 0.5, False),
-        (Limits(regression=0.26), "max_regression", 0.25, True),
-        (Limits(regression=0.24), "max_regression", 0.25, False),
+        (GateLimits(step_time_s=0.2), "max_step_time_s", 0.2, True),
+        (GateLimits(step_time_s=0.1), "max_step_time_s", 0.2, False),
+        (GateLimits(loss_difference=1e-6), "max_loss_difference", 1e-7, True),
+        (GateLimits(loss_difference=1e-8), "max_loss_difference", 1e-7, False),
+        (GateLimits(prediction_error=0.5), "max_prediction_error", 0.5, True),
+        (GateLimits(prediction_error=0.49), "max_prediction_error", 0.5, False),
+        (GateLimits(regression=0.26), "max_regression", 0.25, True),
+        (GateLimits(regression=0.24), "max_regression", 0.25, False),
     ],
 )
-def test_a_gate_compares_with_its_limit(limits: Limits, name: str, value: float, passed: bool) -> None:
-    match, gate = check_gates(RESULT, limits, Earlier(0.16, "main"))
+def test_a_gate_compares_with_its_limit(limits: GateLimits, name: str, value: float, passed: bool) -> None:
+    match, gate = check_gates(RESULT, limits, ReferenceTrial(0.16, "main"))
     assert match.passed
     assert (gate.name, gate.passed) == (name, passed)
     assert gate.value == pytest.approx(value)
 
 
-def test_a_faster_step_is_no_regression_and_the_gate_says_of_what() -> None:
-    gate = check_gates(RESULT, Limits(regression=0.0), Earlier(0.4, "main"))[1]
+def test_what_dropout_makes_of_a_loss_by_chance_is_no_difference_from_one_device() -> None:
+    result = {**RESULT, "loss_difference": 0.02}
+    assert not check_gates(result, GateLimits(loss_difference=1e-3))[1].passed
+    gate = check_gates({**result, "loss_spread": 0.01}, GateLimits(loss_difference=1e-3))[1]
+    assert gate.passed and "0.04 by chance" in gate.sentence
+    assert not check_gates({**result, "loss_spread": 0.001}, GateLimits(loss_difference=1e-3))[1].passed
+
+
+def test_a_faster_step_is_no_regression_and_the_gate_names_the_reference() -> None:
+    gate = check_gates(RESULT, GateLimits(regression=0.0), ReferenceTrial(0.4, "main"))[1]
     assert gate.passed
-    assert gate.sentence == "50 % faster than 400 ms of main, at most 0 % slower"
+    assert gate.sentence == "50 % faster than 400 ms of main, limit 0 % slower"
 
 
 def test_a_regression_without_an_earlier_trial_is_not_judged() -> None:
-    gate = check_gates(RESULT, Limits(regression=0.05))[1]
+    gate = check_gates(RESULT, GateLimits(regression=0.05))[1]
     assert (gate.value, gate.passed) == (None, True)
 
 
@@ -70,97 +74,19 @@ def test_a_percentage_has_its_sign(text: str) -> None:
 @pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf")])
 def test_a_limit_is_a_number(limit: float) -> None:
     with pytest.raises(InputError, match="max_step_time"):
-        Limits(step_time_s=limit)
-
-
-class Trials:
-    """A service that lists these trials, newest first, of two strategies of one model on one cluster."""
-
-    def __init__(self, *rows: tuple[str, str, str | None, bool | None]) -> None:
-        """Of each its strategy, baseline, label and outcome; the first is tri-0, the newest."""
-        self.rows = [
-            {**trial(at), "strategy_id": strategy, "baseline": baseline, "label": label, "passed": passed}
-            for at, (strategy, baseline, label, passed) in enumerate(rows)
-        ]
-
-    def trials(
-        self, *, passed: bool, label: str | None, created_before: datetime, strategy_id: str | None = None, **_: int
-    ) -> list[dict[str, Any]]:
-        return [
-            row
-            for row in self.rows
-            if row["passed"] is passed
-            and (label is None or row["label"] == label)
-            and (strategy_id is None or row["strategy_id"] == strategy_id)
-            and datetime.fromisoformat(row["created_at"]) < created_before
-        ]
-
-    def models(self, name: str) -> list[dict[str, str]]:
-        return [{"id": "mod-1"}] if name == "tiny" else []
-
-    def strategies(self, model_id: str, cluster_id: str) -> list[dict[str, str]]:
-        assert (model_id, cluster_id) == ("mod-1", "clu-77")
-        return [{"id": "plan-1"}, {"id": "plan-2"}]
-
-
-def trial(age: int) -> dict[str, Any]:
-    created = datetime(2026, 1, 1, tzinfo=UTC) - timedelta(hours=age)
-    return {"id": f"tri-{age}", "created_at": created.isoformat(), "measured_step_time_s": 1.0 + age}
-
-
-def good(strategy: str = "plan-1", label: str | None = "main") -> tuple[str, None, str | None, bool]:
-    return strategy, None, label, True
-
-
-@pytest.mark.parametrize(
-    ("rows", "found"),
-    [
-        ([good()], ["tri-1"]),
-        ([good("plan-2"), good()], ["tri-2"]),
-        ([good("plan-9"), good("plan-2")], ["tri-2"]),
-        ([("plan-1", None, "main", False), good()], ["tri-2"]),
-        ([("plan-1", None, "main", None), good()], ["tri-2"]),
-        ([good(label="7/merge"), good(label=None), good()], ["tri-3"]),
-        ([("plan-1", "megatron", "main", True)], []),
-        ([good(label="7/merge")], []),
-        ([good()] * 7, ["tri-1", "tri-2", "tri-3", "tri-4", "tri-5"]),
-    ],
-    ids=[
-        *(
-            "of the strategy",
-            "the strategy first",
-            "of the model's name",
-            "none that failed",
-            "none that nobody judged",
-        ),
-        *("none of another label", "another baseline", "no label", "the last five"),
-    ],
-)
-def test_a_trial_is_compared_with_the_last_ones_of_its_kind_that_passed(
-    rows: list[tuple[str, str | None, str | None, bool | None]], found: list[str]
-) -> None:
-    plan = {"model": "tiny", "cluster": {"name": "local:2"}, "provenance": {"cluster_hash": "77"}}
-    service = Trials(("plan-1", None, "7/merge", None), *rows)
-    earlier = passed_trials(cast(Client, service), service.rows[0], plan, "main")
-    if not found:
-        assert isinstance(earlier, Nothing)
-        assert earlier.sentence.startswith("no earlier trial labelled main of tiny on local:2 has passed its gates")
-        return
-    assert isinstance(earlier, Earlier) and list(earlier.trials) == found
-    assert earlier.step_time_s == statistics.median(1.0 + int(name[4:]) for name in found)
-    assert earlier.source.endswith(", ".join(found)) and "labelled main" in earlier.source
+        GateLimits(step_time_s=limit)
 
 
 @pytest.mark.parametrize(
     ("environment", "found"),
     [
-        ({}, Labels(None, None)),
-        ({"GITHUB_REF_NAME": "main", "GITHUB_BASE_REF": ""}, Labels("main", "main")),
+        ({}, CiLabels(None, None)),
+        ({"GITHUB_REF_NAME": "main", "GITHUB_BASE_REF": ""}, CiLabels("main", "main")),
         (
             {"GITHUB_REF_NAME": "7/merge", "GITHUB_HEAD_REF": "main", "GITHUB_BASE_REF": "main"},
-            Labels("7/merge", "main"),
+            CiLabels("7/merge", "main"),
         ),
-        ({"CI_COMMIT_BRANCH": "fix", "CI_DEFAULT_BRANCH": "main"}, Labels("fix", "main")),
+        ({"CI_COMMIT_BRANCH": "fix", "CI_DEFAULT_BRANCH": "main"}, CiLabels("fix", "main")),
         (
             {
                 "CI_MERGE_REQUEST_REF_PATH": "refs/merge-requests/1/head",
@@ -168,14 +94,14 @@ def test_a_trial_is_compared_with_the_last_ones_of_its_kind_that_passed(
                 "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "v2",
                 "CI_DEFAULT_BRANCH": "main",
             },
-            Labels("refs/merge-requests/1/head", "v2"),
+            CiLabels("refs/merge-requests/1/head", "v2"),
         ),
-        ({"GITHUB_REF_NAME": "b" * 255}, Labels("b" * 200, "b" * 200)),
+        ({"GITHUB_REF_NAME": "b" * 255}, CiLabels("b" * 200, "b" * 200)),
     ],
 )
-def test_ci_tells_what_a_trial_is_run_for(environment: dict[str, str], found: Labels) -> None:
-    assert labels(None, None, environment) == found
-    assert labels("mine", "theirs", environment) == Labels("mine", "theirs")
+def test_the_trial_label_comes_from_the_ci_environment(environment: dict[str, str], found: CiLabels) -> None:
+    assert resolve_labels(None, None, environment) == found
+    assert resolve_labels("mine", "theirs", environment) == CiLabels("mine", "theirs")
 
 
 @pytest.fixture
@@ -261,7 +187,7 @@ def test_a_failed_trial_is_in_every_report(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise TrialError("trial of plan-1: a rank failed\nend of the ranks' log:\n```\x1b[31mboom <&> 100%")
+        raise TrialError("trial of plan-1: a rank failed\nlast lines of the ranks' log:\n```\x1b[31mboom <&> 100%")
 
     monkeypatch.setattr(api, "run_trial", fail)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
@@ -289,15 +215,15 @@ def test_a_passed_trial_is_one_notice(run: Run, folder: Path, tmp_path: Path, mo
     assert done.exit_code == 0
     json.loads(done.stdout)  # annotations are on standard error
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("::")]
-    expected = "100 ms was predicted, 200 ms measured: 50 %25 off, at most 60 %25"
+    expected = "100 ms predicted, 200 ms measured: error 50 %25, limit 60 %25"
     assert line == f"::notice title=autosbp%3A all gates passed::{expected}"
     assert (tmp_path / "summary.md").read_text().startswith("# before\n### autosbp trial of tiny on local:2: passed")
 
 
 def test_a_summary_is_a_table_whatever_the_names_are() -> None:
-    gate = check_gates(RESULT, Limits(regression=0.05), Earlier(0.1, "a|b"))[1]
+    gate = check_gates(RESULT, GateLimits(regression=0.05), ReferenceTrial(0.1, "a|b"))[1]
     text = summary(REPORT, [gate, replace(gate, value=None, passed=True)])
     assert "of tiny\\|net on local:2: FAILED" in text
     rows = [line for line in text.splitlines() if line.startswith("| `max_regression`")]
     assert [row.replace("\\|", "").count("|") for row in rows] == [4, 4]
-    assert "not judged" in rows[1]
+    assert "not evaluated" in rows[1]

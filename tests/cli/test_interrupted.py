@@ -18,6 +18,8 @@ from tests.cli.conftest import Run
 from tests.cli.processes import Started
 from tests.service.server import Server
 
+pytestmark = pytest.mark.integration
+
 LONG = ("--steps", 10_000, "--wait")
 
 
@@ -114,7 +116,7 @@ def test_a_trial_that_is_waited_for_is_cancelled_by_a_signal(
         assert command.end(number)[0] == code
     job = newest(server, "trial")
     assert ended(server, job) == "cancelled"
-    assert f"trial {job.id} is cancelled\n" in command.lines
+    assert f"cancelled trial {job.id}\n" in command.lines
 
 
 def test_a_trial_whose_submission_was_not_answered_yet_is_cancelled(server: str, strategy: str, tmp_path: Path) -> None:
@@ -142,16 +144,16 @@ def test_other_work_of_a_service_is_cancelled_by_a_signal(server: str, tmp_path:
     assert ended(server, newest(server, kind)) == "cancelled"
 
 
-def test_a_trial_that_cannot_be_cancelled_is_said_to_go_on(
+def test_a_trial_that_cannot_be_cancelled_is_reported_as_still_running(
     run: Run, server: str, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autosbp.cli._server._PATIENCE_S", 0.5)
+    monkeypatch.setattr("autosbp.cli._remote._MAX_UNREACHABLE_S", 0.5)
     with Gateway(server) as gateway, Client(server) as client:
         monkeypatch.setattr(Client, "trial_log", lambda *_: gateway.closed.set() or "")
         done = run("trial", strategy, "--server", gateway.url, *LONG)
         job = newest(server, "trial")
         assert done.exit_code == 5, done.stderr
-        assert f"warning: trial {job.id} could not be cancelled and may go on" in done.stderr
+        assert f"warning: could not cancel trial {job.id}, which may still be running" in done.stderr
         client.cancel(job.id)
         assert ended(server, job) == "cancelled"
 

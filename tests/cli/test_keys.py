@@ -14,6 +14,8 @@ from tests.cli.conftest import Run
 from tests.cli.processes import autosbp
 from tests.service.server import Server
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(autouse=True)
 def own_mask() -> Iterator[None]:
@@ -37,6 +39,14 @@ def test_a_key_is_made_listed_rotated_and_revoked(run: Run, tmp_path: Path) -> N
     assert run("keys", "rotate", listed[1]["key"], *there).exit_code == 2
 
 
+def test_the_first_key_requires_the_admin_scope(run: Run, tmp_path: Path) -> None:
+    there = ("--data-dir", tmp_path)
+    refused = run("keys", "create", *there)
+    assert refused.exit_code == 2 and "scopes" in refused.stderr and "admin" in refused.stderr
+    assert run("keys", "create", "--scopes", "admin", *there).exit_code == 0
+    assert run("keys", "create", "--tenant", "lab", *there).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -55,7 +65,7 @@ def test_bad_input_exits_with_2(run: Run, tmp_path: Path, arguments: tuple[str, 
 
 def test_what_the_command_line_does_with_keys_is_in_the_audit_log(run: Run, tmp_path: Path) -> None:
     there = ("--data-dir", tmp_path)
-    made = json.loads(run("keys", "create", "--tenant", "lab", *there, "--json").stdout)["key"]
+    made = json.loads(run("keys", "create", "--tenant", "lab", "--scopes", "admin", *there, "--json").stdout)["key"]
     run("keys", "rotate", made, *there)
     run("keys", "revoke", made, *there)
     run("keys", "create", "--tenant", "other", *there)
@@ -77,7 +87,7 @@ def test_what_the_command_line_does_with_keys_is_in_the_audit_log(run: Run, tmp_
 
 @pytest.mark.parametrize("command", [("keys", "list"), ("serve", "--port", 0), ("work",)], ids=lambda words: words[0])
 @pytest.mark.some(3)
-def test_a_place_that_cannot_be_is_refused_in_a_line(tmp_path: Path, command: tuple[object, ...]) -> None:
+def test_an_impossible_database_location_is_refused_in_one_line(tmp_path: Path, command: tuple[object, ...]) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "autosbp.db").write_text("no database " * 100)
     tmp_path.joinpath("autosbp.db").chmod(0o600)
@@ -93,9 +103,7 @@ def test_a_place_that_cannot_be_is_refused_in_a_line(tmp_path: Path, command: tu
         assert (done.returncode, error[:7], word in error) == (code, "error: ", True), error
 
 
-def test_a_service_shows_its_operator_the_audit_log_as_a_terminal_may_have_it(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_audit_log_is_escaped_for_terminals(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = ("--data-dir", tmp_path)
     keys = [
         run("keys", "create", "--tenant", tenant, "--scopes", "admin", *there).stdout.strip()
@@ -113,5 +121,5 @@ def test_a_service_shows_its_operator_the_audit_log_as_a_terminal_may_have_it(
         assert run("audit", "--server", server.url, "--tenant", "lab").exit_code == 2
         monkeypatch.setenv("AUTOSBP_API_KEY", keys[1])
         refused = run(*asked)
-        assert refused.exit_code == 5 and "operates the service" in refused.stderr
+        assert refused.exit_code == 5 and "admins of the operating tenant" in refused.stderr
         assert run("audit", "--server", server.url).exit_code == 0

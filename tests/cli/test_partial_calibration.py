@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import calibration
-from autosbp.cli._calibrate import Kept, _store
-from autosbp.cluster import load_cluster
-from autosbp.jsonio import canonical
-from calibration import Request
+from autosbp import calibration
+from autosbp.calibration import Request
+from autosbp.cli._calibrate import PartialResults, _store
+from autosbp.cluster.spec import load_cluster
+from autosbp.utils.json_io import canonical
 from tests.cli.conftest import Run
 
 REQUEST = Request(load_cluster("local:2"), "gloo", (1024, 4096, 16384))
@@ -40,19 +40,19 @@ def test_what_a_run_that_ended_early_has_measured_is_explained_and_planned_with(
     assert "incomplete: the run ended early" in (tmp_path / "page.html").read_text()
     document = json.loads(run("explain", left, "--json").stdout)
     assert document["complete"] is False and [fit["kind"] for fit in document["collectives"]] == ["all_reduce"]
-    assert document["notes"][0].startswith("all_gather over 2, 1024 bytes: the run ended here")
+    assert document["notes"][0].startswith("all_gather over 2, 1024 bytes: the run stopped here")
     (tmp_path / "partial.json").write_text(json.dumps(document))
     planned = run("plan", folder / "graph.json", "--cluster", "local:2", "--calibration", tmp_path / "partial.json")
-    assert planned.exit_code == 0 and "The calibration is not complete" in planned.stderr + planned.stdout
+    assert planned.exit_code == 0 and "The calibration is incomplete" in planned.stderr + planned.stdout
 
 
-def test_another_folder_is_no_calibration(run: Run, tmp_path: Path) -> None:
+def test_an_unrelated_folder_is_not_a_calibration(run: Run, tmp_path: Path) -> None:
     done = run("explain", tmp_path)
     assert done.exit_code == 2
-    assert "a folder of a calibration that ended early is expected, with request.json and results.jsonl" in done.stderr
+    assert "expected the folder of an unfinished calibration, with request.json and results.jsonl" in done.stderr
 
 
-def test_an_interrupted_calibration_says_how_it_goes_on_and_what_shows_it(
+def test_an_interrupted_calibration_prints_how_to_continue_and_explain_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -61,13 +61,15 @@ def test_an_interrupted_calibration_says_how_it_goes_on_and_what_shows_it(
     monkeypatch.setattr(calibration, "calibrate", interrupted)
     done = run("calibrate", "--cluster", "local:2", "-o", tmp_path / "calib.json")
     assert done.exit_code == 130
-    assert "the same command continues this run; autosbp explain" in done.stderr and "calib.json.partial" in done.stderr
+    assert (
+        "run the same command to continue; run autosbp explain" in done.stderr and "calib.json.partial" in done.stderr
+    )
 
 
 def test_sizes_beyond_their_limit_are_told_by_it(run: Run, tmp_path: Path) -> None:
     sizes = f"1024,4096,{10**14}"
     done = run("calibrate", "--cluster", "local:2", "--sizes", sizes, "-o", tmp_path / "calib.json")
-    assert done.exit_code == 2 and f"sizes[2]: {10**14} is not accepted; an integer in [1, {2**32}]" in done.stderr
+    assert done.exit_code == 2 and f"sizes[2]: {10**14} is invalid: expected an integer in [1, {2**32}]" in done.stderr
 
 
 @pytest.mark.parametrize("others", [(), ("results-1234.jsonl",)])
@@ -77,7 +79,7 @@ def test_a_calibration_that_is_stored_leaves_what_another_request_has_measured(
     for name in others:
         (left / name).write_text("{}")
     (left / "logs").mkdir()
-    _store(tmp_path / "calib.json", {"notes": []}, Kept(left))
+    _store(tmp_path / "calib.json", {"notes": []}, PartialResults(left))
     assert (tmp_path / "calib.json").exists()
     assert (sorted(path.name for path in left.iterdir()) if left.exists() else []) == list(others)
     assert left.exists() == bool(others)

@@ -15,6 +15,8 @@ import pytest
 from autosbp import __version__
 from tests.cli.processes import Started, autosbp, environment
 
+pytestmark = pytest.mark.integration
+
 COMMANDS = (
     "capture",
     "estimate",
@@ -46,16 +48,19 @@ sys.exit(f"imported: {{found}}" if found else 0)
 @pytest.mark.parametrize(
     ("arguments", "forbidden"),
     [
-        (["--help"], ["torch", "numpy", "scipy", "service", "calibration", "httpx", "pydantic"]),
+        (["--help"], ["torch", "numpy", "scipy", "autosbp.service", "autosbp.calibration", "httpx", "pydantic"]),
         (["--version"], ["torch", "numpy", "rich"]),
         (["plan", "--help"], ["torch", "numpy"]),
-        (["plan", "zoo:mlp-small", "--cluster", "local:2", "--global-batch", "16"], ["torch", "service", "httpx"]),
-        (["estimate", "zoo:gpt2-demo", "--cluster", "local:2"], ["torch", "service"]),
-        (["explain", "{plan}", "--graph", "{graph}"], ["torch", "service"]),
-        (["diff", "{plan}", "{plan4}"], ["torch", "service"]),
-        (["capture", "{graph}", "-o", os.devnull], ["torch", "service"]),
-        (["export", "{plan}", "--to", "dtensor", "--graph", "{graph}"], ["torch", "service"]),
-        (["export", "{plan}", "--to", "perfetto", "--graph", "{graph}"], ["torch", "service"]),
+        (
+            ["plan", "zoo:mlp-small", "--cluster", "local:2", "--global-batch", "16"],
+            ["torch", "autosbp.service", "httpx"],
+        ),
+        (["estimate", "zoo:gpt2-demo", "--cluster", "local:2"], ["torch", "autosbp.service"]),
+        (["explain", "{plan}", "--graph", "{graph}"], ["torch", "autosbp.service"]),
+        (["diff", "{plan}", "{plan4}"], ["torch", "autosbp.service"]),
+        (["capture", "{graph}", "-o", os.devnull], ["torch", "autosbp.service"]),
+        (["export", "{plan}", "--to", "dtensor", "--graph", "{graph}"], ["torch", "autosbp.service"]),
+        (["export", "{plan}", "--to", "perfetto", "--graph", "{graph}"], ["torch", "autosbp.service"]),
     ],
     ids=lambda value: " ".join(value)[:40],
 )
@@ -75,6 +80,14 @@ def test_commands_import_only_what_they_need(folder: Path, arguments: list[str],
 
 def test_the_version_is_the_packages() -> None:
     assert autosbp("--version").stdout == f"autosbp {__version__}\n"
+
+
+def test_verbose_logs_to_standard_error_and_the_library_is_quiet_without_it() -> None:
+    command = ("plan", "zoo:mlp-small", "--cluster", "local:2", "--global-batch", "16", "--json")
+    quiet, verbose = autosbp(*command), autosbp("-v", *command)
+    assert "INFO autosbp.search.planner: planned mlp-small on local:2: step" in verbose.stderr
+    assert "INFO" not in quiet.stderr
+    assert json.loads(verbose.stdout)["plan_id"] == json.loads(quiet.stdout)["plan_id"]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "zoo:nope", "--cluster", "local:2", "--json"], ["nope"]])

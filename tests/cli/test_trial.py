@@ -12,6 +12,8 @@ from autosbp import api
 from autosbp.errors import CalibrationError, TrialError
 from tests.cli.conftest import Kept, Run
 
+pytestmark = pytest.mark.integration
+
 RESULT: dict[str, Any] = {
     "plan_id": "plan-1",
     "num_ranks": 2,
@@ -56,12 +58,12 @@ def test_gates_decide_the_exit_code(
 
 def test_a_failed_trial_exits_with_4_and_shows_the_log(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise TrialError("trial of plan-1: a rank failed\nend of the ranks' log:\nboom")
+        raise TrialError("trial of plan-1: a rank failed\nlast lines of the ranks' log:\nboom")
 
     monkeypatch.setattr(api, "run_trial", fail)
     done = run("trial", folder / "plan.json", "--graph", folder / "graph.json", "--json")
     assert done.exit_code == 4
-    assert done.stderr == "error: trial of plan-1: a rank failed\nend of the ranks' log:\nboom\n"
+    assert done.stderr == "error: trial of plan-1: a rank failed\nlast lines of the ranks' log:\nboom\n"
     assert json.loads(done.stdout)["error"]["type"] == "TrialError"
 
 
@@ -118,7 +120,7 @@ def test_a_failed_calibration_exits_with_4(run: Run, monkeypatch: pytest.MonkeyP
     def fail(*_: object, **__: object) -> None:
         raise CalibrationError("all_reduce over (2,): a rank failed")
 
-    monkeypatch.setattr("calibration.calibrate", fail)
+    monkeypatch.setattr("autosbp.calibration.calibrate", fail)
     done = run("calibrate", "--cluster", "local:2", "--json")
     assert done.exit_code == 4
     assert done.stderr == "error: all_reduce over (2,): a rank failed\n"

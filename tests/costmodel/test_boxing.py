@@ -13,17 +13,28 @@ import numpy as np
 import pytest
 import torch
 
-from autosbp.cluster import Cluster, load_cluster
+from autosbp.cluster.spec import Cluster, load_cluster
 from autosbp.costmodel.boxing import BoxingModel, BoxingTable
 from autosbp.costmodel.network import AlphaBeta, NetworkModel
 from autosbp.errors import InputError
-from autosbp.sbp.boxing import PMAX, PMIN, Step, is_even, is_one_reduction, layouts_of, nestings, step_between
+from autosbp.sbp.boxing import (
+    PMAX,
+    PMIN,
+    BoxingStep,
+    has_single_reduction,
+    is_even,
+    layouts_of,
+    nesting_orders,
+    step_between,
+)
+from autosbp.sbp.layout import B, I, NdSbp, P, S, Sbp, is_mesh_order, parse_nd_sbp
 from autosbp.sbp.mesh import Axis, Mesh
-from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, is_mesh_order, parse_nd_sbp
 from autosbp.testing.virtual import plain_mesh
-from autosbp.testing.virtual_steps import check_paths
+from autosbp.testing.virtual_boxing import check_paths
 from benchmarks.boxing import CASES as CASES_OF_ONEFLOW
 from benchmarks.boxing import TENSORS, Case, Tensor, costs, measure
+
+pytestmark = pytest.mark.integration
 
 # cluster, tensor: one level, two levels, an odd axis, three axes; extents that some splits do not divide
 CASES = [
@@ -77,9 +88,9 @@ class RandomNetwork(NetworkModel):
 @cache
 def brute_force_steps(
     states: tuple[Sbp, ...], mesh: Mesh
-) -> tuple[tuple[NdSbp, ...], tuple[tuple[int, int, Step], ...]]:
+) -> tuple[tuple[NdSbp, ...], tuple[tuple[int, int, BoxingStep], ...]]:
     """Every layout in every order of nests, and ``step_between`` of every two, whatever the planner enumerates."""
-    stops = tuple(nesting for layout in product(states, repeat=mesh.ndim) for nesting in nestings(layout))
+    stops = tuple(nesting for layout in product(states, repeat=mesh.ndim) for nesting in nesting_orders(layout))
     steps = (
         (one, two, step_between(stops[one], stops[two], mesh)) for one, two in product(range(len(stops)), repeat=2)
     )
@@ -113,7 +124,7 @@ def test_paths_are_never_dearer_than_any_of_up_to_four_steps() -> None:
         stops, steps = brute_force_steps((*states, *partial), model.mesh)
         direct = np.full((len(stops), len(stops)), np.inf)
         np.fill_diagonal(direct, 0.0)
-        even = [is_even(shape, stop, model.mesh) and is_one_reduction(stop) for stop in stops]
+        even = [is_even(shape, stop, model.mesh) and has_single_reduction(stop) for stop in stops]
         for one, two, step in steps:
             if even[one] and even[two]:
                 direct[one, two] = model.step_cost(step, size, differentiable).total_s
@@ -186,7 +197,7 @@ def test_paths_of_partial_maxima_and_minima_are_right_on_virtual_ranks(
     sizes: tuple[int, ...], shape: tuple[int, ...], kind: str, dtype: torch.dtype
 ) -> None:
     table = table_on(sizes, shape, prod(shape) * dtype.itemsize, False)
-    paths: dict[tuple[Step, ...], bool] = {}
+    paths: dict[tuple[BoxingStep, ...], bool] = {}
     for src, dst in product(table.layouts, repeat=2):
         one_byte = dtype == torch.bool and P in (*src, *dst)
         if src != dst and {PMAX, PMIN} & {*src, *dst} and not one_byte:
@@ -227,7 +238,7 @@ def test_planned_paths_between_all_layouts_are_right_on_virtual_ranks(
     sizes: tuple[int, ...], shape: tuple[int, ...], differentiable: bool, num_bytes: tuple[int, ...]
 ) -> None:
     """Forward and backward; small and large messages take other paths."""
-    paths: dict[tuple[Step, ...], bool] = {}
+    paths: dict[tuple[BoxingStep, ...], bool] = {}
     for size in num_bytes:
         table = table_on(sizes, shape, size, differentiable)
         layouts = table.layouts[: table.num_sums]

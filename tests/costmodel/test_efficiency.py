@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autosbp.cluster import Cluster, Curves, Device, load_cluster, presets
+from autosbp.cluster.hardware import EfficiencyCurves
+from autosbp.cluster.spec import Cluster, Device, load_cluster, presets
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.efficiency import Result, exposed_s, kernel_s, tiled
+from autosbp.costmodel.efficiency import MatmulShape, exposed_s, kernel_s, tiling_overhead
 from autosbp.errors import InputError
 from autosbp.graph.ir import Node, TensorMeta
 
-CURVES = Curves(matmul=0.5, memory=0.5, contention=0.25, units=10, tile_rows=4, tile_columns=2)
+CURVES = EfficiencyCurves(matmul=0.5, memory=0.5, contention=0.25, units=10, tile_rows=4, tile_columns=2)
 DEVICE = Device("d", "cuda", 1, {"bfloat16": 100.0}, 10.0, op_overhead_s=1.0, curves=CURVES)
 RELU = Node("r", "aten.relu.default", (), {}, (TensorMeta((2,), "float32"),))
 
@@ -20,7 +21,7 @@ RELU = Node("r", "aten.relu.default", (), {}, (TensorMeta((2,), "float32"),))
 def product_s(device: Device, rows: int, columns: int, inner: int) -> float:
     """A bfloat16 product."""
     assert device.curves is not None
-    result = Result(1, rows, columns, 2.0 * rows * columns)
+    result = MatmulShape(1, rows, columns, 2.0 * rows * columns)
     num_bytes = result.num_bytes + 2.0 * inner * (rows + columns)
     return kernel_s(device, device.curves, "bfloat16", 2.0 * rows * columns * inner, num_bytes, result)
 
@@ -54,18 +55,18 @@ def test_a_device_with_curves_says_where_they_are_from() -> None:
 
 def test_a_wave_that_is_not_full_takes_as_long_as_a_full_one() -> None:
     # 10 tiles of 4 x 2 are one wave; 11 are two
-    assert tiled(CURVES, Result(1, 4, 20, 1.0)) == 1.0
-    assert tiled(CURVES, Result(1, 4, 22, 1.0)) == pytest.approx(20 / 11)
-    assert tiled(CURVES, Result(2, 4, 10, 1.0)) == 1.0
+    assert tiling_overhead(CURVES, MatmulShape(1, 4, 20, 1.0)) == 1.0
+    assert tiling_overhead(CURVES, MatmulShape(1, 4, 22, 1.0)) == pytest.approx(20 / 11)
+    assert tiling_overhead(CURVES, MatmulShape(2, 4, 10, 1.0)) == 1.0
 
 
-def test_a_tile_that_is_not_full_is_computed_whole_and_tiles_lie_the_better_way() -> None:
-    assert tiled(CURVES, Result(10, 3, 2, 1.0)) == pytest.approx(8 / 6)
-    assert tiled(CURVES, Result(10, 2, 4, 1.0)) == 1.0
+def test_partial_tiles_are_computed_in_full_with_the_better_orientation() -> None:
+    assert tiling_overhead(CURVES, MatmulShape(10, 3, 2, 1.0)) == pytest.approx(8 / 6)
+    assert tiling_overhead(CURVES, MatmulShape(10, 2, 4, 1.0)) == 1.0
 
 
 def test_a_product_loads_while_it_multiplies_and_writes_afterwards() -> None:
-    result = Result(1, 4, 20, 15.0)
+    result = MatmulShape(1, 4, 20, 15.0)
     # 500 FLOPs at 50 are 10 s; 20 bytes read at 5 are 4 s, 15 written are 3 s; the launch is 1 s
     assert kernel_s(DEVICE, CURVES, "bfloat16", 500.0, 35.0, result) == pytest.approx(1 + 10 + 3)
     assert kernel_s(DEVICE, CURVES, "bfloat16", 50.0, 35.0, result) == pytest.approx(1 + 4 + 3)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from autosbp.costmodel.efficiency import Result
+from autosbp.costmodel.efficiency import MatmulShape
 from autosbp.costmodel.fusion import fused_ops
 from autosbp.costmodel.kernels import FORWARD, INPUT, WEIGHT, Kernel, program_kernels
-from autosbp.costmodel.local_work import LocalWork
+from autosbp.costmodel.local_op_work import LocalOpWork
 from autosbp.graph.ir import Input, LogicalGraph, Node, Parameter, Ref, TensorMeta
-from autosbp.plan import Signature, Strategy
+from autosbp.plan.plan import Signature, Strategy
+from autosbp.program.program import program_items
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.program import program_items
 
 ROWS, WIDTH, OUT = 8, 16, 32
 X, Y = 2 * ROWS * WIDTH, 2 * ROWS * OUT  # bytes of bfloat16 activations
@@ -42,13 +42,13 @@ def kernels(found: LogicalGraph) -> dict[str, tuple[Kernel, ...]]:
     signatures = {
         each.name: Signature(tuple(() for _ in each.refs()), ((),))
         for each in found.nodes
-        if each.name in found.computed
+        if each.name in found.parameter_dependent
     }
     stored: dict[str, tuple[()]] = {leaf.name: () for leaf in found.parameters}
     strategy = Strategy(Mesh((), (1,)), signatures, stored, {}, ROWS, ROWS, "adamw")
     items = tuple(program_items(found, strategy))
     groups = fused_ops(found, items)
-    made = program_kernels(LocalWork(found, strategy, items), groups)
+    made = program_kernels(LocalOpWork(found, strategy, items), groups)
     return {" ".join(item.node.name for item in group): made[group[0].node.name] for group in groups}
 
 
@@ -66,9 +66,9 @@ def test_a_product_has_one_more_for_each_gradient_and_adds_up_gradients_of_param
         )
     )["y"]
     assert found == (
-        Kernel(FORWARD, "bfloat16", FLOPS, X + W + BIAS + Y, Result(1, ROWS, OUT, Y)),
-        Kernel(INPUT, "bfloat16", FLOPS, Y + W + X, Result(1, ROWS, WIDTH, X)),
-        Kernel(WEIGHT, "bfloat16", FLOPS, Y + X + W, Result(1, OUT, WIDTH, W)),
+        Kernel(FORWARD, "bfloat16", FLOPS, X + W + BIAS + Y, MatmulShape(1, ROWS, OUT, Y)),
+        Kernel(INPUT, "bfloat16", FLOPS, Y + W + X, MatmulShape(1, ROWS, WIDTH, X)),
+        Kernel(WEIGHT, "bfloat16", FLOPS, Y + X + W, MatmulShape(1, OUT, WIDTH, W)),
         Kernel(WEIGHT, "bfloat16", 0.0, Y + BIAS),
         Kernel(WEIGHT, "bfloat16", 0.0, 3 * W),
         Kernel(WEIGHT, "bfloat16", 0.0, 3 * BIAS),
@@ -144,9 +144,9 @@ def test_parts_of_one_stored_weight_are_one_product(sources: dict[str, str], gro
     assert list(found)[: len(groups)] == groups
     if sources:
         assert found["y z"][0] == Kernel(
-            FORWARD, "bfloat16", 2 * FLOPS, X + 2 * W + 2 * Y, Result(1, ROWS, 2 * OUT, 2 * Y)
+            FORWARD, "bfloat16", 2 * FLOPS, X + 2 * W + 2 * Y, MatmulShape(1, ROWS, 2 * OUT, 2 * Y)
         )
-        assert found["y z"][1].result == Result(1, ROWS, WIDTH, X)
+        assert found["y z"][1].result == MatmulShape(1, ROWS, WIDTH, X)
 
 
 def test_products_of_activations_are_one_matrix_for_each_leading_index() -> None:
@@ -160,4 +160,4 @@ def test_products_of_activations_are_one_matrix_for_each_leading_index() -> None
             sources={},
         )
     )
-    assert found["s"][0].result == Result(12, ROWS, ROWS, 2 * 12 * ROWS * ROWS)
+    assert found["s"][0].result == MatmulShape(12, ROWS, ROWS, 2 * 12 * ROWS * ROWS)

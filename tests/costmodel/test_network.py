@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
 from autosbp.costmodel.calibration import KINDS, Calibration, CollectiveFit, Point
 from autosbp.costmodel.network import NetworkModel, alpha_count, beta_factor
 
 DGX = load_cluster("dgx-a100-80g:2")  # 5 us and 200 GB/s a node, 2 us and 240 GB/s a device
-DAINT = load_cluster("piz-daint:8")  # 10 us and 8.5 GB/s
+DAINT = load_cluster("piz-daint:8")  # 10 us and 1.9 GB/s
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,8 @@ DAINT = load_cluster("piz-daint:8")  # 10 us and 8.5 GB/s
 )
 def test_ring_counts_of_eight_ranks(kind: str, latencies: float, factor: float) -> None:
     assert (alpha_count(kind, 8), beta_factor(kind, 8)) == (latencies, factor)
-    # 8.5 MB at 8.5 GB/s is 1 ms
-    assert NetworkModel(DAINT).time_s(kind, 8.5e6, (8,)) == pytest.approx(latencies * 10e-6 + factor * 1e-3)
+    # 1.9 MB at 1.9 GB/s is 1 ms
+    assert NetworkModel(DAINT).time_s(kind, 1.9e6, (8,)) == pytest.approx(latencies * 10e-6 + factor * 1e-3)
 
 
 def test_group_inside_a_node_uses_the_inner_level() -> None:
@@ -87,7 +87,7 @@ def calibration(alpha_s: float) -> Calibration:
     return Calibration(DGX, "nccl", "relative", (fit,))
 
 
-def test_a_measured_fit_goes_before_the_levels_and_only_for_its_kind_and_shape() -> None:
+def test_measured_fits_take_precedence_for_their_kind_and_shape() -> None:
     model = NetworkModel(DGX, calibration(1e-4))
     assert model.alpha_beta("all_reduce", (2, 1)).measured
     assert model.time_s("all_reduce", 1e6, (2, 1)) == pytest.approx(2e-4 + 1e-3)
@@ -107,7 +107,7 @@ def test_plans_are_charged_with_the_first_fit_of_all_groups() -> None:
     assert NetworkModel(DGX, document).time_s("all_reduce", 1e6, (2, 1)) == pytest.approx(2e-4 + 1e-3)
 
 
-def test_what_ranks_wait_for_between_ops_is_paid_by_collectives_of_the_program_alone() -> None:
+def test_arrival_delay_is_charged_only_to_collectives_on_the_program_path() -> None:
     cluster = load_cluster("local:2x2")
     fit = CollectiveFit("all_reduce", (2, 2), 1e-3, 1e-9, 1.0, 0.0, 0.0, (), waiting_s=5e-3)
     model = NetworkModel(cluster, Calibration(cluster, "gloo", "relative", (fit,)))

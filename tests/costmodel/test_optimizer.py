@@ -5,22 +5,28 @@ from __future__ import annotations
 import pytest
 
 from autosbp.costmodel.optimizer import moved_bytes, step_bytes
-from autosbp.graph.cast import cast_floats
+from autosbp.graph.dtype_cast import cast_floats
+from autosbp.graph.ir import ParameterMeta, TensorMeta
 from autosbp.zoo import zoo_graph
 
 
 @pytest.mark.parametrize(
-    ("width", "optimizer", "expected"),
+    ("meta", "optimizer", "expected"),
     [
-        (4, "adamw", 7 * 4),
-        (8, "adamw", 7 * 8),
-        (2, "adamw", (2 + 4) + 7 * 4 + (4 + 2)),  # the gradient to float32, the step on float32, the parameter back
-        (4, "sgd", 3 * 4),
-        (2, "sgd", (2 + 4) + 3 * 4 + (4 + 2)),
+        (TensorMeta((), "float32"), "adamw", 7 * 4),
+        (TensorMeta((), "float64"), "adamw", 7 * 8),
+        # the gradient to float32, the step on float32, the parameter back
+        (TensorMeta((), "float16"), "adamw", (2 + 4) + 7 * 4 + (4 + 2)),
+        (ParameterMeta((), "bfloat16", "float32", "float32"), "adamw", 7 * 4 + (4 + 2)),
+        (ParameterMeta((), "bfloat16", "bfloat16", "bfloat16"), "adamw", 7 * 2),
+        (TensorMeta((), "float32"), "sgd", 3 * 4),
+        (TensorMeta((), "bfloat16"), "sgd", (2 + 4) + 3 * 4 + (4 + 2)),
     ],
 )
-def test_short_parameters_are_copied_to_float32_and_back(width: int, optimizer: str, expected: int) -> None:
-    assert step_bytes(width, optimizer) == expected
+def test_half_precision_parameters_are_copied_to_the_optimizer_s_dtype_and_back(
+    meta: TensorMeta, optimizer: str, expected: int
+) -> None:
+    assert step_bytes(meta, optimizer) == expected
 
 
 def test_all_parameters_of_a_model() -> None:

@@ -129,7 +129,31 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-_FORMULAS = ((swiglu, _swiglu), (rotary, _rotary), (sort_mix, _sort_mix), (tile, _tile), (grouped, _grouped))
+def _distinct(x: Tensor) -> Tensor:
+    if x.numel() and x.unique().numel() < x.numel():
+        raise ValueError("values that differ are expected")
+    return x * 2.0
+
+
+@torch.library.custom_op("shop::distinct", mutates_args=())
+def distinct(x: Tensor) -> Tensor:
+    """An op that takes some values only."""
+    return _distinct(x)
+
+
+@distinct.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+_FORMULAS = (
+    (swiglu, _swiglu),
+    (rotary, _rotary),
+    (sort_mix, _sort_mix),
+    (tile, _tile),
+    (grouped, _grouped),
+    (distinct, _distinct),
+)
 for _op, _formula in _FORMULAS:
     with_gradient(_op, _formula)
 jitter.register_autograd(lambda _ctx, grad: grad)

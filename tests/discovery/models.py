@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autosbp.api import capture_module
-from autosbp.graph.cast import cast_floats
+from autosbp.graph.dtype_cast import cast_floats
 from autosbp.graph.ir import LogicalGraph
 from tests.discovery import library
 
@@ -42,7 +42,7 @@ class Shop(nn.Module):
 
 @dataclass(frozen=True)
 class Example:
-    """What ``autosbp.graph.factories`` takes."""
+    """What ``autosbp.graph.user_modules`` takes."""
 
     module: nn.Module
     example_inputs: Mapping[str, torch.Tensor]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from autosbp.discovery import _graph as discovery_graph
+from autosbp.discovery import _graph_rules as discovery_graph
 from autosbp.discovery._cache import cache_dir, key_of, read_cached, write_cached
 from autosbp.discovery._call import Call, Tensor, make_call
-from autosbp.discovery._graph import found_rule
+from autosbp.discovery._graph_rules import discover_rule
 from autosbp.discovery._stand_ins import StandIn, stand_in
-from autosbp.graph.found import FoundOption, FoundRule
+from autosbp.graph.discovered_rules import DiscoveredOption, DiscoveredRule
 from tests.discovery import library  # noqa: F401 - defines the ops
 
 OP = torch.ops.shop.swiglu.default
@@ -41,13 +41,15 @@ def key(*calls: Call) -> dict[str, Any]:
 
 
 def test_a_second_search_reads_what_the_first_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = found_rule(small())
+    first = discover_rule(small())
     (path,) = files()
     assert json.loads(path.read_bytes())["key"]["torch"] == torch.__version__
     monkeypatch.setattr(discovery_graph, "search", None)
-    assert found_rule(small()) == first
+    assert discover_rule(small()) == first
     other_model = call(shapes=((8, 512, 768), (3072, 768), (3072, 768)))
-    assert found_rule(stand_in(other_model, [(8, 512, 3072)])) == first, "sizes in the same order share their stand-ins"
+    assert discover_rule(stand_in(other_model, [(8, 512, 3072)])) == first, (
+        "sizes in the same order share their stand-ins"
+    )
     assert files() == [path]
 
 
@@ -56,35 +58,35 @@ def test_a_second_search_reads_what_the_first_wrote(monkeypatch: pytest.MonkeyPa
     ids=["empty", "cut short", "no mapping", "no text", "other version", "too large"],
 )  # fmt: skip
 def test_a_broken_file_is_ignored_with_a_warning_and_rebuilt(content: bytes) -> None:
-    first = found_rule(small())
+    first = discover_rule(small())
     (path,) = files()
     path.write_bytes(content)
-    with pytest.warns(RuntimeWarning, match="is ignored and will be written anew"):
-        assert found_rule(small()) == first
-    assert found_rule(small()) == first
+    with pytest.warns(RuntimeWarning, match="ignoring .*, which will be rewritten"):
+        assert discover_rule(small()) == first
+    assert discover_rule(small()) == first
     assert files() == [path]
 
 
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ((FoundOption(("S2", "B", "B"), ("S2",)),), "wrong"),
-        ((FoundOption(("P", "B", "B"), ("P",)),), "not linear"),
-        ((FoundOption(("S0",), ("S0",)),), "of another number of tensors"),
-        ((FoundOption(("S9", "B", "B"), ("S0",)),), "of dims that there are not"),
+        ((DiscoveredOption(("S2", "B", "B"), ("S2",)),), "wrong"),
+        ((DiscoveredOption(("P", "B", "B"), ("P",)),), "not linear"),
+        ((DiscoveredOption(("S0",), ("S0",)),), "of another number of tensors"),
+        ((DiscoveredOption(("S9", "B", "B"), ("S0",)),), "of dims that there are not"),
         ((), "without layouts"),
     ],
 )
-def test_what_is_read_is_proved_again(options: tuple[FoundOption, ...], what: str) -> None:
+def test_cached_rules_are_verified_again(options: tuple[DiscoveredOption, ...], what: str) -> None:
     """An op may have changed under its schema."""
     stand = small()
-    first = found_rule(stand)
-    assert stand.confirm is not None
-    write_cached(key(stand.call, stand.confirm), FoundRule(options))
-    assert found_rule(stand) == first, what
+    first = discover_rule(stand)
+    assert stand.confirmation_call is not None
+    write_cached(key(stand.call, stand.confirmation_call), DiscoveredRule(options))
+    assert discover_rule(stand) == first, what
 
 
-def test_the_key_tells_apart_what_may_have_other_layouts() -> None:
+def test_cache_keys_differ_for_ops_with_different_layouts() -> None:
     shapes = ((6, 12, 36), (12, 3), (12, 3))
     base = key(call(ROTARY, shapes, 6))
     assert key(call(ROTARY, shapes, 6)) == base
@@ -101,13 +103,13 @@ def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyP
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    assert found_rule(small()).options
+    assert discover_rule(small()).options
     assert read_cached(key(call())) is None
 
 
-def test_what_has_no_layouts_is_not_kept() -> None:
+def test_ops_without_layouts_are_not_cached() -> None:
     """Its reason may go away, and nothing could prove it again."""
     mix = call(torch.ops.shop.sort_mix.default, ((4, 16, 24),))
-    rule = found_rule(stand_in(mix, [(4, 16, 24)]))
-    assert rule == FoundRule((), "has no layout in which it can run in parts", saved=(0,))
+    rule = discover_rule(stand_in(mix, [(4, 16, 24)]))
+    assert rule == DiscoveredRule((), "has no layout that splits its work", saved=(0,))
     assert files() == []

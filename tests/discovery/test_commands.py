@@ -11,12 +11,14 @@ from typer.testing import CliRunner, Result
 from autosbp import api
 from autosbp.cli import app
 from autosbp.errors import TrialError
-from autosbp.plan import plan_id_of
-from autosbp.sources import factory_module
+from autosbp.graph_sources import factory_module
+from autosbp.plan.plan import plan_id_of
+
+pytestmark = pytest.mark.integration
 
 MODEL = "tests.discovery.models:mixing_shop"
 OPTIONS = ("--cluster", "local:2", "--global-batch", 8)
-WARNING = "shop.sort_mix.default (1 node) has no layout in which it can run in parts: every device runs it whole."
+WARNING = "shop.sort_mix.default (1 node) has no layout that splits its work: it is replicated on every device."
 
 
 def run(*arguments: object) -> Result:
@@ -51,14 +53,14 @@ def test_a_plan_with_warnings_that_are_no_sentences_is_refused(folder: Path, tmp
     (tmp_path / "wrong.json").write_text(json.dumps({**plan, "plan_id": plan_id_of(plan)}))
     done = run("explain", tmp_path / "wrong.json")
     assert done.exit_code == 2
-    assert "warnings[0]: 3 is not accepted" in done.stderr
+    assert "warnings[0]: 3 is invalid" in done.stderr
 
 
 def test_ranks_train_with_the_ops_of_a_module_that_is_named(folder: Path) -> None:
     trial = ("trial", folder / "plan.json", "--graph", folder / "graph.json", "--steps", 2, "--warmup", 1)
     done = run(*trial)
     assert done.exit_code == 4
-    assert "an op of the library of shop, once it is imported" in done.stderr
+    assert "an op of the library shop, after importing it" in done.stderr
     done = run(*trial, "--import", "tests.discovery.library", "--max-loss-difference", 1e-4, "--json")
     assert done.exit_code == 0, done.stderr
     assert all(gate["passed"] for gate in json.loads(done.stdout)["gates"].values())

@@ -12,7 +12,7 @@ import autosbp
 from autosbp.discovery import Discovery, discover
 from autosbp.discovery._call import Tensor as CallTensor
 from autosbp.discovery._call import make_call
-from autosbp.discovery._proof import Prover
+from autosbp.discovery._prover import Prover
 from autosbp.discovery._samples import samples
 from autosbp.discovery._search import search
 from tests.discovery import library
@@ -76,15 +76,15 @@ def test_layouts_of_an_op_are_found_by_running_it(name: str) -> None:
 
 
 NONE: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
-    "sorted and mixed": (library.sort_mix, (numbers(6, 12),), "no layout in which it can run in parts"),
+    "sorted and mixed": (library.sort_mix, (numbers(6, 12),), "no layout that splits its work"),
     "random": (library.jitter, (numbers(6, 12),), "draws random numbers"),
-    "the shape depends on the data": (torch.nonzero, (numbers(6),), "no layout in which it can run in parts"),
+    "the shape depends on the data": (torch.nonzero, (numbers(6),), "no layout that splits its work"),
     "never runs": (lambda x: x.view(-1, 7), (numbers(6),), "fails on random inputs: RuntimeError"),
     "not finite": (lambda x: x / 0, (numbers(6),), "is not finite"),
     "not a tensor": (lambda x: x.tolist(), (numbers(6),), "fails on random inputs: TypeError"),
     "a constant tells nothing of sums": (lambda x: torch.isfinite(x).all(), (numbers(6),), "no layout"),
     "backward is wrong in parts": (lambda x: x / x.detach().norm(), (numbers(6, 12),), "no layout"),
-    "odd extents": (torch.exp, (numbers(5, 7),), "no layout in which it can run in parts"),
+    "odd extents": (torch.exp, (numbers(5, 7),), "no layout that splits its work"),
 }
 
 
@@ -103,7 +103,7 @@ def test_the_search_stops_when_the_op_has_run_often_enough() -> None:
     few = discover(torch.nn.functional.linear, args, max_runs=120)
     assert not few.complete
     assert few.num_runs <= 120
-    assert few.reason == f"was run {few.num_runs} times, and not every layout was tried"
+    assert few.reason == f"has untested layouts after {few.num_runs} runs"
     assert layouts(few) < layouts(everything)
 
 

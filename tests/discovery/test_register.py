@@ -11,11 +11,13 @@ from torch import nn
 import autosbp
 from autosbp.api import capture_module
 from autosbp.errors import InputError
-from autosbp.graph.found import FoundRule
+from autosbp.graph.discovered_rules import DiscoveredRule
 from autosbp.graph.ir import LogicalGraph
-from autosbp.sbp import registry
+from autosbp.sbp import declared_rules
 from autosbp.sbp.rules import sharding_of
 from tests.discovery import library
+
+pytestmark = pytest.mark.integration
 
 OP = "shop.swiglu.default"
 
@@ -23,7 +25,7 @@ OP = "shop.swiglu.default"
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
-    registry._declared.clear()
+    declared_rules._declared.clear()
 
 
 class Gated(nn.Module):
@@ -39,7 +41,7 @@ def captured() -> LogicalGraph:
     return capture_module(Gated(), {"x": torch.zeros(4, 6, 12)}, name="gated")
 
 
-def layouts(rule: FoundRule) -> set[str]:
+def layouts(rule: DiscoveredRule) -> set[str]:
     return {f"{' '.join(option.ins)} -> {' '.join(option.outs)}" for option in rule.options}
 
 
@@ -61,7 +63,7 @@ def test_linear_arguments_and_one_overload_may_be_named() -> None:
 def test_an_op_without_a_notation_has_its_layouts_found() -> None:
     found = captured().rules
     autosbp.register_op("shop::swiglu", "b s k, n k, n k -> b s n", whole="b s k n")
-    assert captured().rules[OP] == FoundRule((), "was declared whole", saved=(0, 1, 2))
+    assert captured().rules[OP] == DiscoveredRule((), "is declared as not splittable", saved=(0, 1, 2))
     autosbp.register_op("shop::swiglu")
     assert captured().rules == found
 
@@ -73,7 +75,7 @@ def test_a_declaration_may_stand_above_the_definition() -> None:
         return x * 2
 
     assert torch.equal(twice(torch.ones(2)), torch.full((2,), 2.0))
-    said = registry.declaration("shop.twice.default")
+    said = declared_rules.declaration("shop.twice.default")
     assert said is not None
     assert said.notation == "d... -> d..."
 
@@ -81,7 +83,7 @@ def test_a_declaration_may_stand_above_the_definition() -> None:
 def test_a_declaration_that_the_op_breaks_is_refused() -> None:
     """Splitting k would need the sum before the product."""
     autosbp.register_op("shop::swiglu", "b... k, n k, n k -> b... n")
-    with pytest.raises(InputError, match="S2 S1 S1 -> P.*layouts in which the op gives the same") as caught:
+    with pytest.raises(InputError, match="S2 S1 S1 -> P.*the op gives other results in these layouts") as caught:
         captured()
     assert caught.value.field == "register_op(shop.swiglu.default)"
 
@@ -91,7 +93,7 @@ def test_a_declaration_that_the_op_breaks_is_refused() -> None:
     [
         ("b s k, n k -> b s n", "swiglu"),
         ("b k, n k, n k -> b n", "b k"),
-        ("b s k, n k, k n -> b s n", "inputs[2].shape[0]: 12 is expected"),
+        ("b s k, n k, k n -> b s n", "inputs[2].shape[0]: shop.swiglu.default expects 12"),
     ],
 )
 def test_a_declaration_of_other_tensors_is_refused(notation: str, told: str) -> None:
@@ -130,7 +132,7 @@ def test_bad_notation_is_an_error_that_names_the_term(
     with pytest.raises(InputError) as caught:
         autosbp.register_op(op, notation, **more)  # type: ignore[arg-type]
     assert (caught.value.field, caught.value.value) == (field, value)
-    assert registry.declaration("a.b.default") is None
+    assert declared_rules.declaration("a.b.default") is None
 
 
 def test_registering_does_not_import_torch() -> None:

@@ -6,13 +6,15 @@ from math import gcd
 
 import pytest
 
-from autosbp.discovery._graph import node_call
+from autosbp.discovery._graph_rules import node_call
 from autosbp.discovery._search import discover_call
 from autosbp.graph.ir import LogicalGraph, Node, Ref
+from autosbp.sbp.factor_notation import AxisOption, axis_options, tensor_inputs
 from autosbp.sbp.rules import node_options
-from autosbp.sbp.sharding import AxisOption, axis_options, tensor_inputs
 from autosbp.testing.virtual_cases import CASES, op_case
 from tests.discovery.left_out import LEFT_OUT
+
+pytestmark = pytest.mark.integration
 
 
 def text(option: AxisOption) -> str:
@@ -43,13 +45,13 @@ def test_discovery_finds_what_the_rule_offers_and_no_more(op: str) -> None:
         outs = tuple(graph.has_gradient(Ref(node.name, index)) for index in range(len(node.outputs)))
         layouts = {text(option): option for option in axis_options(found.sharding, ins, outs)}
         unseen -= set(layouts)
-        missed = {text(option) for option in offered if not option.implemented} - set(layouts)
+        missed = {text(option) for option in offered if not option.needs_split_impl} - set(layouts)
         assert not missed, f"{case}: the rule offers {missed}; discovery does not find it ({found.reason})"
         more = set(layouts) - {text(option) for option in offered} - left_out
         assert not more, f"{case}: the rule lacks {more}"
         for option in offered:
             alike = layouts.get(text(option))
-            if alike is not None and not option.implemented and option.factor not in ("B", "I", "P"):
+            if alike is not None and not option.needs_split_impl and option.factor not in ("B", "I", "P"):
                 assert (alike.size, alike.divides) == (option.size, option.divides), text(option)
     assert not unseen, f"{unseen} is listed as left out and was not found"
 

@@ -28,8 +28,8 @@ def shapes(found: StandIn) -> list[tuple[int, ...]]:
 def test_equal_sizes_stay_equal_and_all_can_be_cut_in_2_and_3() -> None:
     found = stand_in(call(torch.matmul, (37, 4096, 8192), (8192, 28672)), [(37, 4096, 28672)])
     assert shapes(found) == [(6, 12, 18), (18, 24)]
-    assert found.confirm is not None
-    assert [spec.shape for spec in found.confirm.tensors] == [(12, 18, 24), (24, 30)]
+    assert found.confirmation_call is not None
+    assert [spec.shape for spec in found.confirmation_call.tensors] == [(12, 18, 24), (24, 30)]
 
 
 def test_sizes_of_one_stay_one() -> None:
@@ -56,7 +56,7 @@ def test_a_number_of_heads_divides_what_it_divided() -> None:
 def test_groups_of_heads_stay_whole_groups() -> None:
     def grouped(query: Value, key: Value) -> Value:
         if query.shape[1] % key.shape[1]:
-            raise ValueError("whole groups of heads are expected")
+            raise ValueError("expected whole groups of heads")
         return query * key.repeat_interleave(query.shape[1] // key.shape[1], 1)
 
     (_, heads, _), (_, groups, _) = shapes(stand_in(call(grouped, (37, 32, 128), (37, 8, 128)), [(37, 32, 128)]))
@@ -79,8 +79,10 @@ def test_an_op_that_accepts_its_own_sizes_only_keeps_them_where_they_are_small()
         return call(fixed, (batch, width)), [(batch, width)]
 
     found = stand_in(*real(37, 1280), real(12, 1280))
-    assert (shapes(found), found.confirm) == ([(12, 1280)], None)
-    with pytest.raises(Undiscoverable, match="accepts no small stand-in: it fails on random inputs: RuntimeError"):
+    assert (shapes(found), found.confirmation_call) == ([(12, 1280)], None)
+    with pytest.raises(
+        Undiscoverable, match="cannot be tested on small inputs: it fails on random inputs: RuntimeError"
+    ):
         stand_in(*real(37, 1280 * 1024), real(12, 1280 * 1024))
 
 
@@ -90,12 +92,12 @@ def test_stand_ins_are_never_large() -> None:
 
     found = twice(200, 400, 800, 1600, 3200)
     assert shapes(found) == [(2, 4, 6, 8, 10)], "by 6, they would have millions of elements"
-    assert found.confirm is not None
-    assert num_elements(found.call) < num_elements(found.confirm) <= MAX_ELEMENTS
-    with pytest.raises(Undiscoverable, match="no small stand-in: it has too many dims"):
+    assert found.confirmation_call is not None
+    assert num_elements(found.call) < num_elements(found.confirmation_call) <= MAX_ELEMENTS
+    with pytest.raises(Undiscoverable, match="cannot be tested on small inputs: it has too many dims"):
         twice(*(100 * 2**at for at in range(8)))
 
 
 def test_a_wrong_shape_of_an_output_is_noticed() -> None:
-    with pytest.raises(Undiscoverable, match="gives the shapes"):
+    with pytest.raises(Undiscoverable, match="returns shapes"):
         stand_in(call(lambda x: x.sum(0), (37, 6)), [(37, 6)])

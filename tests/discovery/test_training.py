@@ -11,11 +11,13 @@ import pytest
 from autosbp.api import PlanOptions, load_cluster, load_graph, make_plan, op_keys
 from autosbp.costmodel.memory import memory_bytes
 from autosbp.graph.ir import Node
-from autosbp.sbp.placement import local_shape
+from autosbp.sbp.layout import local_shape
 from autosbp.sbp.rules import node_options
 from autosbp.testing.virtual_ops import check_option
 from autosbp.testing.virtual_program import check_strategy
 from tests.discovery.models import shop
+
+pytestmark = pytest.mark.integration
 
 
 def custom_nodes(mixes: bool) -> list[Node]:
@@ -47,7 +49,7 @@ def test_training_equals_one_device(mixes: bool, searcher: str, seed: int) -> No
         assert plan.document["warnings"] == []
         return
     assert plan.document["warnings"] == [
-        "shop.sort_mix.default (1 node) has no layout in which it can run in parts: every device runs it whole."
+        "shop.sort_mix.default (1 node) has no layout that splits its work: it is replicated on every device."
     ]
     signature = next(plan.strategy.signatures[node.name] for node in custom_nodes(mixes) if "sort_mix" in node.op)
     assert all(sbp.is_replicated for layout in (*signature.ins, *signature.outs) for sbp in layout)
@@ -66,7 +68,7 @@ def test_the_document_alone_is_enough_to_plan() -> None:
     assert stripped.graph_hash != graph.graph_hash
     told = make_plan(stripped, load_cluster("local:2x2"), None, PlanOptions(global_batch=8)).document["warnings"]
     assert [sentence.split()[0] for sentence in told] == ["shop.rotary.default", "shop.swiglu.default"]
-    assert all("were not looked for: every device runs it whole." in sentence for sentence in told)
+    assert all("was not run: it is replicated on every device." in sentence for sentence in told)
 
 
 def test_the_work_of_an_op_is_counted_by_what_it_calls() -> None:

@@ -6,7 +6,7 @@ import torch
 import transformers.integrations.moe  # noqa: F401 - defines the op
 
 from autosbp.discovery._call import Tensor, make_call
-from autosbp.discovery._graph import found_rule
+from autosbp.discovery._graph_rules import discover_rule
 from autosbp.discovery._stand_ins import stand_in
 
 
@@ -19,7 +19,7 @@ def test_a_product_of_grouped_rows_splits_inner_and_outer_widths() -> None:
     )
     op = torch.ops.transformers.grouped_mm_fallback.default
     small = stand_in(make_call(op, args, {}, lambda arg: arg), [(8192, 14336)])
-    rule = found_rule(small)
+    rule = discover_rule(small)
     layouts = {f"{' '.join(option.ins)} -> {' '.join(option.outs)}" for option in rule.options}
     assert layouts == {"B S2 B -> S1", "S1 S1 B -> P", "P B B -> P", "B P B -> P"}
     assert rule.flops == 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,3 +63,9 @@ def stages() -> list[Stage]:
         assert name in (*IN_ORDER, *ABOUT_IT), f"{name} is not known to the rehearsal"
         found[-1][2].append(Step(name, rest))
     return [Stage(alias, base, tuple(steps)) for alias, base, steps in found]
+
+
+def first_key() -> list[str]:
+    """The command that the file says has to come before the image's own."""
+    (said,) = re.findall(r"^# docker run .* IMAGE (.*keys create.*)$", PATH.read_text(), re.MULTILINE)
+    return said.split()

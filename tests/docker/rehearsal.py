@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.docker.dockerfile import Stage, Step, stages
+from tests.docker.dockerfile import Stage, Step, first_key, stages
 
 ROOT = Path(__file__).parents[2]
 _HEALTHY_S = 120.0
@@ -191,8 +191,7 @@ def _start(stage: Stage, image: Image) -> None:
     refused = subprocess.run(image.command("touch", "/app/x"), capture_output=True, check=False)
     assert refused.returncode != 0, "the root file system can be written"
     begun_s = time.perf_counter()
-    key = image.command(".venv/bin/autosbp", "keys", "create", "--name", "rehearsal")
-    subprocess.run(key, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(image.command(*first_key()), check=True, stdout=subprocess.DEVNULL)
     alone = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     container = subprocess.Popen([*alone, *image.command(*stage.only("CMD").command)])
     try:

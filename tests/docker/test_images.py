@@ -18,10 +18,12 @@ import yaml
 from psycopg import pq
 from sqlalchemy import make_url
 
-from service.settings import Settings
+from autosbp.service.settings import Settings
 from tests.cli.test_ci_documents import parse
 from tests.docker.dockerfile import Stage, stages
 from tests.service.server import Server
+
+pytestmark = pytest.mark.integration
 
 FOLDER = Path(__file__).parents[2] / "docker"
 NOT_SETTINGS = {"PGPASSWORD", "HOME", "NUMBA_CACHE_DIR", "PYTHONDONTWRITEBYTECODE", "NCCL_TESTS_HOME"}
@@ -61,7 +63,7 @@ def test_the_program_knows_every_command(services: dict[str, dict[str, Any]], tm
         assert program == ".venv/bin/autosbp"
         parse(arguments)
     program, *arguments = services["worker"]["healthcheck"]["test"][1:]
-    assert (program, arguments) == (".venv/bin/autosbp", ["work", "--check"])  # what it says: tests/cli/test_server.py
+    assert (program, arguments) == (".venv/bin/autosbp", ["work", "--check"])  # what it says: tests/cli/test_remote.py
     parse(arguments)
     shown = re.findall(r"\.venv/bin/autosbp (.*)", (FOLDER / "compose.yaml").read_text())
     (keys,) = [line for line in shown if line.startswith("keys")]

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 
 from autosbp import eager
-from autosbp.eager import PlacedTensor, Placement, _programs, distribute, from_local, recording
+from autosbp.eager import PlacedTensor, Placement, _call_programs, distribute, from_local, recording
 from autosbp.errors import InputError, UnsupportedError
-from autosbp.sbp.placement import format_nd_sbp
+from autosbp.sbp.layout import format_nd_sbp
 
 Case = Callable[["World"], None]
 CASES: dict[str, Case] = {}
@@ -276,15 +276,15 @@ def functions_may_return_several_tensors_integers_and_take_plain_tensors(world: 
 @case
 def equal_calls_are_traced_once(world: World) -> None:
     x = distribute(rand(8, 20), world.every, "S0")
-    before = len(_programs._known)
+    before = len(_call_programs._program_cache)
     for _ in range(3):
         torch.sigmoid(x)
-    assert len(_programs._known) == before + 1
+    assert len(_call_programs._program_cache) == before + 1
     torch.sigmoid(x.to_layout(world.every, "B"))
-    assert len(_programs._known) == before + 2
+    assert len(_call_programs._program_cache) == before + 2
     x.clamp(0)
     x.clamp(0.0)
-    assert len(_programs._known) == before + 4
+    assert len(_call_programs._program_cache) == before + 4
 
 
 @case
@@ -344,9 +344,9 @@ def bad_layouts_name_the_value_and_what_is_expected(world: World) -> None:
     refused("S0,B", "sbp", "one for each of 1 axes")
     refused("S0,B,B", "sbp", "one for each of 2 axes", world.square)
     refused("Pmax", "sbp", "from_local")
-    refused(3, "sbp", "a text such as")
+    refused(3, "sbp", "expected text such as")
     refused("P", "sbp", "no partial sums", dtype=torch.bool)
-    with pytest.raises(InputError, match="a Placement is expected"):
+    with pytest.raises(InputError, match="expected a Placement"):
         eager.ones(8, placement=world.every, sbp="B").to_layout("B", "B")  # type: ignore[arg-type]
 
 

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from autosbp.torchrun import run_ranks
+from autosbp.launch.local import run_ranks
 from tests.eager.cases import CASES
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from autosbp.processes import end_rank
+from autosbp.utils.processes import exit_rank
 from tests.eager.cases import CASES, World
 
 
@@ -35,7 +35,7 @@ def main() -> None:
         failures[name] = "".join(f"rank {rank}: {text}" for rank, text in enumerate(everyone) if text)
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(failures))
-    end_rank()
+    exit_rank()
 
 
 if __name__ == "__main__":

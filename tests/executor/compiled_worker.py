@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autosbp.executor.parameters import full_parameters
+from autosbp.executor.parameter_shards import initial_parameters
 from autosbp.executor.training import Trainer, random_batch
-from autosbp.graph.cast import cast_floats
+from autosbp.graph.dtype_cast import cast_floats
 from autosbp.graph.serialize import from_dict
-from autosbp.plan import Strategy
-from autosbp.processes import end_rank
+from autosbp.plan.plan import Strategy
+from autosbp.utils.processes import exit_rank
 from tests.executor.equality_worker import rescale
 
 
@@ -48,7 +48,7 @@ def main() -> None:
     results = []
     for case in request["cases"]:
         graph = cast_floats(from_dict(case["graph"]), "float32", "float64")
-        parameters = full_parameters(graph, seed=1)
+        parameters = initial_parameters(graph, seed=1)
         strategy = Strategy.from_dict(rescale(case, "float64"))
         batch = random_batch(graph, strategy.global_batch, seed=2)
         device = torch.device("cpu")
@@ -60,7 +60,7 @@ def main() -> None:
         torch.compiler.reset()
     if int(os.environ["RANK"]) == 0:
         Path(sys.argv[2]).write_text(json.dumps(results))
-    end_rank()
+    exit_rank()
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from autosbp.api import LogicalGraph, PlanOptions, capture, capture_hf_config, load_cluster, make_plan
-from autosbp.costmodel.recompute import recomputing
-from autosbp.plan import GATHERS, Strategy
-from autosbp.sbp.storage import store_split
+from autosbp.costmodel.recompute import with_full_checkpointing
+from autosbp.launch.local import run_ranks
+from autosbp.plan.plan import GATHERS, Strategy
+from autosbp.program.parameter_sharding import shard_parameters
 from autosbp.search.problem.baselines import BASELINES
-from autosbp.search.sampling import sample_strategies
-from autosbp.torchrun import run_ranks
+from autosbp.testing.strategy_samples import sample_strategies
 from tests.executor.hand_made import (
     partial_extrema,
     rescaled,
@@ -24,7 +24,7 @@ from tests.executor.hand_made import (
     three_matmuls_strategy,
     two_dimensional,
 )
-from tests.forms import form
+from tests.tiers import form
 
 GPT2 = {
     "model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 512,
@@ -62,12 +62,12 @@ def labelled_strategies(name: str, count: int, *, every: bool) -> dict[str, Stra
         found[f"sample {at}"] = strategy
     for at, strategy in enumerate(sample_strategies(graph, cluster, 2, global_batch=16, micro_batch=8, seed=7)):
         found[f"accumulated {at}"] = strategy
-        found[f"stored apart {at}"] = store_split(graph, strategy, GATHERS[at])
+        found[f"stored apart {at}"] = shard_parameters(graph, strategy, GATHERS[at])
     for label in ("plan", "accumulated 0", "stored apart 0", "stored apart 1") if every else ():
         bound = graph.bind(**dict.fromkeys(graph.symbols, found[label].micro_batch))
-        found[f"recomputed {label}"] = replace(recomputing(bound, found[label]), bucket_bytes=20_000)
+        found[f"recomputed {label}"] = replace(with_full_checkpointing(bound, found[label]), bucket_bytes=20_000)
     if every:
-        found["recomputed together"] = recomputing(bound, found["stored apart 1"], 2)
+        found["recomputed together"] = with_full_checkpointing(bound, found["stored apart 1"], 2)
         runs = found["recomputed accumulated 0"].recompute
         found["recomputed in part"] = replace(found["accumulated 0"], recompute=runs[: len(runs) // 2])
         found["offloaded"] = replace(found["stored apart 1"], offload=True)
@@ -106,7 +106,10 @@ def run_cases(folder: Path, dtype: str, counts: dict[str, int]) -> dict[tuple[st
 
 @pytest.fixture(scope="session")
 def float64_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    counts = {"gpt2": 12, "mlp": 10, "llama": 4, "three_matmuls": 0, "rescaled": 4}
+    counts = form(
+        {"gpt2": 5, "mlp": 4, "llama": 2, "three_matmuls": 0, "rescaled": 4},
+        {"gpt2": 12, "mlp": 10, "llama": 4, "three_matmuls": 0, "rescaled": 4},
+    )
     return run_cases(tmp_path_factory.mktemp("float64"), "float64", counts)
 
 

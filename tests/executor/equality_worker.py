@@ -13,16 +13,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from autosbp.executor.parameters import as_dtensors, full_parameters, shard
-from autosbp.executor.process_groups import device_mesh
-from autosbp.executor.reference import Reference
+from autosbp.executor.parameter_shards import distributed_tensor, initial_parameters, shard
+from autosbp.executor.process_groups import stage_device_mesh
+from autosbp.executor.single_device_reference import SingleDeviceReference
 from autosbp.executor.training import Trainer, random_batch
-from autosbp.graph.cast import cast_floats
+from autosbp.graph.dtype_cast import cast_floats
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.serialize import from_dict
-from autosbp.plan import Strategy
-from autosbp.processes import end_rank
-from autosbp.sbp.placement import B, I
+from autosbp.plan.plan import Strategy
+from autosbp.sbp.layout import B, I
+from autosbp.utils.processes import exit_rank
 
 Tensors = dict[str, torch.Tensor]
 STEPS = 2
@@ -44,18 +44,20 @@ class Alone:
 
 def alone(graph: LogicalGraph, strategy: Strategy) -> Alone:
     """What strategies of the same batches and optimizer are compared with."""
-    parameters = full_parameters(graph, seed=1)
+    parameters = initial_parameters(graph, seed=1)
     batch = random_batch(graph, strategy.global_batch, seed=2)
     for name in batch:  # some labels are ignored, unevenly over the batch
         if name == "labels" and batch[name].dim() == 2:
             batch[name][0, : batch[name].shape[1] // 2] = -100
-    reference = Reference(graph, parameters, global_batch=strategy.global_batch, optimizer=strategy.optimizer)
+    reference = SingleDeviceReference(
+        graph, parameters, global_batch=strategy.global_batch, optimizer=strategy.optimizer
+    )
     losses = [reference.forward_backward(batch)]
     trained = {name: value for name, value in reference.parameters.items() if value.requires_grad}
     gradients = {name: value.grad.clone() for name, value in trained.items() if value.grad is not None}
     reference.optimizer.step()
     losses += [reference.step(batch) for _ in range(STEPS)]
-    exact = Reference(
+    exact = SingleDeviceReference(
         cast_floats(graph, "float32", "float64"),
         {name: value.detach().double() for name, value in parameters.items()},
         global_batch=strategy.global_batch,
@@ -99,10 +101,11 @@ def compare(graph: LogicalGraph, strategy: Strategy, known: dict[tuple[object, .
 
 def dtensor_error(trainer: Trainer, reference: Alone) -> float:
     """Parameters as DTensors, gathered by torch, against the reference's."""
-    mesh = device_mesh(trainer.strategy.mesh, "cpu")
+    mesh = stage_device_mesh(trainer.strategy.mesh, 1, "cpu")
     worst = 0.0
-    for name, tensor in as_dtensors(trainer.graph, trainer.strategy, trainer.locals, mesh).items():
+    for name, local in trainer.locals.items():
         wanted = reference.trained[name]
+        tensor = distributed_tensor(local.detach(), trainer.strategy.parameters[name], tuple(wanted.shape), mesh)
         worst = max(worst, float((tensor.full_tensor() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12)))
     return worst
 
@@ -136,7 +139,7 @@ def main() -> None:
             results.append({"model": case["model"], "label": entry.get("label", ""), "ranks": gathered})
     if int(os.environ["RANK"]) == 0:
         Path(sys.argv[2]).write_text(json.dumps(results))
-    end_rank()
+    exit_rank()
 
 
 def rescale(entry: dict[str, object], dtype: str) -> dict[str, object]:

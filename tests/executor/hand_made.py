@@ -9,15 +9,15 @@ from autosbp.api import LogicalGraph, load_cluster, load_graph
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
-from autosbp.plan import Signature, Strategy
+from autosbp.plan.plan import Signature, Strategy
 from autosbp.sbp.boxing import PMAX, PMIN
+from autosbp.sbp.layout import parse_nd_sbp
 from autosbp.sbp.mesh import Axis, Mesh
-from autosbp.sbp.placement import parse_nd_sbp
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search.problem.build import ProblemBuilder
-from autosbp.search.problem.clusters import OpCluster
+from autosbp.search.problem.builder import ProblemBuilder
+from autosbp.search.problem.op_clusters import OpCluster
 from autosbp.search.problem.strategy import strategy_of
-from autosbp.search.sampling import sample_strategies
+from autosbp.testing.strategy_samples import sample_strategies
 
 FLOAT = {"dtype": "float32"}
 

@@ -16,18 +16,20 @@ from typing import Any
 import pytest
 
 from autosbp.api import capture_hf_config
-from autosbp.sbp.storage import store_split
-from autosbp.torchrun import run_ranks
+from autosbp.launch.local import run_ranks
+from autosbp.program.parameter_sharding import shard_parameters
 from tests.executor.conftest import GPT2
 from tests.executor.hand_made import split_linears
 from tests.executor.test_parameter_flow import data_parallel, perceptron
-from tests.forms import form
+from tests.tiers import form
+
+pytestmark = pytest.mark.integration
 
 
 def run(folder: Path, compilers: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
     """Reports of all ranks by model, each compiled as ``compilers`` says."""
     gpt2 = capture_hf_config({**GPT2, "n_layer": 1, "resid_pdrop": 0.1}, seq_len=32)
-    gathering = store_split(perceptron(), data_parallel(2), "use")
+    gathering = shard_parameters(perceptron(), data_parallel(2), "use")
     cases = [
         {"label": "gpt2", "graph": gpt2.to_dict(), "strategy": split_linears(gpt2, ("b0",), ("k", "n")).to_dict()},
         {"label": "perceptron", "graph": perceptron().to_dict(), "strategy": gathering.to_dict()},

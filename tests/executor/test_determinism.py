@@ -14,6 +14,8 @@ from autosbp.errors import InfeasibleError, InputError
 from autosbp.executor.determinism import digest
 from tests.search.plans import graph_of
 
+pytestmark = pytest.mark.integration
+
 OPTIONS = PlanOptions(global_batch=8, micro_batch=4, deterministic=True, baselines=())
 
 
@@ -65,7 +67,7 @@ def test_a_model_with_an_op_that_adds_up_in_any_order_names_it_and_the_constrain
     assert make_plan(graph, ranks, None, OPTIONS).strategy  # there it has one
 
 
-def test_what_is_no_yes_or_no_is_refused() -> None:
+def test_a_non_boolean_value_is_refused() -> None:
     with pytest.raises(InputError, match="deterministic: 'yes'"):
         PlanOptions(deterministic="yes")  # type: ignore[arg-type]
     assert PlanOptions.from_dict({"deterministic": True}).deterministic

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from autosbp.api import load_cluster
-from autosbp.plan import Strategy
-from autosbp.sbp.placement import P
-from autosbp.search.sampling import sample_strategies
-from autosbp.sources import load_model
+from autosbp.costmodel.recompute import with_full_checkpointing
+from autosbp.graph_sources import load_model
+from autosbp.plan.plan import Strategy
+from autosbp.sbp.layout import P
+from autosbp.testing.strategy_samples import sample_strategies
 from benchmarks.lowering._strategies import data_parallel, stored_split, tensor_parallel
 from benchmarks.memory.__main__ import LIMIT, measure, report
+from benchmarks.memory._models import BATCHES, graph_of
+from benchmarks.memory._modules import MODULES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 BATCH, MESSAGE_BYTES = 16, 2**18
 
@@ -39,6 +42,17 @@ def rows() -> list[dict[str, Any]]:
                 **{f"sample {at}": strategy for at, strategy in enumerate(samples)},
             },
         )
+    for name in MODULES:
+        graph, batch = graph_of(name), BATCHES.get(name, BATCH)
+        parallel = data_parallel(graph, 4, batch)
+        bound = graph.bind(**dict.fromkeys(graph.symbols, batch))
+        cases[name] = (
+            graph,
+            {
+                "data parallel, 4 microbatches": replace(parallel, global_batch=4 * batch),
+                "data parallel, recomputed": with_full_checkpointing(bound, parallel),
+            },
+        )
     partial = {
         (name, label) for name, (_, each) in cases.items() for label, strategy in each.items() if is_partial(strategy)
     }
@@ -58,7 +72,7 @@ def test_peaks_are_within_5_percent_of_what_is_measured(rows: list[dict[str, Any
 def test_what_autograd_keeps_is_within_5_percent_where_no_parameter_is_read_as_partial_sums(
     rows: list[dict[str, Any]],
 ) -> None:
-    """Where one is, up to a fifth more was kept than predicted, at peaks that were right (docs/limits.md)."""
+    """Where one is, up to a fifth more was kept than predicted, at peaks that were right (docs/reference/limits.md)."""
     told = [row for row in rows if not row["partial"]]
     assert len(told) > len(rows) / 2
     assert max(abs(row["saved_error"]) for row in told) <= LIMIT, report(rows)

@@ -16,12 +16,12 @@ from torch import nn
 
 from autosbp.api import capture_module
 from autosbp.costmodel.memory import rank_memory
-from autosbp.executor.measure import resident
-from autosbp.executor.parameters import full_parameters
+from autosbp.executor.parameter_shards import initial_parameters
 from autosbp.executor.runtime import Runtime
 from autosbp.executor.training import Trainer, random_batch
+from autosbp.executor.trial_metrics import resident_tensors
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Strategy
+from autosbp.plan.plan import Strategy
 from benchmarks.lowering._strategies import data_parallel
 
 BATCH, SIZE, WORDS = 8, 64, 512
@@ -156,12 +156,14 @@ def allocated(graph: LogicalGraph, strategy: Strategy) -> int:
     """The most bytes at once, of two steps of which the second finds gradients of the first."""
     device = torch.device("cpu")
     trainer = Trainer(
-        graph, strategy, full_parameters(graph, 0), device=device, runtime=Runtime(strategy.mesh, 0, device)
+        graph, strategy, initial_parameters(graph, 0), device=device, runtime=Runtime(strategy.mesh, 0, device)
     )
     batch = random_batch(graph, strategy.global_batch, 0)
     trainer.step(batch)
     trainer.optimizer.zero_grad(set_to_none=True)
-    there = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in resident(trainer, batch)}
+    there = {
+        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in resident_tensors(trainer, batch)
+    }
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         trainer.step(batch)
         trainer.step(batch)

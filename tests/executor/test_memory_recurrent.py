@@ -11,18 +11,20 @@ import torch
 from torch import nn
 
 from autosbp.costmodel.memory import rank_memory
-from autosbp.executor.measure import SavedBytes
-from autosbp.executor.parameters import full_parameters
+from autosbp.executor.parameter_shards import initial_parameters
 from autosbp.executor.runtime import Runtime
 from autosbp.executor.training import Trainer, random_batch
+from autosbp.executor.trial_metrics import SavedBytes
 from autosbp.graph.capture import capture
-from autosbp.graph.found import FoundRule
+from autosbp.graph.discovered_rules import DiscoveredRule
 from autosbp.graph.ir import LogicalGraph
 from benchmarks.lowering._strategies import data_parallel
 from tests.executor.test_memory_profiled import allocated
 
+pytestmark = pytest.mark.integration
+
 BATCH, STEPS = 8, 9
-KEPT_WHOLE = FoundRule((), "runs on one rank here")
+KEPT_WHOLE = DiscoveredRule((), "runs on one rank here")
 
 
 class Coder(nn.Module):
@@ -77,9 +79,7 @@ def test_the_peak_and_what_is_kept_are_what_torch_allocates(
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("settings", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}])
 @pytest.mark.some(5)
-def test_so_they_are_in_bfloat16_where_steps_outweigh_the_scratch_of_one_product(
-    kind: type[nn.RNNBase], sizes: tuple[int, int], settings: dict[str, Any]
-) -> None:
+def test_bfloat16_peaks_match_torch(kind: type[nn.RNNBase], sizes: tuple[int, int], settings: dict[str, Any]) -> None:
     if kind is nn.LSTM and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no products in bfloat16 for this processor, so ATen's steps run")
     _compare(_graph(kind, sizes, {**settings, "dtype": torch.bfloat16}, steps=33), rel=0.01)
@@ -91,7 +91,7 @@ def _compare(graph: LogicalGraph, rel: float = 0.005) -> None:
     assert memory.peak == pytest.approx(allocated(graph, strategy), rel=rel)
     device = torch.device("cpu")
     trainer = Trainer(
-        graph, strategy, full_parameters(graph, 0), device=device, runtime=Runtime(strategy.mesh, 0, device)
+        graph, strategy, initial_parameters(graph, 0), device=device, runtime=Runtime(strategy.mesh, 0, device)
     )
     batch = random_batch(graph, BATCH, 0)
     with SavedBytes([*trainer.locals.values(), *batch.values()]) as saved:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from autosbp.executor.measure import SavedBytes
 from autosbp.executor.memory_trace import MemoryTrace
+from autosbp.executor.trial_metrics import SavedBytes
 
 
 def test_a_storage_counts_once_whatever_views_there_are_and_until_the_last_is_gone() -> None:

@@ -8,18 +8,20 @@ from functools import cache
 import pytest
 
 from autosbp.api import LogicalGraph, PlanOptions, load_cluster, make_plan
-from autosbp.costmodel.collectives import Collective, collectives
 from autosbp.costmodel.memory import memory_bytes
-from autosbp.graph.cast import cast_floats
-from autosbp.plan import Strategy
-from autosbp.sbp.buckets import AT_END
-from autosbp.sbp.parameters import parameter_flow
-from autosbp.sbp.placement import parse_nd_sbp
-from autosbp.sbp.program import Op
-from autosbp.sbp.storage import store_split
+from autosbp.costmodel.step_collectives import Collective, collectives
+from autosbp.graph.dtype_cast import cast_floats
+from autosbp.plan.plan import Strategy
+from autosbp.program.gradient_buckets import AT_END
+from autosbp.program.parameter_flow import parameter_flow
+from autosbp.program.parameter_sharding import shard_parameters
+from autosbp.program.program import Op
+from autosbp.sbp.layout import parse_nd_sbp
 from autosbp.testing.virtual_program import check_strategy
 from autosbp.zoo import zoo_graph
 from tests.executor.hand_made import tied_embedding
+
+pytestmark = pytest.mark.integration
 
 MICRO_BATCH = 4
 
@@ -53,7 +55,7 @@ def test_gradients_in_one_or_many_buckets_are_those_of_one_device(bucket_bytes: 
 @pytest.mark.parametrize("gather", ["step", "use"])
 @pytest.mark.parametrize("bucket_bytes", [1, 500_000, 25 * 2**20])
 def test_parameters_stored_split_train_as_on_one_device(gather: str, bucket_bytes: int) -> None:
-    strategy = store_split(perceptron(), data_parallel(3), gather)
+    strategy = shard_parameters(perceptron(), data_parallel(3), gather)
     check_strategy(perceptron(), replace(strategy, bucket_bytes=bucket_bytes))
 
 
@@ -92,14 +94,14 @@ def test_once_a_step_parameters_and_gradients_move_once_and_in_each_use_always()
     num_micro = 3
     kinds = {}
     for gather in ("step", "use"):
-        strategy = store_split(perceptron(), data_parallel(num_micro), gather)
+        strategy = shard_parameters(perceptron(), data_parallel(num_micro), gather)
         calls = [call.kind for call in collectives(bound(), strategy) if call.cause in perceptron().parameter_names]
         kinds[gather] = (calls.count("all_gather"), calls.count("reduce_scatter"), calls.count("all_reduce"))
     assert kinds == {"step": (1, 1, 0), "use": (num_micro, num_micro, 0)}
 
 
-def test_what_forward_gathered_last_is_kept_for_backward_and_all_else_gathered_again() -> None:
-    strategy = replace(store_split(perceptron(), data_parallel(1), "use"), bucket_bytes=1_100_000)
+def test_the_last_gathered_parameters_are_kept_and_others_regathered() -> None:
+    strategy = replace(shard_parameters(perceptron(), data_parallel(1), "use"), bucket_bytes=1_100_000)
     flow = parameter_flow(bound(), strategy)
     assert len(flow.gathers) > 2
     assert [gather.kept for gather in flow.gathers] == [False] * (len(flow.gathers) - 1) + [True]
@@ -110,18 +112,18 @@ def test_what_forward_gathered_last_is_kept_for_backward_and_all_else_gathered_a
 
 
 def test_the_next_message_is_sent_before_the_one_that_is_due_is_waited_for() -> None:
-    strategy = replace(store_split(perceptron(), data_parallel(1), "use"), bucket_bytes=1_100_000)
+    strategy = replace(shard_parameters(perceptron(), data_parallel(1), "use"), bucket_bytes=1_100_000)
     flow = parameter_flow(bound(), strategy)
-    sends = [flow.forward_sends.get(gather.first, ()) for gather in flow.gathers]
+    sends = [flow.forward_gathers.get(gather.first, ()) for gather in flow.gathers]
     assert sends == [(0, 1), *((at,) for at in range(2, len(flow.gathers))), ()]
 
 
 def test_once_a_step_all_messages_are_sent_before_the_first_is_waited_for() -> None:
-    strategy = replace(store_split(perceptron(), data_parallel(2), "step"), bucket_bytes=1_100_000)
+    strategy = replace(shard_parameters(perceptron(), data_parallel(2), "step"), bucket_bytes=1_100_000)
     flow = parameter_flow(bound(), strategy)
     places = tuple(range(len(flow.gathers)))
-    assert len(places) > 2 and flow.forward_sends == {flow.gathers[0].first: places}
-    assert not flow.backward_sends and not flow.recompute_sends
+    assert len(places) > 2 and flow.forward_gathers == {flow.gathers[0].first: places}
+    assert not flow.backward_gathers and not flow.recompute_gathers
     calls = [call.kind for call in charged(strategy, "forward")]
     assert calls[: len(places)] == ["all_gather"] * len(places) and calls.count("all_gather") == len(places)
 
@@ -140,12 +142,12 @@ def test_a_bucket_is_issued_between_the_ops_of_backward_that_complete_it_and_the
 def test_memory_counts_the_copies() -> None:
     whole = data_parallel(2)
     total = sum(leaf.meta.num_bytes for leaf in bound().parameters)
-    step, use = (memory_bytes(bound(), store_split(perceptron(), whole, gather)) for gather in ("step", "use"))
+    step, use = (memory_bytes(bound(), shard_parameters(perceptron(), whole, gather)) for gather in ("step", "use"))
     assert "gathered" not in memory_bytes(bound(), whole)
     # All copies, their gradients over two microbatches, and the largest message on its way.
     assert 2 * total < step["gathered"] < 2.5 * total
     assert step["parameters"] == use["parameters"] == total // 4
-    small = replace(store_split(perceptron(), whole, "use"), bucket_bytes=1)
+    small = replace(shard_parameters(perceptron(), whole, "use"), bucket_bytes=1)
     largest = max(leaf.meta.num_bytes for leaf in bound().parameters)
     assert largest < memory_bytes(bound(), small)["gathered"] < 3.1 * largest
 

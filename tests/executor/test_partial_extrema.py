@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
 from autosbp.graph.capture import capture
 from autosbp.sbp.boxing import PMAX
-from autosbp.search.sampling import sample_strategies
+from autosbp.testing.strategy_samples import sample_strategies
 from autosbp.testing.virtual_program import check_strategy
 
 

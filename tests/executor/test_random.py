@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from autosbp.api import LogicalGraph, load_cluster, load_graph
-from autosbp.executor import ops
+from autosbp.api import LogicalGraph, PlanOptions, load_cluster, load_graph, make_plan, run_trial
+from autosbp.executor import comm_ops
 from autosbp.executor.lowering import lower
-from autosbp.executor.parameters import full_parameters, shard
+from autosbp.executor.parameter_shards import initial_parameters, shard
 from autosbp.executor.runtime import Runtime
 from autosbp.executor.training import random_batch
+from autosbp.graph.capture import capture
 from autosbp.graph.ir import Node
-from autosbp.plan import Signature, Strategy
-from autosbp.sbp.placement import parse_nd_sbp
-from autosbp.search.sampling import sample_strategies
+from autosbp.plan.plan import Signature, Strategy
+from autosbp.sbp.layout import parse_nd_sbp
+from autosbp.testing.strategy_samples import sample_strategies
 from autosbp.testing.virtual import VirtualRanks, plain_mesh
 from autosbp.testing.virtual_cases import Case, of, op_case, x
 from autosbp.testing.virtual_ops import local_program
@@ -58,7 +61,7 @@ def test_every_shard_keeps_its_share_and_the_mean() -> None:
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"step": 1}, {"micro": 1}], ids=str)
-def test_seeds_steps_and_microbatches_draw_anew_and_repeat(change: dict[str, int]) -> None:
+def test_random_draws_depend_on_seed_step_and_microbatch(change: dict[str, int]) -> None:
     case = of(x(64, 64), 0.5, True)
     first, again, other = (drawn("aten.dropout.default", case, "S0,I -> S0,I", **run) for run in ({}, {}, change))
     assert torch.equal(torch.stack(first), torch.stack(again))
@@ -74,12 +77,12 @@ def test_attention_drops_weights_per_shard_of_heads() -> None:
     assert float(torch.stack(parts).mean()) == pytest.approx(1.0, abs=0.05)
 
 
-def test_what_the_training_loop_draws_is_not_disturbed() -> None:
+def test_the_random_state_of_the_training_loop_is_unchanged() -> None:
     with Runtime(plain_mesh(2), 1, torch.device("cpu")).active():
         torch.manual_seed(7)
         wanted = torch.rand(4)
         torch.manual_seed(7)
-        ops.drawn(torch.ops.aten.dropout.default, 3, 1, torch.ones(4, 4), 0.5, True)
+        comm_ops.run_random_op(torch.ops.aten.dropout.default, 3, 1, torch.ones(4, 4), 0.5, True)
         assert torch.equal(torch.rand(4), wanted)
 
 
@@ -117,7 +120,7 @@ def dropping() -> LogicalGraph:
 def step(graph: LogicalGraph, strategy: Strategy, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Every rank's loss and gradient of its part of w."""
     bound = graph.bind(batch=strategy.micro_batch)
-    parameters, batch = full_parameters(graph, 0), random_batch(graph, strategy.micro_batch, 1)
+    parameters, batch = initial_parameters(graph, 0), random_batch(graph, strategy.micro_batch, 1)
     programs = [lower(bound, strategy, rank) for rank in range(strategy.mesh.size)]
 
     def work(runtime: Runtime) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,8 +154,26 @@ def test_masks_of_data_are_one_mask_on_all_ranks() -> None:
 def data_mask(graph: LogicalGraph, node: Node, rank: int) -> torch.Tensor:
     strategy = next(iter(sample_strategies(dropping(), load_cluster("local:2x2"), 1, global_batch=8, micro_batch=8)))
     program = lower(graph, strategy, rank)
-    drawn_node = next(each for each in program.graph.nodes if "drawn" in str(each.target))
+    drawn_node = next(each for each in program.graph.nodes if "run_random_op" in str(each.target))
     runtime = Runtime(strategy.mesh, rank, torch.device("cpu"))
     with runtime.active():
         out: torch.Tensor = drawn_node.target(drawn_node.args[0], *drawn_node.args[1:3], torch.ones(8, 16), 0.5, True)
     return out
+
+
+def test_a_trial_with_dropout_says_that_its_difference_is_statistical(tmp_path: Path) -> None:
+    graph = capture(WithDropout(), {"x": torch.randn(4, 16), "y": torch.zeros(4, dtype=torch.long)}, name="dropout")
+    options = PlanOptions(global_batch=8, baselines=(), stages=1)
+    plan = make_plan(graph, load_cluster("local:1"), None, options)
+    result = run_trial(plan, graph, steps=1, warmup=1, workdir=tmp_path)
+    assert 0 < result["loss_difference"] < 4 * result["loss_spread"] < 1
+    assert any(reason.startswith("The difference is statistical") for reason in result["differs_as"])
+
+
+class WithDropout(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.head = torch.nn.Linear(16, 64), torch.nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.head(torch.dropout(self.wide(x), 0.5, True)), y)

@@ -14,17 +14,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
+from autosbp.costmodel.cross_mesh_resharding import TransferModel, TransferPlan
 from autosbp.costmodel.network import NetworkModel
-from autosbp.costmodel.transfer import TransferModel, TransferPlan
-from autosbp.executor.placed import placed_runtime
-from autosbp.executor.runtime import Issued, Runtime
-from autosbp.executor.transfer import transfer
-from autosbp.processes import end_rank
+from autosbp.executor.cross_mesh_resharding import transfer
+from autosbp.executor.runtime import IssuedCollective, Runtime
+from autosbp.executor.submesh_runtime import submesh_runtime
+from autosbp.program.placed_mesh import PlacedMesh, placed_mesh
 from autosbp.sbp.boxing import layouts_of
-from autosbp.sbp.placed_mesh import PlacedMesh, placed_mesh
-from autosbp.sbp.placement import NdSbp, format_nd_sbp
-from autosbp.testing.virtual_layouts import assert_holds, gradient_layout, random_parts
+from autosbp.sbp.layout import NdSbp, format_nd_sbp
+from autosbp.testing.virtual_layouts import assert_shards_match, gradient_layout, random_shards
+from autosbp.utils.processes import exit_rank
 
 WORLD = (2, 2)
 
@@ -50,7 +50,7 @@ def main() -> None:
     here = dist.get_rank()
     results: dict[str, int] = {}
     for name, (src_mesh, dst_mesh) in PAIRS.items():
-        ends = [placed_runtime(mesh, here, torch.device("cpu"), []) for mesh in (src_mesh, dst_mesh)]
+        ends = [submesh_runtime(mesh, here, torch.device("cpu"), []) for mesh in (src_mesh, dst_mesh)]
         model = TransferModel(NetworkModel(load_cluster("local:2x2")))
         count = 0
         for shape in SHAPES[:1] if dst_mesh.ndim > 1 else SHAPES:
@@ -64,7 +64,7 @@ def main() -> None:
         results[name] = count
     if here == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
-    end_rank()
+    exit_rank()
 
 
 def planned(
@@ -85,15 +85,15 @@ def values(plan: TransferPlan) -> tuple[torch.Tensor, torch.Tensor, list[torch.T
     """The tensor, a gradient of it, and the parts of both where they start; the same on every rank."""
     generator = torch.Generator().manual_seed(0)
     whole, gradient = (torch.randn(plan.shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    parts = random_parts(whole, plan.src, plan.src_mesh, generator)
-    return whole, gradient, parts, random_parts(gradient, gradient_layout(plan.dst), plan.dst_mesh, generator)
+    parts = random_shards(whole, plan.src, plan.src_mesh, generator)
+    return whole, gradient, parts, random_shards(gradient, gradient_layout(plan.dst), plan.dst_mesh, generator)
 
 
 def run(plan: TransferPlan, source: Runtime | None, target: Runtime | None, here: int) -> Outcome:
     """This rank's result, the gradient of its part, and the messages that it sent between the meshes, each way."""
     _, _, parts, incoming = values(plan)
     leaf = None if source is None else parts[source.rank].requires_grad_()
-    issued: list[Issued] = []
+    issued: list[IssuedCollective] = []
     out, token = transfer(leaf, plan, source, target, here, torch.device("cpu"), issued)
     there = sent(issued, here)
     issued.clear()
@@ -106,7 +106,7 @@ def run(plan: TransferPlan, source: Runtime | None, target: Runtime | None, here
     return None if out is None else out.detach(), None if leaf is None else leaf.grad, there, sent(issued, here)
 
 
-def sent(issued: list[Issued], here: int) -> list[tuple[int, int, int]]:
+def sent(issued: list[IssuedCollective], here: int) -> list[tuple[int, int, int]]:
     assert all(call.kind == "p2p" and here in call.ranks for call in issued)
     return [(call.ranks[0], call.ranks[1], call.num_bytes) for call in issued if call.ranks[0] == here]
 
@@ -131,7 +131,7 @@ def held(parts: list[torch.Tensor | None], layout: NdSbp, mesh: PlacedMesh, whol
     there = [parts[device] for device in mesh.devices]
     assert all(part is not None for part in there), what
     assert all(part is None for device, part in enumerate(parts) if device not in mesh.devices), what
-    assert_holds([part for part in there if part is not None], layout, mesh, whole, what)
+    assert_shards_match([part for part in there if part is not None], layout, mesh, whole, what)
 
 
 if __name__ == "__main__":

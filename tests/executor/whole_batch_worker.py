@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from autosbp.executor.parameters import full_parameters, shard
+from autosbp.executor.parameter_shards import initial_parameters, shard
 from autosbp.executor.pipeline import make_trainer
-from autosbp.executor.reference import Reference
+from autosbp.executor.single_device_reference import SingleDeviceReference
 from autosbp.executor.training import random_batch
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.serialize import from_dict
-from autosbp.plan import Strategy
-from autosbp.processes import end_rank
+from autosbp.plan.plan import Strategy
+from autosbp.utils.processes import exit_rank
 
 STEPS = 5
 IGNORED = -100
@@ -26,10 +26,12 @@ IGNORED = -100
 
 def compare(graph: LogicalGraph, strategy: Strategy) -> dict[str, object]:
     """Of this rank: the largest relative errors of losses and parameters in ``STEPS`` steps."""
-    parameters, batch = full_parameters(graph, seed=1), random_batch(graph, strategy.global_batch, seed=2)
+    parameters, batch = initial_parameters(graph, seed=1), random_batch(graph, strategy.global_batch, seed=2)
     if "labels" in batch:  # of four microbatches the first has none that count, and no other has as many as the next
         batch["labels"][torch.tensor([0, 1, 3, 6])] = IGNORED
-    reference = Reference(graph, parameters, global_batch=strategy.global_batch, optimizer=strategy.optimizer)
+    reference = SingleDeviceReference(
+        graph, parameters, global_batch=strategy.global_batch, optimizer=strategy.optimizer
+    )
     trainer = make_trainer(graph, strategy, parameters, device=torch.device("cpu"), learning_rate=1e-3)
     loss, matches = 0.0, True
     for _ in range(STEPS):
@@ -56,7 +58,7 @@ def main() -> None:
         results[label] = everyone
     if int(os.environ["RANK"]) == 0:
         Path(sys.argv[2]).write_text(json.dumps(results))
-    end_rank()
+    exit_rank()
 
 
 if __name__ == "__main__":

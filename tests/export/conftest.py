@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from autosbp.cluster import Cluster, load_cluster
+from autosbp.cluster.spec import Cluster, load_cluster
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Plan
+from autosbp.plan.plan import Plan
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
 from autosbp.zoo import zoo_graph

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from autosbp.processes import end_rank
+from autosbp.utils.processes import exit_rank
 
 source, shapes = Path(sys.argv[1]).read_text(), json.loads(Path(sys.argv[2]).read_text())
 plan = {}

@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
 from autosbp.export import export_plan
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Plan, plan_id_of
+from autosbp.launch.local import run_ranks
+from autosbp.plan.plan import Plan, plan_id_of
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
-from autosbp.torchrun import run_ranks
 from tests.export.ranks import DISTRIBUTES
+
+pytestmark = pytest.mark.integration
 
 WORKER = (
     DISTRIBUTES
     + """    assert tensor.placements == plan["PARAMETERS"][name][2], name
-end_rank()
+exit_rank()
 """
 )
 

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from autosbp.cluster import Cluster
-from autosbp.costmodel.recompute import block_runs, recomputable_blocks
+from autosbp.cluster.spec import Cluster
+from autosbp.costmodel.recompute import checkpointing_segments, recomputable_blocks
 from autosbp.errors import InputError, UnsupportedError
 from autosbp.export import EXPORTERS, export_plan
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Plan, plan_id_of
+from autosbp.plan.plan import Plan, plan_id_of
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
+
+pytestmark = pytest.mark.integration
 
 GRIDS = ("torchtitan", "megatron", "deepspeed")
 DEGREES = {"data_parallel": (4, 1), "megatron": (2, 2)}
@@ -91,8 +93,8 @@ def swap(layout: str) -> str:
     ("op", "signature", "why"),
     [
         ("linear_4", "S0,I B,I B,I -> S0,I", "linear_4 .* repeats its work"),
-        ("linear_4", "S0,S0 B,B B,B -> S0,S0", "linear_4 .* is data parallel on it"),
-        ("linear_4", "S0,S1 B,B B,B -> S0,S1", "linear_4 .* keeps its parameters whole"),
+        ("linear_4", "S0,S0 B,B B,B -> S0,S0", "linear_4 .* is data parallel while"),
+        ("linear_4", "S0,S1 B,B B,B -> S0,S1", "linear_4 .* splits activations but not its parameters"),
         ("layer_norm_1", "S0,B B,B B,B -> S0,B", "layer_norm_1 .* repeats its work"),
         ("linear_5", "S0,S2 B,S1 B,I -> S0,P", "c_proj.bias"),
     ],
@@ -111,7 +113,9 @@ def test_the_first_op_that_is_no_grid_is_named(
 
 
 @pytest.mark.parametrize("target", GRIDS)
-def test_a_found_strategy_is_written_only_if_it_is_a_grid(found: Plan, graph: LogicalGraph, target: str) -> None:
+def test_searched_strategies_are_exported_only_if_they_are_a_grid(
+    found: Plan, graph: LogicalGraph, target: str
+) -> None:
     """It splits layers that are alike unlike; a silent approximation would be another plan."""
     with pytest.raises(UnsupportedError, match=target):
         export_plan(target, found, graph)
@@ -119,7 +123,7 @@ def test_a_found_strategy_is_written_only_if_it_is_a_grid(found: Plan, graph: Lo
 
 @pytest.mark.parametrize("target", [*GRIDS, "perfetto"])
 def test_the_graph_is_needed_and_checked(plan: Plan, graph: LogicalGraph, target: str) -> None:
-    with pytest.raises(InputError, match="graph: None is not accepted"):
+    with pytest.raises(InputError, match="graph: None is invalid"):
         export_plan(target, plan)
     with pytest.raises(InputError, match=plan.document["provenance"]["graph_hash"]):
         export_plan(target, plan, replace(graph, name="other"))
@@ -141,7 +145,7 @@ def test_recomputed_layers_are_written_as_each_tool_says_it(plan: Plan, graph: L
     blocks = recomputable_blocks(bound)
 
     def exported(target: str, interval: int, kept: int) -> str:
-        runs = [list(run) for run in block_runs(blocks, interval, (), kept)]
+        runs = [list(run) for run in checkpointing_segments(blocks, interval, (), kept)]
         return "".join(export_plan(target, changed(plan.with_baseline("megatron"), recompute=runs), graph).values())
 
     assert "--recompute-method uniform\n    --recompute-num-layers 2" in exported("megatron", 2, 0)
@@ -154,3 +158,24 @@ def test_recomputed_layers_are_written_as_each_tool_says_it(plan: Plan, graph: L
     for target in GRIDS:
         with pytest.raises(UnsupportedError, match="whole layers"):
             export_plan(target, inside, graph)
+
+
+def test_the_tools_train_in_the_plan_s_precision(graph: LogicalGraph, cluster: Cluster) -> None:
+    def planned(precision: str) -> Plan:
+        options = PlanOptions(global_batch=16, micro_batch=8, baselines=("data_parallel",), precision=precision)
+        return make_plan(graph, cluster, options=options).with_baseline("data_parallel")
+
+    mixed, pure, half = map(planned, ("bf16-mixed", "bf16", "fp16-mixed"))
+    training = tomllib.loads(export_plan("torchtitan", mixed, graph)["torchtitan.toml"])["training"]
+    assert (training["dtype"], training["mixed_precision_param"]) == ("float32", "bfloat16")
+    assert training["mixed_precision_reduce"] == "float32"
+    assert tomllib.loads(export_plan("torchtitan", pure, graph)["torchtitan.toml"])["training"]["dtype"] == "bfloat16"
+    arguments = export_plan("megatron", half, graph)["megatron_args.sh"]
+    assert "--fp16" in arguments and "--accumulate-allreduce-grads-in-fp32" in arguments
+    config = json.loads(export_plan("deepspeed", mixed, graph)["deepspeed.json"])
+    assert config["bf16"] == {"enabled": True} and config["data_types"] == {"grad_accum_dtype": "fp32"}
+    for target in ("megatron", "deepspeed"):
+        with pytest.raises(UnsupportedError, match="bf16 has none"):
+            export_plan(target, pure, graph)
+    with pytest.raises(UnsupportedError, match="float16"):
+        export_plan("torchtitan", half, graph)

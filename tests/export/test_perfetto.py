@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
-from autosbp.costmodel.collectives import collectives
+from autosbp.costmodel.step_collectives import collectives
 from autosbp.errors import InputError
 from autosbp.export import export_plan
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Plan
+from autosbp.plan.plan import Plan
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
 from autosbp.zoo import zoo_graph
@@ -37,7 +37,7 @@ def test_the_trace_ends_with_the_step(subject: Plan, graph: LogicalGraph) -> Non
     assert end_s == pytest.approx(subject.document["step_time_s"], rel=1e-5)
 
 
-def test_what_the_program_does_follows_each_other(subject: Plan, graph: LogicalGraph) -> None:
+def test_events_of_the_program_do_not_overlap(subject: Plan, graph: LogicalGraph) -> None:
     listed = events(subject, graph)
     assert {event["cat"] for event in listed} == {"compute", "comm", "optimizer"}
     own = [event for event in listed if event["tid"] != BESIDE]

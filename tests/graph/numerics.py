@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from autosbp.graph.ir import LogicalGraph
-from autosbp.graph.materialise import initial_parameter, materialise
+from autosbp.graph.to_fx import initial_parameter, to_graph_module
 
 TOLERANCE = 1e-10
 
@@ -46,7 +46,7 @@ def run_graph(
     leaves = {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in sources.items()}
     parameters = [initial_parameter(leaf, leaves) for leaf in graph.parameters]
     size = next(iter(batch.values())).shape[0]
-    program = materialise(graph.bind(**dict.fromkeys(graph.symbols, size)))
+    program = to_graph_module(graph.bind(**dict.fromkeys(graph.symbols, size)))
     torch.manual_seed(7)
     loss = program(*parameters, *(batch[leaf.name] for leaf in graph.inputs))
     used = sorted({leaf.source for leaf in graph.parameters if leaf.trained})

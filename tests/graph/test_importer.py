@@ -12,8 +12,10 @@ from torch.nn import functional as F
 from autosbp.errors import GraphError, UnsupportedError
 from autosbp.graph.capture import capture
 from autosbp.graph.ir import LogicalGraph
-from autosbp.graph.materialise import op_of
+from autosbp.graph.to_fx import resolve_op
 from tests.graph.numerics import assert_same, weights
+
+pytestmark = pytest.mark.integration
 
 
 def batch_of(size: int) -> dict[str, Tensor]:
@@ -107,11 +109,13 @@ def reads_nothing_of_values(model: Model, x: Tensor, labels: Tensor) -> tuple[Te
 
 
 @pytest.mark.parametrize("run", [without_casts, frozen_statistics, recomputed, one_element, reads_nothing_of_values])
-def test_what_leaves_the_loss_as_it_is_is_captured(run: Callable[[Model, Tensor, Tensor], object]) -> None:
+def test_side_effects_without_influence_on_the_loss_are_captured(
+    run: Callable[[Model, Tensor, Tensor], object],
+) -> None:
     assert_equal(run)
 
 
-def test_branches_beside_the_loss_are_left_out() -> None:
+def test_branches_without_influence_on_the_loss_are_dropped() -> None:
     def run(model: Model, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = model.one(x)
         return F.cross_entropy(logits, labels), torch.cond(logits.sum() > 0, torch.sin, torch.cos, (logits,))
@@ -177,21 +181,21 @@ def fails(model: Model, x: Tensor, labels: Tensor) -> Tensor:
 
 
 REFUSED: list[tuple[Callable[[Model, Tensor, Tensor], object], str]] = [
-    (changed_input, "input x is changed in place; work on a copy"),
-    (changed_parameter, r"parameter one\.weight is changed"),
-    (stale_buffer, "loss reads the buffer seen"),
+    (changed_input, "changes input x in place; work on a copy"),
+    (changed_parameter, r"changes parameter one\.weight"),
+    (stale_buffer, "loss depends on buffer seen"),
     (picked_rows, r"values.*dense form"),
     (branches, r"cond cannot be captured.*test_importer\.py.*torch\.where"),
     (item, r"test_importer\.py, line \d+.*dense form"),
-    (vector, r"first output must be the loss, a float scalar; it is torch.float64 \["),
-    (whole_numbers, "a float scalar; it is torch.int64"),
+    (vector, r"first output must be the loss, a float scalar; got torch.float64 \["),
+    (whole_numbers, "a float scalar; got torch.int64"),
     (complex_numbers, r"complex128.*fft.*test_importer\.py"),
     (fails, r"test_importer\.py, line \d+ \(return F\.cross_entropy"),
 ]
 
 
 @pytest.mark.parametrize(("run", "says"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
-def test_what_has_no_place_in_a_graph_is_refused_with_the_line_and_what_to_do(
+def test_unsupported_code_is_refused_with_line_and_hint(
     run: Callable[[Model, Tensor, Tensor], object], says: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=says) as caught:
@@ -219,16 +223,16 @@ def test_custom_ops_are_nodes_by_their_full_name() -> None:
 @pytest.mark.parametrize(
     ("op", "says"),
     [
-        ("unheard_of.op.default", "library of unheard_of, once it is imported"),
-        ("graph_tests.other.default", "library of graph_tests"),
-        ("aten.no_such_op.default", "an op of torch"),
-        ("aten.add_.Tensor", "changes nothing"),
-        ("aten.from_file.default", "changes nothing"),
-        ("c10d.allreduce_.default", "custom ops"),
+        ("unheard_of.op.default", "library unheard_of, after importing it"),
+        ("graph_tests.other.default", "library graph_tests"),
+        ("aten.no_such_op.default", "argument-checking ops"),
+        ("aten.add_.Tensor", "argument-checking ops"),
+        ("aten.from_file.default", "argument-checking ops"),
+        ("c10d.allreduce_.default", "custom op library"),
         ("os.system", "NAMESPACE.NAME.OVERLOAD"),
         ("aten.__class__.__mro__", "op"),
     ],
 )
 def test_a_document_reaches_no_op_that_is_not_loaded_or_changes_something(op: str, says: str) -> None:
     with pytest.raises(GraphError, match=says):
-        op_of(op)
+        resolve_op(op)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from autosbp.errors import GraphError, InputError
-from autosbp.graph.cast import cast_floats
+from autosbp.graph.dtype_cast import cast_floats
 from autosbp.graph.ir import Parameter, Ref, TensorMeta
-from autosbp.graph.materialise import initial_parameter, materialise, op_of
 from autosbp.graph.serialize import from_dict
+from autosbp.graph.to_fx import initial_parameter, resolve_op, to_graph_module
 from tests.graph.documents import document
 
 
@@ -56,7 +56,7 @@ def test_a_graph_of_plain_data_runs_as_a_module() -> None:
     graph = from_dict(document()).bind(batch=2)
     w, b = torch.arange(6.0).reshape(3, 2), torch.ones(3)
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert materialise(graph)(w, b, x, torch.zeros(2)) == (x @ w.t() + b + 2).mean()
+    assert to_graph_module(graph)(w, b, x, torch.zeros(2)) == (x @ w.t() + b + 2).mean()
 
 
 def test_a_parameter_is_cut_out_of_the_checkpoints_tensor() -> None:
@@ -69,7 +69,7 @@ def test_casting_changes_every_float_tensor_and_cast() -> None:
     graph = cast_floats(from_dict(document()), "float32", "float64")
     assert {meta.dtype for metas in graph.metas.values() for meta in metas} == {"float64", "int64"}
     assert graph.nodes[4].args[1].name == "float64"
-    assert materialise(graph.bind(batch=2))(
+    assert to_graph_module(graph.bind(batch=2))(
         torch.zeros(3, 2).double(), torch.zeros(3).double(), torch.zeros(2, 2).double(), torch.zeros(2)
     ) == 2.0  # fmt: skip
 
@@ -92,4 +92,4 @@ def test_casting_keeps_numbers_within_what_the_new_type_holds() -> None:
 )  # fmt: skip
 def test_only_functional_ops_of_torch_and_of_loaded_libraries_are_run(name: str) -> None:
     with pytest.raises(GraphError, match="op"):
-        op_of(name)
+        resolve_op(name)

@@ -15,6 +15,8 @@ from autosbp.graph.serialize import from_dict
 from autosbp.zoo import zoo_graph, zoo_names
 from tests.graph.documents import document
 
+pytestmark = pytest.mark.integration
+
 SCHEMA = json.loads((files("autosbp") / "data" / "graph.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
 
@@ -26,6 +28,10 @@ def test_the_schema_is_valid_itself() -> None:
 
 def test_a_small_document_is_valid() -> None:
     VALIDATOR.validate(document())
+
+
+def test_a_document_with_an_infinite_argument_is_valid() -> None:
+    VALIDATOR.validate(document(("nodes.0.args.1", {"float": "-Infinity"})))
 
 
 @pytest.mark.parametrize("name", zoo_names())
@@ -53,6 +59,7 @@ def test_shipped_documents_are_valid(name: str) -> None:
         ("nodes.1.args.0", {"ref": ["x"]}),
         ("nodes.1.args.0.out", -1),
         ("nodes.4.args.1.dtype", "string"),
+        ("nodes.0.args.1", {"float": "inf"}),
         ("nodes.6.args.1.sym", "batch/2"),
         ("nodes.0", {"repeat": 0, "nodes": []}),
         ("nodes.0", {"repeat": 2, "nodes": []}),

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, capture_hf_config, load_cluster, make_plan
-from autosbp.costmodel.recompute import recomputing
-from autosbp.plan import Strategy
-from autosbp.search.sampling import sample_strategies
-from autosbp.torchrun import run_ranks
-from tests.forms import form
+from autosbp.costmodel.recompute import with_full_checkpointing
+from autosbp.launch.local import run_ranks
+from autosbp.plan.plan import Strategy
+from autosbp.testing.strategy_samples import sample_strategies
 from tests.models.configs import CONFIGS, SIZES, ZOO
+from tests.tiers import form
 
 GLOBAL_BATCH = 8
 MODELS = (*CONFIGS, *ZOO)
@@ -40,7 +40,7 @@ def strategies_of(name: str) -> dict[str, Strategy]:
         found[baseline] = plan.baseline_strategy(baseline)
     samples = sample_strategies(graph_of(name), cluster, 2, global_batch=GLOBAL_BATCH, micro_batch=GLOBAL_BATCH)
     bound = graph_of(name).bind(**dict.fromkeys(graph_of(name).symbols, GLOBAL_BATCH))
-    again = recomputing(bound, samples[1])
+    again = with_full_checkpointing(bound, samples[1])
     return found | {"sample": samples[0], "recomputed sample" if again.recompute else "another sample": again}
 
 

@@ -14,6 +14,8 @@ from autosbp.graph.huggingface._config import read_config
 from tests.graph.numerics import Double, assert_same, weights
 from tests.models.configs import CONFIGS, SIZES
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.some(3)

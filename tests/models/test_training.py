@@ -8,7 +8,7 @@ import pytest
 
 from tests.models.conftest import MODELS, graph_of, plan_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 Reports = dict[str, dict[str, list[dict[str, Any]]]]
 
@@ -32,7 +32,9 @@ def test_issued_collectives_are_the_charged_ones(reports: Reports, model: str) -
 def test_plan_is_bounded_and_no_op_is_left_without_layouts(model: str) -> None:
     plan, graph = plan_of(model), graph_of(model)
     assert 0.0 < plan.document["lower_bound_s"] <= plan.document["step_time_s"]
-    assert set(plan.strategy.signatures) == {node.name for node in graph.nodes if node.name in graph.computed}
+    assert set(plan.strategy.signatures) == {
+        node.name for node in graph.nodes if node.name in graph.parameter_dependent
+    }
     assert not plan.document.get("warnings")
 
 

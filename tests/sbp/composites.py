@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from autosbp.cluster import Cluster
+from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.ir import Input, LogicalGraph, Node, Parameter, Ref, TensorMeta
-from autosbp.graph.materialise import op_of
-from autosbp.plan import BoxingKey, Signature, Strategy
+from autosbp.graph.to_fx import resolve_op
+from autosbp.plan.plan import BoxingKey, Signature, Strategy
+from autosbp.program.chosen_options import checked_choices, uneven_choice
 from autosbp.sbp.boxing import is_even
-from autosbp.sbp.choices import axis_choices, uneven_choice
+from autosbp.sbp.factor_notation import tensor_inputs
+from autosbp.sbp.layout import B, NdSbp, S
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import B, NdSbp, S
 from autosbp.sbp.rules import node_options
-from autosbp.sbp.sharding import tensor_inputs
 from autosbp.search.problem.strategy import add_paths
 
 EXTENT = 12
@@ -51,7 +51,7 @@ class Chain:
         def example(arg: Any) -> Any:
             return torch.ones(self.shapes[arg.name], dtype=torch.float64) if isinstance(arg, Ref) else arg
 
-        shape = tuple(op_of(f"aten.{op}")(*map(example, args)).shape)
+        shape = tuple(resolve_op(f"aten.{op}")(*map(example, args)).shape)
         self.value = f"n{len(self.nodes)}"
         self.shapes[self.value] = shape
         self.nodes.append(Node(self.value, f"aten.{op}", args, {}, (TensorMeta(shape, "float64"),)))
@@ -150,7 +150,7 @@ def _signature(graph: LogicalGraph, node: Node, mesh: Mesh, rng: random.Random) 
             tuple(zip(*(option.ins for option in chosen), strict=True)),
             tuple(zip(*(option.outs for option in chosen), strict=True)),
         )
-        if uneven_choice(axis_choices(graph, node, signature, mesh.ndim), mesh) is not None:
+        if uneven_choice(checked_choices(graph, node, signature, mesh.ndim), mesh) is not None:
             continue
         if all(
             is_even(meta.sizes, one, mesh) for meta, one in zip(metas, (*signature.ins, *signature.outs), strict=True)

@@ -14,16 +14,18 @@ from autosbp.sbp.boxing import (
     is_even,
     layouts_of,
     message_bytes,
-    nestings,
+    nesting_orders,
     permute_peers,
     permuted_ranks,
     step_between,
     steps_among,
 )
+from autosbp.sbp.layout import B, I, NdSbp, P, S, Sbp, is_mesh_order, parse_nd_sbp, shard_index
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp, is_mesh_order, parse_nd_sbp, shard_index
 from autosbp.testing.virtual import plain_mesh
-from autosbp.testing.virtual_steps import check_paths
+from autosbp.testing.virtual_boxing import check_paths
+
+pytestmark = pytest.mark.integration
 
 TENSORS = [((4,), (4, 8)), ((2, 2), (4, 8)), ((2, 3), (6, 12)), ((3, 2), (6, 12)), ((2, 2, 2), (8, 16, 2))]
 IDS = ["x".join(map(str, mesh)) for mesh, _ in TENSORS]
@@ -45,7 +47,7 @@ def test_steps_are_right_forward_and_backward(sizes: tuple[int, ...], shape: tup
 
 def stops_of(shape: tuple[int, ...], mesh: Mesh) -> tuple[NdSbp, ...]:
     """Every even layout, in every order of nests."""
-    return tuple(nesting for layout in layouts_of(shape, mesh, True) for nesting in nestings(layout))
+    return tuple(nesting for layout in layouts_of(shape, mesh, True) for nesting in nesting_orders(layout))
 
 
 def test_steps_between_all_states_of_one_axis_are_the_table_of_actions() -> None:

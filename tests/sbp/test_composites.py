@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from autosbp.cluster import load_cluster
-from autosbp.sbp.program import Box, program_items
+from autosbp.cluster.spec import load_cluster
+from autosbp.program.program import Boxing, program_items
 from autosbp.sbp.rules import check_graph
 from autosbp.testing.virtual_program import check_strategy
 from tests.sbp.composites import OPS, random_graph, random_strategy
@@ -35,6 +35,6 @@ def test_the_chains_hold_every_kind_of_op_and_of_boxing() -> None:
         ops |= {node.op for node in graph.nodes}
         for cluster in map(load_cluster, CLUSTERS):
             items = program_items(graph, random_strategy(graph, cluster, rng))
-            kinds |= {step.forward for item in items if isinstance(item, Box) for step in item.steps}
+            kinds |= {step.forward for item in items if isinstance(item, Boxing) for step in item.steps}
     assert {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice", "pad", "mask", "none"} <= kinds
     assert len(ops) > len(OPS)

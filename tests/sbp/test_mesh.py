@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
 from autosbp.sbp.mesh import Axis, Mesh
 
 MESHES = [load_cluster(spec).mesh() for spec in ("local:1", "local:4", "local:2x2", "summit:4", "dgx-a100-80g:2")]

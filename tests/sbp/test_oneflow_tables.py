@@ -7,24 +7,24 @@ from itertools import product
 import pytest
 
 from autosbp.api import load_graph, make_plan
-from autosbp.cluster import Cluster
+from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.executor.lowering import lower
 from autosbp.graph.ir import LogicalGraph, Node
-from autosbp.plan import Signature
-from autosbp.sbp.boxing import COLLECTIVES, Step, message_bytes, step_between
+from autosbp.plan.plan import Signature
+from autosbp.sbp.boxing import COLLECTIVES, BoxingStep, message_bytes, step_between
+from autosbp.sbp.factor_notation import axis_options, notation, tensor_inputs
+from autosbp.sbp.layout import B, I, NdSbp, P, S, Sbp
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import B, I, NdSbp, P, S, Sbp
 from autosbp.sbp.rules import RULES, node_options
-from autosbp.sbp.sharding import axis_options, notation, tensor_inputs
-from autosbp.sbp.transfer import direct_transfer, volume_bytes
 from autosbp.search.plan_options import PlanOptions
+from autosbp.testing.oneflow_transfer_volume import direct_transfer, volume_bytes
 from autosbp.testing.virtual import plain_mesh
+from autosbp.testing.virtual_boxing import check_steps
 from autosbp.testing.virtual_cases import of, op_case, x
 from autosbp.testing.virtual_ops import check_layouts
 from autosbp.testing.virtual_program import check_strategy
-from autosbp.testing.virtual_steps import check_steps
 
 TABLE_1 = {
     ("S0", "B", "S0"),
@@ -88,7 +88,7 @@ def table_2(p1: int, p2: int) -> dict[tuple[Sbp, Sbp], tuple[float, float]]:
 ROWS = [pytest.param(*pair, id=f"{pair[0]}-{pair[1]}") for pair in table_2(1, 1)]
 
 
-def volume_of(steps: tuple[Step, ...], mesh: Mesh) -> int:
+def volume_of(steps: tuple[BoxingStep, ...], mesh: Mesh) -> int:
     """Bytes that all devices send in the forward steps."""
     return sum(
         volume_bytes(step.forward, message_bytes(step, T, mesh), mesh.group_size(step.axes))

@@ -8,16 +8,18 @@ from itertools import product
 import pytest
 
 from autosbp.graph.ir import LogicalGraph, Node
-from autosbp.plan import Signature
+from autosbp.plan.plan import Signature
+from autosbp.program.chosen_options import checked_choices, uneven_choice
 from autosbp.sbp.boxing import is_even
-from autosbp.sbp.choices import axis_choices, uneven_choice
+from autosbp.sbp.factor_notation import AxisOption, tensor_inputs
+from autosbp.sbp.layout import B, I, P, S, Sbp
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import B, I, P, S, Sbp
 from autosbp.sbp.rules import RULES, node_options
-from autosbp.sbp.sharding import AxisOption, tensor_inputs
 from autosbp.testing.virtual import plain_mesh
 from autosbp.testing.virtual_cases import CASES, Case, mask, of, op_case, x
 from autosbp.testing.virtual_ops import check_layouts, check_option
+
+pytestmark = pytest.mark.integration
 
 ALL = [pytest.param(op, case, id=f"{op}-{at}") for op, cases in CASES.items() for at, case in enumerate(cases)]
 
@@ -25,7 +27,7 @@ ALL = [pytest.param(op, case, id=f"{op}-{at}") for op, cases in CASES.items() fo
 def fits(graph: LogicalGraph, node: Node, signature: Signature, mesh: Mesh) -> bool:
     metas = (*tensor_inputs(graph, node), *node.outputs)
     layouts = (*signature.ins, *signature.outs)
-    if uneven_choice(axis_choices(graph, node, signature, mesh.ndim), mesh) is not None:
+    if uneven_choice(checked_choices(graph, node, signature, mesh.ndim), mesh) is not None:
         return False
     return all(is_even(meta.sizes, layout, mesh) for meta, layout in zip(metas, layouts, strict=True))
 
@@ -130,6 +132,6 @@ def test_wrong_layouts_are_rejected_and_no_rule_offers_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [B, I, P, S(0)], ids=str)
-def test_the_check_accepts_what_is_right(kind: Sbp) -> None:
+def test_the_check_accepts_correct_layouts(kind: Sbp) -> None:
     graph, node = op_case("aten.neg.default", of(x(4, 6)))
     check_option(graph, node, AxisOption("right", (kind,), (kind,), False), 2)

@@ -6,14 +6,16 @@ import pytest
 
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Node
-from autosbp.plan import Signature, Strategy
+from autosbp.plan.plan import Signature, Strategy
+from autosbp.program.program import check_signature
+from autosbp.sbp.factor_notation import AxisOption
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.program import check_signature
 from autosbp.sbp.rules import node_options
-from autosbp.sbp.sharding import AxisOption
 from autosbp.testing.virtual import plain_mesh
 from autosbp.testing.virtual_cases import CASES, Case, of, op_case, x
 from autosbp.testing.virtual_ops import check_layouts
+
+pytestmark = pytest.mark.integration
 
 SIZES = (4, 5)
 """4 divides some extents of the cases (4, 12) and not others (2, 3, 6); 5 divides none."""

@@ -9,6 +9,8 @@ import pytest
 from autosbp.api import Plan, PlanOptions, capture, load_cluster, make_plan, pareto_front, predict_costs
 from autosbp.errors import InputError
 
+pytestmark = pytest.mark.integration
+
 MODELS = ["mlp-small", "gpt2-demo"]
 
 

@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
-from autosbp.api import Calibration, Plan, PlanOptions, capture, load_cluster, make_plan
+from autosbp.api import Calibration, Plan, PlanOptions, capture, check_memory, load_cluster, make_plan
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.strategy_cost import evaluate
 from autosbp.errors import InfeasibleError, InputError
-from autosbp.jsonio import canonical
-from autosbp.plan import plan_id_of
-from autosbp.search.problem.views import mesh_views, tensor_parallel_view
+from autosbp.plan.plan import plan_id_of
+from autosbp.search.problem.mesh_views import mesh_views, tensor_parallel_view
+from autosbp.utils.json_io import canonical
+from autosbp.zoo import zoo_graph
+
+pytestmark = pytest.mark.integration
 
 GAPS = [
     ("zoo:gpt2-demo", "local:2x2", 16, 0.018),
@@ -64,7 +67,7 @@ def test_the_strategy_read_back_costs_what_the_search_said(model: str, cluster: 
 
 def test_same_input_and_seed_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     program = (
-        "import sys; from autosbp.api import *; from autosbp.jsonio import canonical;"
+        "import sys; from autosbp.api import *; from autosbp.utils.json_io import canonical;"
         "plan = make_plan(capture('zoo:gpt2-demo'), load_cluster('local:2x2'), None, PlanOptions(global_batch=16, seed=3));"
         "sys.stdout.buffer.write(canonical(plan.to_dict())); assert 'torch' not in sys.modules"
     )
@@ -200,3 +203,49 @@ def test_views_of_a_large_mesh_cover_every_data_by_tensor_grid() -> None:
         assert len(tensor_axes) <= 2
         if grid.ndim == 3:
             assert grid.shape in views
+
+
+@pytest.mark.parametrize(
+    ("cluster", "wanted"), [("dgx-a100-80g:1", "bf16-mixed"), ("local:2", "fp32"), ("summit:1", "fp32")]
+)
+def test_auto_is_mixed_precision_where_tensor_cores_are_for_bfloat16(cluster: str, wanted: str) -> None:
+    graph = zoo_graph("mlp-small")
+    plan = make_plan(graph, load_cluster(cluster), None, PlanOptions(precision="auto", baselines=()))
+    assert plan.precision == plan.document["options"]["precision"] == wanted
+    assert plan.document["provenance"]["graph_hash"] == graph.graph_hash
+
+
+def test_half_precision_takes_less_time_and_memory_and_tf32_less_time_alone() -> None:
+    def planned(precision: str | None) -> dict[str, Any]:
+        options = PlanOptions(global_batch=64, precision=precision, baselines=(), storage="as_used", time_limit_s=5)
+        return dict(make_plan(zoo_graph("gpt2-demo"), load_cluster("dgx-a100-80g:1"), None, options).document)
+
+    captured, full, tf32, mixed, pure = map(planned, (None, "fp32", "tf32", "bf16-mixed", "bf16"))
+    assert captured["strategy"] == full["strategy"] and "precision" not in captured
+    assert mixed["step_time_s"] < tf32["step_time_s"] < full["step_time_s"]
+    assert tf32["memory_bytes_per_device"] >= full["memory_bytes_per_device"] > mixed["memory_bytes_per_device"]
+    assert pure["memory_breakdown"]["optimizer"] * 3 == mixed["memory_breakdown"]["optimizer"]
+
+
+def test_tf32_is_refused_on_devices_without_it() -> None:
+    with pytest.raises(InputError, match="tensorfloat32"):
+        make_plan(zoo_graph("mlp-small"), load_cluster("summit:1"), None, PlanOptions(precision="tf32"))
+    with pytest.raises(InputError, match="bf16-mixed"):
+        PlanOptions(precision="fp8")
+
+
+def test_a_model_that_fits_in_half_precision_alone_is_told_so_before_a_search() -> None:
+    cluster = load_cluster("local:1")
+    count = cluster.device.memory_bytes // 10  # 8 bytes an element fit, 18 of mixed precision do not
+    check_memory(count, 4 * count, cluster, PlanOptions(precision="bf16"))
+    with pytest.raises(InfeasibleError, match="memory_limit_bytes"):
+        check_memory(count, 4 * count, cluster, PlanOptions(precision="bf16-mixed"))
+
+
+def test_baselines_as_plans_have_their_own_throughput() -> None:
+    plan = make_plan(zoo_graph("gpt2-demo"), load_cluster("aws-p5:1"), None, PlanOptions(precision="auto"))
+    baseline = plan.with_baseline("data_parallel").document
+    assert baseline["tokens_per_s"] == pytest.approx(
+        baseline["strategy"]["global_batch"] * plan.document["sequence_length"] / baseline["step_time_s"]
+    )
+    assert baseline["price_per_billion_tokens"] >= plan.document["price_per_billion_tokens"] > 0

@@ -10,10 +10,12 @@ import pytest
 
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan, pareto_front, predict_costs
 from autosbp.errors import InputError
-from autosbp.plan import BUCKET_BYTES
+from autosbp.plan.plan import BUCKET_BYTES
+from autosbp.search.branch_and_bound.bucket_sizes import BUCKET_SIZES
 from autosbp.search.planner import Planner
-from autosbp.search.space.message_sizes import SIZES
-from autosbp.search.warm_start import restarted
+from autosbp.search.warm_start import cost_warm_start
+
+pytestmark = pytest.mark.integration
 
 OPTIONS = PlanOptions(global_batch=16, baselines=())
 
@@ -46,7 +48,7 @@ def test_a_plan_is_no_slower_than_its_start_at_its_own_batch(batch: int, stages:
     """Nor is what either search proves above what the other one found."""
     cluster, options = load_cluster("local:2x2"), replace(OPTIONS, global_batch=batch, stages=stages)
     start = earlier(stages=stages).strategy
-    here = restarted(start, Planner(graph(), cluster, None, options, None).problems, cluster, options).candidate
+    here = cost_warm_start(start, Planner(graph(), cluster, None, options, None).problems, cluster, options).candidate
     assert here is not None and here.strategy.global_batch == batch
     assert predict_costs(graph(), here.strategy, cluster) == here.costs
     warm = make_plan(graph(), cluster, options=options, start=start).document
@@ -57,12 +59,17 @@ def test_a_plan_is_no_slower_than_its_start_at_its_own_batch(batch: int, stages:
 
 @pytest.mark.parametrize(
     ("size", "asked", "kept"),
-    [(SIZES[0], None, SIZES[0]), (SIZES[-1], None, SIZES[-1]), (7_000_000, None, BUCKET_BYTES), (SIZES[0], 7, 7)],
+    [
+        (BUCKET_SIZES[0], None, BUCKET_SIZES[0]),
+        (BUCKET_SIZES[-1], None, BUCKET_SIZES[-1]),
+        (7_000_000, None, BUCKET_BYTES),
+        (BUCKET_SIZES[0], 7, 7),
+    ],
 )
 def test_a_start_keeps_messages_of_a_size_that_may_be_chosen(size: int, asked: int | None, kept: int) -> None:
     cluster, options = load_cluster("local:2x2"), replace(OPTIONS, bucket_bytes=asked)
     problems = Planner(graph(), cluster, None, options, None).problems
-    found = restarted(replace(earlier().strategy, bucket_bytes=size), problems, cluster, options).candidate
+    found = cost_warm_start(replace(earlier().strategy, bucket_bytes=size), problems, cluster, options).candidate
     assert found is not None and found.strategy.bucket_bytes == kept
 
 
@@ -85,15 +92,15 @@ def test_pipelines_start_with_other_batches() -> None:
 @pytest.mark.parametrize(
     ("model", "cluster", "asked", "why"),
     [
-        ("zoo:mlp-small", "local:2x2", {}, "it does not fit mlp-small: it has no layout of layers.0.weight."),
-        ("zoo:gpt2-demo", "local:4", {}, "its 1 stages of 2 x 2 devices are not local:4"),
-        ("zoo:gpt2-demo", "local:8", {}, "its 1 stages of 2 x 2 devices are not local:8"),
-        ("zoo:gpt2-demo", "local:2x2", {"stages": 2}, "it has 1 stages, 2 are asked for"),
-        ("zoo:gpt2-demo", "local:2x2", {"memory_limit_bytes": 60_000_000}, "at most 60000000 are allowed"),
+        ("zoo:mlp-small", "local:2x2", {}, "it does not match mlp-small: it has no layout of layers.0.weight."),
+        ("zoo:gpt2-demo", "local:4", {}, "its 1 stages of 2 x 2 devices do not match local:4"),
+        ("zoo:gpt2-demo", "local:8", {}, "its 1 stages of 2 x 2 devices do not match local:8"),
+        ("zoo:gpt2-demo", "local:2x2", {"stages": 2}, "it has 1 stages instead of the requested 2"),
+        ("zoo:gpt2-demo", "local:2x2", {"memory_limit_bytes": 60_000_000}, "the limit is 60000000"),
     ],
 )
 @pytest.mark.some(2)
-def test_what_does_not_fit_is_left_aside_and_the_plan_says_why(
+def test_an_unusable_warm_start_is_skipped_with_a_reason(
     model: str, cluster: str, asked: dict[str, int], why: str
 ) -> None:
     """Another model, other levels, fewer devices, other stages, less memory: as if nothing had been given."""
@@ -102,7 +109,7 @@ def test_what_does_not_fit_is_left_aside_and_the_plan_says_why(
     warm = make_plan(capture(model), load_cluster(cluster), options=options, start=earlier().strategy)
     assert warm.document["step_time_s"] <= cold.document["step_time_s"] * (1 + 1e-9)
     (said,) = [each for each in warm.document["warnings"] if "start" in each]
-    assert said.startswith("The start was left aside: ") and why in said
+    assert said.startswith("The warm start was not used: ") and why in said
     assert cold.document["warnings"] == earlier().document["warnings"] == []
     assert predict_costs(capture(model), warm.strategy, load_cluster(cluster)).step_time_s == pytest.approx(
         warm.document["step_time_s"]
@@ -121,7 +128,7 @@ def test_what_does_not_fit_is_left_aside_and_the_plan_says_why(
 )
 def test_options_under_which_no_start_is_looked_at_are_refused_beside_one(asked: dict[str, Any]) -> None:
     ((name, _),) = asked.items()
-    with pytest.raises(InputError, match="none is expected with a start") as refused:
+    with pytest.raises(InputError, match="not allowed with start") as refused:
         make_plan(graph(), load_cluster("local:2x2"), options=replace(OPTIONS, **asked), start=earlier().strategy)
     assert refused.value.field == name
 
@@ -131,7 +138,7 @@ def test_a_start_that_recomputes_is_left_aside_where_that_is_forbidden() -> None
     assert again.strategy.recompute
     plan = make_plan(graph(), load_cluster("local:2x2"), options=replace(OPTIONS, recompute=0), start=again.strategy)
     assert not plan.strategy.recompute
-    assert plan.document["warnings"] == ["The start was left aside: it recomputes blocks, which is forbidden."]
+    assert plan.document["warnings"] == ["The warm start was not used: it recomputes blocks, which the options forbid."]
 
 
 def test_a_front_begins_with_an_earlier_plan() -> None:
@@ -144,7 +151,7 @@ def test_a_front_begins_with_an_earlier_plan() -> None:
 
 
 @pytest.mark.parametrize("asked", [{"micro_batch": 8}, {"storage": "as_used"}, {"recompute": 1}])
-def test_a_baseline_that_is_not_as_asked_is_no_start_either(asked: dict[str, Any]) -> None:
+def test_baselines_that_violate_options_are_no_warm_start(asked: dict[str, Any]) -> None:
     """ZeRO-2 takes the batch at once, stores parameters apart, and recomputes nothing."""
     options = replace(OPTIONS, baselines=("zero2",))
     free = Planner(graph(), load_cluster("local:2x2"), None, options, None)

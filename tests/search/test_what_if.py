@@ -10,7 +10,9 @@ import pytest
 
 from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, make_plan, what_if
 from autosbp.errors import InputError
-from autosbp.search.what_if import Change
+from autosbp.search.what_if import HardwareChange
+
+pytestmark = pytest.mark.integration
 
 
 @cache
@@ -25,7 +27,7 @@ def plan(limit: int | None = None) -> Plan:
 
 
 @cache
-def changes() -> dict[str, Change]:
+def changes() -> dict[str, HardwareChange]:
     return {each.name: each for each in what_if(graph(), plan())}
 
 

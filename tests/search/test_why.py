@@ -14,10 +14,12 @@ from autosbp.api import LogicalGraph, Plan, PlanOptions, capture, load_cluster, 
 from autosbp.errors import InputError
 from autosbp.search import SearchOptions
 from autosbp.search._base import Edge, SearchProblem
-from autosbp.search.bounds.work import work_bound_s
-from autosbp.search.searchers.elimination import min_marginals
-from autosbp.search.searchers.exhaustive import exhaustive
-from autosbp.search.why import MAX_OPS, Alternative, OpAlternatives
+from autosbp.search.bounds.work_bound import work_bound_s
+from autosbp.search.solvers.elimination import min_marginals
+from autosbp.search.solvers.exhaustive import exhaustive
+from autosbp.search.why import MAX_OPS, CostedSignature, OpAlternatives
+
+pytestmark = pytest.mark.integration
 
 MESSAGE_BYTES = 25 * 2**20
 
@@ -103,8 +105,8 @@ def test_where_nothing_bounds_a_layout_no_gap_is_told() -> None:
     """Of ops that were timed, and parameters that are gathered for each use."""
     graph, plan = graph_of("mlp-small"), plan_of("mlp-small", "local:2x2", 64)
     costs = predict_costs(graph, plan.strategy, plan.cluster)
-    assert Alternative("B -> B", False, -math.inf, costs, plan.strategy, {}).gap is None
-    assert Alternative("B -> B", False, costs.step_time_s, costs, plan.strategy, {}).gap == 0.0
+    assert CostedSignature("B -> B", False, -math.inf, costs, plan.strategy, {}).gap is None
+    assert CostedSignature("B -> B", False, costs.step_time_s, costs, plan.strategy, {}).gap == 0.0
 
 
 @pytest.mark.parametrize(

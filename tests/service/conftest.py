@@ -11,13 +11,12 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from service.app import create_app
-from service.db import Database
-from service.jobs._base import Kinds
-from service.jobs._runner import DurableRunner
-from service.models import Base
-from service.settings import Settings
-from service.state import State
+from autosbp.service.app import create_app
+from autosbp.service.db import Database
+from autosbp.service.jobs._base import Kinds
+from autosbp.service.models import Base
+from autosbp.service.request_state import AppState
+from autosbp.service.settings import Settings
 from tests.service import documents
 from tests.service.postgres import Postgres, programs
 
@@ -30,38 +29,18 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(data_dir=tmp_path / "data", cancel_grace_s=1.0)
 
 
-_working: list[DurableRunner] = []
-
-
-@contextmanager
-def alone(runner: DurableRunner) -> Iterator[None]:
-    """A process has one runner at work: an earlier one rests for the block, in which ``runner`` starts."""
-    earlier = _working[-1] if _working else None
-    if earlier is not None:
-        earlier.stop()
-    _working.append(runner)
-    try:
-        yield
-    finally:
-        _working.remove(runner)
-        if earlier is not None:
-            earlier.start()
-
-
-def state_of(client: TestClient) -> State:
+def state_of(client: TestClient) -> AppState:
     """What the client's service shares."""
     app = client.app
     assert isinstance(app, FastAPI)
-    found: State = app.state.service
+    found: AppState = app.state.service
     return found
 
 
 @contextmanager
 def running(settings: Settings, kinds: Kinds | None = None) -> Iterator[TestClient]:
     client = TestClient(create_app(settings, kinds), "http://localhost", raise_server_exceptions=False)
-    runner = state_of(client).runner
-    assert isinstance(runner, DurableRunner)
-    with alone(runner), client:
+    with client:
         yield client
 
 

@@ -6,14 +6,14 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from service.app import create_app
-from service.server import serve
-from service.services.kinds import kinds
-from service.settings import Settings
+from autosbp.service.app import create_app
+from autosbp.service.server import serve
+from autosbp.service.services.job_kinds import kinds
+from autosbp.service.settings import Settings
 
 
 def main() -> None:
-    settings = Settings()
+    settings = Settings(rank_variables=["TEST_GATE"])
     table = dict(kinds(settings))
     table["search"] = replace(table["search"], target="tests.service.tasks:held_search")
     serve(settings, on_ready=Path(os.environ["TEST_URL"]).write_text, app=create_app(settings, table))

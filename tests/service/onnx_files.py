@@ -44,9 +44,11 @@ def of_any_width() -> bytes:
 def refused() -> list[Refused]:
     """Each is refused when it is parsed."""
     return [
-        Refused("cut.onnx", good()[:-20], "model.file", "an ONNX file is expected"),
-        Refused("notes.onnx", b"# what I meant to do", "model.file", "an ONNX file is expected"),
-        Refused("empty.onnx", b"", "model.file", "an ONNX file is expected"),
-        Refused("apart.onnx", external(), "model.graph.initializer", "no external data"),
-        Refused("branch.onnx", onnx_models()[1], "model.graph.node[1].op_type", "the ops that are read are"),
+        Refused("cut.onnx", good()[:-20], "model.file", "expected an ONNX file"),
+        Refused("notes.onnx", b"# what I meant to do", "model.file", "expected an ONNX file"),
+        Refused("empty.onnx", b"", "model.file", "expected an ONNX file"),
+        Refused(
+            "apart.onnx", external(), "model.graph.initializer", "inside the file; export with external_data=False"
+        ),
+        Refused("branch.onnx", onnx_models()[1], "model.graph.node[1].op_type", "unsupported op; supported:"),
     ]

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from sqlalchemy import create_engine, text
 
-from service.testing.disks import Disk
+from autosbp.service.testing.disks import Disk
 
 _PORT = 5432
 _NOBODY = 65534
@@ -99,6 +99,6 @@ class Postgres:
         user = _NOBODY if os.getuid() == 0 else None
         if self.disk is not None:  # which root alone may enter
             drop = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups")
-            command, user = [*self.disk.within, *drop, *command], None
+            command, user = [*self.disk.command_prefix, *drop, *command], None
         env = {**os.environ, "HOME": str(self._home)}
         return {"args": command, "stdout": subprocess.DEVNULL, "cwd": self._home, "user": user, "env": env}

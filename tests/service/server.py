@@ -19,14 +19,30 @@ START_S = 300.0
 _READY = re.compile(r"autosbp is ready at (http://[\d.]+:\d+)")
 
 
+def rss_mib(pid: int) -> float:
+    """The memory that a process has now."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
 class Server:
     """``python -m MODULE`` with settings in the environment; ends the process it started. ``within`` is a command that
     becomes it."""
 
-    def __init__(self, data_dir: Path, module: str = "service", within: Sequence[str] = (), **settings: object) -> None:
+    def __init__(
+        self, data_dir: Path, module: str = "autosbp.service", within: Sequence[str] = (), **settings: object
+    ) -> None:
         named = {f"AUTOSBP_{name.upper()}": str(value) for name, value in settings.items()}
         self._process = subprocess.Popen(
-            [*within, sys.executable, "-m", module],
+            [
+                *within,
+                "env",
+                "--default-signal=INT",
+                sys.executable,
+                "-m",
+                module,
+            ],  # which a shell in the background ignores
             cwd=ROOT,
             env={**os.environ, "AUTOSBP_PORT": "0", "AUTOSBP_DATA_DIR": str(data_dir), **named},
             stdout=subprocess.PIPE,

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
 from autosbp.costmodel.calibration import Calibration
 from tests.service import documents
+
+pytestmark = pytest.mark.integration
 
 
 def test_a_document_is_stored_with_its_cluster_and_read_back(client: TestClient) -> None:
@@ -67,7 +69,7 @@ def test_a_bad_calibration_is_422_and_stores_nothing(shared: TestClient, body: d
         body = {**body, "cluster_id": cluster_id}
     paths = "/v1/calibrations", "/v1/clusters", "/v1/jobs"
     before = [shared.get(path).json() for path in paths]
-    answer = shared.post("/v1/calibrations", json=body)
+    answer = shared.post("/v1/calibrations" if "schema" in body else "/v1/calibrations:measure", json=body)
     assert answer.status_code == 422, answer.text
     assert {"field", "value", "limit"} <= answer.json().keys()
     assert before == [shared.get(path).json() for path in paths]
@@ -75,7 +77,9 @@ def test_a_bad_calibration_is_422_and_stores_nothing(shared: TestClient, body: d
 
 def test_a_cluster_is_measured_by_a_job(shared: TestClient) -> None:
     cluster_id = shared.post("/v1/clusters", json={"preset": "local:2"}).json()["id"]
-    answer = shared.post("/v1/calibrations", json={"cluster_id": cluster_id, "point_s": 0.01, "variants": False})
+    answer = shared.post(
+        "/v1/calibrations:measure", json={"cluster_id": cluster_id, "point_s": 0.01, "variants": False}
+    )
     assert (answer.status_code, answer.headers["location"]) == (202, f"/v1/jobs/{answer.json()['id']}")
     job = documents.wait(shared, answer.json()["id"])
     assert job["state"] == "succeeded", job

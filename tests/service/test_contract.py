@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.access.caller import SCOPES, anybody
-from service.edge.middleware import SECURITY_HEADERS
-from service.jobs._base import JobKind
-from service.jobs.feed import Follower
-from service.models import JobRow, ReplayRow, now
-from service.services import keys
-from service.services.audit import forget
-from service.settings import Settings
+from autosbp.service.auth.caller import SCOPES, anonymous_caller
+from autosbp.service.http.middleware import SECURITY_HEADERS
+from autosbp.service.jobs._base import JobKind
+from autosbp.service.jobs.change_feed import Follower
+from autosbp.service.models import JobRow, ReplayRow, now
+from autosbp.service.services import keys
+from autosbp.service.services.audit import delete_expired
+from autosbp.service.settings import Settings
 from tests.service import documents
 from tests.service.conftest import running, state_of
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +40,18 @@ def key(text: str) -> dict[str, str]:
 
 def test_a_post_that_is_repeated_under_its_key_is_done_once_and_answered_again(shared: TestClient) -> None:
     body = {"hf_config": {"model_type": "abacus"}}
-    first = shared.post("/v1/models", json=body, headers=key("one"))
-    again = shared.post("/v1/models", json=body, headers=key("one"))
+    first = shared.post("/v1/models:capture", json=body, headers=key("one"))
+    again = shared.post("/v1/models:capture", json=body, headers=key("one"))
     assert (first.status_code, again.status_code) == (202, 202)
     assert again.content == first.content
     assert {name: again.headers[name] for name in ("location", "etag")} == {
         name: first.headers[name] for name in ("location", "etag")
     }
     assert again.headers["idempotency-replayed"] == "true" and "idempotency-replayed" not in first.headers
-    without = [shared.post("/v1/models", json=body).json()["id"] for _ in range(2)]
+    without = [shared.post("/v1/models:capture", json=body).json()["id"] for _ in range(2)]
     assert len({first.json()["id"], *without}) == 3
 
-    other = shared.post("/v1/models", json={"hf_config": {"model_type": "sundial"}}, headers=key("one"))
+    other = shared.post("/v1/models:capture", json={"hf_config": {"model_type": "sundial"}}, headers=key("one"))
     elsewhere = shared.post("/v1/clusters", json=body, headers=key("one"))
     for refused in (other, elsewhere):
         assert refused.status_code == 422
@@ -59,7 +61,9 @@ def test_a_post_that_is_repeated_under_its_key_is_done_once_and_answered_again(s
 def test_requests_at_once_under_one_key_make_one_job(shared: TestClient) -> None:
     body = {"hf_config": {"model_type": "abacus"}}
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: shared.post("/v1/models", json=body, headers=key("at-once")), range(16)))
+        answers = list(
+            pool.map(lambda _: shared.post("/v1/models:capture", json=body, headers=key("at-once")), range(16))
+        )
     assert {answer.status_code for answer in answers} <= {202, 409}
     assert len({answer.json()["id"] for answer in answers if answer.status_code == 202}) == 1
     assert all(answer.headers["retry-after"] == "1" for answer in answers if answer.status_code == 409)
@@ -79,26 +83,26 @@ def test_a_bad_key_is_refused(shared: TestClient, text: str) -> None:
 def test_a_job_whose_answer_was_lost_in_a_crash_is_not_made_twice(settings: Settings) -> None:
     body = {"hf_config": {"model_type": "abacus"}}
     with running(settings) as client:
-        job = client.post("/v1/models", json=body, headers=key("lost")).json()
+        job = client.post("/v1/models:capture", json=body, headers=key("lost")).json()
         state = state_of(client)
         with state.database.write() as session:  # as the crash leaves it: the key is taken, no answer is kept
             row = session.query(ReplayRow).one()
             row.status = row.body = row.headers = None
-        assert client.post("/v1/models", json=body, headers=key("lost")).status_code == 409
+        assert client.post("/v1/models:capture", json=body, headers=key("lost")).status_code == 409
         with state.database.write() as session:
             session.query(ReplayRow).one().created_at = now() - timedelta(minutes=2)
-        again = client.post("/v1/models", json=body, headers=key("lost"))
+        again = client.post("/v1/models:capture", json=body, headers=key("lost"))
         assert (again.status_code, again.json()["id"]) == (202, job["id"])
         with state.database.write() as session:
             assert session.query(JobRow).count() == 1
             session.query(ReplayRow).one().expires_at = now()
-        forget(state.database, settings)
+        delete_expired(state.database, settings)
         with state.database.read() as session:
             assert session.query(ReplayRow).count() == 0
 
 
 def test_stored_resources_have_etags_and_are_not_sent_twice(shared: TestClient, ids: dict[str, Any]) -> None:
-    job = shared.post("/v1/models", json={"hf_config": {"model_type": "abacus"}}).json()
+    job = shared.post("/v1/models:capture", json={"hf_config": {"model_type": "abacus"}}).json()
     documents.wait(shared, job["id"])
     paths = [
         f"/v1/models/{ids['model_id']}",
@@ -122,7 +126,7 @@ def test_what_has_changed_is_not_changed_under_an_old_etag(shared: TestClient) -
     assert (refused.status_code, refused.json()["type"]) == (412, "urn:autosbp:problem:changed")
     assert shared.delete(path, headers={"if-match": tag}).status_code == 204
 
-    job = shared.post("/v1/models", json={"hf_config": {"model_type": "abacus"}})
+    job = shared.post("/v1/models:capture", json={"hf_config": {"model_type": "abacus"}})
     done = documents.wait(shared, job.json()["id"])
     stale = shared.post(f"/v1/jobs/{done['id']}:cancel", headers={"if-match": job.headers["etag"]})
     assert stale.status_code == 412
@@ -146,7 +150,7 @@ def test_lists_are_filtered_and_their_cursors_stand_inserts(shared: TestClient) 
 
 
 def test_requests_have_ids_in_answers_and_logs(shared: TestClient, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "service.access"):
+    with caplog.at_level(logging.INFO, "autosbp.service.access"):
         given = shared.get("/v1/nothing", headers={"x-request-id": "ci-7.2"})
         own = shared.get("/healthz", headers={"x-request-id": "not an id"})
     assert given.headers["x-request-id"] == "ci-7.2"
@@ -188,11 +192,31 @@ def test_a_tenants_queue_and_streams_are_limited(settings: Settings) -> None:
         state = state_of(client)
         state.runner.stop()
         body = {"hf_config": {"model_type": "gpt2"}}
-        job = client.post("/v1/models", json=body).json()
-        full = client.post("/v1/models", json=body)
+        job = client.post("/v1/models:capture", json=body).json()
+        full = client.post("/v1/models:capture", json=body)
         assert (full.status_code, full.headers["retry-after"], full.json()["limit"]) == (429, "10", 1)
-        state.feed._followers["other"].add(Follower("other", 0, anybody("")))
+        state.feed._followers["other"].add(Follower("other", 0, anonymous_caller("")))
         assert client.get(f"/v1/jobs/{job['id']}/events").status_code == 429
+
+
+def test_the_seconds_that_a_tenants_waiting_searches_may_take_are_limited(settings: Settings) -> None:
+    with running(settings.model_copy(update={"max_queued_s_of_tenant": 60.0})) as client:
+        state_of(client).runner.stop()
+        model = client.post("/v1/models", json=documents.graph()).json()["id"]
+        cluster = client.post("/v1/clusters", json=documents.cluster()).json()["id"]
+
+        def search(seed: int, seconds: float, **more: int) -> Any:
+            options = {**documents.OPTIONS, "seed": seed, "time_limit_s": seconds}
+            asked = {"model_id": model, "cluster_id": cluster, "options": options, **more}
+            return client.post("/v1/searches", json=asked)
+
+        assert [search(1, 90.0).status_code, search(2, 1.0).status_code] == [202, 429]
+        client.post(f"/v1/jobs/{client.get('/v1/jobs').json()['items'][0]['id']}:cancel")
+        assert [search(3, 20.0).status_code, search(4, 10.0, num_points=4).status_code] == [202, 202]
+        full = search(5, 1.0)
+        assert (full.status_code, full.headers["retry-after"], full.json()["limit"]) == (429, "10", 60.0)
+        assert full.json()["type"] == "urn:autosbp:problem:queue-full"
+        assert full.json()["detail"].startswith("waiting jobs may take 60 s and this one 1 s more")
 
 
 def test_one_tenants_streams_leave_room_for_others(settings: Settings) -> None:
@@ -204,10 +228,12 @@ def test_one_tenants_streams_leave_room_for_others(settings: Settings) -> None:
         for tenant in ("one", "two"):
             key = keys.create(state.database.of(tenant), "test", SCOPES)
             headers = {"authorization": f"Bearer {key.text}"}
-            job = client.post("/v1/models", json={"hf_config": {"model_type": "gpt2"}}, headers=headers).json()["id"]
+            job = client.post("/v1/models:capture", json={"hf_config": {"model_type": "gpt2"}}, headers=headers).json()[
+                "id"
+            ]
             found[tenant] = job, headers
         for _ in range(2):
-            state.feed._followers["other"].add(Follower("other", 0, replace(anybody(""), tenant="one")))
+            state.feed._followers["other"].add(Follower("other", 0, replace(anonymous_caller(""), tenant="one")))
         answers = {
             tenant: client.head(f"/v1/jobs/{job}/events", headers=headers) for tenant, (job, headers) in found.items()
         }

@@ -11,14 +11,16 @@ from sqlalchemy import select
 from sqlalchemy.orm import undefer
 from starlette.testclient import TestClient
 
-from autosbp.plan import EARLIER_OBJECTIVE, Plan
-from service.models import DEFAULT_TENANT, JobRow, SearchRow, StrategyRow, TrialRow
-from service.services.kinds import kinds
-from service.settings import Settings
-from service.web.text import seconds
+from autosbp.plan.plan import OLDER_OBJECTIVE_WARNING, Plan
+from autosbp.service.models import DEFAULT_TENANT, JobRow, SearchRow, StrategyRow, TrialRow
+from autosbp.service.services.job_kinds import kinds
+from autosbp.service.settings import Settings
+from autosbp.service.web.number_format import seconds
 from tests.earlier_plans import OVERLAP, earlier_plan
 from tests.service import documents
 from tests.service.conftest import running, state_of
+
+pytestmark = pytest.mark.integration
 
 HTML = {"accept": "text/html"}
 
@@ -92,19 +94,19 @@ def store(client: TestClient, plan: dict[str, Any], earlier: dict[str, Any]) -> 
         return trial.id
 
 
-def test_it_is_given_as_it_was_stored(stored: Stored) -> None:
+def test_an_earlier_strategy_is_returned_as_stored(stored: Stored) -> None:
     found = stored.client.get(f"/v1/strategies/{stored.earlier['plan_id']}").json()
     assert found == stored.earlier
     assert Plan.from_dict(found).stored_id == found["plan_id"]
 
 
-def test_its_page_shows_its_simulated_step_and_says_that_it_has_no_bound(stored: Stored) -> None:
+def test_the_page_of_an_earlier_strategy_shows_its_simulated_step_without_a_bound(stored: Stored) -> None:
     text = stored.client.get(f"/strategies/{stored.earlier['plan_id']}", headers=HTML).text
     step_s = stored.plan["step_time_s"]
     for words in (
-        *(stored.earlier["plan_id"], seconds(step_s), EARLIER_OBJECTIVE, "no bound"),
+        *(stored.earlier["plan_id"], seconds(step_s), OLDER_OBJECTIVE_WARNING, "no bound"),
         f"{seconds(OVERLAP * step_s)} of communication",
-        "These are sums in which nothing overlaps, by which an earlier release searched.",
+        "These are step times without overlap, by which an earlier release searched.",
     ):
         assert words in text, words
     assert "Simulated step" not in text
@@ -112,7 +114,7 @@ def test_its_page_shows_its_simulated_step_and_says_that_it_has_no_bound(stored:
         assert stored.client.get(f"/strategies/{stored.earlier['plan_id']}/{part}").status_code == 200, part
 
 
-def test_it_is_compared_with_one_of_today(stored: Stored) -> None:
+def test_earlier_and_current_strategies_are_compared(stored: Stored) -> None:
     ids = stored.earlier["plan_id"], stored.plan["plan_id"]
     found = stored.client.get(f"/v1/strategies/{ids[0]}/diff/{ids[1]}").json()
     step_s = stored.plan["step_time_s"]
@@ -122,7 +124,7 @@ def test_it_is_compared_with_one_of_today(stored: Stored) -> None:
     assert "The second takes 1 × as long as the first." in text and "Hidden communication" in text
 
 
-def test_its_trials_compare_with_the_simulated_step(stored: Stored) -> None:
+def test_trials_of_an_earlier_strategy_use_its_simulated_step(stored: Stored) -> None:
     step_s = stored.plan["step_time_s"]
     text = stored.client.get(f"/trials/{stored.trial}", headers=HTML).text
     assert seconds(step_s) in text and seconds(stored.earlier["step_time_s"]) not in text
@@ -131,7 +133,7 @@ def test_its_trials_compare_with_the_simulated_step(stored: Stored) -> None:
 
 
 @pytest.mark.parametrize("baseline", [None, "data_parallel"])
-def test_a_trial_of_it_predicts_the_simulated_step_and_names_it(stored: Stored, baseline: str | None) -> None:
+def test_a_new_trial_of_an_earlier_strategy_predicts_the_simulated_step(stored: Stored, baseline: str | None) -> None:
     asked = {"strategy_id": stored.earlier["plan_id"], "baseline": baseline, "steps": 3}
     job = stored.client.post("/v1/trials", json=asked).json()
     done = documents.wait(stored.client, job["id"])
@@ -145,7 +147,7 @@ def test_a_trial_of_it_predicts_the_simulated_step_and_names_it(stored: Stored, 
     assert (trial["result"]["plan_id"] == stored.earlier["plan_id"]) == (baseline is None)
 
 
-def test_an_answer_about_it_names_it(stored: Stored) -> None:
+def test_analyses_of_an_earlier_strategy_name_it(stored: Stored) -> None:
     asked = stored.client.post(f"/v1/strategies/{stored.earlier['plan_id']}/what-if", json={"factor": 2}).json()
     done = documents.wait(stored.client, asked["id"])
     assert done["state"] == "succeeded", done
@@ -154,7 +156,7 @@ def test_an_answer_about_it_names_it(stored: Stored) -> None:
     assert result["step_time_s"] == pytest.approx(stored.plan["step_time_s"])
 
 
-def test_a_search_begins_with_it(stored: Stored) -> None:
+def test_an_earlier_strategy_is_a_warm_start(stored: Stored) -> None:
     row = next(
         one for one in stored.client.get("/v1/strategies").json()["items"] if one["id"] == stored.plan["plan_id"]
     )

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fuzz.__main__ import joined
-from benchmarks.fuzz._server import Served, served
+from benchmarks.fuzz._server import Served, run_service
 from benchmarks.fuzz.http import PHASES, attack
-from tests.forms import form
 from tests.service.postgres import Postgres
+from tests.tiers import form
+
+pytestmark = pytest.mark.integration
 
 SEED = 1
 
@@ -31,15 +33,15 @@ def check(service: Served, folder: Path, num_examples: int, phases: tuple[str, .
 
 
 @pytest.mark.slow
-def test_thousands_of_requests_find_nothing(tmp_path: Path) -> None:
-    with served(tmp_path) as service:
-        check(service, tmp_path, *form((1, PHASES, 500), (6, PHASES, 3000)))
+def test_generated_requests_find_nothing(tmp_path: Path) -> None:
+    with run_service(tmp_path) as service:
+        check(service, tmp_path, *form((2, ("fuzzing", "stateful"), 80), (6, PHASES, 3000)))
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_nor_do_some_on_postgresql_with_jobs_that_wait(postgres: Postgres, tmp_path: Path) -> None:
-    with served(tmp_path, postgres.database()) as service:
+def test_requests_on_postgresql_with_waiting_jobs_find_nothing(postgres: Postgres, tmp_path: Path) -> None:
+    with run_service(tmp_path, postgres.database()) as service:
         check(service, tmp_path, form(3, 8), ("fuzzing", "stateful"), form(100, 300))
 
 

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.jobs._base import JobKind
-from service.services import keys
-from service.settings import Settings
+from autosbp.service.jobs._base import JobKind
+from autosbp.service.services import keys
+from autosbp.service.settings import Settings
 from tests.service import documents
 from tests.service.conftest import running, state_of
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def held(settings: Settings, tmp_path: Path) -> Iterator[TestClient]:
 
 
 def submit(client: TestClient) -> str:
-    job_id: str = client.post("/v1/models", json={"hf_config": {"model_type": "gpt2"}}).json()["id"]
+    job_id: str = client.post("/v1/models:capture", json={"hf_config": {"model_type": "gpt2"}}).json()["id"]
     return job_id
 
 
@@ -133,7 +135,7 @@ def test_a_stream_ends_with_what_let_its_caller_in(held: TestClient, way: str) -
     timer.join()
     assert 0.5 < time.monotonic() - begun_s < 4
     assert {name for _, name, _ in events(answer.text)} == {"progress"}
-    assert answer.text.endswith(": the API key of this stream has ended, or one is needed by now\n\n")
+    assert answer.text.endswith(": the API key of this stream is no longer valid, or an API key is now required\n\n")
     assert held.get(f"/v1/jobs/{job_id}/events", headers=headers).status_code == 401
 
 

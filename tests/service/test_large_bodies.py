@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ import pytest
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from autosbp.jsonio import canonical
+from autosbp.service.schemas.searches import SearchRequest
+from autosbp.service.strict_json import MAX_VALUES
+from autosbp.utils.json_io import canonical
 from benchmarks.search_growth._measure import gpt3
-from service.body import MAX_VALUES
-from service.schemas.searches import SearchRequest
-from tests.service.server import Server
+from tests.service.server import Server, rss_mib
 
 JSON = {"content-type": "application/json"}
 MIB = 2**20
@@ -43,12 +42,6 @@ class Seen:
 
     slowest_s: float = 0.0
     growth_mib: float = 0.0
-
-
-def rss_mib(pid: int) -> float:
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
 
 
 @contextmanager

@@ -11,8 +11,10 @@ from sqlalchemy import func, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
 from autosbp.errors import InputError
-from service.db import Database, _alembic
-from service.models import CalibrationRow, ClusterRow, SearchRow
+from autosbp.service.db import Database, _alembic
+from autosbp.service.models import CalibrationRow, ClusterRow, SearchRow
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture

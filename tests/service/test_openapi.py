@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import autosbp
-from service.testing.typed_documents import typed_documents
+from autosbp.service.testing.typed_documents import typed_documents
 from tests.service.conftest import state_of
 from tests.service.server import ROOT
 
@@ -92,5 +92,5 @@ def test_the_service_is_ready_until_its_runner_has_stopped(client: TestClient) -
     state.runner.stop()
     answer = client.get("/readyz")
     assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
-    assert answer.json()["detail"] == "no job is being worked on"
+    assert answer.json()["detail"] == "no job is running"
     assert client.get("/healthz").status_code == 200

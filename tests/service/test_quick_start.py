@@ -9,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.service.server import ROOT, Server
+
+pytestmark = pytest.mark.integration
 
 SECONDS = 60
 

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from autosbp.answers import what_if_document, why_document
 from autosbp.api import load_graph, predict_costs, what_if, why
 from autosbp.costmodel.calibration import Calibration
 from autosbp.export import export_plan
-from autosbp.plan import Plan
+from autosbp.plan.plan import Plan
+from autosbp.report.analysis_json import what_if_document, why_document
 from tests.service import documents
+
+pytestmark = pytest.mark.integration
 
 
 def search(client: TestClient, ids: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -132,7 +134,7 @@ def test_a_start_of_another_cluster_is_left_aside_and_the_answer_says_so(
     asked = {**ids, "cluster_id": other, "calibration_id": None, "start_id": start_id, "options": documents.OPTIONS}
     job = documents.wait(shared, shared.post("/v1/searches", json=asked).json()["id"])
     plan = shared.get(f"/v1/strategies/{job['result']['strategy_id']}").json()
-    assert [each for each in plan["warnings"] if each.startswith("The start was left aside: its 1 stages of 2 x 2")]
+    assert [each for each in plan["warnings"] if each.startswith("The warm start was not used: its 1 stages of 2 x 2")]
 
 
 def test_why_not_and_what_if_are_answered_as_the_command_line_answers_them(
@@ -273,3 +275,20 @@ def test_a_calibration_of_another_cluster_is_refused(shared: TestClient, ids: di
     other = shared.post("/v1/clusters", json={"preset": "local:2"}).json()["id"]
     answer = shared.post("/v1/searches", json={**ids, "cluster_id": other})
     assert (answer.status_code, answer.json()["field"]) == (422, "calibration_id")
+
+
+def test_a_search_has_the_precision_that_suits_the_devices_or_the_one_asked_for(
+    shared: TestClient, ids: dict[str, Any]
+) -> None:
+    usual, mixed, captured = (
+        shared.get(f"/v1/strategies/{search(shared, ids, **more)['result']['strategy_id']}").json()
+        for more in ({}, {"precision": "bf16-mixed"}, {"precision": None})
+    )
+    assert (usual["precision"], mixed["precision"], "precision" in captured) == ("fp32", "bf16-mixed", False)
+    assert usual["provenance"]["graph_hash"] == mixed["provenance"]["graph_hash"]
+    page = shared.get(f"/strategies/{mixed['plan_id']}/timeline")
+    assert page.status_code == 200, page.text
+    explained = shared.post(f"/v1/strategies/{mixed['plan_id']}/why", json={"op": "linear_0", "most": 2})
+    assert documents.wait(shared, explained.json()["id"])["state"] == "succeeded"
+    refused = shared.post("/v1/searches", json={**ids, "options": {**documents.OPTIONS, "precision": "fp8"}})
+    assert refused.status_code == 422 and refused.json()["field"] == "options.precision"

@@ -16,12 +16,14 @@ import pytest
 from sqlalchemy import select
 
 from autosbp.client import Client, Job
-from service.db import Database
-from service.jobs._processes import descendants
-from service.models import AuditRow
+from autosbp.service.db import Database
+from autosbp.service.jobs._processes import descendants
+from autosbp.service.models import AuditRow
 from tests.service import documents
+from tests.service.jobs.test_runner import is_running
 from tests.service.server import ROOT, START_S, Server
-from tests.service.test_runner import is_running
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
@@ -125,6 +127,7 @@ def test_a_bind_that_others_can_reach_needs_a_key(tmp_path: Path) -> None:
             "from autosbp.cli import main; main()",
             "keys",
             "create",
+            "--scopes=read,admin",
             "--data-dir",
             tmp_path / "data",
         ],
@@ -163,7 +166,7 @@ def test_a_trusted_proxy_that_is_no_network_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_service_imports_no_torch() -> None:
-    check = "import sys, service.app, service.services.kinds; assert 'torch' not in sys.modules"
+    check = "import sys, autosbp.service.app, autosbp.service.services.job_kinds; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True, cwd=ROOT)
 
 

@@ -13,10 +13,12 @@ import pytest
 from sqlalchemy import event
 from starlette.testclient import TestClient
 
-from benchmarks.storage.scenarios import WAYS, Found, strike
-from service.services import clusters
-from service.settings import Settings
+from autosbp.service.services import clusters
+from autosbp.service.settings import Settings
+from benchmarks.storage.scenarios import FAILURES, Found, run_failure
 from tests.service.conftest import running, state_of
+
+pytestmark = pytest.mark.integration
 
 
 def post(client: TestClient, count: int) -> Any:
@@ -56,18 +58,18 @@ def test_a_read_only_or_full_database_recovers(settings: Settings, pragma: str, 
         assert post(client, 60).status_code == 201
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", FAILURES)
 @pytest.mark.some(6)
 def test_storage_that_fails_is_503_or_507_and_recovers_without_a_restart(name: str, tmp_path: Path) -> None:
     """A real service each; ``make storage`` has them as a table."""
-    if lacks := WAYS[name].lacks():
+    if lacks := FAILURES[name].lacks():
         pytest.skip(f"this failure needs {', '.join(lacks)}")
-    found = strike(WAYS[name], tmp_path)
-    assert not found.bad(WAYS[name]), found
+    found = run_failure(FAILURES[name], tmp_path)
+    assert not found.bad(FAILURES[name]), found
 
 
-def test_what_a_row_should_not_be_is_seen() -> None:
-    way = WAYS["SQLite, locked"]
+def test_invalid_rows_are_detected() -> None:
+    way = FAILURES["SQLite, locked"]
     good = Found({"503": 8}, {"200": 16}, "200", [], True, 0.1, ["succeeded"] * 2, 1.0)
     assert not good.bad(way)
     wrong: list[dict[str, Any]] = [
@@ -87,7 +89,7 @@ def test_a_data_folder_that_is_gone_or_a_disk_without_room_is_not_ready(settings
         assert (answer.status_code, answer.json()["checks"]["disk"]) == (503, "the disk is almost full")
     with running(settings) as client:
         os.rename(settings.data_dir, tmp_path / "elsewhere")
-        assert client.get("/readyz").json()["checks"]["disk"] == "the data folder cannot be read"
+        assert client.get("/readyz").json()["checks"]["disk"] == "the data folder is not readable"
         os.rename(tmp_path / "elsewhere", settings.data_dir)
         assert client.get("/readyz").status_code == 200
 

@@ -12,11 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from service.launchers._base import JobSpec
-from service.launchers._folder import JobFolder
+from autosbp.service.launchers._base import JobSpec
+from autosbp.service.launchers._job_folder import JobFolder
 from tests.service import documents
 from tests.service.otlp import Receiver, Span
 from tests.service.server import Server
+
+pytestmark = pytest.mark.integration
 
 ASKED = "0af7651916cd43dd8448eb211c80319c"
 TRIED = "1bf7651916cd43dd8448eb211c80319c"
@@ -81,9 +83,9 @@ def test_a_trace_goes_from_the_request_through_its_job_and_process_to_the_ranks(
             "run": "job trial",
             "prepare": "run",
             "task trial": "run",
-            "ranks autosbp.executor.worker": "task trial",
-            "launcher submit": "ranks autosbp.executor.worker",
-            "launcher wait": "ranks autosbp.executor.worker",
+            "ranks autosbp.executor.trial_worker": "task trial",
+            "launcher submit": "ranks autosbp.executor.trial_worker",
+            "launcher wait": "ranks autosbp.executor.trial_worker",
             "store": "job trial",
             "feedback": "store",
         }
@@ -113,7 +115,7 @@ def test_ranks_that_end_with_the_service_have_the_trace_of_their_task(tmp_path: 
         asked = {"strategy_id": found["result"]["strategy_id"], "steps": 2, "warmup": 1}
         job = client.post("/v1/trials", json=asked, headers=of(TRIED)).json()
         seen: list[str] = []
-        documents.wait_until(lambda: bool(seen.extend(found_at("autosbp.forked", TRIED)) or seen))
+        documents.wait_until(lambda: bool(seen.extend(found_at("autosbp.launch.fork_server", TRIED)) or seen))
         assert documents.wait(client, job["id"])["state"] == "succeeded"
         assert set(seen) == {receiver.tree(TRIED, {"task trial"})["task trial"].id}
 
@@ -148,7 +150,7 @@ def test_a_trace_is_no_part_of_the_work_that_a_key_names(tmp_path: Path) -> None
     folder = JobFolder(tmp_path, "key")
     for span in ("b7ad6b7169203331", "c7ad6b7169203331"):
         env = {"TRACEPARENT": f"00-{ASKED}-{span}-01"}
-        folder.prepare(JobSpec("service.launchers.probe", (), tmp_path / "log", 1.0, env=env))
+        folder.prepare(JobSpec("autosbp.service.launchers.probe_entry", (), tmp_path / "log", 1.0, env=env))
     assert folder.spec.env["TRACEPARENT"].split("-")[2] == "b7ad6b7169203331"
     with pytest.raises(Exception, match="another spec"):
-        folder.prepare(JobSpec("service.launchers.probe", (), tmp_path / "log", 1.0, env={"OTHER": "1"}))
+        folder.prepare(JobSpec("autosbp.service.launchers.probe_entry", (), tmp_path / "log", 1.0, env={"OTHER": "1"}))

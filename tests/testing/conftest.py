@@ -7,14 +7,14 @@ import subprocess
 
 import pytest
 
-from autosbp.testing.emulated import why_not
+from autosbp.testing.emulated import unavailable_reason
 
 
 @pytest.fixture(scope="session")
 def can_emulate() -> None:
     """Skips where this machine cannot emulate a cluster, and says why. In CI (``CI=true``) that fails, unless it is the
     machine that allows no namespaces, or not to us."""
-    reason = why_not()
+    reason = unavailable_reason()
     if reason is None:
         return
     if os.environ.get("CI") == "true" and allows_namespaces():

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from autosbp.processes import end_rank
+from autosbp.utils.processes import exit_rank
 
 NUM_BYTES = 4 << 20
 REPEATS = 7
@@ -46,7 +46,7 @@ def times(path: str) -> None:
     }
     if rank == 0:
         Path(path).write_text(json.dumps(found))
-    end_rank()
+    exit_rank()
 
 
 def fail(later_s: str) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from autosbp.errors import AutosbpError, InputError
-from autosbp.processes import start_ticks
 from autosbp.testing.emulated import EmulatedCluster
+from autosbp.utils.processes import start_ticks
 from tests.testing.ranks import NUM_BYTES
+
+pytestmark = pytest.mark.integration
 
 RATE_BYTES_PER_S = 200e6 / 8
 PING = """
@@ -78,7 +80,7 @@ def test_the_error_that_came_first_is_the_reason(can_emulate: None, tmp_path: Pa
         assert "closed by peer" in (tmp_path / "ranks.log").read_text()
         assert "the root cause" in (tmp_path / "ranks.node1.log").read_text()
         outcome = cluster.run("tests.testing.ranks", ["be_killed"], timeout_s=60)
-        assert outcome.reason == "a rank failed: rank 3 was ended by SIGKILL"
+        assert outcome.reason == "a rank failed: rank 3 was killed by SIGKILL"
 
 
 def test_ranks_that_hang_are_ended(can_emulate: None, tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_ranks_are_started_inside_the_block_and_all_of_them() -> None:
 
 
 def test_a_part_of_the_ranks_is_refused(can_emulate: None, tmp_path: Path) -> None:
-    with EmulatedCluster() as cluster, pytest.raises(InputError, match="num_ranks: 2 .* 4 are expected"):
+    with EmulatedCluster() as cluster, pytest.raises(InputError, match="num_ranks: 2 .* expected 4"):
         cluster.launch("tests.testing.ranks", [], 2, tmp_path / "ranks.log", timeout_s=1)
 
 

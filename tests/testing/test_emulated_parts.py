@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from autosbp.cluster import Cluster, load_cluster
+from autosbp.cluster.spec import Cluster, load_cluster
 from autosbp.errors import InputError
-from autosbp.jsonio import read_file
 from autosbp.testing.emulated import EmulatedCluster, Shape
 from autosbp.testing.emulated.__main__ import main
 from autosbp.testing.emulated._links import QUEUE_BYTES, Links
 from autosbp.testing.emulated._owners import Owner, this_process
 from autosbp.testing.emulated._rank_errors import first_error, write_error
 from autosbp.testing.emulated._switch import wire_bytes
+from autosbp.utils.json_io import read_file
 
 
 def arrivals(links: Links) -> list[tuple[float, int]]:
@@ -26,7 +26,7 @@ def arrivals(links: Links) -> list[tuple[float, int]]:
     now_s = 0.0
     while (wait_s := links.wait_s(now_s)) is not None:
         now_s += wait_s
-        found += [(round(now_s, 9), target) for target, _ in links.arrived(now_s + 1e-12)]
+        found += [(round(now_s, 9), target) for target, _ in links.pop_arrived(now_s + 1e-12)]
     return found
 
 
@@ -139,12 +139,12 @@ def test_a_description_that_cannot_be_written_is_told_by_its_file(
 ) -> None:
     path = tmp_path / "none" / "cluster.json"
     assert main(["--spec", str(path)]) == 2
-    assert f"error: spec: '{path}' is not accepted; a file in an existing folder" in capsys.readouterr().err
+    assert f"error: spec: '{path}' is invalid: expected a file in an existing" in capsys.readouterr().err
 
 
 def test_the_program_refuses_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--nodes", "99", "--", "module"]) == 2
-    assert "nodes: 99 is not accepted" in capsys.readouterr().err
+    assert "nodes: 99 is invalid" in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
         main([])
     assert caught.value.code == 2

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from autosbp.processes import start_ticks
 from autosbp.testing.emulated import EmulatedCluster
+from autosbp.utils.processes import start_ticks
 from tests.cli.processes import environment
 
 pytestmark = pytest.mark.clock

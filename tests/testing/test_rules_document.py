@@ -5,11 +5,11 @@ from pathlib import Path
 from autosbp.sbp.rules import RULES
 from autosbp.testing.rules_document import document
 
-PAGE = Path(__file__).parents[2] / "docs" / "op_rules.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "op-rules.md"
 
 
 def test_the_committed_page_is_what_the_generator_writes() -> None:
-    assert PAGE.read_text() == document(), "python -m autosbp.testing.rules_document > docs/op_rules.md"
+    assert PAGE.read_text() == document(), "python -m autosbp.testing.rules_document > docs/reference/op-rules.md"
 
 
 def test_every_rule_is_on_the_page() -> None:

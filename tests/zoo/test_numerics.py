@@ -7,10 +7,12 @@ import torch
 
 from autosbp.executor.training import random_batch
 from autosbp.graph.capture import capture
-from autosbp.graph.cast import cast_floats
+from autosbp.graph.dtype_cast import cast_floats
 from autosbp.zoo import models, zoo_graph
 from autosbp.zoo.catalog import ModuleEntry, read_catalog
 from tests.graph.numerics import Double, assert_same, weights
+
+pytestmark = pytest.mark.integration
 
 SMALL = sorted(name for name, entry in read_catalog().items() if isinstance(entry, ModuleEntry) and "-small" in name)
 

@@ -11,10 +11,12 @@ import pytest
 
 from autosbp.errors import InputError
 from autosbp.graph.serialize import from_dict
-from autosbp.jsonio import canonical, loads
-from autosbp.sources import load_model
+from autosbp.graph_sources import load_model
+from autosbp.utils.json_io import canonical, loads
 from autosbp.zoo import build, zoo_graph, zoo_names
 from autosbp.zoo.catalog import read_catalog
+
+pytestmark = pytest.mark.integration
 
 FOLDER = files("autosbp") / "data" / "zoo"
 PARAMETERS = {
@@ -77,7 +79,7 @@ def test_rebuilding_gives_identical_bytes(name: str) -> None:
     for package, version in VERSIONS.items():
         if not importlib.metadata.version(package).startswith(f"{version}."):
             pytest.skip(f"the zoo is built with {package} {version}")
-    assert build.packed(build.build(name)) == (FOLDER / f"{name}.json.gz").read_bytes()
+    assert build.compressed_document(build.build(name)) == (FOLDER / f"{name}.json.gz").read_bytes()
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

@@ -1,8 +1,8 @@
-"""Bytes per device: parameters, gradients, optimizer state, what autograd keeps, and what a step needs besides."""
+"""Bytes per device: parameters, gradients, optimizer state, tensors saved by autograd, and other memory of a step."""
 
-from autosbp.costmodel.memory.rank import RankMemory, memory_bytes, rank_memory
-from autosbp.costmodel.memory.saved import SAVED, saved_inputs, saves_output, workspace_bytes
-from autosbp.costmodel.memory.state import optimizer_bytes_per_element, state_bytes_per_element
+from autosbp.costmodel.memory.optimizer_state import optimizer_bytes_per_element, state_bytes_per_element
+from autosbp.costmodel.memory.rank_memory import RankMemory, memory_bytes, rank_memory
+from autosbp.costmodel.memory.saved_tensors import SAVED, saved_inputs, saves_output, workspace_bytes
 
 __all__ = [
     "SAVED",

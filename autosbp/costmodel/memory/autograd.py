@@ -1,8 +1,8 @@
-"""Autograd of tensors without data: what it keeps, and when a backward pass frees it.
+"""Autograd on meta tensors: the tensors that it saves, and when a backward pass frees them.
 
-As torch's engine: nodes run in the reverse order of their creation; a node's gradients and what it kept live until it has
-run; gradients of a value with several readers are added up in place where nothing else holds the first, and where that is
-no view; a parameter's gradient is handed over as soon as the last of its parts has come.
+As in torch's engine, nodes run in the reverse order of their creation, and a node's gradients and saved tensors live
+until it has run. Gradients of a value with several readers are accumulated in place if nothing else holds the first one
+and it is not a view. A parameter's gradient is delivered as soon as its last part has arrived.
 """
 
 from __future__ import annotations
@@ -10,40 +10,51 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autosbp.costmodel.memory.tensors import TEMPORARY, Meter, Shape, Storage, Tensor, contiguous, is_dense
+from autosbp.costmodel.memory.meta_tensors import (
+    TEMPORARY,
+    MemoryMeter,
+    MetaStorage,
+    MetaTensor,
+    Shape,
+    contiguous,
+    is_dense,
+)
 
-Gradients = Sequence["Tensor | None"]
+Gradients = Sequence["MetaTensor | None"]
 Backward = Callable[[list[Any], Sequence[Any]], Gradients]
-"""(gradients of the outputs, what was kept) -> gradients of the inputs."""
+"""(gradients of the outputs, saved tensors) -> gradients of the inputs."""
 
 
-class Leaf:
-    """Where gradients end; ``take`` gets each once all its parts have been added up."""
+class GradientLeaf:
+    """End of a gradient path; ``take`` receives each gradient after all its parts were accumulated.
 
-    __slots__ = ("missing", "pending", "take")
+    The parts are cast to ``width`` bytes per element on arrival, as torch does for a tensor with a ``grad_dtype``.
+    """
 
-    def __init__(self, take: Callable[[Tensor], None]) -> None:
-        self.take = take
+    __slots__ = ("missing", "pending", "take", "width")
+
+    def __init__(self, take: Callable[[MetaTensor], None], width: int | None = None) -> None:
+        self.take, self.width = take, width
         self.missing = 0
-        self.pending: list[Tensor | None] = [None]
+        self.pending: list[MetaTensor | None] = [None]
 
 
-class Node:
-    """One op's backward. ``before`` runs first."""
+class BackwardNode:
+    """Backward of one op; ``before`` runs first."""
 
     __slots__ = ("backward", "before", "inputs", "kept", "needed", "pending")
 
     def __init__(
-        self, inputs: Sequence[tuple[Any, int] | None], kept: list[Tensor], outputs: int, run: Backward
+        self, inputs: Sequence[tuple[Any, int] | None], kept: list[MetaTensor], outputs: int, run: Backward
     ) -> None:
         self.inputs, self.kept, self.backward = inputs, kept, run
-        self.pending: list[Tensor | None] = [None] * outputs
+        self.pending: list[MetaTensor | None] = [None] * outputs
         self.before: Callable[[], None] | None = None
         self.needed = False
 
 
-class Notice:
-    """No op: tells that a backward pass comes by."""
+class BackwardHook:
+    """A node without an op: calls ``tell`` when a backward pass reaches it."""
 
     __slots__ = ("needed", "tell")
 
@@ -51,71 +62,75 @@ class Notice:
         self.tell, self.needed = tell, False
 
 
-class Machine:
-    """Runs ops on tensors without data, and their backward.
+class MetaAutograd:
+    """Runs ops and their backward on meta tensors.
 
     Args:
-        meter: counts.
-        sums_in_place: as torch adds up gradients; a dispatch mode that watches a run makes it add out of place.
-        device: ``cpu`` or ``cuda``: kernels differ in what they keep.
+        meter: counts bytes.
+        sums_in_place: accumulate gradients in place where torch does; a dispatch mode that observes a run makes torch
+            accumulate out of place.
+        device: ``cpu`` or ``cuda``; their kernels save different tensors.
     """
 
-    def __init__(self, meter: Meter, *, sums_in_place: bool = True, device: str = "cpu") -> None:
-        self.meter, self.sums_in_place, self.device = meter, sums_in_place, device
-        self.nodes: list[Node | Notice] = []
-        self.records = True
+    def __init__(self, meter: MemoryMeter, *, sums_in_place: bool = True, device: str = "cpu") -> None:
+        self.meter, self.accumulates_in_place, self.device = meter, sums_in_place, device
+        self.nodes: list[BackwardNode | BackwardHook] = []
+        self.is_recording = True
 
-    def new(self, shape: Shape, width: int, strides: Shape | None = None, purpose: str = TEMPORARY) -> Tensor:
-        """A new tensor."""
+    def new(self, shape: Shape, width: int, strides: Shape | None = None, purpose: str = TEMPORARY) -> MetaTensor:
+        """Allocate a tensor."""
         num_bytes = width
         for size in shape:
             num_bytes *= size
-        return Tensor(Storage(self.meter, num_bytes, purpose), shape, strides or contiguous(shape), width)
+        return MetaTensor(MetaStorage(self.meter, num_bytes, purpose), shape, strides or contiguous(shape), width)
 
-    def like(self, tensor: Tensor) -> Tensor:
-        """A new tensor with the shape of another, row-major."""
+    def empty_like(self, tensor: MetaTensor) -> MetaTensor:
+        """Allocate a row-major tensor with the shape of another."""
         return self.new(tensor.shape, tensor.width)
 
     def record(
-        self, outs: Sequence[Tensor], inputs: Sequence[Tensor | None], kept: Sequence[Tensor], run: Backward
+        self, outs: Sequence[MetaTensor], inputs: Sequence[MetaTensor | None], kept: Sequence[MetaTensor], run: Backward
     ) -> None:
-        """What made ``outs``; nothing where no input has a gradient, or ``records`` is off."""
-        if not self.records:
+        """Record the op that produced ``outs``, unless no input has a gradient or ``records`` is off."""
+        if not self.is_recording:
             return
         edges = [None if each is None or each.node is None else (each.node, each.index) for each in inputs]
         if not any(edges):
             return
-        node = Node(edges, [_kept(tensor) for tensor in kept], len(outs), run)
+        node = BackwardNode(edges, [_saved_form(tensor) for tensor in kept], len(outs), run)
         for index, out in enumerate(outs):
             out.node, out.index = node, index
         self.nodes.append(node)
 
-    def backward(self, root: Tensor, gradient: Tensor) -> None:
-        """Run the backward of ``root`` and forget all that was recorded."""
-        gradients: list[Tensor | None] = [gradient]
+    def backward(self, root: MetaTensor, gradient: MetaTensor) -> None:
+        """Run the backward of ``root`` and discard all recorded nodes."""
+        gradients: list[MetaTensor | None] = [gradient]
         del gradient
-        self.backward_of([root], gradients)
+        self.backward_many([root], gradients)
 
-    def backward_of(self, roots: Sequence[Tensor], gradients: list[Tensor | None]) -> None:
-        """As ``backward``, of several at once, where they have a gradient; the gradients are taken out of the list."""
+    def backward_many(self, roots: Sequence[MetaTensor], gradients: list[MetaTensor | None]) -> None:
+        """``backward`` of several roots at once, those that have a gradient; empties ``gradients``."""
         nodes, self.nodes = self.nodes, []
         given = [one is not None for one in gradients]  # no zip: it would hold the last gradient
-        _mark([root.node for root, has in zip(roots, given, strict=True) if has and isinstance(root.node, Node)], nodes)
+        _mark_needed(
+            [root.node for root, has in zip(roots, given, strict=True) if has and isinstance(root.node, BackwardNode)],
+            nodes,
+        )
         for at, root in enumerate(roots):
             one, gradients[at] = gradients[at], None
-            if one is not None and isinstance(root.node, Node):
-                self._give(root.node, root.index, one)
+            if one is not None and isinstance(root.node, BackwardNode):
+                self._accumulate(root.node, root.index, one)
         one = None
         while nodes:
             node = nodes.pop()
-            if isinstance(node, Notice):
+            if isinstance(node, BackwardHook):
                 node.tell()
             elif node.needed and any(node.pending):
                 self._run(node)
             else:
                 _release(node)
 
-    def _run(self, node: Node) -> None:
+    def _run(self, node: BackwardNode) -> None:
         if node.before is not None:
             node.before()
         grads, node.pending = node.pending, []
@@ -131,30 +146,36 @@ class Machine:
             one, found[at] = found[at], None
             if edge is not None:
                 if one is not None:
-                    self._give(*edge, one)
-                if isinstance(edge[0], Leaf):
+                    self._accumulate(*edge, one)
+                if isinstance(edge[0], GradientLeaf):
                     leaves.append(edge[0])
         one = None
         for leaf in leaves:
-            self._arrived(leaf)
+            self._leaf_gradient_arrived(leaf)
 
-    def _give(self, target: Node | Leaf, index: int, gradient: Tensor) -> None:
-        """Add a gradient to what is there of it."""
+    def _accumulate(self, target: BackwardNode | GradientLeaf, index: int, gradient: MetaTensor) -> None:
+        """Accumulate a gradient into its target."""
+        if isinstance(target, GradientLeaf) and target.width is not None:
+            gradient = self.in_width(gradient, target.width)
         pending = target.pending
         there = pending[index]
         if there is None:
             gradient.storage.pending += 1
             pending[index] = gradient
             return
-        if self.sums_in_place and _is_own(there) and there is not gradient:
+        if self.accumulates_in_place and _can_accumulate_in_place(there) and there is not gradient:
             return
-        total = self.like(there)
+        total = self.empty_like(there)
         there.storage.pending -= 1
         total.storage.pending += 1
         pending[index] = total
 
+    def in_width(self, x: MetaTensor, width: int) -> MetaTensor:
+        """A tensor in a dtype of ``width`` bytes: itself, or a new one."""
+        return x if x.width == width else self.new(x.shape, width)
+
     @staticmethod
-    def _arrived(leaf: Leaf) -> None:
+    def _leaf_gradient_arrived(leaf: GradientLeaf) -> None:
         leaf.missing -= 1
         if leaf.missing == 0:
             gradient, leaf.pending[0] = leaf.pending[0], None
@@ -163,41 +184,43 @@ class Machine:
                 leaf.take(gradient)
 
 
-def _is_own(there: Tensor) -> bool:
-    """Whether a sum may be written into a gradient that waits (torch's ``InputBuffer``, ``can_accumulate_inplace``): nothing
-    else holds it or its storage, as a view's base does, and its elements are in one piece."""
+def _can_accumulate_in_place(there: MetaTensor) -> bool:
+    """Whether torch accumulates into this pending gradient in place (``InputBuffer``, ``can_accumulate_inplace``).
+
+    Nothing else may hold it or its storage, as a view's base does, and its elements must be dense.
+    """
     return there.storage.pending == 1 and not there.is_view and is_dense(there.shape, there.strides)
 
 
-def _kept(tensor: Tensor) -> Tensor:
-    """What autograd holds of a tensor: its storage, not what made it; nothing of one that is made again."""
+def _saved_form(tensor: MetaTensor) -> MetaTensor:
+    """The saved form of a tensor: its storage without its node; no bytes if backward gathers it again."""
     storage = tensor.storage
     if storage.lent:
-        storage = Storage(storage.meter, 0, TEMPORARY)
+        storage = MetaStorage(storage.meter, 0, TEMPORARY)
     storage.save()
-    return Tensor(storage, tensor.shape, tensor.strides, tensor.width)
+    return MetaTensor(storage, tensor.shape, tensor.strides, tensor.width)
 
 
-def _release(node: Node) -> None:
+def _release(node: BackwardNode) -> None:
     for tensor in node.kept:
         tensor.storage.release()
     node.kept = []
-    node.backward = _spent
+    node.backward = _backward_already_run
 
 
-def _spent(_: list[Any], __: Sequence[Any]) -> Gradients:
-    raise AssertionError("a backward runs once")
+def _backward_already_run(_: list[Any], __: Sequence[Any]) -> Gradients:
+    raise AssertionError("backward was already run")
 
 
-def _mark(roots: Sequence[Node], nodes: Sequence[Node | Notice]) -> None:
-    """Which nodes the gradients of ``roots`` reach, and how many of them each leaf waits for."""
+def _mark_needed(roots: Sequence[BackwardNode], nodes: Sequence[BackwardNode | BackwardHook]) -> None:
+    """Mark the nodes that gradients of ``roots`` reach, and count the gradients that each leaf waits for."""
     for root in roots:
         root.needed = True
     for node in reversed(nodes):
-        if node.needed and isinstance(node, Node):
+        if node.needed and isinstance(node, BackwardNode):
             for edge in node.inputs:
                 if edge is not None:
-                    if isinstance(edge[0], Node):
+                    if isinstance(edge[0], BackwardNode):
                         edge[0].needed = True
                     else:
                         edge[0].missing += 1

@@ -1,4 +1,4 @@
-"""Training under strategies with a pipeline: each rank runs its stage's chunks, in the order of the schedule."""
+"""Pipeline training: each rank runs its stage's chunks, in the order of the schedule."""
 
 from autosbp.executor.pipeline.training import PipelineTrainer, make_trainer
 

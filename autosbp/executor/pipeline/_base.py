@@ -1,4 +1,4 @@
-"""What a pipeline runtime is given, and what it must do."""
+"""Interface of pipeline runtimes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 
 from autosbp.executor.pipeline._chunk import ChunkProgram
 from autosbp.executor.runtime import Runtime
-from autosbp.pipeline import Pipeline
+from autosbp.plan.pipeline import Pipeline
 
 
 class PipelineRuntime(Protocol):
-    """Runs the chunks of one rank, and sends values to, and gradients from, the ranks in its place of other stages.
+    """Runs one rank's chunks; exchanges values and gradients with the ranks of equal place in other stages.
 
-    Contract: every pass of ``costmodel.pipeline_passes`` runs, in that order. Around a backward pass stand the program's
-    ``before_backward`` and ``after_backward``. Messages are recorded in ``runtime.issued`` as ``Issued("p2p", bytes,
-    (from, to))``: what a pass waits for before it, what it sends behind it, each in the order of ``program.receives`` or
-    ``program.sends``; of gradients, those that have one. Not safe across threads.
+    Contract: every pass of ``schedules.passes`` runs, in that order. Each backward pass is enclosed by the program's
+    ``before_backward`` and ``after_backward``. Messages are recorded in ``runtime.issued`` as ``IssuedCollective("p2p",
+    bytes, (from, to))``: receives before the pass that waits for them, sends after their pass, each in the order of
+    ``program.receives`` or ``program.sends``; gradients only of values that have one. Not thread-safe.
     """
 
     def build(self, programs: Sequence[ChunkProgram], pipeline: Pipeline, runtime: Runtime, group: Any) -> None:
-        """Once: ``programs`` are this rank's in the model's order, ``group`` the ranks in its place of all stages."""
+        """Called once: this rank's ``programs`` in model order; ``group``: the ranks in its place of all stages."""
 
     def step(self, num_micro: int) -> None:
-        """All passes of one step; the programs know the batch, and keep the losses."""
+        """Run all passes of one step; the programs hold the batch, and keep the losses."""
 
 
-def example(shape: tuple[int, ...], dtype: torch.dtype, gradient: bool) -> torch.Tensor:
-    """A tensor without data."""
+def meta_tensor(shape: tuple[int, ...], dtype: torch.dtype, gradient: bool) -> torch.Tensor:
+    """A tensor without data (on the meta device)."""
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=gradient)

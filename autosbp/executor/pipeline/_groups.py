@@ -1,4 +1,4 @@
-"""Process groups of a pipeline: those over axes inside each stage, and those of ranks in one place of several stages."""
+"""Process groups of a pipeline: over axes within each stage, and over ranks of equal place across stages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 from autosbp.executor.process_groups import process_group
 from autosbp.executor.runtime import Runtime
+from autosbp.program.stage_mesh import stage_mesh
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.stage_mesh import stage_mesh
 
 Group = tuple[Any, list[int]]
 
 
 class StageGroups:
-    """Groups of one process. Make it, and call its methods, on every process alike; groups are made once.
+    """Process groups of one process. Create it and call its methods alike on every process; each group is made once.
 
     Args:
         mesh: of one stage.
@@ -42,8 +42,8 @@ class StageGroups:
                         self._inside[axes] = group, devices
         return Runtime(stage_mesh(self.mesh, self.stage), self.rank, device, seed=seed, _groups=dict(self._inside))
 
-    def across(self, stages: tuple[int, ...]) -> Group | None:
-        """The ranks in this one's place of these stages; None where this stage is none of them."""
+    def cross_stage_group(self, stages: tuple[int, ...]) -> Group | None:
+        """The group of the ranks in this rank's place of these stages; None if its stage is not one of them."""
         if stages not in self._across:
             self._across[stages] = None
             for rank in range(self.mesh.size):

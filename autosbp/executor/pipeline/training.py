@@ -1,36 +1,39 @@
-"""Training under a strategy with a pipeline: the loop of ``executor.training``, with passes in the order of a schedule."""
+"""Pipeline training: the loop of ``executor.training``, with passes in the order of a schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from autosbp.costmodel.collectives import Collective
-from autosbp.costmodel.stages import SharedGradients, StageCall, Stages
-from autosbp.executor import _dist
-from autosbp.executor.parameters import local_parameters
+from autosbp.costmodel.pipeline_program import PipelineProgram, SharedGradients, StageCall
+from autosbp.costmodel.step_collectives import Collective
+from autosbp.executor import _torch_distributed
+from autosbp.executor.gradient_buckets import FlatGradients
+from autosbp.executor.master_weights import clear_gradients
+from autosbp.executor.parameter_shards import local_parameters
 from autosbp.executor.pipeline._base import PipelineRuntime
 from autosbp.executor.pipeline._chunk import ChunkProgram
 from autosbp.executor.pipeline._groups import StageGroups
 from autosbp.executor.pipeline._torch import TorchPipelining
-from autosbp.executor.reduction import FlatGradients
-from autosbp.executor.runtime import Issued
-from autosbp.executor.training import Trainer, TrainingLoop, expected_issues, make_optimizer
+from autosbp.executor.runtime import IssuedCollective
+from autosbp.executor.training import Trainer, TrainingLoop, expected_issues, planned_optimizer
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan import Strategy
-from autosbp.sbp.whole_batch import in_parts
-from autosbp.schedules import require_runtime
+from autosbp.plan.plan import Strategy
+from autosbp.plan.schedules import require_runtime
+from autosbp.program.microbatch_loss import microbatch_loss_scaling
 
 
 class PipelineTrainer(TrainingLoop):
-    """One rank of a training run; arguments and methods are those of ``Trainer``, but for ``torch.compile``. A receive is
-    issued where a pass waits for it.
+    """One rank of a pipeline training run.
 
-    ``locals`` are this rank's parts of what its stage stores. A parameter that several stages read is in each of them, and
-    its gradients are summed over them once a step, so that it stays the same (Narayanan et al. 2021, section 2.2: tied
-    embeddings). ``groups`` are those of an earlier trainer on the same mesh, to use again.
+    Arguments and methods are those of ``Trainer``, without ``torch.compile``. A receive counts as issued when a pass
+    waits for it. ``locals`` are this rank's parts of the parameters that its stage stores. Each stage that reads a
+    shared parameter has a copy, and gradients are summed over these stages once a step, so that copies stay equal
+    (Narayanan et al. 2021, section 2.2: tied embeddings). ``groups`` reuses those of an earlier trainer on the same
+    mesh.
     """
 
     def __init__(
@@ -44,9 +47,10 @@ class PipelineTrainer(TrainingLoop):
         seed: int = 0,
         groups: StageGroups | None = None,
         pipeline_runtime: PipelineRuntime | None = None,
+        with_optimizer: bool = True,
     ) -> None:
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
-        self.strategy, self.stages = strategy, Stages(self.graph, strategy)
+        self.strategy, self.stages = strategy, PipelineProgram(self.graph, strategy)
         pipeline = self.stages.pipeline
         if pipeline_runtime is None:
             require_runtime(pipeline.schedule.name)
@@ -57,15 +61,15 @@ class PipelineTrainer(TrainingLoop):
             call.axes for calls in everyone for call in calls if isinstance(call, Collective) and call.kind != "p2p"
         ]
         self.runtime = self.groups.runtime(axes, device, seed)
-        self.charged = everyone[self.stage]
+        self.predicted_calls = everyone[self.stage]
         across = {
             call.stages for calls in everyone for call in calls if isinstance(call, StageCall) and call.kind != "p2p"
         }
         for stages in sorted(across):
-            self.groups.across(stages)
+            self.groups.cross_stage_group(stages)
         names = self.stages.parameters_of(self.stage)
         self.locals = local_parameters(self.graph, strategy, parameters, names, self.runtime.coordinate, device)
-        self.parts = in_parts(graph, strategy.global_batch, strategy.micro_batch)
+        self.parts = microbatch_loss_scaling(graph, strategy.global_batch, strategy.micro_batch)
         self.chunks = [
             ChunkProgram(chunk, strategy, self.locals, self.runtime, self.parts) for chunk in self.stages.of(self.stage)
         ]
@@ -74,17 +78,17 @@ class PipelineTrainer(TrainingLoop):
             for each in self.stages.shared
             if self.stage in each.stages
         ]
-        self.optimizer = make_optimizer(
-            strategy.optimizer, self.locals.values(), learning_rate, offload=strategy.offload
-        )
-        self._all = self._across(tuple(range(pipeline.num_stages)))
+        self.optimizer = planned_optimizer(self.graph, strategy, self.locals, learning_rate) if with_optimizer else None
+        self._all = self._cross_stage_group(tuple(range(pipeline.num_stages)))
         self.pipeline_runtime = pipeline_runtime or TorchPipelining()
         self.pipeline_runtime.build(self.chunks, pipeline, self.runtime, self._all[0])
 
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Loss of the global batch on every rank, gradients of every parameter of the stage whole; summed over
-        microbatches, as ``Trainer`` does."""
-        self.optimizer.zero_grad(set_to_none=True)
+        """Loss of the global batch on every rank; gradients of all the stage's parameters are complete.
+
+        Both are summed over microbatches, as in ``Trainer``.
+        """
+        clear_gradients(self.locals.values(), set_to_none=True)
         self.runtime.denominators = {}
         with self.runtime.active():
             for chunk in self.chunks:
@@ -93,32 +97,58 @@ class PipelineTrainer(TrainingLoop):
             for chunk in self.chunks:
                 chunk.finish()
             for shared, gradients in self.shared:
-                self._sum(shared, gradients)
+                self._reduce_shared(shared, gradients)
             self.runtime.finish()
-        return self._told_losses().double().sum() * self.parts.scale
+        return self._broadcast_losses().double().sum() * self.parts.scale
 
-    def expected(self) -> list[Issued]:
-        """What the cost model charged for one step, as this rank takes part in it."""
+    @torch.no_grad()
+    def evaluate(self, batch: Mapping[str, torch.Tensor], *, training: bool = False) -> torch.Tensor:
+        """Loss of the global batch on every rank, without gradients; without dropout unless ``training``."""
+        self.runtime.denominators = {}
+        with self.runtime.active():
+            for chunk in self.chunks:
+                chunk.load(batch)
+            for micro in range(self.strategy.num_micro):
+                for chunk in self.chunks:
+                    self._pass_on(chunk, micro, training)
+            for chunk in self.chunks:
+                chunk.gathers.schedule.drop_copies()
+            self.runtime.finish()
+        return self._broadcast_losses().double().sum() * self.parts.scale
+
+    def _pass_on(self, chunk: ChunkProgram, micro: int, training: bool) -> None:
+        """Forward pass of a chunk alone: receive from the chunk before, send to the one after."""
+        group, ranks = self._all
+        stages, device = self.stages.pipeline.num_stages, self.runtime.device
+        received = tuple(torch.empty(each.shape, dtype=each.dtype, device=device) for each in chunk.receives)
+        for value in received:
+            dist.recv(value, ranks[(chunk.index - 1) % stages], group)
+        sent = chunk.forward(micro, received, evaluation=not training)
+        for value in () if chunk.is_last else sent:
+            dist.send(value, ranks[(chunk.index + 1) % stages], group)
+
+    def expected(self) -> list[IssuedCollective]:
+        """The collectives and messages of one step that the cost model charged to this rank."""
         issues = []
-        for call in self.charged:
+        for call in self.predicted_calls:
             if isinstance(call, StageCall):
                 ranks = tuple(stage * self.strategy.mesh.size + self.runtime.rank for stage in call.stages)
-                issues.append(Issued(call.kind, call.num_bytes, ranks))
+                issues.append(IssuedCollective(call.kind, call.num_bytes, ranks))
             else:
                 issues += expected_issues([call], self.runtime.mesh, self.runtime.rank)
         return issues
 
-    def _sum(self, shared: SharedGradients, gradients: FlatGradients) -> None:
+    def _reduce_shared(self, shared: SharedGradients, gradients: FlatGradients) -> None:
         groups = [self.runtime.group(shared.axes)] if shared.axes else []
         if len(shared.stages) > 1:
-            groups.append(self._across(shared.stages))
+            groups.append(self._cross_stage_group(shared.stages))
         flat = gradients.fill()
         for group, ranks in groups:
             self.runtime.record("all_reduce", flat, ranks)
-            _dist.start_all_reduce(flat, group).wait()
+            _torch_distributed.start_all_reduce(flat, group).wait()
 
-    def _told_losses(self) -> torch.Tensor:
-        """The losses of the microbatches, which the last stage knows."""
+    def _broadcast_losses(self) -> torch.Tensor:
+        """Losses of the microbatches, broadcast from the last stage."""
         last = self.chunks[-1]
         if last.is_last:
             losses = torch.stack([last.losses[micro] for micro in range(self.strategy.num_micro)])
@@ -127,11 +157,11 @@ class PipelineTrainer(TrainingLoop):
             losses = torch.empty(self.strategy.num_micro, dtype=dtype, device=self.runtime.device)
         group, ranks = self._all
         self.runtime.record("broadcast", losses, ranks)
-        _dist.broadcast(losses, ranks[-1], group)
+        _torch_distributed.broadcast(losses, ranks[-1], group)
         return losses
 
-    def _across(self, stages: tuple[int, ...]) -> tuple[object, list[int]]:
-        group = self.groups.across(stages)
+    def _cross_stage_group(self, stages: tuple[int, ...]) -> tuple[Any, list[int]]:
+        group = self.groups.cross_stage_group(stages)
         assert group is not None
         return group
 
@@ -144,7 +174,11 @@ def make_trainer(
     device: torch.device,
     learning_rate: float = 1e-3,
     seed: int = 0,
+    compiler: str | None = None,
+    with_optimizer: bool = True,
 ) -> Trainer | PipelineTrainer:
-    """The trainer for a strategy, see ``Trainer``."""
-    kind = Trainer if strategy.pipeline is None else PipelineTrainer
-    return kind(graph, strategy, parameters, device=device, learning_rate=learning_rate, seed=seed)
+    """The trainer for a strategy, see ``Trainer``; stages run without a compiler."""
+    options: dict[str, Any] = {"learning_rate": learning_rate, "seed": seed, "with_optimizer": with_optimizer}
+    if strategy.pipeline is None:
+        return Trainer(graph, strategy, parameters, device=device, compiler=compiler, **options)
+    return PipelineTrainer(graph, strategy, parameters, device=device, **options)

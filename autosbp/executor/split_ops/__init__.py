@@ -1,21 +1,21 @@
-"""Split implementations: small programs of local ops and collectives that run an op whose whole dim is split.
+"""Split implementations: programs of local ops and collectives that replace an op whose whole dim is split.
 
-``costmodel.split_ops.INTERNAL`` says what each communicates; the two must agree, and tests compare them.
+``costmodel.split_ops.INTERNAL`` states what each communicates; the two must agree, and tests compare them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autosbp.executor.split_ops import _attention, _extrema, _norms, _ranges, _softmax
+from autosbp.executor.split_ops import _attention, _embedding, _extrema, _norms, _softmax
 from autosbp.executor.split_ops._base import Implementation, SplitCall
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "aten.scaled_dot_product_attention.default": _attention.attention,
-    "aten.embedding.default": _ranges.embedding,
-    "aten.gather.default": _ranges.gather,
-    "aten.scatter_add.default": _ranges.scatter_add,
-    "autosbp.experts.default": _ranges.experts,
+    "aten.embedding.default": _embedding.embedding,
+    "aten.gather.default": _embedding.gather,
+    "aten.scatter_add.default": _embedding.scatter_add,
+    "autosbp.experts.default": _embedding.experts,
     "aten.amax.default": _extrema.extremum,
     "aten.amin.default": _extrema.extremum,
     "aten.max.default": _extrema.extremum,

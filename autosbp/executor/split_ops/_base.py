@@ -1,4 +1,4 @@
-"""What a split implementation is told of the op whose place it takes."""
+"""The arguments of a split implementation."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosbp.graph.ir import LogicalGraph, Node
-from autosbp.plan import Signature
+from autosbp.plan.plan import Signature
+from autosbp.sbp.layout import local_shape, shard_index
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import local_shape, shard_index
 
 
 @dataclass(frozen=True)
 class SplitCall:
-    """One op on one rank. ``args`` and ``kwargs`` are as the op itself would be called; ``axes`` are the mesh axes that
-    split each factor which the implementation serves."""
+    """One op on one rank.
+
+    ``args`` and ``kwargs`` are those of the op itself; ``axes`` are the mesh axes that split each factor which the
+    implementation serves.
+    """
 
     graph: LogicalGraph
     node: Node
@@ -32,19 +35,19 @@ class SplitCall:
         return local_shape(self.graph.meta(ref).sizes, self.signature.ins[position], self.mesh)
 
     def start(self, position: int, dim: int) -> int:
-        """Where this rank's part of tensor argument ``position`` begins along ``dim``."""
+        """Start of this rank's part of tensor argument ``position`` along ``dim``."""
         layout = self.signature.ins[position]
         return self.local_input(position)[dim] * shard_index(dim, layout, self.mesh, self.coordinate)
 
     def argument(self, position: int, default: Any = None) -> Any:
-        """A positional argument of the op; ``default`` where it was left out."""
+        """A positional argument of the op, or ``default`` if it was left out."""
         return self.args[position] if len(self.args) > position else default
 
     def group(self, *factors: str) -> tuple[int, ...]:
-        """The axes that split any of these factors, or any that is served; in mesh order."""
+        """The axes that split any of these factors (default: any served factor), in mesh order."""
         names = factors or tuple(self.axes)
         return tuple(sorted({axis for name in names for axis in self.axes.get(name, ())}))
 
 
 Implementation = Callable[[SplitCall], tuple[Callable[..., Any], tuple[Any, ...]]]
-"""From the op to the function that the program calls instead, and its arguments."""
+"""Maps the op to the function that the program calls instead, and its arguments."""

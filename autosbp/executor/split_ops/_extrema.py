@@ -1,5 +1,7 @@
-"""Maxima and minima over split dims. Ties share the gradient as in torch: evenly, or the first takes it where the op
-gives an index. Each is one collective forward and none backward."""
+"""Maxima and minima over split dims; one collective forward and none backward.
+
+Ties share the gradient as in torch: evenly, or only the first gets it if the op returns an index.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch.distributed as dist
 
 from autosbp.executor.runtime import Runtime, current
 from autosbp.executor.split_ops._base import SplitCall
-from autosbp.executor.split_ops._collectives import add_parts, gather_parts, statistics_dtype
+from autosbp.executor.split_ops._collectives import gather_parts, reduce_parts, statistics_dtype
 
 
 def extremum_split(
@@ -18,13 +20,13 @@ def extremum_split(
 ) -> torch.Tensor:
     """``amax`` (or ``amin``) over ``dims``, split on ``axes``, of a tensor without a gradient."""
     local = x.amax(dims, keepdim) if largest else x.amin(dims, keepdim)
-    return add_parts(local, axes, current(), dist.ReduceOp.MAX if largest else dist.ReduceOp.MIN)
+    return reduce_parts(local, axes, current(), dist.ReduceOp.MAX if largest else dist.ReduceOp.MIN)
 
 
 def shared_extremum_split(
     x: torch.Tensor, dims: tuple[int, ...], keepdim: bool, largest: bool, axes: tuple[int, ...]
 ) -> torch.Tensor:
-    """``amax`` (or ``amin``) over ``dims``, split on ``axes``; all that are as large share the gradient."""
+    """``amax`` (or ``amin``) over ``dims``, split on ``axes``; ties share the gradient evenly."""
     out: torch.Tensor = _Extremum.apply(x, dims, largest, axes, current())  # type: ignore[no-untyped-call]
     return out if keepdim else out.squeeze(dims)
 
@@ -52,8 +54,10 @@ class _Extremum(torch.autograd.Function):
 def indexed_extremum_split(
     x: torch.Tensor, dim: int, keepdim: bool, largest: bool, start: int, axes: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and indices of ``max`` (or ``min``) along ``dim``, split on ``axes``; this rank's part begins at
-    ``start``."""
+    """Values and indices of ``max`` (or ``min``) along ``dim``, split on ``axes``.
+
+    ``start`` is the index at which this rank's part begins.
+    """
     values, index = _IndexedExtremum.apply(x, dim, largest, start, axes, current())  # type: ignore[no-untyped-call]
     return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
 
@@ -85,7 +89,7 @@ class _IndexedExtremum(torch.autograd.Function):
 def _gather_pairs(
     values: torch.Tensor, places: torch.Tensor, axes: tuple[int, ...], runtime: Runtime
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every rank's values and int64 places, ``[ranks, ...]`` each; as bytes, in one all-gather."""
+    """Every rank's values and int64 places, ``[ranks, ...]`` each, sent as bytes in one all-gather."""
     parts = [each.contiguous().view(-1).view(torch.uint8) for each in (places, values)]
     gathered = gather_parts(torch.cat(parts), axes, runtime)
     cut = len(parts[0])

@@ -1,7 +1,7 @@
-"""Norms whose statistics run over split dims: local means and variances are gathered and joined.
+"""Norms whose statistics run over split dims: local means and variances are gathered and combined.
 
-Joining means and sums of squared deviations (Chan, Golub and LeVeque 1979) loses no digits where the mean is large, as
-sums of squares would. Forward is one collective, backward is one: the sums of the gradient and of its product with the
+Combining means and sums of squared deviations (Chan, Golub and LeVeque 1979) loses no digits if the mean is large, as
+sums of squares would. Forward takes one collective, backward one: the sums of the gradient and of its product with the
 normalised values, packed.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 from autosbp.executor.runtime import Runtime, current
 from autosbp.executor.split_ops._base import SplitCall
-from autosbp.executor.split_ops._collectives import add_parts, gather_parts, statistics_dtype
+from autosbp.executor.split_ops._collectives import gather_parts, reduce_parts, statistics_dtype
 
 Axes = tuple[int, ...]
 
@@ -27,18 +27,18 @@ def layer_norm_split(
     eps: float,
     axes: Axes,
 ) -> torch.Tensor:
-    """Layer norm of ``x`` whose normalised dims are split on ``axes``; weight and bias are split alike."""
+    """Layer norm of ``x`` whose normalised dims are split on ``axes``; weight and bias are split in the same way."""
     dims = tuple(range(x.dim() - len(normalized_shape), x.dim()))
-    return _normalise(x, _last(weight, x), _last(bias, x), dims, eps, axes)
+    return _normalise(x, _broadcast_view(weight, x), _broadcast_view(bias, x), dims, eps, axes)
 
 
 def rms_norm_split(
     x: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None, eps: float | None, axes: Axes
 ) -> torch.Tensor:
-    """RMS norm of ``x`` whose normalised dims are split on ``axes``; the weight is split alike."""
+    """RMS norm of ``x`` whose normalised dims are split on ``axes``; the weight is split in the same way."""
     dims = tuple(range(x.dim() - len(normalized_shape), x.dim()))
     least = torch.finfo(statistics_dtype(x)).eps
-    return _normalise(x, _last(weight, x), None, dims, least if eps is None else eps, axes, centred=False)
+    return _normalise(x, _broadcast_view(weight, x), None, dims, least if eps is None else eps, axes, centred=False)
 
 
 def batch_norm_split(
@@ -65,8 +65,8 @@ def group_norm_split(
     return _normalise(grouped, _view(weight, shape), _view(bias, shape), dims, eps, axes).reshape(x.shape)
 
 
-def _last(weight: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
-    """A view with all of ``x``'s dims; the weight's own are the last."""
+def _broadcast_view(weight: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
+    """A view of the weight with all of ``x``'s dims; the weight's own are the last."""
     return None if weight is None else _view(weight, (*[1] * (x.dim() - weight.dim()), *weight.shape))
 
 
@@ -85,8 +85,10 @@ def _normalise(
     centred: bool = True,
     constant: bool = False,
 ) -> torch.Tensor:
-    """``(x - mean) / sqrt(variance + eps) * weight + bias`` over ``dims``; without ``centred`` the mean is 0. Weight and
-    bias have all of ``x``'s dims; ``constant`` ones do not vary along ``dims``."""
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` over ``dims``; without ``centred`` the mean is 0.
+
+    Weight and bias have all of ``x``'s dims; ``constant`` ones do not vary along ``dims``.
+    """
     constant = constant or weight is None
     out: torch.Tensor = _Normalise.apply(x, weight, bias, dims, eps, axes, centred, constant, current())  # type: ignore[no-untyped-call]
     return out
@@ -106,7 +108,7 @@ class _Normalise(torch.autograd.Function):
         constant: bool,
         runtime: Runtime,
     ) -> torch.Tensor:
-        mean, variance, out = (_centred if centred else _as_it_is)(x.to(statistics_dtype(x)), dims, axes, runtime)
+        mean, variance, out = (_centred if centred else _uncentred)(x.to(statistics_dtype(x)), dims, axes, runtime)
         scale = (variance + eps).rsqrt()
         out = out.mul_(scale) if centred else out * scale
         if weight is not None:
@@ -124,7 +126,7 @@ class _Normalise(torch.autograd.Function):
         grad = grads[0].to(scale.dtype)
         normal = _standardise(x.to(scale.dtype), mean, scale)
         product = grad * normal
-        # A constant weight, as in batch norm, comes out of the sums.
+        # A constant weight, as in batch norm, is factored out of the sums.
         if ctx.constant:
             sums = [product.sum(ctx.dims, keepdim=True), grad.sum(ctx.dims, keepdim=True)]
             grad_weight, grad_bias = _weight_gradients(ctx, weight, *sums)
@@ -136,7 +138,7 @@ class _Normalise(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, grad_weight, grad_bias, None, None, None, None, None, None
         count = prod(x.shape[dim] for dim in ctx.dims) * ctx.runtime.mesh.group_size(ctx.axes)
-        means = add_parts(torch.stack(sums if mean is not None else sums[:1]), ctx.axes, ctx.runtime).div_(count)
+        means = reduce_parts(torch.stack(sums if mean is not None else sums[:1]), ctx.axes, ctx.runtime).div_(count)
         grad_x = normal.mul_(-means[0]).add_(grad)
         if mean is not None:
             grad_x.sub_(means[1])
@@ -146,7 +148,7 @@ class _Normalise(torch.autograd.Function):
 def _weight_gradients(
     ctx: Any, weight: torch.Tensor | None, product: torch.Tensor, grad: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of weight and bias: what they were broadcast along is summed."""
+    """Gradients of weight and bias, summed over broadcast dims."""
     grad_weight = None if weight is None else product.sum_to_size(weight.shape).to(weight.dtype)
     return grad_weight, None if ctx.bias is None else grad.sum_to_size(ctx.bias[0]).to(ctx.bias[1])
 
@@ -158,9 +160,9 @@ def _standardise(x: torch.Tensor, mean: torch.Tensor | None, scale: torch.Tensor
 def _centred(
     x: torch.Tensor, dims: tuple[int, ...], axes: Axes, runtime: Runtime
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean and variance over all ranks' ``dims``, which stay with size 1, and ``x`` less the mean; one all-gather."""
+    """Mean and variance over all ranks' ``dims`` (kept with size 1), and ``x`` minus the mean; one all-gather."""
     own = x.mean(dims, keepdim=True)
-    # Two passes: as exact as torch.var_mean, whose kernel on CPU takes ten times as long.
+    # Two passes are as exact as torch.var_mean, whose CPU kernel takes ten times as long.
     below = x - own
     means, variances = gather_parts(torch.stack((own, below.square().mean(dims, keepdim=True))), axes, runtime).unbind(
         1
@@ -169,12 +171,12 @@ def _centred(
     return mean, (variances + (means - mean).square()).mean(0), below.add_(own - mean)
 
 
-def _as_it_is(
+def _uncentred(
     x: torch.Tensor, dims: tuple[int, ...], axes: Axes, runtime: Runtime
 ) -> tuple[None, torch.Tensor, torch.Tensor]:
     """No mean, the mean square over all ranks' ``dims``, and ``x`` itself; one all-reduce."""
     local = x.square().mean(dims, keepdim=True)
-    return None, add_parts(local, axes, runtime) / runtime.mesh.group_size(axes), x
+    return None, reduce_parts(local, axes, runtime) / runtime.mesh.group_size(axes), x
 
 
 def layer_norm(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
@@ -194,8 +196,11 @@ def batch_norm(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
 
 
 def group_norm(call: SplitCall) -> tuple[Any, tuple[Any, ...]]:
-    """Whole groups per rank need no communication, only their number; split space (or split channels of the one group)
-    needs the statistics of other ranks."""
+    """Group norm on a rank's part.
+
+    Whole groups per rank need no communication, only their number; split space (or split channels of a single group)
+    needs the statistics of other ranks.
+    """
     x, num_groups = call.args[:2]
     weight, bias, eps = call.argument(2), call.argument(3), call.argument(4, 1e-5)
     local = num_groups // call.mesh.group_size(call.group("g"))

@@ -1,7 +1,7 @@
-"""Softmax and its kin over a dim split on some axes: local maxima and sums are joined (OneFlow section 6.3.1).
+"""Softmax, log-softmax and log-sum-exp over a split dim: local maxima and sums are combined (OneFlow section 6.3.1).
 
-The paper reduces maxima, then sums of exponentials below the maximum of all. Here every rank sums below its own maximum,
-so that one all-gather of both numbers of each row does the work of two all-reduces.
+The paper reduces maxima, then sums of exponentials relative to the global maximum. Here every rank sums relative to its
+own maximum, so one all-gather of both numbers per row replaces two all-reduces.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from autosbp.executor.runtime import Runtime, current
 from autosbp.executor.split_ops._base import SplitCall
-from autosbp.executor.split_ops._collectives import add_parts, gather_parts, statistics_dtype
+from autosbp.executor.split_ops._collectives import gather_parts, reduce_parts, statistics_dtype
 
 
 def log_softmax_split(
@@ -44,7 +44,7 @@ class _Softmax(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, dim: int, axes: tuple[int, ...], log: bool, runtime: Runtime) -> Any:
         source = x.to(statistics_dtype(x))
         own = source.amax(dim, keepdim=True)
-        # Below 0 where all is -inf, so that the sum is 0 and not undefined.
+        # If all values are -inf, subtract 0, so that the sum is 0 and not NaN.
         below = source - own.masked_fill(own == -torch.inf, 0.0)
         sums = below.exp_().sum(dim, keepdim=True)
         tops, sums = gather_parts(torch.stack((own, sums)), axes, runtime).unbind(1)
@@ -65,7 +65,7 @@ class _Softmax(torch.autograd.Function):
         grad = grads[0]
         weighted = grad if ctx.log else grad * out
         total = weighted.sum(ctx.dim, keepdim=True, dtype=statistics_dtype(out))
-        total = add_parts(total, ctx.axes, ctx.runtime)
+        total = reduce_parts(total, ctx.axes, ctx.runtime)
         result = grad - out.exp() * total if ctx.log else weighted - out * total
         return result.to(out.dtype), None, None, None, None
 

@@ -1,4 +1,4 @@
-"""Hugging Face models from a config file: the class is transformers' own, never remote code; no weights are read."""
+"""Hugging Face models from a config file, built with transformers' own classes: no remote code, no weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autosbp.errors import InputError, UnsupportedError
 from autosbp.graph.ir import FLOATS, LogicalGraph
-from autosbp.limits import more_memory
+from autosbp.utils.resource_limits import memory_limit
 
 _MOST_BYTES = 8 * 2**30
 
@@ -17,75 +17,87 @@ if TYPE_CHECKING:
 
 
 def capture_hf_config(
-    config: Mapping[str, Any], seq_len: int | None = None, name: str | None = None, image_size: int | None = None
+    config: Mapping[str, Any],
+    seq_len: int | None = None,
+    name: str | None = None,
+    image_size: int | None = None,
+    check: bool = True,
 ) -> LogicalGraph:
     """Capture the training loss of the model that ``config`` describes.
 
     Args:
-        config: the content of a ``config.json``. ``architectures`` names the class, or else the usual one for its
-            ``model_type`` is taken; ``dtype`` (or ``torch_dtype``) gives the dtype.
+        config: the content of a ``config.json``. ``architectures`` names the class; without it, the usual class of the
+            ``model_type`` is used. ``dtype`` (or ``torch_dtype``) gives the dtype.
         seq_len: tokens per sequence; by default the config's maximum, at most ``DEFAULT_SEQ_LEN``.
         name: the graph's name; by default the model type.
         image_size: pixels per side of images; by default the config's.
+        check: compare the graph with the module where that is small enough (``graph.module_check``).
 
     Raises:
         InputError: for an unknown model type, a class without a training loss, or a size beyond the config's limits.
-        UnsupportedError: when transformers is not installed, or the model cannot be captured.
+        UnsupportedError: if transformers is not installed, or the model cannot be captured.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         import torch
         import transformers
     except ImportError as error:
-        raise UnsupportedError("capturing a Hugging Face model needs the extra: pip install 'autosbp[hf]'") from error
+        raise UnsupportedError(
+            "capturing a Hugging Face model requires the extra hf: pip install 'autosbp[hf]'"
+        ) from error
     from autosbp.graph.capture import build_on_meta
     from autosbp.graph.huggingface._classes import training_class
-    from autosbp.graph.huggingface._config import read_config
+    from autosbp.graph.huggingface._config import read_config, rejected_config_error
     from autosbp.graph.huggingface._experts import use_expert_op
     from autosbp.graph.huggingface._inputs import example_inputs
-    from autosbp.graph.huggingface._sizes import Sizes, set_image_size
+    from autosbp.graph.huggingface._sizes import RequestedSizes, set_image_size
 
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     hf_config = read_config(config)
     set_image_size(hf_config, image_size)
     dtype = getattr(torch, _dtype(config))
     chosen = training_class(hf_config, config)
-    with more_memory(_MOST_BYTES):  # parameters take none, but a million layers or a large table of positions do
+    with memory_limit(_MOST_BYTES):  # meta parameters need none, but a million layers or a large position table do
         try:
             module = build_on_meta(lambda: chosen.cls._from_config(hf_config, dtype=dtype), dtype)
         except Exception as error:  # modules check their sizes with errors of many types
-            raise refused(hf_config.model_type, error) from error
+            raise rejected_config_error(hf_config.model_type, error) from error
         use_expert_op(module)
         provenance = {"source": f"transformers {transformers.__version__} {type(module).__name__}"}
         if chosen.note:
             provenance["class"] = chosen.note
-        return _captured(
-            lambda full: example_inputs(module, hf_config, chosen, Sizes(seq_len, image_size), dtype, full=full),
+        return _capture_with_fallback(
+            lambda full: example_inputs(
+                module, hf_config, chosen, RequestedSizes(seq_len, image_size), dtype, full=full
+            ),
             module,
             name or hf_config.model_type,
             provenance,
+            check,
         )
 
 
-def _captured(
-    inputs: Callable[[bool], ExampleInputs], module: Any, name: str, provenance: Mapping[str, str]
+def _capture_with_fallback(
+    inputs: Callable[[bool], ExampleInputs], module: Any, name: str, provenance: Mapping[str, str], check: bool
 ) -> LogicalGraph:
-    """Capture with the fewest inputs, or else, where the model needs more, with all kinds of data that it takes."""
+    """Capture with as few inputs as possible; if that fails, with every kind of data that the model takes."""
     few = inputs(False)
     try:
-        return _capture_with(few, module, name, provenance)
+        return _capture_with(few, module, name, provenance, check)
     except UnsupportedError:
         more = inputs(True)
         if more.tensors.keys() == few.tensors.keys():
             raise
         try:
-            return _capture_with(more, module, name, provenance)
+            return _capture_with(more, module, name, provenance, check)
         except UnsupportedError:
             pass
         raise
 
 
-def _capture_with(inputs: ExampleInputs, module: Any, name: str, provenance: Mapping[str, str]) -> LogicalGraph:
+def _capture_with(
+    inputs: ExampleInputs, module: Any, name: str, provenance: Mapping[str, str], check: bool
+) -> LogicalGraph:
     from autosbp.graph.capture import capture
 
     return capture(
@@ -95,16 +107,12 @@ def _capture_with(inputs: ExampleInputs, module: Any, name: str, provenance: Map
         input_high=inputs.highs,
         settings=inputs.settings,
         provenance={**provenance, **inputs.sizes},
+        check=check,
     )
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in FLOATS:
-        raise InputError("config.dtype", name, f"one of {', '.join(sorted(FLOATS))} is expected")
+        raise InputError("config.dtype", name, f"expected one of {', '.join(sorted(FLOATS))}")
     return name
-
-
-def refused(model_type: str, error: Exception) -> InputError:
-    reason = f"{type(error).__name__}: {error}"
-    return InputError("config", model_type, f"a config that transformers accepts is expected ({reason[:400]})")

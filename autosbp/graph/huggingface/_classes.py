@@ -1,4 +1,4 @@
-"""Which class of transformers a config is trained as, and what its labels are."""
+"""Choose the transformers class that trains a config, and the contents of its labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from autosbp.errors import InputError
 
-# Transformers' own tables from model type to class name, with what ``labels`` holds there; the usual task first.
+# Transformers' own tables from model type to class name, with the contents of ``labels``; the usual task first.
 _TASKS: Mapping[str, str] = {
     "SPEECH_SEQ_2_SEQ": "tokens",
     "SEQ_TO_SEQ_CAUSAL_LM": "tokens",
@@ -38,7 +38,7 @@ _LABELS = ("labels", "start_positions", "next_sentence_label", "return_loss")
 
 @dataclass(frozen=True)
 class TrainingClass:
-    """A model class, what its labels hold (a value of ``_TASKS``), and a sentence where it is not the one named."""
+    """A model class, the contents of its labels (a value of ``_TASKS``), and a note if the config names another class."""
 
     cls: Any
     labels: str
@@ -46,32 +46,35 @@ class TrainingClass:
 
 
 def training_class(hf_config: Any, document: Mapping[str, Any]) -> TrainingClass:
-    """The class that ``architectures`` names where it is transformers' own and has a loss, else the usual one."""
+    """The class that ``architectures`` names if transformers has it and it computes a loss, else the usual one."""
     named = document.get("architectures") or []
     if not isinstance(named, (list, tuple)) or any(not isinstance(name, str) for name in named):
-        raise InputError("config.architectures", named, "a list of class names is expected")
+        raise InputError("config.architectures", named, "expected a list of class names")
     for name in named:
         cls = _model_class(name)
         if cls is not None and (_takes_labels(cls) or name in _names("PRETRAINING")):
             return TrainingClass(cls, _labels_of(name) if _takes_labels(cls) else "none")
     for task, labels in _TASKS.items():
-        for each in _listed(_table(task).get(hf_config.model_type)):
+        for each in _as_tuple(_table(task).get(hf_config.model_type)):
             cls = _model_class(each)
             if cls is not None and _takes_labels(cls):
                 return TrainingClass(cls, _labels_of(each) if task == "PRETRAINING" else labels, _note(named, each))
-    limit = "a model that transformers can train is expected: a class whose forward takes labels"
+    limit = (
+        "expected a model whose class computes a loss from label tensors; pass others, such as those "
+        "that match lists of targets, as package.module:factory, with a module that returns the loss"
+    )
     raise InputError("config.model_type", hf_config.model_type, limit)
 
 
 def _note(named: Any, chosen: str) -> str:
     if not named:
         return ""
-    why = "has no loss" if _model_class(named[0]) is not None else "is not a class of this transformers"
-    return f"{named[0]} {why}; {chosen} is captured, the usual class of its model type"
+    why = "has no loss" if _model_class(named[0]) is not None else "is not in the installed transformers"
+    return f"{named[0]} {why}; capturing {chosen}, the default class of the model type"
 
 
 def _model_class(name: str) -> Any:
-    """The model class of transformers called so; None for anything else."""
+    """The transformers model class of that name; None for anything else."""
     import transformers
 
     cls = getattr(transformers, name, None)
@@ -85,17 +88,17 @@ def _table(task: str) -> Mapping[str, Any]:
     return table
 
 
-def _listed(entry: Any) -> tuple[str, ...]:
+def _as_tuple(entry: Any) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def _names(task: str) -> Iterator[str]:
     for entry in _table(task).values():
-        yield from _listed(entry)
+        yield from _as_tuple(entry)
 
 
 def _labels_of(name: str) -> str:
-    """What the labels of a class hold, by the table that lists it."""
+    """Contents of a class's labels, by the table that lists the class."""
     tasks = (task for task in _TASKS if task != "PRETRAINING" and name in _names(task))
     return _TASKS[next(tasks, "CAUSAL_LM")]
 

@@ -1,7 +1,8 @@
-"""Mixtures of experts: transformers' expert layers are captured as one op (``autosbp.graph.own_ops.experts``).
+"""Mixture of experts: capture transformers' expert layers as one op (``autosbp.graph.experts_op.experts``).
 
-Its own forms sort tokens of the whole batch, gather a weight per token, or branch on the data; none of these can be
-split by tokens. Layers with biases, other gates or interleaved weights keep transformers' grouped form.
+Transformers' own implementations sort the tokens of the whole batch, gather a weight per token, or branch on data; none
+of these can be sharded by tokens. Layers with biases, other gates or interleaved weights keep transformers' grouped
+form.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autosbp.graph.own_ops import experts_op
+from autosbp.graph.experts_op import experts_op
 
 _NAME = "autosbp"
 _ACTIVATIONS = {
@@ -26,10 +27,10 @@ _ACTIVATIONS = {
 
 
 def use_expert_op(module: torch.nn.Module) -> None:
-    """Make every expert layer of ``module`` that the op can express run as the op."""
+    """Replace the forward pass of every expert layer of ``module`` by the op, where the op can express it."""
     try:
         from transformers.integrations import moe
-    except ImportError:  # releases before experts were one interface
+    except ImportError:  # releases without a common interface of experts
         return
     moe.ALL_EXPERTS_FUNCTIONS[_NAME] = _forward
     part: Any
@@ -41,8 +42,12 @@ def use_expert_op(module: torch.nn.Module) -> None:
 def _forward(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
+    """The op while a model is exported; else transformers' own layer, which the captured graph is checked against."""
     from transformers.integrations import moe
 
+    if not torch.compiler.is_exporting():
+        own: torch.Tensor = moe.batched_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
+        return own
     activation = _ACTIVATIONS.get(type(getattr(self, "act_fn", None)).__name__)
     plain = self.has_gate and self.is_concatenated and not self.has_bias and not self.has_post_expert_norm
     if not plain or activation is None or type(self)._apply_gate is not moe._default_apply_gate:

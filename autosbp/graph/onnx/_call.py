@@ -1,7 +1,7 @@
-"""What a value of an ONNX graph is while the graph is run, and a call of one op.
+"""Values of an ONNX graph during its capture, and a call of one op.
 
-Most values are torch tensors. Shapes, and what is computed of them and of small constants, are numpy arrays ("host" values):
-they hold Python integers where a size depends on the batch, which torch traces, and plain numbers else.
+Most values are torch tensors. Shapes, and small results computed from them and from constants, are numpy arrays ("host"
+values): they hold torch's symbolic integers for sizes that depend on the batch, and plain numbers otherwise.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import torch
 from autosbp.errors import InputError
 from autosbp.graph.onnx._skeleton import Attribute
 
-Host = np.ndarray[Any, Any]
-Value = torch.Tensor | Host
+HostValue = np.ndarray[Any, Any]
+Value = torch.Tensor | HostValue
 MAX_HOST_ELEMENTS = 4096
-"""Of a host value; larger ones are tensors."""
+"""Largest host value, in elements; larger ones are tensors."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One op with its operands; a missing one is None.
+class OnnxCall:
+    """One op with its operands; a missing operand is None.
 
     Args:
-        where: the op's place in the file, for errors.
+        where: the op's location in the file, for errors.
         op: its name.
         operands: values, in order.
-        attributes: of the op.
-        num_outputs: that somebody may read.
+        attributes: attributes of the op.
+        num_outputs: number of outputs that other ops may read.
     """
 
     where: str
@@ -42,85 +42,87 @@ class Call:
     num_outputs: int
 
     def refused(self, what: str, value: object, limit: str) -> InputError:
-        """An error that names the op and what is wrong with it."""
+        """An error that names the op and its invalid operand or attribute."""
         return InputError(f"{self.where}.{what}", value, f"{self.op}: {limit}")
 
     def value(self, at: int) -> Value | None:
-        """An operand that may be missing."""
+        """Operand ``at``, or None if it is missing."""
         return self.operands[at] if at < len(self.operands) else None
 
     def needed(self, at: int) -> Value:
-        """An operand that must be there."""
+        """Operand ``at``; raise ``InputError`` if it is missing."""
         found = self.value(at)
         if found is None:
-            raise self.refused(f"input[{at}]", None, "this operand is required")
+            raise self.refused(f"input[{at}]", None, "required operand is missing")
         return found
 
     def tensor(self, at: int) -> torch.Tensor:
-        """An operand as a tensor."""
+        """Operand ``at`` as a tensor; raise ``InputError`` if it is missing."""
         return as_tensor(self.needed(at))
 
-    def maybe(self, at: int) -> torch.Tensor | None:
-        """An operand as a tensor, or None."""
+    def optional_tensor(self, at: int) -> torch.Tensor | None:
+        """Operand ``at`` as a tensor, or None if it is missing."""
         found = self.value(at)
         return None if found is None else as_tensor(found)
 
-    def host(self, at: int) -> Host | None:
-        """An operand whose values are known, or None where there is none."""
+    def host(self, at: int) -> HostValue | None:
+        """Operand ``at`` as a host value, or None if it is missing; raise ``InputError`` for a tensor."""
         found = self.value(at)
         if isinstance(found, torch.Tensor):
-            raise self.refused(f"input[{at}]", "a tensor", "values that depend on data cannot be planned")
+            raise self.refused(
+                f"input[{at}]", "a tensor", ("expected a constant; values that depend on data cannot be planned")
+            )
         return found
 
     def ints(self, at: int) -> list[Any] | None:
-        """A list of integers among the operands, or None."""
+        """Operand ``at`` as a list of integers, or None if it is missing."""
         found = self.host(at)
         return None if found is None else [one if _is_symbolic(one) else int(one) for one in found.reshape(-1)]
 
     def listed(self, name: str, at: int | None = None) -> list[Any] | None:
-        """Integers that are an attribute or, in later versions of the op, the operand ``at``; None where they are missing."""
+        """Integers given as an attribute or, in later versions of the op, as operand ``at``; None if missing."""
         given = self.ints(at) if at is not None else None
         found = self.attributes.get(name)
         return given if given is not None else [int(one) for one in found] if isinstance(found, tuple) else None
 
     def integer(self, name: str, default: int) -> int:
-        """An attribute."""
+        """The value of an integer attribute."""
         found = self.attributes.get(name, default)
         if not isinstance(found, int):
-            raise self.refused(name, found, "an integer is expected")
+            raise self.refused(name, found, "expected an integer")
         return found
 
     def number(self, name: str, default: float) -> float:
-        """An attribute."""
+        """The value of a float attribute."""
         found = self.attributes.get(name, default)
         if not isinstance(found, (int, float)):
-            raise self.refused(name, found, "a number is expected")
+            raise self.refused(name, found, "expected a number")
         return float(found)
 
     def text(self, name: str, default: str, choices: Sequence[str]) -> str:
-        """An attribute that is one of these."""
+        """The value of a text attribute, one of ``choices``."""
         found = self.attributes.get(name, default)
         if not isinstance(found, str) or found not in choices:
-            raise self.refused(name, found, f"one of {', '.join(choices)} is expected")
+            raise self.refused(name, found, f"expected one of {', '.join(choices)}")
         return found
 
     def scalar(self, at: int, default: Any = None) -> Any:
-        """An operand of one known element as a Python number, or the default."""
+        """An operand with one known element, as a Python number; ``default`` if missing."""
         found = self.host(at)
         if found is None:
             return default
         if found.size != 1:
-            raise self.refused(f"input[{at}]", list(found.shape), "one element is expected")
+            raise self.refused(f"input[{at}]", list(found.shape), "expected one element")
         return found.reshape(-1)[0].item() if found.dtype != object else found.reshape(-1)[0]
 
     def axis(self, ndim: int, default: int) -> int:
-        """The attribute ``axis`` of a tensor of so many dims, counted from the first."""
+        """The attribute ``axis`` as a non-negative dim of a tensor with ``ndim`` dims."""
         return self.dim(self.integer("axis", default), ndim)
 
     def dim(self, at: int, ndim: int) -> int:
-        """A dim counted from either end, from the first."""
+        """A possibly negative dim as a non-negative one."""
         if not -ndim <= at < max(ndim, 1):
-            raise self.refused("axis", at, f"a dim of {ndim} is expected")
+            raise self.refused("axis", at, f"expected a dim of {ndim}")
         return at % max(ndim, 1)
 
 
@@ -130,7 +132,7 @@ def is_host(value: object) -> bool:
 
 
 def as_tensor(value: Value) -> torch.Tensor:
-    """A value as a tensor."""
+    """Convert a value to a tensor."""
     if isinstance(value, torch.Tensor):
         return value
     if value.dtype == object:
@@ -139,22 +141,22 @@ def as_tensor(value: Value) -> torch.Tensor:
     return torch.tensor(value.tolist(), dtype=_TORCH[str(value.dtype)]).reshape(value.shape)
 
 
-def plain(value: Host) -> Host:
-    """A host value whose members are all plain integers as an array of these."""
+def to_int_array(value: HostValue) -> HostValue:
+    """Convert a host value without symbolic members to an integer array."""
     if value.dtype == object and not any(_is_symbolic(one) for one in value.reshape(-1)):
         return value.astype(np.int64)
     return value
 
 
-def host_of(values: Sequence[Any]) -> Host:
-    """A list of sizes."""
+def host_from_sizes(values: Sequence[Any]) -> HostValue:
+    """A host value of a list of sizes."""
     found = np.empty(len(values), dtype=object)
     found[:] = values
-    return plain(found)
+    return to_int_array(found)
 
 
-def fits(*values: Host) -> bool:
-    """Whether an op of host values gives one that is small enough."""
+def is_small(*values: HostValue) -> bool:
+    """Whether the result of an op on these host values is small enough to be a host value."""
     sizes = sorted(max(value.size, 1) for value in values)
     return prod(sizes[-2:]) <= MAX_HOST_ELEMENTS * 64 and max(sizes, default=0) <= MAX_HOST_ELEMENTS
 

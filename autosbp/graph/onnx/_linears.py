@@ -1,16 +1,19 @@
-"""``MatMul`` by a weight, and the ``Add`` of a bias behind it, as one linear layer: what both of torch's exporters make of
-``torch.nn.Linear`` on more than two dims. The weight is stored as the layer has it, transposed."""
+"""Fuse ``MatMul`` by a weight, and the ``Add`` of a bias after it, into one linear layer.
+
+Both of torch's exporters write ``torch.nn.Linear`` on more than two dims in this form. The weight is stored transposed,
+as the layer stores it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
 
-from autosbp.graph.onnx._skeleton import OnnxNode, Skeleton, Tensor
+from autosbp.graph.onnx._skeleton import OnnxNode, OnnxTensor, Skeleton
 
 
-def with_linears(skeleton: Skeleton) -> Skeleton:
-    """The skeleton with such products as ``Linear`` nodes."""
+def fuse_linears(skeleton: Skeleton) -> Skeleton:
+    """The skeleton with these products replaced by ``Linear`` nodes."""
     reads = Counter(name for node in skeleton.nodes for name in node.inputs) + Counter(skeleton.outputs)
     tensors = {one.name: one for one in skeleton.tensors}
     products = {
@@ -36,8 +39,8 @@ def with_linears(skeleton: Skeleton) -> Skeleton:
     return replace(skeleton, tensors=tuple(tensors.values()), nodes=tuple(final))
 
 
-def _sum(node: OnnxNode, products: dict[str, OnnxNode], tensors: dict[str, Tensor]) -> tuple[OnnxNode | None, str]:
-    """The product and the bias that a node adds, if it does."""
+def _sum(node: OnnxNode, products: dict[str, OnnxNode], tensors: dict[str, OnnxTensor]) -> tuple[OnnxNode | None, str]:
+    """The product and the bias that a node adds; (None, "") for other nodes."""
     if node.op != "Add" or len(node.inputs) != 2:
         return None, ""
     for product, bias in (node.inputs, node.inputs[::-1]):
@@ -49,5 +52,5 @@ def _sum(node: OnnxNode, products: dict[str, OnnxNode], tensors: dict[str, Tenso
     return None, ""
 
 
-def _is_weight(tensor: Tensor | None, ndim: int) -> bool:
+def _is_weight(tensor: OnnxTensor | None, ndim: int) -> bool:
     return tensor is not None and tensor.data is None and len(tensor.shape) == ndim

@@ -1,4 +1,4 @@
-"""An ONNX model as a torch module that runs its ops one after the other; weights are on the meta device."""
+"""An ONNX model as a torch module that runs its ops in order; weights are on the meta device."""
 
 from __future__ import annotations
 
@@ -11,45 +11,60 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from autosbp.errors import AutosbpError, InputError
-from autosbp.graph.materialise import dtype_of
-from autosbp.graph.onnx._call import MAX_HOST_ELEMENTS, Call, Host, Value, as_tensor, fits, is_host, plain
+from autosbp.graph.onnx._call import (
+    MAX_HOST_ELEMENTS,
+    HostValue,
+    OnnxCall,
+    Value,
+    as_tensor,
+    is_host,
+    is_small,
+    to_int_array,
+)
+from autosbp.graph.onnx._data_movement import MOVES
 from autosbp.graph.onnx._layers import LAYERS
-from autosbp.graph.onnx._moves import MOVES
 from autosbp.graph.onnx._pointwise import POINTWISE, Op
 from autosbp.graph.onnx._shapes import HOST_OPS
-from autosbp.graph.onnx._skeleton import OnnxNode, Skeleton, Tensor
+from autosbp.graph.onnx._skeleton import OnnxNode, OnnxTensor, Skeleton
+from autosbp.graph.to_fx import torch_dtype
 
 OPS: Mapping[str, Op] = {**POINTWISE, **LAYERS, **MOVES}
-GIVEN, CROSS_ENTROPY, SQUARES = "given", "cross entropy", "squared difference"
-_UNREAD = {"BatchNormalization": 3, "Dropout": 3}
-"""Operands from here on have no part in training."""
+FIRST_OUTPUT, CROSS_ENTROPY, SQUARED_DIFFERENCE = "given", "cross entropy", "squared difference"
+_FIRST_IGNORED_OPERAND = {"BatchNormalization": 3, "Dropout": 3}
+"""Index of the first operand that training ignores."""
 _LAYERS = frozenset((
     "Conv", "ConvTranspose", "Gemm", "BatchNormalization", "GroupNormalization", "InstanceNormalization",
     "LayerNormalization", "RMSNormalization", "PRelu",
 ))  # fmt: skip
-"""Ops whose operands are weights even where they have one element."""
+"""Ops whose operands are weights even if they have one element."""
 _FIELDS = ("value", "value_float", "value_int", "value_floats", "value_ints")
 
 
 class OnnxModule(torch.nn.Module):
-    """Runs the nodes of a skeleton; its inputs are ``x0``, ``x1`` and so on, and behind them what the loss is measured by.
+    """Runs the nodes of a skeleton.
 
-    Parameters are called ``p0``, ``p1`` and so on; ``sources`` has the tensor of each.
+    Inputs are called ``x0``, ``x1`` and so on; the labels or target of an added loss come last. Parameters are called
+    ``p0``, ``p1`` and so on; ``sources`` maps each to its tensor in the file.
     """
 
     def __init__(self, skeleton: Skeleton) -> None:
         super().__init__()
-        self.skeleton, self.loss = skeleton, GIVEN
-        self.sources: dict[str, Tensor] = {}
-        self.known: dict[str, Host] = {}
+        self.skeleton, self.loss = skeleton, FIRST_OUTPUT
+        self.sources: dict[str, OnnxTensor] = {}
+        self.known: dict[str, HostValue] = {}
         self.stored: dict[str, str] = {}
         self.nodes = tuple(node for node in skeleton.nodes if node.op != "Constant")
-        read = {name for node in self.nodes for name in node.inputs[: _UNREAD.get(node.op)]} | {*skeleton.outputs}
+        read = {name for node in self.nodes for name in node.inputs[: _FIRST_IGNORED_OPERAND.get(node.op)]} | {
+            *skeleton.outputs
+        }
         self.nodes = tuple(
             replace(node, outputs=tuple(name if name in read else "" for name in node.outputs)) for node in self.nodes
         )
         of_layers = {
-            name for node in self.nodes if node.op in _LAYERS for name in node.inputs[1 : _UNREAD.get(node.op)]
+            name
+            for node in self.nodes
+            if node.op in _LAYERS
+            for name in node.inputs[1 : _FIRST_IGNORED_OPERAND.get(node.op)]
         }
         for tensor in skeleton.tensors:
             if tensor.name not in read:
@@ -62,24 +77,24 @@ class OnnxModule(torch.nn.Module):
             if node.op == "Constant" and node.outputs:
                 self._constant(node.outputs[0], _constant_of(node, at))
 
-    def _weight(self, tensor: Tensor) -> None:
+    def _weight(self, tensor: OnnxTensor) -> None:
         name = f"p{len(self.sources)}"
-        empty = torch.empty(tensor.shape, dtype=dtype_of(tensor.dtype), device="meta")
+        empty = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype), device="meta")
         self.register_parameter(name, torch.nn.Parameter(empty))
         self.sources[name] = tensor
         self.stored[tensor.name] = name
 
-    def _constant(self, name: str, values: Host, dtype: str | None = None) -> None:
+    def _constant(self, name: str, values: HostValue, dtype: str | None = None) -> None:
         if values.size <= MAX_HOST_ELEMENTS and dtype != "bfloat16":
             self.known[name] = values
             return
         here = f"c{len(self._buffers)}"
         tensor = torch.from_numpy(values.copy())
-        self.register_buffer(here, tensor.to(dtype_of(dtype)) if dtype else tensor)
+        self.register_buffer(here, tensor.to(torch_dtype(dtype)) if dtype else tensor)
         self.stored[name] = here
 
     def outputs(self, *inputs: torch.Tensor) -> list[Value]:
-        """What the model gives."""
+        """The model's outputs."""
         values: dict[str, Value] = {**self.known, **{name: getattr(self, here) for name, here in self.stored.items()}}
         values |= {one.name: tensor for one, tensor in zip(self.skeleton.inputs, inputs, strict=False)}
         for at, node in enumerate(self.nodes):
@@ -87,7 +102,7 @@ class OnnxModule(torch.nn.Module):
             values |= {name: value for name, value in zip(node.outputs, found, strict=False) if name}
         missing = [name for name in self.skeleton.outputs if name not in values]
         if missing:
-            raise InputError("model.graph.output", missing[0], "the output of a node is expected")
+            raise InputError("model.graph.output", missing[0], "expected the output of a node")
         return [values[name] for name in self.skeleton.outputs]
 
     def forward(
@@ -103,53 +118,51 @@ class OnnxModule(torch.nn.Module):
         found = as_tensor(self.outputs(*inputs)[0])
         if self.loss == CROSS_ENTROPY:
             return F.cross_entropy(found.flatten(0, -2), inputs[-1].flatten())
-        return F.mse_loss(found, inputs[-1]) if self.loss == SQUARES else found
+        return F.mse_loss(found, inputs[-1]) if self.loss == SQUARED_DIFFERENCE else found
 
 
-def _constant_of(node: OnnxNode, at: int) -> Host:
+def _constant_of(node: OnnxNode, at: int) -> HostValue:
     for field in _FIELDS:
         value = node.attributes.get(field)
         if value is not None and not isinstance(value, str):
             whole = "int" in field
             return value if isinstance(value, np.ndarray) else np.asarray(value, np.int64 if whole else np.float32)
-    raise InputError(
-        f"model.graph.node[{at}].attribute", [*node.attributes], f"one of {', '.join(_FIELDS)} is expected"
-    )
+    raise InputError(f"model.graph.node[{at}].attribute", [*node.attributes], f"expected one of {', '.join(_FIELDS)}")
 
 
 def _run(node: OnnxNode, where: str, values: Mapping[str, Value]) -> tuple[Value, ...]:
     operands: list[Value | None] = []
     for at, name in enumerate(node.inputs):
-        wanted = name and at < _UNREAD.get(node.op, at + 1)
+        wanted = name and at < _FIRST_IGNORED_OPERAND.get(node.op, at + 1)
         if wanted and name not in values:
             raise InputError(
-                f"{where}.input[{at}]", name, f"{node.op}: an earlier value, input or initializer is expected"
+                f"{where}.input[{at}]", name, f"{node.op}: expected an earlier value, input or initializer"
             )
         operands.append(values[name] if wanted else None)
-    call = Call(where, node.op, operands, node.attributes, sum(1 for name in node.outputs if name))
+    call = OnnxCall(where, node.op, operands, node.attributes, sum(1 for name in node.outputs if name))
     try:
-        found = _known(call)
+        found = _evaluate_on_host(call)
         found = OPS[node.op](call) if found is None else found
     except (AutosbpError, MemoryError):
         raise
     except Exception as error:  # torch and numpy check operands with errors of many types
         shapes = ", ".join("none" if one is None else f"{list(one.shape)}" for one in operands)
         reason = " ".join(str(error).split())[:300]
-        raise InputError(where, f"{node.op} of {shapes}", f"operands that fit are expected ({reason})") from error
+        raise InputError(where, f"{node.op} of {shapes}", f"incompatible operands ({reason})") from error
     parts = found if isinstance(found, (tuple, list)) else (found,)
-    return tuple(_settled(part) for part in parts)
+    return tuple(_normalized_value(part) for part in parts)
 
 
-def _known(call: Call) -> Any:
-    """The op's result where all its operands are known; None where it has to run on tensors."""
+def _evaluate_on_host(call: OnnxCall) -> Any:
+    """The op's result if all its operands are known host values; None if it has to run on tensors."""
     operands = [one for one in call.operands if isinstance(one, np.ndarray)]
-    if call.op not in HOST_OPS or not operands or len(operands) < len(call.operands) or not fits(*operands):
+    if call.op not in HOST_OPS or not operands or len(operands) < len(call.operands) or not is_small(*operands):
         return None
     return HOST_OPS[call.op](call, operands)
 
 
-def _settled(value: Value) -> Value:
+def _normalized_value(value: Value) -> Value:
     if not isinstance(value, np.ndarray):
         return value
-    value = plain(value)
+    value = to_int_array(value)
     return value if value.size <= MAX_HOST_ELEMENTS or not is_host(value) else as_tensor(value)

@@ -1,4 +1,4 @@
-"""The ops of ONNX that are read: known without torch, so that a file with others is refused when it is parsed."""
+"""Supported ONNX ops, listed without torch, so that the parser can refuse a file with others."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ KNOWN_OPS = frozenset((
     "SoftmaxCrossEntropyLoss", "Softplus", "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh",
     "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
 ))  # fmt: skip
-"""The keys of ``_module.OPS``, and ``Constant``; operators of other domains are not among them."""
+"""The keys of ``_module.OPS``, and ``Constant``; it holds no operators of other domains."""

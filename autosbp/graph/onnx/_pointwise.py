@@ -1,4 +1,4 @@
-"""Element-wise ops of ONNX as torch has them."""
+"""ONNX element-wise ops, implemented in torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from autosbp.graph.onnx._call import Call, Value, as_tensor
+from autosbp.graph.onnx._call import OnnxCall, Value, as_tensor
 
-Op = Callable[[Call], Any]
+Op = Callable[[OnnxCall], Any]
 
 
 def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Op:
@@ -20,7 +20,7 @@ def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Op:
 
 
 def _number_or_tensor(value: Value, other: Value) -> Any:
-    """A known number as one of Python's, where that does not change the result's shape."""
+    """A known number as a Python number, if that does not change the result's shape."""
     if isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         return value if isinstance(value, torch.Tensor) else as_tensor(value)
     if value.size == 1 and value.ndim <= other.dim():
@@ -30,7 +30,7 @@ def _number_or_tensor(value: Value, other: Value) -> Any:
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Op:
-    def run(call: Call) -> Any:
+    def run(call: OnnxCall) -> Any:
         one, two = call.needed(0), call.needed(1)
         return function(_number_or_tensor(one, two), _number_or_tensor(two, one))
 
@@ -41,16 +41,16 @@ def _logical(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> 
     return lambda call: function(call.tensor(0), call.tensor(1))
 
 
-def _many(function: Callable[[Any, Any], Any]) -> Op:
-    def run(call: Call) -> Any:
+def _variadic(function: Callable[[Any, Any], Any]) -> Op:
+    def run(call: OnnxCall) -> Any:
         found = reduce(function, (call.tensor(at) for at in range(len(call.operands))))
         return found
 
     return run
 
 
-def _mean(call: Call) -> Any:
-    return _many(operator.add)(call) / len(call.operands)
+def _mean(call: OnnxCall) -> Any:
+    return _variadic(operator.add)(call) / len(call.operands)
 
 
 def _divide(one: Any, two: Any) -> Any:
@@ -63,37 +63,37 @@ def _power(one: Any, two: Any) -> Any:
     return torch.pow(one, two)
 
 
-def _modulo(call: Call) -> Any:
+def _modulo(call: OnnxCall) -> Any:
     function: Any = torch.fmod if call.integer("fmod", 0) else torch.remainder
     return _binary(function)(call)
 
 
-def _where(call: Call) -> Any:
+def _where(call: OnnxCall) -> Any:
     one, two = call.needed(1), call.needed(2)
     condition = call.tensor(0)
     return torch.where(condition, _number_or_tensor(one, two), _number_or_tensor(two, one))
 
 
-def _clip(call: Call) -> Any:
+def _clip(call: OnnxCall) -> Any:
     return torch.clamp(call.tensor(0), call.scalar(1), call.scalar(2))
 
 
-def _gelu(call: Call) -> Any:
+def _gelu(call: OnnxCall) -> Any:
     return F.gelu(call.tensor(0), approximate=call.text("approximate", "none", ("none", "tanh")))
 
 
-def _hard_sigmoid(call: Call) -> Any:
+def _hard_sigmoid(call: OnnxCall) -> Any:
     alpha, beta = call.number("alpha", 0.2), call.number("beta", 0.5)
     return torch.clamp(call.tensor(0) * alpha + beta, 0.0, 1.0)
 
 
-def _celu(call: Call) -> Any:
+def _celu(call: OnnxCall) -> Any:
     return F.celu(call.tensor(0), call.number("alpha", 1.0))
 
 
-def _dropout(call: Call) -> Any:
+def _dropout(call: OnnxCall) -> Any:
     if call.num_outputs > 1:
-        raise call.refused("output[1]", call.num_outputs, "the mask is not read; give only the values")
+        raise call.refused("output[1]", call.num_outputs, "the mask output is not supported")
     source, training = call.tensor(0), bool(call.scalar(2, False))
     return F.dropout(source, float(call.scalar(1, 0.5)), True) if training else source
 
@@ -134,9 +134,9 @@ POINTWISE: Mapping[str, Op] = {
     "And": _logical(torch.logical_and),
     "Or": _logical(torch.logical_or),
     "Xor": _logical(torch.logical_xor),
-    "Max": _many(torch.maximum),
-    "Min": _many(torch.minimum),
-    "Sum": _many(operator.add),
+    "Max": _variadic(torch.maximum),
+    "Min": _variadic(torch.minimum),
+    "Sum": _variadic(operator.add),
     "Mean": _mean,
     "Where": _where,
 }

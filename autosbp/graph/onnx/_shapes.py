@@ -1,4 +1,4 @@
-"""Ops on values that are known at capture: what exporters compute shapes with."""
+"""Ops on values that are known at capture; exporters compute shapes with them."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from typing import Any
 
 import numpy as np
 
-from autosbp.graph.onnx._call import Call, Host
+from autosbp.graph.onnx._call import HostValue, OnnxCall
 
-HostOp = Callable[[Call, list[Host]], Host | list[Host] | None]
-"""None where the op has to run on tensors after all."""
+HostOp = Callable[[OnnxCall, list[HostValue]], HostValue | list[HostValue] | None]
+"""An op on host values; it returns None if the op has to run on tensors after all."""
 _DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
 }  # fmt: skip
 
 
-def _of(function: Callable[..., Any]) -> HostOp:
+def _numpy_op(function: Callable[..., Any]) -> HostOp:
     return lambda _call, values: np.asarray(function(*values))
 
 
-def _float_of(function: Callable[..., Any]) -> HostOp:
-    """A function that symbolic sizes do not have."""
+def _numeric_numpy_op(function: Callable[..., Any]) -> HostOp:
+    """Op for a function that does not support symbolic sizes."""
     return lambda _call, values: (
         None if any(value.dtype == object for value in values) else np.asarray(function(*values), values[0].dtype)
     )
 
 
-def _divide(_call: Call, values: list[Host]) -> Host:
+def _divide(_call: OnnxCall, values: list[HostValue]) -> HostValue:
     one, two = values
     if one.dtype == object or two.dtype == object or (one.dtype.kind in "iu" and np.all(one * two >= 0)):
         return np.asarray(one // two)
     return np.asarray(one / two if one.dtype.kind == "f" else np.trunc(one / two), one.dtype)
 
 
-def _cast(call: Call, values: list[Host]) -> Host | None:
+def _cast(call: OnnxCall, values: list[HostValue]) -> HostValue | None:
     name = _DTYPES.get(call.integer("to", 1))
     if values[0].dtype == object:
         return values[0] if name in ("int64", "int32") else None
     return None if name is None else values[0].astype(name)
 
 
-def _gather(call: Call, values: list[Host]) -> Host:
+def _gather(call: OnnxCall, values: list[HostValue]) -> HostValue:
     data, indices = values
     return np.asarray(np.take(data, indices.astype(np.int64), axis=call.axis(data.ndim, 0)))
 
 
-def _unsqueeze(call: Call, values: list[Host]) -> Host:
+def _unsqueeze(call: OnnxCall, values: list[HostValue]) -> HostValue:
     axes = call.listed("axes", 1) or []
     return np.expand_dims(values[0], tuple(axes))
 
 
-def _squeeze(call: Call, values: list[Host]) -> Host:
+def _squeeze(call: OnnxCall, values: list[HostValue]) -> HostValue:
     axes = call.listed("axes", 1)
     return np.squeeze(values[0], None if axes is None else tuple(axes))
 
 
-def _concat(call: Call, values: list[Host]) -> Host:
+def _concat(call: OnnxCall, values: list[HostValue]) -> HostValue:
     return np.concatenate(values, axis=call.axis(values[0].ndim, 0))
 
 
-def _slice(call: Call, values: list[Host]) -> Host | None:
+def _slice(call: OnnxCall, values: list[HostValue]) -> HostValue | None:
     data, starts, ends = values[:3]
     axes = values[3] if len(values) > 3 else np.arange(starts.size)
     steps = values[4] if len(values) > 4 else np.ones(starts.size, np.int64)
@@ -72,24 +72,24 @@ def _slice(call: Call, values: list[Host]) -> Host | None:
     return data[tuple(index)]
 
 
-def _reshape(_call: Call, values: list[Host]) -> Host | None:
+def _reshape(_call: OnnxCall, values: list[HostValue]) -> HostValue | None:
     data, sizes = values
     return None if sizes.dtype == object or 0 in sizes else data.reshape([int(one) for one in sizes])
 
 
-def _where(_call: Call, values: list[Host]) -> Host:
+def _where(_call: OnnxCall, values: list[HostValue]) -> HostValue:
     condition, one, two = values
     return np.where(condition.astype(bool), one, two)
 
 
-def _prod(call: Call, values: list[Host]) -> Host | None:
+def _prod(call: OnnxCall, values: list[HostValue]) -> HostValue | None:
     if call.listed("axes", 1) is not None and values[0].ndim != 1:
         return None
     keep = call.integer("keepdims", 1) and values[0].ndim
     return np.asarray(np.prod(values[0]), values[0].dtype).reshape((1,) * values[0].ndim if keep else ())
 
 
-def _range(_call: Call, values: list[Host]) -> Host | None:
+def _range(_call: OnnxCall, values: list[HostValue]) -> HostValue | None:
     if any(value.dtype == object for value in values):
         return None
     start, limit, step = (value.item() for value in values)
@@ -98,21 +98,45 @@ def _range(_call: Call, values: list[Host]) -> Host | None:
     return np.arange(start, limit, step, dtype=values[0].dtype)
 
 
-def _full(call: Call, values: list[Host]) -> Host | None:
+def _full(call: OnnxCall, values: list[HostValue]) -> HostValue | None:
     value = call.attributes.get("value")
     fill = value.reshape(-1)[0] if isinstance(value, np.ndarray) and value.size else np.float32(0)
     if values[0].dtype == object or values[0].size > 1 or np.prod(values[0]) > 4096:
-        return None  # what is larger is data, not a shape
+        return None  # a larger result is data, not a shape
     return np.full([int(one) for one in values[0]], fill)
 
 
 HOST_OPS: Mapping[str, HostOp] = {
-    "Add": _of(np.add), "Sub": _of(np.subtract), "Mul": _of(np.multiply), "Div": _divide, "Neg": _of(np.negative),
-    "Max": _of(np.maximum), "Min": _of(np.minimum), "Sqrt": _float_of(np.sqrt), "Pow": _float_of(np.power),
-    "Reciprocal": _float_of(np.reciprocal), "Floor": _float_of(np.floor), "Ceil": _float_of(np.ceil),
-    "Equal": _of(np.equal), "Less": _of(np.less), "Greater": _of(np.greater), "Not": _of(np.logical_not),
-    "LessOrEqual": _of(np.less_equal), "GreaterOrEqual": _of(np.greater_equal), "And": _of(np.logical_and),
-    "Or": _of(np.logical_or), "Cast": _cast, "Gather": _gather, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze,
-    "Concat": _concat, "Slice": _slice, "Reshape": _reshape, "Where": _where, "ReduceProd": _prod, "Range": _range,
-    "ConstantOfShape": _full, "Identity": lambda _call, values: values[0],
-}  # fmt: skip
+    "Add": _numpy_op(np.add),
+    "Sub": _numpy_op(np.subtract),
+    "Mul": _numpy_op(np.multiply),
+    "Div": _divide,
+    "Neg": _numpy_op(np.negative),
+    "Max": _numpy_op(np.maximum),
+    "Min": _numpy_op(np.minimum),
+    "Sqrt": _numeric_numpy_op(np.sqrt),
+    "Pow": _numeric_numpy_op(np.power),
+    "Reciprocal": _numeric_numpy_op(np.reciprocal),
+    "Floor": _numeric_numpy_op(np.floor),
+    "Ceil": _numeric_numpy_op(np.ceil),
+    "Equal": _numpy_op(np.equal),
+    "Less": _numpy_op(np.less),
+    "Greater": _numpy_op(np.greater),
+    "Not": _numpy_op(np.logical_not),
+    "LessOrEqual": _numpy_op(np.less_equal),
+    "GreaterOrEqual": _numpy_op(np.greater_equal),
+    "And": _numpy_op(np.logical_and),
+    "Or": _numpy_op(np.logical_or),
+    "Cast": _cast,
+    "Gather": _gather,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
+    "Concat": _concat,
+    "Slice": _slice,
+    "Reshape": _reshape,
+    "Where": _where,
+    "ReduceProd": _prod,
+    "Range": _range,
+    "ConstantOfShape": _full,
+    "Identity": lambda _call, values: values[0],
+}

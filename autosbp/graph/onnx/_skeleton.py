@@ -1,4 +1,4 @@
-"""An ONNX model without its weights: what the parsing process says, read as strictly as any document from outside."""
+"""An ONNX model without its weights: the parsing process's output, validated as strictly as any untrusted document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from autosbp.errors import InputError
 from autosbp.graph.ir import DTYPE_BYTES, FLOATS
 from autosbp.graph.onnx._op_names import KNOWN_OPS
-from autosbp.jsonio import MAX_INT, Fields, check_integer
+from autosbp.utils.json_io import MAX_INT, Fields, check_integer
 
 SCHEMA = "autosbp.onnx/1"
 MIN_OPSET, MAX_OPSET = 13, 25
@@ -28,9 +28,11 @@ Attribute = Number | str | tuple[Number | str, ...] | np.ndarray[Any, Any] | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor of the file: a weight where ``data`` is None, else base64 of zlib of its values. A weight that is stored
-    ``transposed`` has its dims the other way round."""
+class OnnxTensor:
+    """A tensor of the file: a weight if ``data`` is None, else base64 of its zlib-compressed values.
+
+    The dims of a ``transposed`` weight are in reverse order of the file's.
+    """
 
     name: str
     dtype: str
@@ -40,18 +42,18 @@ class Tensor:
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one float in a list of one: a factor, or a very small weight."""
+        """Whether it is a float tensor of one element and at least one dim: a factor, or a very small weight."""
         return self.dtype in FLOATS and bool(self.shape) and prod(self.shape) == 1
 
     def values(self) -> np.ndarray[Any, Any]:
-        """The values of what is no weight."""
+        """The values of a tensor that is not a weight."""
         assert self.data is not None
         return _decoded(self.data, self.dtype, self.shape, self.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """An input: its sizes, or names of sizes."""
+class OnnxInput:
+    """An input of the model; each dim is a size or the name of a size."""
 
     name: str
     dtype: str
@@ -60,7 +62,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """One op; an input or output that is left out is called ``""``."""
+    """One op; an omitted input or output has the name ``""``."""
 
     name: str
     op: str
@@ -71,34 +73,34 @@ class OnnxNode:
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """See the module's docstring."""
+    """A parsed ONNX model; see the module's docstring."""
 
     name: str
     producer: str
     opset: int
-    inputs: tuple[Batch, ...]
+    inputs: tuple[OnnxInput, ...]
     outputs: tuple[str, ...]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[OnnxTensor, ...]
     nodes: tuple[OnnxNode, ...]
     document: Mapping[str, Any]
 
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> Skeleton:
-        """Read the document; ``InputError`` names what it refuses."""
+        """Read the document; raise ``InputError`` naming an invalid field."""
         known = ("schema", "name", "producer", "opset", "inputs", "outputs", "tensors", "nodes")
         fields = Fields(document, "model", known, SCHEMA)
         nodes = fields.sequence("nodes")
         if len(nodes) > _MAX_NODES:
-            raise InputError("model.graph.node", f"{len(nodes)} ops", f"at most {_MAX_NODES} ops are accepted")
+            raise InputError("model.graph.node", f"{len(nodes)} ops", f"expected at most {_MAX_NODES} ops")
         opset = fields.integer("opset")
         if not MIN_OPSET <= opset <= MAX_OPSET:
-            limit = f"opset {MIN_OPSET} to {MAX_OPSET} of the ONNX ops is expected"
+            limit = f"expected opset {MIN_OPSET} to {MAX_OPSET} of the ONNX ops"
             raise InputError("model.opset_import", opset, limit)
         inputs, outputs = fields.sequence("inputs"), fields.sequence("outputs")
         if not 1 <= len(inputs) <= _MAX_INPUTS:
-            raise InputError("model.graph.input", f"{len(inputs)} inputs", f"1 to {_MAX_INPUTS} are accepted")
+            raise InputError("model.graph.input", f"{len(inputs)} inputs", f"expected 1 to {_MAX_INPUTS}")
         if not outputs:
-            raise InputError("model.graph.output", 0, "at least one output is expected")
+            raise InputError("model.graph.output", 0, "expected at least one output")
         return Skeleton(
             fields.text("name"),
             fields.text("producer"),
@@ -111,7 +113,7 @@ class Skeleton:
         )
 
 
-def _batch(data: object, path: str) -> Batch:
+def _batch(data: object, path: str) -> OnnxInput:
     fields = Fields(data, path, ("name", "dtype", "shape"))
     shape: list[int | str] = []
     for at, dim in enumerate(fields.sequence("shape")):
@@ -119,10 +121,10 @@ def _batch(data: object, path: str) -> Batch:
             shape.append(_text(dim, f"{path}.shape[{at}]"))
         else:
             shape.append(check_integer(f"{path}.shape[{at}]", dim, 1, MAX_INT))
-    return Batch(fields.text("name"), fields.text("dtype", choices=tuple(DTYPE_BYTES)), tuple(shape))
+    return OnnxInput(fields.text("name"), fields.text("dtype", choices=tuple(DTYPE_BYTES)), tuple(shape))
 
 
-def _tensor(data: object, path: str) -> Tensor:
+def _tensor(data: object, path: str) -> OnnxTensor:
     fields = Fields(data, path, ("name", "dtype", "shape", "data"))
     shape = tuple(check_integer(f"{path}.dims", size, 0, MAX_INT) for size in fields.sequence("shape"))
     if prod(shape) > MAX_INT:
@@ -131,7 +133,7 @@ def _tensor(data: object, path: str) -> Tensor:
     name = _text(fields.raw("name"), f"{path}.name")
     if values is not None:
         _decoded(values, dtype, shape, path)
-    return Tensor(name, dtype, shape, values)
+    return OnnxTensor(name, dtype, shape, values)
 
 
 def _decoded(text: object, dtype: str, shape: tuple[int, ...], path: str) -> np.ndarray[Any, Any]:
@@ -140,10 +142,10 @@ def _decoded(text: object, dtype: str, shape: tuple[int, ...], path: str) -> np.
         packed = base64.b64decode(text, validate=True)  # type: ignore[arg-type]
         data = zlib.decompressobj().decompress(packed, num_bytes + 1)
     except (TypeError, ValueError, zlib.error) as error:
-        raise InputError(path, "...", f"base64 of zlib data is expected ({error})") from None
+        raise InputError(path, "...", f"expected base64 of zlib data ({error})") from None
     if len(data) != num_bytes:
         raise InputError(path, f"{len(data)} bytes", f"the shape is of {num_bytes} bytes")
-    if dtype == "bfloat16":  # numpy has none; its bits are the upper ones of a float32's
+    if dtype == "bfloat16":  # numpy has no bfloat16; its bits are the upper half of a float32's
         wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
         return wide.view(np.float32).reshape(shape)
     return np.frombuffer(data, np.dtype(dtype)).reshape(shape)
@@ -153,7 +155,7 @@ def _node(data: object, path: str) -> OnnxNode:
     fields = Fields(data, path, ("name", "op", "inputs", "outputs", "attributes"))
     op = fields.text("op")
     if op not in KNOWN_OPS:
-        raise InputError(f"{path}.op_type", op, f"the ops that are read are {', '.join(sorted(KNOWN_OPS))}")
+        raise InputError(f"{path}.op_type", op, f"unsupported op; supported: {', '.join(sorted(KNOWN_OPS))}")
     attributes = fields.mapping("attributes")
     return OnnxNode(
         _text(fields.raw("name"), f"{path}.name"),
@@ -183,5 +185,5 @@ def _texts(data: object, path: str) -> tuple[str, ...]:
 
 def _text(value: object, path: str) -> str:
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise InputError(path, value, f"a text of at most {_MAX_TEXT} characters is expected")
+        raise InputError(path, value, f"expected text of at most {_MAX_TEXT} characters")
     return value

@@ -1,4 +1,4 @@
-"""Dead nodes, ops that do nothing, and canonical names."""
+"""Remove dead nodes and no-ops, and assign canonical names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autosbp.graph.ir import LogicalGraph, Node, Ref
-from autosbp.graph.passes._edit import rebuild
+from autosbp.graph.passes._graph_edits import rebuild
 
 _ALIASES = frozenset(
     f"aten.{name}"
@@ -19,7 +19,7 @@ _RANDOM = frozenset(("aten.dropout.default", "aten.feature_dropout.default", "at
 
 
 def drop_dead(graph: LogicalGraph) -> LogicalGraph:
-    """Keep what the loss needs."""
+    """Keep only nodes, parameters, constants and functions that the loss depends on."""
     live = {graph.loss.name}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
@@ -31,20 +31,28 @@ def drop_dead(graph: LogicalGraph) -> LogicalGraph:
         nodes=tuple(reversed(kept)),
         parameters=tuple(leaf for leaf in graph.parameters if leaf.name in live),
         constants=tuple(leaf for leaf in graph.constants if leaf.name in live),
+        functions={name: each for name, each in graph.functions.items() if any(node.op == name for node in kept)},
     )
 
 
 def drop_no_ops(graph: LogicalGraph) -> LogicalGraph:
-    """Remove ops that return their input: copies, full slices, casts to the same dtype, dropout of 0, equal shapes."""
+    """Remove ops that return an operand: copies, full slices, casts to the same dtype, dropout of 0, equal shapes."""
     table: dict[Ref, Ref] = {}
     kept = []
     for node in graph.nodes:
         source = next(node.refs(), None)
-        if source is not None and _is_no_op(graph, node, source):
+        if node.op == "aten.slice_scatter.default" and _replaces_all(graph, node):
+            table[Ref(node.name)] = node.args[1]
+        elif source is not None and _is_no_op(graph, node, source):
             table[Ref(node.name)] = source
         else:
             kept.append(node)
     return rebuild(graph, kept, table)
+
+
+def _replaces_all(graph: LogicalGraph, node: Node) -> bool:
+    """Whether a slice that is written covers its whole dim: ``x[:, 1:] = y`` writes one such slice of dim 0."""
+    return graph.meta(node.args[0]) == graph.meta(node.args[1])
 
 
 def _is_no_op(graph: LogicalGraph, node: Node, source: Ref) -> bool:

@@ -1,4 +1,4 @@
-"""Tensors made like another one take only its shape: as plain constants they do not depend on it."""
+"""Creation ops such as ``zeros_like`` take only a shape from their operand: make them independent constants."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Sym, TensorMeta
 
 _VALUES = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1, "empty_like": 0, "new_empty": 0}
-_GIVEN = {"full_like": 1, "new_full": 2}
+_VALUE_POSITIONS = {"full_like": 1, "new_full": 2}
 
 
-def plain_creation(graph: LogicalGraph) -> LogicalGraph:
-    """``zeros_like(x)``, ``x.new_full(size, v)`` and their like become ``full(size, v, dtype)``."""
+def canonicalize_creation(graph: LogicalGraph) -> LogicalGraph:
+    """Replace ``zeros_like(x)``, ``x.new_full(size, v)`` and similar ops by ``full(size, v, dtype)``."""
     nodes = [_plain(node) if node.op.startswith("aten.") else node for node in graph.nodes]
     return replace(graph, nodes=tuple(nodes))
 
@@ -20,8 +20,8 @@ def _plain(node: Node) -> Node:
     short = node.op.split(".")[1]
     if short in _VALUES:
         value: Arg = _VALUES[short]
-    elif short in _GIVEN and not hasattr(node.args[_GIVEN[short]], "name"):
-        value = node.args[_GIVEN[short]]
+    elif short in _VALUE_POSITIONS and not hasattr(node.args[_VALUE_POSITIONS[short]], "name"):
+        value = node.args[_VALUE_POSITIONS[short]]
     else:
         return node
     meta: TensorMeta = node.outputs[0]

@@ -1,15 +1,15 @@
-"""Element-wise chains that torch has one op for."""
+"""Fuse element-wise chains into one op of torch."""
 
 from __future__ import annotations
 
 from autosbp.graph.ir import LogicalGraph, Node, Ref
-from autosbp.graph.passes._edit import producers, rebuild
+from autosbp.graph.passes._graph_edits import producers, rebuild
 
 _SCALE = 0.7978845608028654  # sqrt(2 / pi)
 
 
 def fuse_gelu(graph: LogicalGraph) -> LogicalGraph:
-    """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`` op by op becomes ``gelu(x, approximate="tanh")``."""
+    """Replace the ops ``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`` by ``gelu(x, approximate="tanh")``."""
     made_by = producers(graph)
     table: dict[Ref, Ref] = {}
     nodes: list[Node] = []
@@ -25,7 +25,7 @@ def fuse_gelu(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _match(made_by: dict[str, Node], arg: object, op: str, scalar: float | None = None) -> Ref | None:
-    """The tensor operand of ``op(tensor, scalar)`` when ``arg`` is that."""
+    """The tensor operand if ``arg`` is ``op(tensor, scalar)``, else None."""
     node = made_by.get(arg.name) if isinstance(arg, Ref) else None
     if node is None or node.op != op or not isinstance(node.args[0], Ref):
         return None

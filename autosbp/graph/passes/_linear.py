@@ -1,17 +1,17 @@
-"""Linear layers in one form: ``linear(x, w, b)`` on the unflattened input."""
+"""Canonicalise linear layers to ``linear(x, w, b)`` on the unflattened input."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from autosbp.graph.ir import LogicalGraph, Node, Parameter, Ref, TensorMeta
-from autosbp.graph.passes._edit import consumers, producers, rebuild
+from autosbp.graph.passes._graph_edits import consumers, producers, rebuild
 
 
 def view_addmm_to_linear(graph: LogicalGraph) -> LogicalGraph:
-    """``reshape(addmm(b, reshape(x), w))`` (GPT-2's Conv1D) becomes ``linear(x, w', b)`` with w' stored transposed.
+    """Replace ``reshape(addmm(b, reshape(x), w))`` (GPT-2's Conv1D) by ``linear(x, w', b)`` with w' stored transposed.
 
-    The same products in the same order; only the weight's memory order differs.
+    It computes the same products in the same order; only the weight's memory layout differs.
     """
     made_by, readers = producers(graph), consumers(graph)
     weights = {leaf.name: leaf for leaf in graph.parameters}
@@ -34,10 +34,10 @@ def view_addmm_to_linear(graph: LogicalGraph) -> LogicalGraph:
         del parameters[name]
         parameters[leaf.name] = leaf
     graph = rebuild(graph, nodes, table)
-    return _without_dead(replace(graph, parameters=tuple(parameters.values())))
+    return _drop_dead(replace(graph, parameters=tuple(parameters.values())))
 
 
-def _without_dead(graph: LogicalGraph) -> LogicalGraph:
+def _drop_dead(graph: LogicalGraph) -> LogicalGraph:
     from autosbp.graph.passes._cleanup import drop_dead
 
     return drop_dead(graph)
@@ -61,7 +61,7 @@ def _conv1d(
     readers: dict[Ref, list[Node]],
     weights: dict[str, Parameter],
 ) -> tuple[Ref, Parameter, Ref | None, Node] | None:
-    """(input, weight, bias, final reshape) when ``node`` is the pattern's addmm or mm and nothing else reads it."""
+    """(input, weight, bias, final reshape) if ``node`` is the pattern's addmm or mm with no other reader, else None."""
     if node.op == "aten.addmm.default" and not node.kwargs:
         bias, flat, weight = node.args[:3]
     elif node.op == "aten.mm.default":

@@ -1,6 +1,7 @@
 """Cross-entropies as log-softmax, gather and sums.
 
-``cross_entropy(mean)`` with ignored labels has a different count on every shard; as sum over sum it is exact on any.
+``cross_entropy(mean)`` with ignored labels has a different count on every shard; a sum divided by a sum is exact on
+any.
 """
 
 from __future__ import annotations
@@ -9,44 +10,44 @@ from dataclasses import dataclass
 
 from autosbp.errors import UnsupportedError
 from autosbp.graph.ir import LogicalGraph, Node, Ref
-from autosbp.graph.passes._build import Builder, argument, count, rewrite
-from autosbp.graph.passes._edit import producers
-from autosbp.graph.passes._means import total, wide
+from autosbp.graph.passes._graph_edits import producers
+from autosbp.graph.passes._means import accumulation_dtype, build_sum
+from autosbp.graph.passes._op_rewrites import NodeBuilder, argument, count, rewrite
 
 _NONE, _MEAN = 0, 1
 _LIKELIHOODS = ("nll_loss_nd.default", "nll_loss.default", "nll_loss2d.default")
 
 
 def explicit_cross_entropy(graph: LogicalGraph) -> LogicalGraph:
-    """``cross_entropy_loss`` and ``nll_loss`` become log-softmax, gather, mask, sum, division by the label count.
+    """Replace ``cross_entropy_loss`` and ``nll_loss`` by log-softmax, gather, mask, sum and division.
 
-    A flattening ``reshape`` before it is undone, so that sequence and batch stay separate dims. Classes in dim 1 of
-    more than two are moved last. Class weights, label smoothing and labels that are probabilities follow torch's
+    A flattening ``reshape`` before the loss is undone, so that sequence and batch stay separate dims. A class dim 1 of
+    inputs with more than two dims is moved last. Class weights, label smoothing and probability labels follow torch's
     definitions.
     """
     made_by = producers(graph)
 
-    def cross_entropy(build: Builder, node: Node) -> Ref:
+    def cross_entropy(build: NodeBuilder, node: Node) -> Ref:
         logits, labels = _unflattened(build, made_by, node)
         soft = build.meta(labels).is_float
         classes = len(build.shape(logits)) - 1 if logits != node.args[0] else min(1, len(build.shape(logits)) - 1)
-        logits = _last(build, logits, classes)
+        logits = _move_to_last(build, logits, classes)
         logp = build.same("log_softmax.int", logits, len(build.shape(logits)) - 1)
         smoothing = float(argument(node, 5, 0.0, "label_smoothing"))
         if soft:
-            return _soft(build, node, logp, _last(build, labels, classes), smoothing)
-        return _Labelled(build, node, logp, labels, smoothing).loss()
+            return _probability_label_loss(build, node, logp, _move_to_last(build, labels, classes), smoothing)
+        return _ClassLabelLoss(build, node, logp, labels, smoothing).loss()
 
-    def likelihood(build: Builder, node: Node) -> Ref:
-        logp = _last(build, node.args[0], min(1, len(build.shape(node.args[0])) - 1))
-        return _Labelled(build, node, logp, node.args[1], 0.0).loss()
+    def likelihood(build: NodeBuilder, node: Node) -> Ref:
+        logp = _move_to_last(build, node.args[0], min(1, len(build.shape(node.args[0])) - 1))
+        return _ClassLabelLoss(build, node, logp, node.args[1], 0.0).loss()
 
     changes = dict.fromkeys((f"aten.{name}" for name in _LIKELIHOODS), likelihood)
     return rewrite(graph, {**changes, "aten.cross_entropy_loss.default": cross_entropy})
 
 
-def _unflattened(build: Builder, made_by: dict[str, Node], node: Node) -> tuple[Ref, Ref]:
-    """Logits and labels before both were reshaped to rows, where they were."""
+def _unflattened(build: NodeBuilder, made_by: dict[str, Node], node: Node) -> tuple[Ref, Ref]:
+    """Logits and labels before both were flattened to rows, if they were."""
     logits, labels = node.args[:2]
     one, two = made_by.get(logits.name), made_by.get(labels.name)
     if one is None or two is None or one.op != "aten.reshape.default" or two.op != "aten.reshape.default":
@@ -59,16 +60,16 @@ def _unflattened(build: Builder, made_by: dict[str, Node], node: Node) -> tuple[
     return (before, ids) if same_classes and shape[:-1] == build.shape(ids) else (logits, labels)
 
 
-def _last(build: Builder, source: Ref, dim: int) -> Ref:
+def _move_to_last(build: NodeBuilder, source: Ref, dim: int) -> Ref:
     order = [at for at in range(len(build.shape(source))) if at != dim]
     return build.permute(source, (*order, dim))
 
 
 @dataclass
-class _Labelled:
-    """One loss with class labels; ``logp`` has its classes last."""
+class _ClassLabelLoss:
+    """Builder of one loss with class labels; ``logp`` has its class dim last."""
 
-    build: Builder
+    build: NodeBuilder
     node: Node
     logp: Ref
     labels: Ref
@@ -84,10 +85,10 @@ class _Labelled:
         kept = build.same("masked_fill.Scalar", self._weighted(self._picked(safe), weight, safe), ignored, 0)
         if reduction == _NONE:
             return self._smoothed(build.same("neg.default", kept), ignored, weight)
-        accumulated = wide(dtype)
-        loss = build.same("neg.default", total(build, kept, None, accumulated))
+        accumulated = accumulation_dtype(dtype)
+        loss = build.same("neg.default", build_sum(build, kept, None, accumulated))
         if self.smoothing:
-            spread = build.same("neg.default", total(build, self._spread(ignored, weight), None, accumulated))
+            spread = build.same("neg.default", build_sum(build, self._spread(ignored, weight), None, accumulated))
             loss = self._mixed(loss, spread)
         if reduction == _MEAN:
             loss = build.op("div.Tensor", loss, self._count(ignore, ignored, weight, safe), shape=(), dtype=accumulated)
@@ -106,7 +107,7 @@ class _Labelled:
         return values if weight is None else self.build.same("mul.Tensor", values, self._weights(weight, safe))
 
     def _weights(self, weight: Ref, safe: Ref) -> Ref:
-        """Each label's weight."""
+        """Each label's class weight."""
         dtype = self.build.meta(weight).dtype
         return self.build.op("index.Tensor", weight, (safe,), shape=self.build.shape(safe), dtype=dtype)
 
@@ -115,14 +116,14 @@ class _Labelled:
         if weight is not None:
             valid = build.same("masked_fill.Scalar", self._weights(weight, safe), ignored, 0)
         else:
-            valid = build.cast(build.same("ne.Scalar", self.labels, ignore, dtype="bool"), wide(dtype))
-        return total(build, valid, None, wide(dtype))
+            valid = build.cast(build.same("ne.Scalar", self.labels, ignore, dtype="bool"), accumulation_dtype(dtype))
+        return build_sum(build, valid, None, accumulation_dtype(dtype))
 
     def _spread(self, ignored: Ref, weight: Ref | None) -> Ref:
-        """The sum over classes of log-probabilities, weighted, of labels that count."""
+        """Weighted sum over classes of the log-probabilities, 0 for ignored labels."""
         build = self.build
         values = self.logp if weight is None else build.same("mul.Tensor", self.logp, weight)
-        added = total(build, values, (len(build.shape(values)) - 1,), build.meta(values).dtype)
+        added = build_sum(build, values, (len(build.shape(values)) - 1,), build.meta(values).dtype)
         return build.same("masked_fill.Scalar", added, ignored, 0)
 
     def _smoothed(self, values: Ref, ignored: Ref, weight: Ref | None) -> Ref:
@@ -133,30 +134,32 @@ class _Labelled:
     def _mixed(self, one: Ref, spread: Ref) -> Ref:
         build, classes = self.build, self.build.shape(self.logp)[-1]
         if not isinstance(classes, int):
-            raise UnsupportedError(f"{self.node.name}: label smoothing over as many classes as the batch")
+            raise UnsupportedError(f"{self.node.name}: label smoothing over the batch dim is not supported")
         left = build.same("mul.Tensor", one, 1.0 - self.smoothing)
         right = build.same("mul.Tensor", spread, self.smoothing / classes)
         return build.same("add.Tensor", left, right)
 
 
-def _soft(build: Builder, node: Node, logp: Ref, labels: Ref, smoothing: float) -> Ref:
-    """Labels that are probabilities: the sum over classes, and a mean over all else."""
+def _probability_label_loss(build: NodeBuilder, node: Node, logp: Ref, labels: Ref, smoothing: float) -> Ref:
+    """Loss with probability labels: a sum over classes, and the reduction over all other dims."""
     dtype, shape = build.meta(logp).dtype, build.shape(logp)
     weight, reduction = argument(node, 2, None, "weight"), argument(node, 3, _MEAN, "reduction")
     if smoothing:
         if not isinstance(shape[-1], int):
-            raise UnsupportedError(f"{node.name}: label smoothing over as many classes as the batch")
+            raise UnsupportedError(f"{node.name}: label smoothing over the batch dim is not supported")
         labels = build.same("mul.Tensor", labels, 1.0 - smoothing)
         labels = build.same("add.Tensor", labels, smoothing / shape[-1])
     terms = build.same("mul.Tensor", logp, labels)
     if weight is not None:
         terms = build.same("mul.Tensor", terms, weight)
     if reduction == _NONE:
-        return build.same("neg.default", total(build, terms, (len(shape) - 1,), dtype))
-    loss = build.same("neg.default", total(build, terms, None, wide(dtype)))
+        return build.same("neg.default", build_sum(build, terms, (len(shape) - 1,), dtype))
+    loss = build.same("neg.default", build_sum(build, terms, None, accumulation_dtype(dtype)))
     if reduction == _MEAN and len(shape) > 1:
         number = count(shape[:-1])
         if number is None:
-            raise UnsupportedError(f"{node.name}: a mean over {shape[:-1]}, where a size is a sum of symbols")
+            raise UnsupportedError(
+                f"{node.name}: a mean over {shape[:-1]} is not supported, because a size is a sum of symbols"
+            )
         loss = build.same("div.Tensor", loss, float(number) if isinstance(number, int) else number)
     return build.cast(loss, dtype)

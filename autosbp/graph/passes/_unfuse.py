@@ -1,7 +1,8 @@
-"""Fused projections become one linear per part: ``linear(x, w)`` of which slices are read, directly or through views.
+"""Split fused projections into one linear per part: ``linear(x, w)`` whose output is only read in slices.
 
-A part takes rows of the weight. Behind ``reshape`` and ``permute`` the rows of a part are every so many of equal blocks,
-as in a packed query, key and value whose heads come first (``b s (h 3 d) -> b s h 3 d``).
+A part takes rows of the weight. The slices may follow ``reshape`` and ``permute``; then a part's rows are a slice of
+each of several equal blocks of rows, as in a packed query, key and value whose heads come first
+(``b s (h 3 d) -> b s h 3 d``).
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from autosbp.graph.dims import evaluate, symbols_of
 from autosbp.graph.ir import LogicalGraph, Node, Parameter, Ref, TensorMeta
-from autosbp.graph.passes._build import Builder, Shape, sizes
-from autosbp.graph.passes._edit import consumers, rebuild, substitute
+from autosbp.graph.passes._graph_edits import consumers, rebuild, substitute
+from autosbp.graph.passes._op_rewrites import NodeBuilder, Shape, sizes
+from autosbp.graph.symbolic_dims import evaluate, symbols_of
 
 _PRIME = 1_000_003  # stands for the batch when shapes are matched: no other size is a multiple of it
 _VIEWS = frozenset(("aten.reshape.default", "aten.permute.default"))
@@ -25,25 +26,31 @@ _SAME_PLACE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Digit:
-    """A dim that is a digit of the weight's rows: rows of equal digit lie ``inner`` together, ``size * inner`` apart."""
+class RowDigit:
+    """A dim that indexes the weight's rows like a digit.
+
+    row = (o * size + digit) * inner + i, with o < ``outer`` and i < ``inner``.
+    """
 
     outer: int
     size: int
     inner: int
 
 
-Dims = tuple[Digit | None, ...]
+Dims = tuple[RowDigit | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """Where a linear's output comes apart: ``path`` are the views that lead there, with the digits of each one's dims;
-    ``slices`` cut the dim ``digit``."""
+class SplitPoint:
+    """Where a linear's output is split into slices.
+
+    ``path`` lists the views from the linear to the slices, each with the digits of its dims; ``slices`` cut the dim
+    ``digit``.
+    """
 
     linear: Node
     path: tuple[tuple[Node, Dims], ...]
-    digit: Digit
+    digit: RowDigit
     slices: tuple[Node, ...]
 
     @property
@@ -53,9 +60,12 @@ class Fork:
 
 
 def unfuse_split_linears(graph: LogicalGraph) -> LogicalGraph:
-    """Until no linear can be taken apart. A weight with several uses is, where all its uses come apart alike."""
+    """Split linears into their parts until none can be split.
+
+    A weight with several uses is split if all its uses are split in the same way.
+    """
     while True:
-        graph = _one_view_each(graph)
+        graph = _merge_equal_views(graph)
         readers = consumers(graph)
         weights = {leaf.name: leaf for leaf in graph.parameters}
         forks = {}
@@ -64,14 +74,14 @@ def unfuse_split_linears(graph: LogicalGraph) -> LogicalGraph:
                 fork = _fork(graph, node, readers)
                 if fork is not None:
                     forks[node.name] = fork
-        chosen = _agreeing(forks, readers)
+        chosen = _consistent_forks(forks, readers)
         if not chosen:
             return graph
-        graph = _taken_apart(graph, chosen)
+        graph = _split_linears(graph, chosen)
 
 
-def _one_view_each(graph: LogicalGraph) -> LogicalGraph:
-    """Equal views of a linear's output, such as one for each part, become one."""
+def _merge_equal_views(graph: LogicalGraph) -> LogicalGraph:
+    """Merge equal views of a linear's output, such as one view per part."""
     first: dict[object, Ref] = {}
     table: dict[Ref, Ref] = {}
     nodes = []
@@ -93,8 +103,8 @@ def _leaves(node: Node) -> list[Ref]:
     return [ref for ref in node.args[1:] if isinstance(ref, Ref)]
 
 
-def _agreeing(forks: dict[str, Fork], readers: dict[Ref, list[Node]]) -> dict[str, Fork]:
-    """Forks all of whose weights come apart in the same way wherever they are read."""
+def _consistent_forks(forks: dict[str, SplitPoint], readers: dict[Ref, list[Node]]) -> dict[str, SplitPoint]:
+    """Forks whose weights are split in the same way by all their readers."""
     chosen = dict(forks)
     while True:
         bad = [
@@ -111,18 +121,18 @@ def _agreeing(forks: dict[str, Fork], readers: dict[Ref, list[Node]]) -> dict[st
             chosen.pop(name, None)
 
 
-def _fork(graph: LogicalGraph, linear: Node, readers: dict[Ref, list[Node]]) -> Fork | None:
-    """The fork of a linear, if what is read of it are slices that cover it, each element in one."""
+def _fork(graph: LogicalGraph, linear: Node, readers: dict[Ref, list[Node]]) -> SplitPoint | None:
+    """The fork of a linear if slices cover its output and no element is in two parts, else None."""
     value = linear
     rows = linear.outputs[0].shape[-1]
     assert isinstance(rows, int)
-    dims: Dims = (*(None,) * (len(linear.outputs[0].shape) - 1), Digit(1, rows, 1))
+    dims: Dims = (*(None,) * (len(linear.outputs[0].shape) - 1), RowDigit(1, rows, 1))
     path: list[tuple[Node, Dims]] = []
     while True:
         after = readers.get(Ref(value.name), [])
         if len(after) != 1:
             break
-        found = _through(after[0], value.outputs[0].shape, dims)
+        found = _view_digits(after[0], value.outputs[0].shape, dims)
         if found is None:
             break
         value, dims = after[0], found
@@ -133,7 +143,7 @@ def _fork(graph: LogicalGraph, linear: Node, readers: dict[Ref, list[Node]]) -> 
     digit = dims[cut.pop()] if len(cut) == 1 else None
     if digit is None or any(node.args[4] != 1 or not isinstance(node.args[2], int) for node in after):
         return None
-    fork = Fork(linear, tuple(path), digit, tuple(after))
+    fork = SplitPoint(linear, tuple(path), digit, tuple(after))
     covered = 0
     for start, stop in fork.parts:
         if start != covered:
@@ -148,13 +158,13 @@ def _stop(node: Node, size: int) -> int:
     return size if node.args[3] is None else int(node.args[3])
 
 
-def _through(view: Node, before: Shape, dims: Dims) -> Dims | None:
+def _view_digits(view: Node, before: Shape, dims: Dims) -> Dims | None:
     """The digits of a view's dims; None for other ops, and for views that mix digits with other dims."""
     if view.op == "aten.permute.default":
         return tuple(dims[at] for at in view.args[1])
     if view.op != "aten.reshape.default":
         return None
-    found: list[Digit | None] = []
+    found: list[RowDigit | None] = []
     for ins, outs in _groups(before, view.outputs[0].shape):
         digits = [dims[at] for at in ins if before[at] != 1]
         if not any(digits):
@@ -168,7 +178,7 @@ def _through(view: Node, before: Shape, dims: Dims) -> Dims | None:
             size = view.outputs[0].shape[at]
             assert isinstance(size, int)
             inner //= size
-            found.append(Digit(digit.outer * digit.size * digit.inner // (size * inner), size, inner))
+            found.append(RowDigit(digit.outer * digit.size * digit.inner // (size * inner), size, inner))
     return tuple(found)
 
 
@@ -202,9 +212,11 @@ def _groups(before: Shape, after: Shape) -> Iterator[tuple[list[int], list[int]]
         yield ins, outs
 
 
-def _rejoin(fork: Fork, readers: dict[Ref, list[Node]]) -> bool:
-    """Whether element-wise ops and views alone lead two parts into one tensor again, as in partial rotary embedding:
-    there the parts are of one head, and apart they would only be smaller products."""
+def _rejoin(fork: SplitPoint, readers: dict[Ref, list[Node]]) -> bool:
+    """Whether element-wise ops and views alone lead two parts into one tensor, as in partial rotary embedding.
+
+    There the parts belong to one head, and splitting would only make the products smaller.
+    """
     reached: dict[str, tuple[int, int]] = {}
     for node in fork.slices:
         part = (node.args[2], _stop(node, fork.digit.size))
@@ -220,7 +232,7 @@ def _rejoin(fork: Fork, readers: dict[Ref, list[Node]]) -> bool:
     return False
 
 
-def _taken_apart(graph: LogicalGraph, forks: dict[str, Fork]) -> LogicalGraph:
+def _split_linears(graph: LogicalGraph, forks: dict[str, SplitPoint]) -> LogicalGraph:
     metas = dict(graph.metas)
     weights = {leaf.name: leaf for leaf in graph.parameters}
     parameters = dict(weights)
@@ -231,7 +243,7 @@ def _taken_apart(graph: LogicalGraph, forks: dict[str, Fork]) -> LogicalGraph:
         if fork is None:
             nodes.append(node)
             continue
-        build = Builder(metas, node)
+        build = NodeBuilder(metas, node)
         for index, (start, stop) in enumerate(fork.parts):
             leaves = [_rows(weights[ref.name], index, fork.digit, start, stop) for ref in _leaves(node)]
             parameters.update((leaf.name, leaf) for leaf in leaves)
@@ -248,8 +260,8 @@ def _taken_apart(graph: LogicalGraph, forks: dict[str, Fork]) -> LogicalGraph:
     return replace(rebuild(graph, kept, table), parameters=tuple(parameters.values()))
 
 
-def _part(build: Builder, fork: Fork, leaves: list[Ref], size: int) -> Ref:
-    """The linear of one part and the views that lead to the fork, with the part's sizes."""
+def _part(build: NodeBuilder, fork: SplitPoint, leaves: list[Ref], size: int) -> Ref:
+    """Build the linear of one part and the views of the fork's path, with the part's sizes."""
     linear, digit = fork.linear, fork.digit
     out = linear.outputs[0]
     shape: Shape = (*out.shape[:-1], digit.outer * size * digit.inner)
@@ -259,20 +271,20 @@ def _part(build: Builder, fork: Fork, leaves: list[Ref], size: int) -> Ref:
             made = build.permute(made, view.args[1])
             continue
         shape = tuple(
-            given if each is None else _sized(each, digit, size)
+            given if each is None else _dim_size_after_cut(each, digit, size)
             for given, each in zip(view.outputs[0].shape, dims, strict=True)
         )
         made = build.op("reshape.default", made, sizes(shape), shape=shape, dtype=out.dtype)
     return made
 
 
-def _sized(each: Digit, cut: Digit, size: int) -> int:
-    """The size of a dim once the digit ``cut``, which it may hold, is cut to ``size``."""
+def _dim_size_after_cut(each: RowDigit, cut: RowDigit, size: int) -> int:
+    """The size of a dim after cutting the digit ``cut``, which the dim may contain, to ``size``."""
     holds = each.inner <= cut.inner and each.outer <= cut.outer and each.size > 1
     return each.size // cut.size * size if holds else each.size
 
 
-def _rows(leaf: Parameter, index: int, digit: Digit, start: int, stop: int) -> Parameter:
+def _rows(leaf: Parameter, index: int, digit: RowDigit, start: int, stop: int) -> Parameter:
     """The rows of ``leaf`` whose ``digit`` is from ``start`` to ``stop``."""
     first, last = start * digit.inner, stop * digit.inner
     meta = TensorMeta((digit.outer * (last - first), *leaf.meta.sizes[1:]), leaf.meta.dtype)

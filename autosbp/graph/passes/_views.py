@@ -1,12 +1,12 @@
-"""Shape ops in four canonical forms: reshape with the whole output shape, permute, expand, slice; casts as ``to.dtype``."""
+"""Canonical forms of shape ops: reshape with the whole output shape, permute, expand, slice; casts as ``to.dtype``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from autosbp.graph.ir import DType, LogicalGraph, Node, Ref
-from autosbp.graph.passes._build import Builder, Change, argument, rewrite, sizes
-from autosbp.graph.passes._pieces import PIECES
+from autosbp.graph.passes._op_rewrites import NodeBuilder, Rewrite, argument, rewrite, sizes
+from autosbp.graph.passes._slicing import SLICING_REWRITES
 
 _RESHAPES = (
     "view.default", "_unsafe_view.default", "reshape.default", "flatten.using_ints", "unflatten.int", "squeeze.dim",
@@ -32,32 +32,32 @@ _NO_END = 2**62
 
 
 def canonical_views(graph: LogicalGraph) -> LogicalGraph:
-    """Rewrite every op that only moves, picks or repeats elements."""
+    """Rewrite every op that only moves, selects or repeats elements."""
     return rewrite(graph, _CHANGES)
 
 
-def _reshape(build: Builder, node: Node) -> Ref:
+def _reshape(build: NodeBuilder, node: Node) -> Ref:
     shape = node.outputs[0].shape
     return build.op("reshape.default", node.args[0], sizes(shape), shape=shape, dtype=node.outputs[0].dtype)
 
 
-def _expand(build: Builder, node: Node) -> Ref:
+def _expand(build: NodeBuilder, node: Node) -> Ref:
     shape = node.outputs[0].shape
     return build.op("expand.default", node.args[0], sizes(shape), shape=shape, dtype=node.outputs[0].dtype)
 
 
-def _cast(build: Builder, node: Node) -> Ref:
+def _cast(build: NodeBuilder, node: Node) -> Ref:
     out = node.outputs[0]
     return build.op("to.dtype", node.args[0], DType(out.dtype), shape=out.shape, dtype=out.dtype)
 
 
-def _permute(build: Builder, node: Node) -> Ref:
+def _permute(build: NodeBuilder, node: Node) -> Ref:
     out = node.outputs[0]
     return build.op("permute.default", node.args[0], _order(node, len(out.shape)), shape=out.shape, dtype=out.dtype)
 
 
 def _order(node: Node, ndim: int) -> tuple[int, ...]:
-    """Which dim of the input is each dim of the output."""
+    """The dims of the input in the order of the output's dims."""
     name = node.op.split(".")[1]
     order = list(range(ndim))
     if name == "permute":
@@ -78,8 +78,8 @@ def _order(node: Node, ndim: int) -> tuple[int, ...]:
     return (*order[:-2], order[-1], order[-2])
 
 
-def _slice(build: Builder, node: Node) -> Ref | None:
-    """Defaults written out; an end is None where it is beyond any size, and negative ones are counted from the start."""
+def _slice(build: NodeBuilder, node: Node) -> Ref | None:
+    """Slice with explicit defaults: ``stop`` is None for the end of the dim, and negative bounds become non-negative."""
     out = node.outputs[0]
     args = [*node.args, *(None, 0, None, None, 1)[len(node.args) :]]
     source, dim, start, stop, step = args
@@ -94,7 +94,7 @@ def _slice(build: Builder, node: Node) -> Ref | None:
     return build.op("slice.Tensor", source, dim, start, stop, step, shape=out.shape, dtype=out.dtype)
 
 
-def _narrow(build: Builder, node: Node) -> Ref | None:
+def _narrow(build: NodeBuilder, node: Node) -> Ref | None:
     source, dim, start, length = node.args[:4]
     size = build.shape(source)[dim]
     if not isinstance(start, int) or not isinstance(length, int) or (start < 0 and not isinstance(size, int)):
@@ -103,7 +103,7 @@ def _narrow(build: Builder, node: Node) -> Ref | None:
     return build.slice(source, dim % len(build.shape(source)), start, start + length)
 
 
-def _pad(build: Builder, node: Node) -> Ref | None:
+def _pad(build: NodeBuilder, node: Node) -> Ref | None:
     mode = argument(node, 2, "constant", "mode")
     if mode != "constant":
         return None
@@ -114,11 +114,11 @@ def _pad(build: Builder, node: Node) -> Ref | None:
     )  # fmt: skip
 
 
-def _table(names: tuple[str, ...], change: Change) -> Mapping[str, Change]:
+def _table(names: tuple[str, ...], change: Rewrite) -> Mapping[str, Rewrite]:
     return {f"aten.{name}": change for name in names}
 
 
-_CHANGES: Mapping[str, Change] = {
+_CHANGES: Mapping[str, Rewrite] = {
     **_table(_RESHAPES, _reshape),
     **_table(_EXPANDS, _expand),
     **_table(_CASTS, _cast),
@@ -126,5 +126,5 @@ _CHANGES: Mapping[str, Change] = {
     **_table(("slice.Tensor",), _slice),
     **_table(("narrow.default",), _narrow),
     **_table(("pad.default",), _pad),
-    **PIECES,
+    **SLICING_REWRITES,
 }

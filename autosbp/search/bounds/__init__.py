@@ -1,1 +1,1 @@
-"""What no strategy of a structure takes less than: stages that wait, messages, and memory, at any price of it."""
+"""Lower bounds on step time per pipeline structure: bubble, P2P and memory (Lagrangian)."""

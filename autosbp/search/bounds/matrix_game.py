@@ -1,7 +1,7 @@
-"""A game of two players by its table: how each mixes what it may choose, so that the other one gains nothing by knowing it.
+"""Optimal mixed strategies of a two-player zero-sum matrix game.
 
-The simplex method on the linear program of such a game (von Neumann; Dantzig 1951), for tables of some dozen rows and columns.
-"""
+The simplex method on the game's linear program (von Neumann; Dantzig 1951), for tables of some dozens of rows and
+columns."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 TOLERANCE = 1e-11
-MOST_PIVOTS = 20
-"""Times rows and columns; ties are taken by their numbers, so that it may go round in circles only where rounding has it."""
+MAX_PIVOTS_FACTOR = 20
+"""Limit of pivots, times rows plus columns. Ties go to the lowest index, so that only rounding can cause cycling."""
 
 
-def mixtures(table: Floats) -> tuple[Floats, Floats]:
-    """How often rows and columns are chosen, in parts of 1, where rows gain what the table has and columns lose it.
+def optimal_mixed_strategies(table: Floats) -> tuple[Floats, Floats]:
+    """Optimal probabilities of rows and columns; the row player wins an entry of the table and the column player loses it.
 
     Args:
-        table: [rows, columns], all above 0.
+        table: [rows, columns], all entries above 0.
     """
     rows, columns = table.shape
-    if rows > columns:  # as it looks to the other player: a row for each of fewer choices
-        lost, won = mixtures(2 * table.max() - table.T)
+    if rows > columns:  # the game of the other player, who has fewer choices
+        lost, won = optimal_mixed_strategies(2 * table.max() - table.T)
         return won, lost
-    # Parts of the columns over the game's value: as many as possible where no row gains more than 1 by them.
+    # Column probabilities over the game's value: maximise their sum where no row gains more than 1.
     tableau = np.zeros((rows + 1, columns + rows + 1))
     tableau[:rows, :columns] = table / table.max()
     tableau[:rows, columns:-1] = np.eye(rows)
     tableau[:rows, -1] = 1.0
     tableau[rows, :columns] = -1.0
     basis = np.arange(columns, columns + rows)
-    for _ in range(MOST_PIVOTS * (rows + columns)):
+    for _ in range(MAX_PIVOTS_FACTOR * (rows + columns)):
         entering = int(tableau[rows, :-1].argmin())
         if tableau[rows, entering] >= -TOLERANCE:
             break
@@ -47,10 +47,10 @@ def mixtures(table: Floats) -> tuple[Floats, Floats]:
         tableau[leaving] = pivot
     chosen = np.zeros(columns + rows)
     chosen[basis] = tableau[:rows, -1]
-    return _parts(tableau[rows, columns:-1]), _parts(chosen[:columns])
+    return _normalised(tableau[rows, columns:-1]), _normalised(chosen[:columns])
 
 
-def _parts(weights: Floats) -> Floats:
+def _normalised(weights: Floats) -> Floats:
     weights = np.maximum(weights, 0.0)
     total = float(weights.sum())
     return weights / total if total > 0 else np.full(len(weights), 1 / len(weights))

@@ -1,4 +1,4 @@
-"""The checker's search for an assignment that refutes a bound: depth first, over the values that relaxations leave."""
+"""The checker's depth-first search for an assignment that refutes a bound, over the values that relaxations leave."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from autosbp.search.checker.relaxation import Kept, Relaxation
 
 
 class Branching:
-    """Looks for an assignment of the values left that fits and costs less than ``target_s``.
+    """Branch and bound for an assignment of the remaining values that fits and costs less than ``target_s``.
 
-    Variables are set in the reverse order of elimination, so that the messages give each relaxation's exact minimum over
-    everything below a node (Kask and Dechter 2001). A node is left where one relaxation finds it hopeless.
-    """
+    Variables are set in reverse elimination order, so that the messages give each relaxation's exact minimum over
+    everything below a node (Kask and Dechter 2001). A node is pruned if any relaxation finds it hopeless."""
 
     def __init__(
         self, problem: SearchProblem, left: Kept, relaxations: Sequence[Relaxation], target_s: float, max_nodes: int
@@ -26,7 +25,9 @@ class Branching:
         self.is_cut_short = False
 
     def run(self) -> tuple[int, ...] | None:
-        """The first such assignment; None where there is none, or, with ``is_cut_short``, none within ``max_nodes``."""
+        """The first refuting assignment; None if there is none.
+
+        Sets ``is_cut_short`` and returns None after ``max_nodes`` nodes."""
         order = self.relaxations[0].buckets.order.variables[::-1]
         values = np.zeros(len(order), dtype=np.int64)
         stack = [(-1, 0, tuple(relaxation.buckets.least for relaxation in self.relaxations))]
@@ -41,7 +42,7 @@ class Branching:
                 values[order[depth]] = value
             if depth + 1 == len(order):
                 found = tuple(int(kept[x]) for kept, x in zip(self.left, values, strict=True))
-                if self._refutes(found):
+                if self._is_cheaper_and_fits(found):
                     return found
                 continue
             variable = order[depth + 1]
@@ -49,13 +50,13 @@ class Branching:
                 least + relaxation.buckets.line(variable, values)
                 for least, relaxation in zip(sums, self.relaxations, strict=True)
             ]
-            dead = np.any([each.hopeless(line) for each, line in zip(self.relaxations, lines, strict=True)], axis=0)
-            for child in np.argsort(-lines[0], kind="stable"):  # the cheapest is on top
+            dead = np.any([each.is_refuted(line) for each, line in zip(self.relaxations, lines, strict=True)], axis=0)
+            for child in np.argsort(-lines[0], kind="stable"):  # cheapest on top of the stack
                 if not dead[child]:
                     stack.append((depth + 1, int(child), tuple(float(line[child]) for line in lines)))
         return None
 
-    def _refutes(self, assignment: tuple[int, ...]) -> bool:
+    def _is_cheaper_and_fits(self, assignment: tuple[int, ...]) -> bool:
         problem = self.problem
         memory = problem.fixed_memory_bytes
         terms = [problem.fixed_s]

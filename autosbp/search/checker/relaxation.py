@@ -1,4 +1,4 @@
-"""The checker's lower bounds: a problem with its memory limit priced, and the least memory, as sums of nonnegative parts."""
+"""Lower bounds of the checker: cost with penalised memory, and least memory, as sums of nonnegative factors."""
 
 from __future__ import annotations
 
@@ -9,46 +9,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.search._base import SearchProblem
-from autosbp.search.checker.buckets import Array, Buckets, Factor, Order
+from autosbp.search.checker.bucket_elimination import Array, BucketMessages, BucketOrder, Factor
 
 EPSILON = 2.0**-52
-Kept = list[NDArray[np.int64]]  # of each variable, the values that are still looked at
+Kept = list[NDArray[np.int64]]  # per variable, the values that are still considered
 
 
 class Relaxation:
-    """``hopeless(sums)`` tells which least sums of ``buckets`` no refuting assignment can have.
+    """A lower bound over the kept values; ``hopeless(sums)`` marks sums of ``buckets`` that no refuting assignment can have.
 
-    A sum of k nonnegative parts is off by at most k roundings of itself; ``hopeless`` allows for four times as many as
-    there are factors and variables, so that what it says holds in exact arithmetic.
-    """
+    A sum of k nonnegative parts has at most k relative rounding errors. ``hopeless`` allows for four times the number
+    of factors and variables, so that its answers hold in exact arithmetic."""
 
     def __init__(
-        self, order: Order, kept: Kept, factors: Sequence[Factor], base: float, rounding: float, cut: float, exact: bool
+        self,
+        order: BucketOrder,
+        kept: Kept,
+        factors: Sequence[Factor],
+        base: float,
+        rounding: float,
+        cut: float,
+        exact: bool,
     ) -> None:
-        self.buckets = Buckets(order, [len(values) for values in kept], factors)
+        self.buckets = BucketMessages(order, [len(values) for values in kept], factors)
         parts = 0.0 if exact else 4.0 * EPSILON * (len(factors) + len(kept) + 2)
         self._share, self._base, self._rounding, self._cut = 1.0 - parts, base, rounding, cut
 
     @property
     def least(self) -> float:
-        """The bound: no assignment of the kept values is below it."""
+        """Lower bound of every assignment of the kept values."""
         return float(self.below(np.asarray(self.buckets.least)))
 
     @property
-    def is_hopeless(self) -> bool:
-        return bool(self.hopeless(np.asarray(self.buckets.least)))
+    def is_proved(self) -> bool:
+        return bool(self.is_refuted(np.asarray(self.buckets.least)))
 
     def below(self, sums: Array) -> Array:
-        """Lower bounds in the problem's unit of least sums."""
+        """Lower bounds in the problem's unit, from least sums."""
         return self._base + sums * self._share - self._rounding
 
-    def hopeless(self, sums: Array) -> NDArray[np.bool_]:
+    def is_refuted(self, sums: Array) -> NDArray[np.bool_]:
         return np.asarray(self.below(sums) >= self._cut)
 
 
-def priced(problem: SearchProblem, order: Order, kept: Kept, price: float, target_s: float) -> Relaxation:
-    """``cost + price * (memory - limit)``, which no assignment that fits exceeds its cost in; hopeless from ``target_s``."""
-    lows, factors = _split_off(problem, kept, lambda array: array)
+def lagrangian_relaxation(
+    problem: SearchProblem, order: BucketOrder, kept: Kept, price: float, target_s: float
+) -> Relaxation:
+    """Relaxation ``cost + price * (memory - limit)``, hopeless from ``target_s``.
+
+    It is at most the cost of any assignment that fits."""
+    lows, factors = _normalised_factors(problem, kept, lambda array: array)
     over = -problem.memory_limit_bytes if problem.memory_limit_bytes is not None else 0
     over += problem.fixed_memory_bytes
     for i, values in enumerate(kept):
@@ -63,9 +73,11 @@ def priced(problem: SearchProblem, order: Order, kept: Kept, price: float, targe
     )
 
 
-def lean(problem: SearchProblem, order: Order, kept: Kept, limit_bytes: int) -> Relaxation:
-    """Bytes over the limit, what is forbidden left out; hopeless from one byte. Exact below 2**53 bytes."""
-    _, factors = _split_off(problem, kept, lambda array: np.where(np.isinf(array), np.inf, 0.0))
+def memory_relaxation(problem: SearchProblem, order: BucketOrder, kept: Kept, limit_bytes: int) -> Relaxation:
+    """Relaxation of the bytes over the limit, without forbidden values and pairs; hopeless from one byte.
+
+    Exact below 2**53 bytes."""
+    _, factors = _normalised_factors(problem, kept, lambda array: np.where(np.isinf(array), np.inf, 0.0))
     over = problem.fixed_memory_bytes - limit_bytes
     for i, values in enumerate(kept):
         use = problem.memory_bytes[i][values]
@@ -75,8 +87,10 @@ def lean(problem: SearchProblem, order: Order, kept: Kept, limit_bytes: int) -> 
     return Relaxation(order, kept, factors, float(over), 0.0, 1.0, exact=True)
 
 
-def _split_off(problem: SearchProblem, kept: Kept, made: Callable[[Array], Array]) -> tuple[list[float], list[Factor]]:
-    """Least entries, and the factors less these: first one a variable, then one an edge."""
+def _normalised_factors(
+    problem: SearchProblem, kept: Kept, made: Callable[[Array], Array]
+) -> tuple[list[float], list[Factor]]:
+    """Least entries, and factors minus these: one per variable, then one per edge."""
     lows: list[float] = []
     factors: list[Factor] = []
 

@@ -1,1 +1,1 @@
-"""From a bound graph, a mesh and a cost model to a ``SearchProblem``, and from an assignment back to a strategy."""
+"""Builds a ``SearchProblem`` from a bound graph, a mesh and a cost model, and turns an assignment into a strategy."""

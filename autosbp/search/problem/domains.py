@@ -1,4 +1,4 @@
-"""Domains and unary costs of op clusters, as arrays over every combination of axis options (vectorised)."""
+"""Domains and unary costs of op clusters, vectorised over every combination of axis options."""
 
 from __future__ import annotations
 
@@ -13,41 +13,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel
-from autosbp.costmodel.compute import ComputeModel, op_key, with_divided
+from autosbp.costmodel.compute import ComputeModel, op_key, with_local_attributes
 from autosbp.costmodel.memory import saved_inputs, saves_output, workspace_bytes
 from autosbp.costmodel.network import level_of
-from autosbp.costmodel.pipelined import WEIGHTS_SHARE
+from autosbp.costmodel.pipeline_cost import WGRAD_SHARE
 from autosbp.costmodel.split_ops import internal_collectives
 from autosbp.graph.ir import LogicalGraph, Node, Ref
-from autosbp.plan import BUCKET_BYTES
-from autosbp.sbp.buckets import shared_message_bytes
-from autosbp.sbp.deferral import LINEAR
+from autosbp.plan.plan import BUCKET_BYTES
+from autosbp.program.deferred_wgrad import LINEAR
+from autosbp.program.gradient_buckets import bucket_message_bytes
+from autosbp.sbp.layout import I, NdSbp, Sbp
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import I, NdSbp, Sbp
 from autosbp.sbp.rules import sharding_of
-from autosbp.search.problem.clusters import OpCluster
-from autosbp.search.problem.parameters import ParameterCosts, Stored, none_stored
-from autosbp.search.problem.placed import Placings, Rows, split_product
-from autosbp.search.problem.weights import AS_USED, USE, Beside, Multipliers, Weights
-from autosbp.search.problem.zones import Zones
+from autosbp.search.problem.cost_weights import (
+    GATHER_PER_USE,
+    UNSHARDED,
+    CostWeights,
+    OverlapFactors,
+    OverlapMultipliers,
+)
+from autosbp.search.problem.layout_table import LayoutTables, Rows, split_product
+from autosbp.search.problem.op_clusters import OpCluster
+from autosbp.search.problem.overlap_zones import OverlapZones
+from autosbp.search.problem.parameter_costs import ParameterCosts, StorageCosts, zero_storage_costs
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Domain:
-    """All values of one cluster class on one mesh. ``rows[i, axis]`` is the option that value i gives the axis."""
+    """All values of one cluster class on one mesh; ``rows[i, axis]`` is the option of value i on the axis."""
 
     cluster: OpCluster
     mesh: Mesh
     rows: Rows
 
     def layout(self, value: int, states: Sequence[Sbp]) -> NdSbp:
-        """The layout that ``value`` gives a tensor whose per-option states are these."""
+        """Layout that ``value`` gives a tensor with these states per option."""
         return tuple(states[option] for option in self.rows[value])
 
     def split_product(self, splits: Sequence[bool]) -> Floats:
-        """Per value, the product of the sizes of the axes whose option splits; not to be written to."""
+        """Per value, the product of the sizes of the axes whose option splits; read-only."""
         key = tuple(splits)
         if key not in self._products:
             self._products[key] = split_product(self.mesh, self.rows, key)
@@ -78,30 +84,32 @@ def make_domain(cluster: OpCluster, mesh: Mesh, allowed: Callable[[int, int], bo
 
 @lru_cache(maxsize=256)
 def _combinations(choices: tuple[tuple[int, ...], ...]) -> Rows:
-    """One of each, in all ways; not to be written to."""
+    """Cartesian product of the choices [value, axis]; read-only."""
     rows = np.array(list(product(*choices)), dtype=np.int64).reshape(prod(map(len, choices)), len(choices))
     rows.flags.writeable = False
     return rows
 
 
 class OpSeconds(NamedTuple):
-    """The least of an op, whatever its layout: forward, backward, and of backward what a schedule may put off."""
+    """Least seconds of an op over all layouts: forward, backward, and the part of backward that a schedule may defer."""
 
     forward_s: float
     backward_s: float
-    put_off_s: float
+    deferred_wgrad_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ValueCosts:
-    """Per value of a variable: weighted seconds and bytes of a step; of these the bytes that a microbatch ``kept``, less what
-    another variable may count, too, and what its parameters take, ``stored`` in one way or another; and, without weights, the
-    least seconds of each of its ``ops``, in their order."""
+    """Costs per value of a variable.
+
+    ``seconds`` and ``memory`` are weighted, of a step. Of that memory, ``kept`` are the bytes that a microbatch saves,
+    without those that another variable may also count and without parameters. ``stored`` are the costs of its
+    parameters, per parameter sharding. ``ops`` are the unweighted least seconds of each op, in order."""
 
     seconds: Floats
     memory: NDArray[np.int64]
     kept: Floats
-    stored: tuple[Stored, ...]
+    stored: tuple[StorageCosts, ...]
     ops: tuple[OpSeconds, ...] = ()
 
     @property
@@ -113,17 +121,26 @@ class ValueCosts:
         return sum(op.backward_s for op in self.ops)
 
     @property
-    def put_off_s(self) -> float:
-        return sum(op.put_off_s for op in self.ops)
+    def deferred_wgrad_s(self) -> float:
+        return sum(op.deferred_wgrad_s for op in self.ops)
 
     def of(self, mask: NDArray[np.bool_]) -> ValueCosts:
-        """Some of the values."""
+        """The costs of the values in ``mask``."""
         stored = tuple(each.of(mask) for each in self.stored)
         return replace(self, seconds=self.seconds[mask], memory=self.memory[mask], kept=self.kept[mask], stored=stored)
 
 
 class UnaryCosts:
-    """Seconds and bytes of each value of a domain: compute, internal collectives, parameters, activations."""
+    """Seconds and bytes of each value of a domain: compute, internal collectives, parameters, activations.
+
+    Args:
+        message: bytes of a gradient message; by default derived from the graph and ``bucket_bytes``.
+        again: checkpointed ops.
+        handed: values that checkpointed segments read from elsewhere.
+        offload: optimizer state is on the host.
+        bucket_bytes: maximum gradient bucket size.
+        others: further parameter shardings whose costs ``ValueCosts.stored`` lists after that of ``storage``.
+    """
 
     def __init__(
         self,
@@ -132,79 +149,88 @@ class UnaryCosts:
         boxing: BoxingModel,
         optimizer: str,
         num_micro: int,
-        weights: Weights | None = None,
-        storage: str = AS_USED,
+        weights: CostWeights | None = None,
+        storage: str = UNSHARDED,
         message: int | None = None,
         again: Collection[str] = (),
         handed: Collection[Ref] = (),
-        zones: Zones | None = None,
+        zones: OverlapZones | None = None,
         *,
         offload: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
         others: Sequence[str] = (),
     ) -> None:
-        self.zones = Zones() if zones is None else zones
+        self.zones = OverlapZones() if zones is None else zones
         self.graph, self.compute, self.boxing = graph, compute, boxing
-        self.again, self.handed = again, handed
-        self.num_micro, self.weights = num_micro, weights or Weights(float(num_micro))
+        self.again, self.segment_inputs = again, handed
+        self.num_micro, self.weights = num_micro, weights or CostWeights(float(num_micro))
         self.nodes = {node.name: node for node in graph.nodes}
         self.trained = frozenset(leaf.name for leaf in graph.trained)
-        message = shared_message_bytes(graph, bucket_bytes) if message is None else message
-        placings = Placings(boxing.mesh)
-        self.ways = [
+        message = bucket_message_bytes(graph, bucket_bytes) if message is None else message
+        placings = LayoutTables(boxing.mesh)
+        self.sharding_costs = [
             ParameterCosts(
                 compute, boxing, optimizer, num_micro, self._weights_of(way), way, message,
                 offload=offload, bucket_bytes=bucket_bytes, placings=placings,
             )
             for way in (storage, *others)
         ]  # fmt: skip
-        self.stores = self.ways[0]
+        self.main_parameter_costs = self.sharding_costs[0]
 
-    def _weights_of(self, storage: str) -> Weights:
-        """Beside other ways to store parameters, what moves with every pass counts nothing: ops count what they do beside what
-        moves once a step."""
+    def _weights_of(self, storage: str) -> CostWeights:
+        """Weights for one parameter sharding.
+
+        Where ops are weighted by messages that overlap once a step, messages of every pass (``use``) must not count as
+        overlapped."""
         found = self.weights.multipliers
-        if found is None or storage != USE or self.weights.passes == self.weights.micro:
+        if found is None or storage != GATHER_PER_USE or self.weights.passes == self.weights.micro:
             return self.weights
-        return replace(self.weights, multipliers=Multipliers(Beside(), Beside(), found.level, found.slowdown))
+        return replace(
+            self.weights,
+            multipliers=OverlapMultipliers(OverlapFactors(), OverlapFactors(), found.level, found.slowdown),
+        )
 
     def of(self, domain: Domain, own: frozenset[str], shared_reads: frozenset[Ref]) -> ValueCosts:
-        """Costs of each value. ``own`` are parameters that only this cluster reads; ``shared_reads``
-        are boxed tensors whose memory another variable carries."""
+        """Costs of each value.
+
+        Args:
+            own: parameters that only this cluster reads.
+            shared_reads: boxed tensors whose memory another variable counts.
+        """
         weights = self.weights
         seconds = np.zeros(len(domain.rows))
         kept, twice = np.zeros((2, len(domain.rows)))
-        stored = [none_stored(len(domain.rows)) for _ in self.ways]
+        stored = [zero_storage_costs(len(domain.rows)) for _ in self.sharding_costs]
         saved: set[tuple[Ref, tuple[Sbp, ...]]] = set()
         ops: list[OpSeconds] = []
         for at, node in enumerate(domain.cluster.nodes):
             ahead, back = self._compute_s(domain, node, at)
-            zone, read_in = self.zones.of_op(node.name), self.zones.of_reads(node.name)
+            zone, read_in = self.zones.op_zone(node.name), self.zones.reads_zone(node.name)
             seconds += weights.forward(zone) * ahead + weights.backward(zone) * back
             if node.name in self.again:
                 seconds += weights.backward(zone) * ahead
             least = float(back.min())
-            ops.append(OpSeconds(float(ahead.min()), least, WEIGHTS_SHARE * least * (node.op == LINEAR)))
+            ops.append(OpSeconds(float(ahead.min()), least, WGRAD_SHARE * least * (node.op == LINEAR)))
             seconds += self._internal_s(domain, node, at)
-            weight = weights.working if node.name in self.again else weights.kept
+            weight = weights.segment_internals if node.name in self.again else weights.kept
             for ref, states in self._saved(domain.cluster, node, shared_reads):
                 if (ref, states) not in saved:
                     saved.add((ref, states))
                     size = weight * self._local_bytes(domain, ref, states)
                     kept += size
-                    twice += size * (ref.name != node.name and self.kept_by_maker(ref))
+                    twice += size * (ref.name != node.name and self.is_saved_by_producer(ref))
             if node.rule and self.graph.rules[node.rule].workspace:
                 kept += weight * self._workspace_bytes(domain, node)
-            for ref in (Ref(node.name, index) for index in range(len(node.outputs) if self.handed else 0)):
-                if ref in self.handed:
-                    kept += weights.handed * self._local_bytes(domain, ref, domain.cluster.output_states(ref))
+            for ref in (Ref(node.name, index) for index in range(len(node.outputs) if self.segment_inputs else 0)):
+                if ref in self.segment_inputs:
+                    kept += weights.segment_inputs * self._local_bytes(domain, ref, domain.cluster.output_states(ref))
             for position, ref in enumerate(node.refs()):
                 if ref.name in own:
                     states = domain.cluster.input_states(node.name, position)
                     meta, trains = self.graph.meta(ref), ref.name in self.trained
                     stored = [
                         before.plus(way.of(meta, trains, domain.rows, states, zone=read_in))
-                        for way, before in zip(self.ways, stored, strict=True)
+                        for way, before in zip(self.sharding_costs, stored, strict=True)
                     ]
             if node.name == self.graph.loss.name:
                 seconds += self._loss_s(domain)
@@ -212,8 +238,8 @@ class UnaryCosts:
         memory = np.ceil(kept + stored[0].memory).astype(np.int64)
         return ValueCosts(total, memory, kept - twice, tuple(stored), tuple(ops))
 
-    def kept_by_maker(self, ref: Ref) -> bool:
-        """Whether an op keeps what it makes, of which this is a view: it need not be there a second time."""
+    def is_saved_by_producer(self, ref: Ref) -> bool:
+        """Whether the op that computed this value, or the value that it views, saves it: it must not count twice."""
         node = self.nodes.get(ref.name)
         while node is not None and sharding_of(self.graph, node).free:
             node = next((self.nodes[source.name] for source in node.refs() if source.name in self.nodes), None)
@@ -223,7 +249,7 @@ class UnaryCosts:
         return self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
 
     def _workspace_bytes(self, domain: Domain, node: Node) -> Floats:
-        """What is kept beside tensors of the graph, of the local sizes of inputs."""
+        """Bytes saved in addition to tensors of the graph, by the local sizes of the inputs."""
         metas = [self.graph.meta(ref) for ref in node.refs()]
         states = [domain.cluster.input_states(node.name, position) for position in range(len(metas))]
         dims = [[sbp.dim if sbp.is_split else -1 for sbp in each] for each in states]
@@ -238,13 +264,13 @@ class UnaryCosts:
         ]
         return np.array(found, dtype=np.float64)
 
-    def parameter(self, rows: Rows, states: Sequence[Sbp], ref: Ref) -> Stored:
+    def parameter(self, rows: Rows, states: Sequence[Sbp], ref: Ref) -> StorageCosts:
         """Costs of a parameter used, and stored, in ``states``, see ``ParameterCosts.of``."""
         zone, trains = self.zones.of_parameter(ref.name), ref.name in self.trained
-        return self.stores.of(self.graph.meta(ref), trains, rows, states, AS_USED, zone=zone)
+        return self.main_parameter_costs.of(self.graph.meta(ref), trains, rows, states, UNSHARDED, zone=zone)
 
     def _compute_s(self, domain: Domain, node: Node, at: int) -> tuple[Floats, Floats]:
-        """Of forward and of backward."""
+        """Forward and backward seconds per value."""
         sharding = sharding_of(self.graph, node)
         if sharding.free:
             return np.zeros(len(domain.rows)), np.zeros(len(domain.rows))
@@ -267,7 +293,7 @@ class UnaryCosts:
         return forward, backward
 
     def op_keys(self, domain: Domain, node: Node, at: int) -> list[str]:
-        """The timed op of each value (``costmodel.compute.op_key``); ``""`` where a split implementation runs instead."""
+        """Key of the timed op of each value (``costmodel.compute.op_key``); ``""`` if a split implementation runs instead."""
         cluster, graph = domain.cluster, self.graph
         refs = list(node.refs())
         metas = [graph.meta(ref) for ref in refs]
@@ -278,7 +304,7 @@ class UnaryCosts:
         out_states = cluster.output_states(Ref(node.name))
         dtypes = [meta.dtype for meta in metas]
         grads = [graph.has_gradient(ref) for ref in refs]
-        highs = [_high(graph, ref) for ref in refs]
+        highs = [_index_bound(graph, ref) for ref in refs]
         sizes = [axis.size for axis in domain.mesh.axes]
         cache: dict[tuple[object, ...], str] = {}
         divided = [option[at].divided for option in cluster.options]
@@ -293,17 +319,17 @@ class UnaryCosts:
                 [out_states[option].dim if out_states[option].is_split else -1 for option in row],
                 sizes,
             )
-            split = any(cluster.options[option][at].implemented for option in row)
+            split = any(cluster.options[option][at].needs_split_impl for option in row)
             paths = tuple((path, size) for option, size in zip(row, sizes, strict=True) for path in divided[option])
             if (ins, out, split, paths) not in cache:
-                local = with_divided(node, paths)
+                local = with_local_attributes(node, paths)
                 cache[ins, out, split, paths] = "" if split else op_key(local, ins, out, dtypes, grads, highs)
             keys.append(cache[ins, out, split, paths])
         return keys
 
     def _internal_s(self, domain: Domain, node: Node, at: int) -> Floats:
         options = [option[at] for option in domain.cluster.options]
-        splits = [option.implemented for option in options]
+        splits = [option.needs_split_impl for option in options]
         seconds = np.zeros(len(domain.rows))
         if not any(splits):
             return seconds
@@ -312,7 +338,7 @@ class UnaryCosts:
             choices = [options[option] for option in domain.rows[value]]
             for call in internal_collectives(self.graph, node, choices, mesh):
                 shape = mesh.group_shape(call.axes)
-                ahead, back = self.weights.messages(level_of(shape), self.zones.of_op(node.name))
+                ahead, back = self.weights.messages(level_of(shape), self.zones.op_zone(node.name))
                 weight = ahead if call.phase == "forward" else back
                 weight += back if call.phase == "forward" and node.name in self.again else 0.0
                 seconds[value] += weight * network.time_s(call.kind, call.num_bytes, shape)
@@ -326,7 +352,7 @@ class UnaryCosts:
             if position < len(refs)
             and refs[position].name not in self.graph.parameter_names
             and refs[position] not in shared
-            and refs[position].name in self.graph.computed
+            and refs[position].name in self.graph.parameter_dependent
         ]
         if saves_output(self.graph, node):
             kept.append((Ref(node.name), cluster.output_states(Ref(node.name))))
@@ -340,7 +366,7 @@ class UnaryCosts:
         found = table.between(table.ids(states, domain.rows), table.ids(target, domain.rows))
         if self.weights.multipliers is None:
             return self.weights.micro * found
-        # Its sum is waited for by nobody before the step ends.
+        # Nothing waits for the loss's sum before the step ends.
         return np.where(np.isinf(found), found, 0.0)
 
 
@@ -352,8 +378,8 @@ def _local(shape: tuple[int, ...], dims: Sequence[int], sizes: Sequence[int]) ->
     return tuple(local)
 
 
-def _high(graph: LogicalGraph, ref: Ref) -> int | None:
-    """An exclusive bound of an integer tensor, for timing ops that index with it."""
+def _index_bound(graph: LogicalGraph, ref: Ref) -> int | None:
+    """Exclusive upper bound of an integer tensor, for timing ops that index with it."""
     if graph.meta(ref).is_float or graph.meta(ref).dtype == "bool":
         return None
     return graph.high

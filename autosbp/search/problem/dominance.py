@@ -1,13 +1,12 @@
-"""Values that no optimum needs: another one costs less even if every neighbour has to be boxed to and from it.
+"""Dominated values: those that another value beats even if every neighbour has to be boxed to and from it.
 
-Value j of a variable dominates value i when it takes no more memory and
+Value j of a variable dominates value i if it takes no more memory and
 
     unary[j] + sum over edges of the boxing between i's layout and j's <= unary[i]
 
-because boxing costs obey the triangle inequality: whatever the neighbours choose, j followed by that boxing is a way to do
-what i does. It holds under any price of memory, too. Removing dominated values changes no optimum and no least memory
-that an optimum could need.
-"""
+Boxing costs obey the triangle inequality: whatever the neighbours choose, j followed by that boxing does what i does.
+This holds under any Lagrange multiplier of memory, too. Removing dominated values changes neither the optimum nor any
+least memory that an optimum could need."""
 
 from __future__ import annotations
 
@@ -24,60 +23,62 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
-    """Where a variable meets an edge: the layout ids of its values there, and what boxing from one value's to another's
-    costs, or None where a neighbour takes one layout alone. ``made`` values leave through it; others are read."""
+class EdgePort:
+    """The point where a variable meets an edge.
+
+    ``ids`` [value] are the layout ids of its values there. ``among_s`` is the boxing cost between any two values, or
+    None if a neighbour accepts one layout only. ``made`` is True for outputs and False for inputs."""
 
     ids: NDArray[np.int64]
-    among_s: Floats | None
+    boxing_s: Floats | None
     made: bool
 
-    def switch_s(self) -> Floats:
-        """``[i, j]``: what j pays to stand for i."""
-        if self.among_s is None:
+    def replacement_s(self) -> Floats:
+        """``[i, j]``: seconds that j pays to replace i."""
+        if self.boxing_s is None:
             return np.where(self.ids[:, None] == self.ids[None, :], 0.0, np.inf)
-        return self.among_s.T if self.made else self.among_s
+        return self.boxing_s.T if self.made else self.boxing_s
 
     @property
     def key(self) -> Hashable:
-        return self.ids.tobytes(), id(self.among_s), self.made
+        return self.ids.tobytes(), id(self.boxing_s), self.made
 
 
-def undominated(unary_s: Floats, memory: NDArray[np.int64] | None, ports: Sequence[Port]) -> Bools:
-    """Which values to keep; ``memory`` is None where nothing limits it."""
+def undominated(unary_s: Floats, memory: NDArray[np.int64] | None, ports: Sequence[EdgePort]) -> Bools:
+    """Mask of the values to keep; ``memory`` is None without a memory limit."""
     count = len(unary_s)
     better = unary_s[None, :] - unary_s[:, None]
     if memory is not None:
         better[memory[None, :] > memory[:, None]] = np.inf
     for port in ports:
-        better = better + port.switch_s()
+        better = better + port.replacement_s()
     np.fill_diagonal(better, np.inf)
     slack = 1e-12 * np.abs(unary_s)
     strictly = better < -slack[:, None]
-    # Equals: the first of them stays.
+    # Of equal values, the first one stays.
     equal = (np.abs(better) <= slack[:, None]) & (np.abs(better.T) <= slack[:, None])
     earlier = np.tri(count, k=-1, dtype=bool)
     keep: Bools = ~(strictly | (equal & earlier)).any(axis=1)
     return keep
 
 
-class Sieve:
-    """Keeps the masks and the smaller tables of variables that are alike, so that they stay alike."""
+class DominanceFilter:
+    """Cache of masks and reduced tables, so that equal variables keep sharing them."""
 
     def __init__(self) -> None:
         self._masks: dict[Hashable, Bools] = {}
         self._arrays: dict[Hashable, NDArray[np.float64]] = {}
         self._uses: dict[Hashable, NDArray[np.int64]] = {}
 
-    def mask(self, unary_s: Floats, memory: NDArray[np.int64] | None, ports: Sequence[Port]) -> Bools:
+    def mask(self, unary_s: Floats, memory: NDArray[np.int64] | None, ports: Sequence[EdgePort]) -> Bools:
         key = (id(unary_s), id(memory), tuple(port.key for port in ports))
         if key not in self._masks:
             found = undominated(unary_s, memory, ports)
             self._masks[key] = self._masks.setdefault(found.tobytes(), found)
         return self._masks[key]
 
-    def smaller(self, problem: SearchProblem, masks: Sequence[Bools | None]) -> SearchProblem:
-        """The problem over the values kept; None keeps all."""
+    def reduce(self, problem: SearchProblem, masks: Sequence[Bools | None]) -> SearchProblem:
+        """The problem over the values kept; a mask of None keeps all."""
         unary = tuple(self._cut(costs, mask) for costs, mask in zip(problem.unary_s, masks, strict=True))
         memory = tuple(self._cut_bytes(use, mask) for use, mask in zip(problem.memory_bytes, masks, strict=True))
         edges = tuple(Edge(e.u, e.v, self._cut_table(e.table, masks[e.u], masks[e.v])) for e in problem.edges)

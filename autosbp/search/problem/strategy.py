@@ -1,4 +1,4 @@
-"""From an assignment of a search problem to a strategy: layouts of every op, stored parameters, boxing paths."""
+"""Turns an assignment of a search problem into a strategy: op layouts, stored parameters, boxing paths."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.graph.ir import LogicalGraph, Parameter, Ref
-from autosbp.plan import BoxingKey, Signature, Strategy
-from autosbp.sbp.placement import I, NdSbp, P, without_invariants
-from autosbp.sbp.storage import split_storage
-from autosbp.search.problem.build import BuiltProblem
-from autosbp.search.problem.unfold import UnfoldedProblem
+from autosbp.plan.plan import BoxingKey, Signature, Strategy
+from autosbp.program.parameter_sharding import sharded_layout
+from autosbp.sbp.layout import I, NdSbp, P, invariant_as_replicated
+from autosbp.search.problem.builder import BuiltProblem
+from autosbp.search.problem.expand_repeats import ExpandedProblem
 
 Stored = Callable[[Parameter, NdSbp], bool]
-"""Whether storage of a parameter, used so, is split over the ranks that would hold it alike."""
+"""Whether storage of a parameter used in this layout is split over the ranks that would hold the same values."""
 
 
 def strategy_of(
-    problem: BuiltProblem | UnfoldedProblem,
+    problem: BuiltProblem | ExpandedProblem,
     assignment: Sequence[int],
     graph: LogicalGraph,
     boxing: BoxingModel,
@@ -28,8 +28,12 @@ def strategy_of(
     gather: str = "step",
     splits: Stored | None = None,
 ) -> Strategy:
-    """The strategy that the assignment stands for. ``splits`` are parameters stored apart from their use, none where it is
-    None, which are gathered as ``gather`` says."""
+    """The strategy that an assignment stands for.
+
+    Args:
+        gather: when split parameters are gathered: once a ``step``, or for each ``use``.
+        splits: which parameters are stored split; None: none.
+    """
     built = problem if isinstance(problem, BuiltProblem) else problem.built
     signatures: dict[str, Signature] = {}
     known: dict[tuple[int, int, int], Signature] = {}
@@ -50,13 +54,13 @@ def strategy_of(
     shared = {name for name, _, _ in _parameter_choices(problem, assignment)}
     paths: dict[BoxingKey, tuple[NdSbp, ...]] = {}
     for leaf in graph.parameters:
-        # One that is used P is stored otherwise already; one that several read has a variable of its own.
+        # Parameters used as P already have another stored layout; those with several readers have their own variable.
         own = leaf.name not in shared and used[leaf.name] == stored[leaf.name] and leaf.trained
-        apart = split_storage(leaf, used[leaf.name], boxing.mesh) if P not in used[leaf.name] else used[leaf.name]
+        apart = sharded_layout(leaf, used[leaf.name], boxing.mesh) if P not in used[leaf.name] else used[leaf.name]
         if own and splits is not None and splits(leaf, used[leaf.name]):
             stored[leaf.name] = apart
         if stored[leaf.name] == apart != used[leaf.name]:
-            # One all-gather, of several parameters together.
+            # One all-gather brings several parameters together.
             key: BoxingKey = (leaf.meta.sizes, leaf.meta.num_bytes, leaf.meta.is_float, apart, used[leaf.name])
             paths[key] = (apart, used[leaf.name])
     add_paths(paths, graph, boxing, ordered, stored)
@@ -64,9 +68,9 @@ def strategy_of(
 
 
 def _choices(
-    problem: BuiltProblem | UnfoldedProblem, assignment: Sequence[int]
+    problem: BuiltProblem | ExpandedProblem, assignment: Sequence[int]
 ) -> Sequence[tuple[int, int, Callable[[str], str]]]:
-    """Cluster, value, and the names of its ops, of each cluster of the whole graph."""
+    """Cluster, value, and a map to op names, for each cluster of the whole graph."""
     if isinstance(problem, BuiltProblem):
         return [(at, assignment[at], _same) for at in range(len(problem.clusters))]
     return [
@@ -81,7 +85,7 @@ def _same(name: str) -> str:
 
 
 def used_layouts(graph: LogicalGraph, signatures: Mapping[str, Signature]) -> dict[str, NdSbp]:
-    """The layout in which a parameter is read, by its last reader."""
+    """Layout in which each parameter is read, by its last reader."""
     used: dict[str, NdSbp] = {}
     for node in graph.nodes:
         if node.name in signatures:
@@ -92,9 +96,9 @@ def used_layouts(graph: LogicalGraph, signatures: Mapping[str, Signature]) -> di
 
 
 def _parameter_choices(
-    problem: BuiltProblem | UnfoldedProblem, assignment: Sequence[int]
+    problem: BuiltProblem | ExpandedProblem, assignment: Sequence[int]
 ) -> Sequence[tuple[str, tuple[NdSbp, ...], int]]:
-    """Name, layouts and value of each parameter that has a variable of its own."""
+    """Name, layouts and value of each parameter that has its own variable."""
     if isinstance(problem, BuiltProblem):
         return [
             (name, layouts, assignment[variable]) for name, (variable, layouts) in problem.parameter_variables.items()
@@ -107,7 +111,7 @@ def _parameter_choices(
 
 
 def _stored(
-    problem: BuiltProblem | UnfoldedProblem, assignment: Sequence[int], graph: LogicalGraph, used: dict[str, NdSbp]
+    problem: BuiltProblem | ExpandedProblem, assignment: Sequence[int], graph: LogicalGraph, used: dict[str, NdSbp]
 ) -> dict[str, NdSbp]:
     """Stored layouts: as used, with P (a bias under a partial sum) stored whole."""
     stored = {name: tuple(I if sbp == P else sbp for sbp in layout) for name, layout in used.items()}
@@ -122,7 +126,7 @@ def add_paths(
     signatures: dict[str, Signature],
     parameters: dict[str, NdSbp],
 ) -> None:
-    """The cheapest path of every boxing that has none yet."""
+    """Add the cheapest path of every boxing that has none yet to ``paths``."""
     layouts: dict[Ref, NdSbp] = {Ref(name): layout for name, layout in parameters.items()}
 
     def add(ref: Ref, dst: NdSbp, reader: str) -> None:
@@ -132,7 +136,7 @@ def add_paths(
         meta = graph.meta(ref)
         gradient = graph.has_gradient(ref) and reader in graph.differentiable
         if not gradient:
-            src = without_invariants(src)
+            src = invariant_as_replicated(src)
         key = (meta.sizes, meta.num_bytes, gradient, src, dst)
         if src != dst and key not in paths:
             steps = boxing.plan(src, dst, meta.sizes, meta.num_bytes, gradient)
@@ -142,7 +146,7 @@ def add_paths(
         if node.name not in signatures:
             continue
         for ref, wanted in zip(node.refs(), signatures[node.name].ins, strict=True):
-            if ref.name in graph.computed:
+            if ref.name in graph.parameter_dependent:
                 add(ref, wanted, node.name)
         for index, layout in enumerate(signatures[node.name].outs):
             layouts[Ref(node.name, index)] = layout

@@ -1,4 +1,4 @@
-"""Parameters that several clusters read, or whose stored layout is given: a variable for where each is stored."""
+"""Variables for the stored layouts of parameters that several clusters read, or whose stored layout is fixed."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingTable
-from autosbp.distinct import distinct
 from autosbp.graph.ir import Ref
-from autosbp.sbp.groups import boxing_group
-from autosbp.sbp.placement import NdSbp, P, without_invariants
-from autosbp.sbp.storage import split_storage
+from autosbp.program.parameter_sharding import sharded_layout
+from autosbp.program.shared_boxing import boxing_group
+from autosbp.sbp.layout import NdSbp, P, invariant_as_replicated
 from autosbp.search._base import Edge
-from autosbp.search.problem.analysis import Read
-from autosbp.search.problem.assembly import Assembly
+from autosbp.search.problem.builder_base import ProblemParts
 from autosbp.search.problem.domains import Domain, ValueCosts
-from autosbp.search.problem.parameters import Stored
-from autosbp.search.problem.pinned import Pins
+from autosbp.search.problem.graph_analysis import ClusterRead
+from autosbp.search.problem.parameter_costs import StorageCosts
+from autosbp.search.problem.pins import Pins
+from autosbp.utils.arrays import unique_ints
 
-FEW = 2
-"""Readers of a parameter that pay for a copy once where they share it. Among more, elimination would have to split tables: each
-pays as if all shared its copy, so that no strategy takes less than its problem costs."""
-AS_STORED, BY_PATH, IN_MESSAGE, OWED = range(4)
-"""What a reader reads: the parameter as it is stored; a copy by the cheapest path; one that comes in a message with others; or
-one by a path that another reader pays for."""
+MAX_SHARING_READERS = 2
+"""Readers of a parameter that pay once for a copy that they share.
+
+With more readers, elimination would have to split tables: each reader pays its part as if all shared one copy, so the
+problem's cost is a lower bound of every strategy."""
+AS_STORED, BOXED_COPY, GATHERED_COPY, PAID_BY_OTHER = range(4)
+"""Kinds of what a reader reads.
+
+The parameter as it is stored; a copy by the cheapest path; a copy that comes in a message with others; or a copy by a
+path that another reader pays for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
-    """A variable for what a reader reads: of each value the layout, the kind, and the seconds of what comes in a message."""
+    """A variable for what a reader reads: per value the layout, the kind, and the seconds if it comes in a shared message."""
 
     variable: int
     layouts: NDArray[np.int64]
@@ -41,15 +45,17 @@ class _Copy:
 
     @property
     def key(self) -> Hashable:
-        """But for the variable."""
+        """Identity, without the variable."""
         return self.layouts.tobytes(), self.kinds.tobytes(), self.seconds.tobytes()
 
 
-class TiedParameters(Assembly):
-    """See the module's docstring."""
+class TiedParameters(ProblemParts):
+    """Adds tied parameters to a problem."""
 
-    def _tied_parameter(self, name: str, users: list[Read], domains: list[Domain]) -> tuple[int, tuple[NdSbp, ...]]:
-        """A variable for the stored layout of a parameter that several clusters read, or that is pinned."""
+    def _tied_parameter(
+        self, name: str, users: list[ClusterRead], domains: list[Domain]
+    ) -> tuple[int, tuple[NdSbp, ...]]:
+        """A variable for the stored layout of a parameter with several reading clusters, or with a pin."""
         table = self._stored_table(Ref(name))
         states = [state for state in table.states if state != P]
         count = len(states) ** self.boxing.mesh.ndim
@@ -64,7 +70,7 @@ class TiedParameters(Assembly):
         key: Hashable = ("tied", id(table), pinned)
         if key not in self._costs:
             own = self.builder.unary.parameter(rows, states, Ref(name))
-            self._costs[key] = ValueCosts(own.seconds, _whole(own.memory), np.zeros(len(rows)), (own,))
+            self._costs[key] = ValueCosts(own.seconds, _ceil_bytes(own.memory), np.zeros(len(rows)), (own,))
         variable = self._variable(name, self._costs[key], name)
         sharing = sum(user.node.name in self.graph.differentiable for user in users)
         found: list[_Copy] = []
@@ -72,17 +78,17 @@ class TiedParameters(Assembly):
             domain, stored, there = domains[user.cluster], ids, table
             if user.node.name not in self.graph.differentiable:
                 there = self._stored_table(Ref(name), boxing_group(self.graph, user.node, user.position))
-                stored = there.ids(without_invariants(tuple(states)), rows)
+                stored = there.ids(invariant_as_replicated(tuple(states)), rows)
             wanted = there.ids(self._states(user), domain.rows)
             self.ports.setdefault(user.cluster, []).append(self._port(wanted, None))
-            zone, part = self.builder.unary.zones.of_reads(user.node.name), 1.0
-            if there is table and sharing > FEW:
+            zone, part = self.builder.unary.zones.reads_zone(user.node.name), 1.0
+            if there is table and sharing > MAX_SHARING_READERS:
                 part = 1 / sharing
-            owes = there is table and sharing == FEW and len(found) == 1
+            owes = there is table and sharing == MAX_SHARING_READERS and len(found) == 1
             copy = self._copy_edges(variable, stored, user.cluster, wanted, there, name, zone, part, owes=owes)
             if there is table:
                 found.append(copy)
-        if sharing == FEW:
+        if sharing == MAX_SHARING_READERS:
             self._share_copies(*found)
         return variable, tuple(table.layouts[at] for at in ids)
 
@@ -99,25 +105,31 @@ class TiedParameters(Assembly):
         *,
         owes: bool,
     ) -> _Copy:
-        """Between a stored parameter and one reader stands what is read: as stored, or a copy made once a step, which is
-        kept with its gradient. Values are the layouts wanted, of each kind: as copies that come in a message with other
-        parameters (ZeRO) where one all-gather brings it, and as copies that another reader pays for where this one ``owes``
-        them. The reader pays a ``part`` of its own. Baselines are what other tools can run, and make none."""
+        """Add the variable of what one reader reads, with edges to the stored parameter and to the reader.
+
+        It is the parameter as stored, or a copy made once a step, which is kept with its gradient. Its values are the
+        wanted layouts of each kind; those of a message shared with other parameters (ZeRO) only where one all-gather
+        brings them, and those that another reader pays for only if this one ``owes`` them. The reader pays ``part`` of
+        its own copies. Baselines model what other tools can run, so they make no copies."""
         copies = self.allowed is None or isinstance(self.allowed, Pins)
-        layouts = distinct(wanted)
-        weights, num_bytes = self.builder.weights, self.graph.meta(Ref(name)).num_bytes
+        layouts = unique_ints(wanted)
+        weights, meta = self.builder.weights, self.graph.meta(Ref(name))
         trains = copies and table is self._stored_table(Ref(name))
-        flat, gathered_s, gathers = self._gathered(stored, layouts, table, name, zone) if trains else _no_copies(stored)
+        flat, gathered_s, gathers = (
+            self._gathered_copies(stored, layouts, table, name, zone) if trains else _no_copies(stored)
+        )
         count, owed = len(layouts), layouts if owes and copies else layouts[:0]
         read = np.concatenate([layouts, layouts, flat, owed])
         key: Hashable = (
             "copy", id(table), stored.tobytes(), layouts.tobytes(), wanted.tobytes(), copies, zone, part, len(owed),
         )  # fmt: skip
         if key not in self._costs:
-            kept = weights.state * np.array([2 * self._local_bytes(table.layouts[at], num_bytes) for at in read])
-            kept[:count] = kept[len(read) - len(owed) :] = 0
+            local = np.array([self._local_bytes(table.layouts[at], meta.num_bytes) for at in read])
+            local[:count] = local[len(read) - len(owed) :] = 0
+            gradients = weights.state * local * (meta.gradient_bytes / meta.num_bytes if meta.num_bytes else 1.0)
+            kept = weights.state * local + gradients
             none = np.zeros(len(read))
-            self._costs[key] = ValueCosts(none, _whole(kept), none, (Stored(none, kept, kept / 2, none),))
+            self._costs[key] = ValueCosts(none, _ceil_bytes(kept), none, (StorageCosts(none, kept, gradients, none),))
             same = stored[:, None] == layouts[None, :]
             boxed = np.where(same | (not copies), np.inf, part * weights.once * table.costs_of(stored)[:, layouts])
             brought = np.where(gathers, part * gathered_s, np.inf)
@@ -131,34 +143,36 @@ class TiedParameters(Assembly):
         return _Copy(copy, read, kinds, np.concatenate([np.zeros(2 * count), gathered_s, np.zeros(len(owed))]))
 
     def _share_copies(self, first: _Copy, other: _Copy) -> None:
-        """Readers of one copy pay for it once, as the first one does."""
+        """Add an edge so that readers of one copy pay for it once, as the first reader does."""
         key: Hashable = ("shared", first.key, other.key)
         if key not in self._tables:
             both = first.layouts[:, None] == other.layouts[None, :]
             kinds, others = first.kinds[:, None], other.kinds[None, :]
-            refunds = np.where(both & (kinds == IN_MESSAGE) & (others == IN_MESSAGE), -other.seconds[None, :], 0.0)
-            self._tables[key] = np.where((others == OWED) & ~(both & (kinds == BY_PATH)), np.inf, refunds)
+            refunds = np.where(
+                both & (kinds == GATHERED_COPY) & (others == GATHERED_COPY), -other.seconds[None, :], 0.0
+            )
+            self._tables[key] = np.where((others == PAID_BY_OTHER) & ~(both & (kinds == BOXED_COPY)), np.inf, refunds)
         if self._tables[key].any():
             self.edges.append(Edge(first.variable, other.variable, self._tables[key]))
 
-    def _gathered(
+    def _gathered_copies(
         self, stored: NDArray[np.int64], layouts: NDArray[np.int64], table: BoxingTable, name: str, zone: str
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
-        """The layouts that one all-gather brings, its seconds, and from which stored layout it does."""
+        """Layouts that one all-gather brings, its seconds, and [stored, layout] whether it starts from a stored layout."""
         leaf = next(leaf for leaf in self.graph.parameters if leaf.name == name)
         found: list[tuple[int, float, int]] = []
         for at in layouts:
             used = table.layouts[at]
-            apart = split_storage(leaf, used, self.boxing.mesh) if P not in used else used
+            apart = sharded_layout(leaf, used, self.boxing.mesh) if P not in used else used
             if apart != used and apart in table.index:
-                seconds = self.builder.unary.stores.gathered_s(leaf.meta, used, zone=zone)
+                seconds = self.builder.unary.main_parameter_costs.gathered_s(leaf.meta, used, zone=zone)
                 found.append((int(at), seconds, table.index[apart]))
         flat = np.array([at for at, _, _ in found], dtype=np.int64)
         sources = np.array([source for _, _, source in found], dtype=np.int64)
         return flat, np.array([seconds for _, seconds, _ in found]), stored[:, None] == sources[None, :]
 
 
-def _whole(memory: NDArray[np.float64]) -> NDArray[np.int64]:
+def _ceil_bytes(memory: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.ceil(memory).astype(np.int64)
 
 

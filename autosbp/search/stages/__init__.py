@@ -1,1 +1,1 @@
-"""Stages of a pipeline: the layout problem of a stage, where a model may be cut, and cuts and schedules of what it finds."""
+"""Pipeline stages: the layout problem of a stage, cut points of a model, and cuts and schedules of solved layouts."""

@@ -1,16 +1,19 @@
-"""How a cluster's devices are dealt out to the stages of a pipeline: equal parts, neighbours together."""
+"""Partition of a cluster's devices into pipeline stages: equal parts of neighbours."""
 
 from __future__ import annotations
 
-from autosbp.cluster import Cluster, prime_factors
+from autosbp.cluster.spec import Cluster, prime_factors
 from autosbp.sbp.mesh import Axis, Mesh
 
 MAX_STAGES = 128
 
 
 def stage_meshes(cluster: Cluster, most: int = MAX_STAGES) -> list[tuple[int, Mesh]]:
-    """(stages, the finest mesh of one), fewest stages first: all devices for one stage, then parts of the outer level, then
-    one unit of that each, then parts of it. At most ``most`` stages."""
+    """Pairs of a number of stages and the finest mesh of one stage, fewest stages first.
+
+    First all devices in one stage, then parts of the outer level, then one of its units per stage, then parts of a
+    unit. At most ``most`` stages.
+    """
     found = []
     counts = [level.count for level in cluster.levels]
     for stages in range(1, min(most, cluster.num_devices) + 1):
@@ -26,7 +29,7 @@ def stage_meshes(cluster: Cluster, most: int = MAX_STAGES) -> list[tuple[int, Me
 
 
 def _part(counts: list[int], stages: int) -> list[int] | None:
-    """Units of each level in one of so many equal parts of neighbours; None where there is no such part."""
+    """Units of each level in one of ``stages`` equal parts of neighbours; None if there is no such part."""
     part = list(counts)
     for level, count in enumerate(counts):
         if count % stages == 0:

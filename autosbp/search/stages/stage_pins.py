@@ -1,4 +1,4 @@
-"""Ops that are given a stage of the pipeline, by name, by a parameter that they read, or by a pattern of either."""
+"""Ops with a given pipeline stage, selected by op name, by a parameter that they read, or by a pattern of either."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def read_stages(graph: LogicalGraph, stage_of: Mapping[str, int]) -> dict[str, i
     """The stage of each op that has one.
 
     Raises:
-        InputError: for a name that there is not.
-        InfeasibleError: for an op that is given two stages.
+        InputError: an unknown name.
+        InfeasibleError: an op with two different stages.
     """
-    ops = [node for node in graph.nodes if node.name in graph.computed]
+    ops = [node for node in graph.nodes if node.name in graph.parameter_dependent]
     found: dict[str, int] = {}
     for key, stage in stage_of.items():
         named = [
@@ -28,9 +28,9 @@ def read_stages(graph: LogicalGraph, stage_of: Mapping[str, int]) -> dict[str, i
         ]
         if not named:
             near = get_close_matches(key, [*(node.name for node in ops), *graph.parameter_names], n=3, cutoff=0.0)
-            raise InputError("stage_of", key, f"an op or parameter is expected, such as {', '.join(near)}")
+            raise InputError("stage_of", key, f"expected an op or parameter, such as {', '.join(near)}")
         for name in named:
             if found.setdefault(name, stage) != stage:
-                detail = f"{name} is given stage {found[name]}, too"
+                detail = f"{name} is already assigned to stage {found[name]}"
                 raise InfeasibleError(f"stage_of.{key}", stage, None, detail)
     return found

@@ -1,6 +1,6 @@
 """``python -m autosbp.testing.emulated``: run a module as the ranks of an emulated cluster, or clean up.
 
-Exit codes: 0 done, 2 wrong use or a machine that cannot do it, 4 a rank failed, 130 interrupted.
+Exit codes: 0 success, 2 wrong usage or a machine without support, 4 a rank failed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autosbp.errors import AutosbpError, InputError
-from autosbp.jsonio import canonical
-from autosbp.scratch import UNTOLD_S, temporary_folder
-from autosbp.testing.emulated import EmulatedCluster, sweep, why_not
+from autosbp.testing.emulated import EmulatedCluster, sweep, unavailable_reason
 from autosbp.testing.emulated._cluster import FOLDERS
 from autosbp.testing.emulated._launch import node_log
+from autosbp.utils.json_io import canonical
+from autosbp.utils.tempdirs import UNREPORTED_KEPT_S, temporary_folder
 
 FAILED, INTERRUPTED = 4, 130
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if not options.sweep and options.spec is None and options.module is None:
-        parser.error("-- MODULE, --spec or --sweep is expected")
+        parser.error("required: -- MODULE, --spec or --sweep")
     try:
         if options.sweep:
             return _sweep()
@@ -51,12 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="ranks of each node")
     parser.add_argument("--rate", type=float, default=200.0, help="Mbit/s of a node's link, each direction")
-    parser.add_argument("--delay", type=float, default=0.0, help="ms from node to node")
+    parser.add_argument("--delay", type=float, default=0.0, help="latency between nodes in ms")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds")
-    parser.add_argument(
-        "--spec", type=Path, metavar="FILE.json", help="write the cluster's description for the planner"
-    )
-    parser.add_argument("--sweep", action="store_true", help="remove what processes that are gone have left, and stop")
+    parser.add_argument("--spec", type=Path, metavar="FILE.json", help="write the cluster file for the planner")
+    parser.add_argument("--sweep", action="store_true", help="remove leftovers of dead processes, then exit")
     parser.add_argument("module", nargs="?", metavar="MODULE")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS")
     return parser
@@ -66,12 +64,12 @@ def _write(path: Path, data: bytes) -> None:
     try:
         path.write_bytes(data)
     except OSError as error:
-        limit = f"a file in an existing folder that can be written is expected ({error.strerror})"
+        limit = f"expected a file in an existing, writable folder ({error.strerror})"
         raise InputError("spec", str(path), limit) from None
 
 
 def _sweep() -> int:
-    reason = why_not()
+    reason = unavailable_reason()
     if reason is not None:
         _say(f"error: {reason}")
         return 2
@@ -81,8 +79,8 @@ def _sweep() -> int:
 
 
 def _run(cluster: EmulatedCluster, module: str, arguments: Sequence[str], timeout_s: float) -> int:
-    """Run the ranks; node 0's output goes on to standard output, that of the others at the end."""
-    with temporary_folder(FOLDERS, UNTOLD_S) as folder, cluster:
+    """Run the ranks; stream node 0's output to standard output, and print the other nodes' output at the end."""
+    with temporary_folder(FOLDERS, UNREPORTED_KEPT_S) as folder, cluster:
         log_path, shown = folder / "ranks.log", 0
 
         def follow() -> bool:

@@ -13,17 +13,17 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from autosbp.cluster import Cluster
+from autosbp.cluster.spec import Cluster
 from autosbp.errors import AutosbpError, InputError, UnsupportedError
-from autosbp.scratch import UNTOLD_S, temporary_folder
+from autosbp.launch.local import RankOutcome, rank_environment
 from autosbp.testing.emulated import _network
 from autosbp.testing.emulated._launch import run_on_nodes
 from autosbp.testing.emulated._owners import Owner, this_process
 from autosbp.testing.emulated._spec import Shape
-from autosbp.torchrun import Outcome, environment
+from autosbp.utils.tempdirs import UNREPORTED_KEPT_S, temporary_folder
 
 FOLDERS = "autosbp-emulated-"
-"""How names of temporary folders for logs begin."""
+"""Prefix of temporary folders for logs."""
 _SWITCH_MODULE = "autosbp.testing.emulated._switch"
 _FIRST_PORT, _NUM_PORTS = 29500, 1000
 _SWITCH_END_S = 5.0
@@ -31,16 +31,16 @@ _serial = itertools.count(1)
 
 
 class EmulatedCluster:
-    """Network namespaces as nodes, joined by links of limited rate; ranks are started by torchrun on each.
+    """Network namespaces as nodes, connected by links of limited rate; torchrun starts the ranks of each node.
 
         with EmulatedCluster(nodes=2, ranks_per_node=2, rate_mbit=200) as cluster:
             outcome = cluster.run("package.module", ["argument"], timeout_s=120)
             calibration = calibrate(cluster.spec, launch=cluster.launch)
 
-    Several may exist at once. Entering raises ``UnsupportedError`` where ``why_not()`` tells a reason, and removes what
-    owners that are gone have left. Leaving ends every process in the nodes. SIGTERM and SIGHUP, where nothing else
-    handles them and this is the main thread, leave the block by ``SystemExit``, as SIGINT does by ``KeyboardInterrupt``.
-    Without a delay the kernel limits the rate; a delay needs a small switch process and costs it some of a core.
+    Several may exist at once. Entering raises ``UnsupportedError`` if ``why_not()`` returns a reason, and removes
+    leftovers of dead owners. Leaving kills every process in the nodes. In the main thread, SIGTERM and SIGHUP without
+    another handler leave the block by ``SystemExit``, as SIGINT does by ``KeyboardInterrupt``. Without a delay the
+    kernel limits the rate; a delay needs a small switch process, which uses part of a core.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class EmulatedCluster:
 
     @staticmethod
     def of(cluster: Cluster) -> EmulatedCluster:
-        """The emulated cluster that a description such as ``emulated:2x2`` asks for."""
+        """The emulated cluster that a cluster specification such as ``emulated:2x2`` describes."""
         shape = Shape.of(cluster)
         return EmulatedCluster(shape.nodes, shape.ranks_per_node, shape.rate_mbit, shape.delay_ms)
 
     @property
     def spec(self) -> Cluster:
-        """The cluster as the planner and the calibration know it."""
+        """The cluster's specification for the planner and the calibration."""
         return self.shape.spec()
 
     @property
@@ -71,7 +71,7 @@ class EmulatedCluster:
         return tuple(self._namespaces)
 
     def __enter__(self) -> Self:
-        reason = _network.why_not()
+        reason = _network.unavailable_reason()
         if reason is not None:
             raise UnsupportedError(reason)
         self._cleanup.enter_context(_leave_on_signals())
@@ -102,16 +102,16 @@ class EmulatedCluster:
         *,
         timeout_s: float,
         poll: Callable[[], bool] | None = None,
-    ) -> Outcome:
-        """The ``autosbp.torchrun.Launch`` of this cluster; ``num_ranks`` must be all of its ranks.
+    ) -> RankOutcome:
+        """Launch ranks; the ``autosbp.launch.local.Launch`` of this cluster. ``num_ranks`` must be all of its ranks.
 
-        Node 0 logs to ``log_path`` and node N to a file beside it, ``ranks.nodeN.log`` for ``ranks.log``. One run at a
-        time, others wait: at its end whatever runs in the nodes is ended.
+        Node 0 logs to ``log_path`` and node N to a file next to it, ``ranks.nodeN.log`` for ``ranks.log``. Runs are
+        serialised, because the end of a run kills every process in the nodes.
         """
         if self._owner is None:
             raise AutosbpError("an emulated cluster starts ranks only inside its with-block")
         if num_ranks != self.shape.num_ranks:
-            raise InputError("num_ranks", num_ranks, f"{self.shape.num_ranks} are expected: all of the cluster's")
+            raise InputError("num_ranks", num_ranks, f"expected {self.shape.num_ranks}, all ranks of the cluster")
         with self._running:
             return run_on_nodes(
                 self._namespaces,
@@ -126,26 +126,26 @@ class EmulatedCluster:
 
     def run(
         self, module: str, arguments: Sequence[str] = (), *, timeout_s: float = 600.0, log_dir: Path | None = None
-    ) -> Outcome:
-        """Run a module as all ranks of the cluster; logs are kept in ``log_dir`` where it is given."""
-        with temporary_folder(FOLDERS, UNTOLD_S) as folder:
+    ) -> RankOutcome:
+        """Run a module as all ranks of the cluster; logs are kept only if ``log_dir`` is given."""
+        with temporary_folder(FOLDERS, UNREPORTED_KEPT_S) as folder:
             log_path = (log_dir or folder) / "ranks.log"
             return self.launch(module, arguments, self.shape.num_ranks, log_path, timeout_s=timeout_s)
 
     def _join_by_switch(self, owner: Owner) -> None:
         command = [sys.executable, "-m", _SWITCH_MODULE, str(self.shape.rate_mbit), str(self.shape.delay_ms)]
         self._switch = subprocess.Popen(
-            _network.inside(owner.namespace("switch"), [*command, *self._namespaces]),
+            _network.in_namespace(owner.namespace("switch"), [*command, *self._namespaces]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment(),
+            env=rank_environment(),
             start_new_session=True,
         )
         assert self._switch.stdout is not None  # noqa: S101 - it is a pipe
         if self._switch.stdout.readline() != b"ready\n":
-            raise UnsupportedError("the switch in user space did not start; its error is on standard error")
+            raise UnsupportedError("the user-space switch did not start; see its error on standard error")
         for node, namespace in enumerate(self._namespaces):
-            _network.bring_up(namespace, node)
+            _network.configure_interface(namespace, node)
 
     def _close(self) -> None:
         owner, self._owner, self._namespaces = self._owner, None, []
@@ -160,7 +160,7 @@ class EmulatedCluster:
 
 
 def _end_switch(switch: subprocess.Popen[bytes]) -> None:
-    """The switch ends when its input does; its namespace is emptied afterwards in any case."""
+    """Close the switch's input, which ends it; kill it after a timeout."""
     assert switch.stdin is not None and switch.stdout is not None  # noqa: S101 - they are pipes
     switch.stdin.close()
     switch.stdout.close()
@@ -173,10 +173,10 @@ def _end_switch(switch: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _leave_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise ``SystemExit`` where they would end the process without another word."""
+    """Make SIGTERM and SIGHUP raise ``SystemExit`` if they would otherwise kill the process without cleanup."""
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
-        signal.signal(number, signal.SIG_IGN)  # a second one does not stop the cleaning up
+        signal.signal(number, signal.SIG_IGN)  # a second signal does not interrupt the cleanup
         raise SystemExit(128 + number)
 
     handled = []

@@ -1,4 +1,4 @@
-"""Links of limited rate and fixed delay, as arithmetic on a clock: when does a frame arrive, or is it lost."""
+"""Model of links with limited rate and fixed delay: computes when a frame arrives, or that it is lost."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ QUEUE_BYTES = 4_000_000
 
 @dataclass(slots=True)
 class Links:
-    """Full-duplex links of ``num_ports`` nodes to one switch; ``rate_bytes_per_s`` and ``delay_s`` hold for all.
+    """Full-duplex links of ``num_ports`` nodes to one switch, all with ``rate_bytes_per_s`` and ``delay_s``.
 
-    A frame occupies its sender's link up to the switch and its receiver's link behind it, both for size / rate. The
-    second one starts with the frame's first byte (cut-through), so an idle path costs the time of one link. A frame
-    that would wait behind more than ``QUEUE_BYTES`` on either link is lost.
+    A frame occupies its sender's link to the switch and its receiver's link after it, both for size / rate. The second
+    one starts with the frame's first byte (cut-through), so an idle path takes the time of one link. A frame that would
+    queue behind more than ``QUEUE_BYTES`` on either link is lost.
     """
 
     num_ports: int
@@ -31,7 +31,7 @@ class Links:
         self._up_free_s, self._down_free_s = [0.0] * self.num_ports, [0.0] * self.num_ports
 
     def send(self, now_s: float, source: int, target: int, frame: bytes, wire_bytes: int) -> None:
-        """Take a frame that occupies ``wire_bytes`` of each link."""
+        """Send a frame that occupies ``wire_bytes`` of each link."""
         busy_s = wire_bytes / self.rate_bytes_per_s
         up_s = max(now_s, self._up_free_s[source]) + busy_s
         down_s = max(up_s, self._down_free_s[target] + busy_s)
@@ -43,11 +43,11 @@ class Links:
         heapq.heappush(self._waiting, (down_s + self.delay_s, self._count, target, frame))
 
     def wait_s(self, now_s: float) -> float | None:
-        """Seconds until the next frame arrives; None while none is on its way."""
+        """Seconds until the next frame arrives; None if no frame is in flight."""
         return max(0.0, self._waiting[0][0] - now_s) if self._waiting else None
 
-    def arrived(self, now_s: float) -> Iterator[tuple[int, bytes]]:
-        """Receiver and frame of all that have arrived by now, in order."""
+    def pop_arrived(self, now_s: float) -> Iterator[tuple[int, bytes]]:
+        """Yield receiver and frame of all frames that have arrived by now, in order."""
         while self._waiting and self._waiting[0][0] <= now_s:
             _, _, target, frame = heapq.heappop(self._waiting)
             yield target, frame

@@ -1,7 +1,8 @@
-"""Names of the namespaces of an emulated cluster: each tells which process owns it, so that remains can be found.
+"""Namespace names of emulated clusters: each names its owner process, so that leftovers can be found.
 
-``autosbp-emu-PID-START-SERIAL-ROLE``: the owner's process id and its start time in clock ticks since boot (a process id
-is used again, the pair is not), the number of the cluster within the owner, and ``n0``, ``n1``, ... or ``switch``.
+The form is ``autosbp-emu-PID-START-SERIAL-ROLE``: the owner's process id and its start time in clock ticks since boot
+(the id may be reused, the pair is not), the number of the cluster within the owner, and ``n0``, ``n1``, ... or
+``switch``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from autosbp.processes import start_ticks
+from autosbp.utils.processes import start_ticks
 
 NAMESPACES = Path("/run/netns")
 _NAME = re.compile(r"autosbp-emu-(\d+)-(\d+)-(\d+)-(?:n\d+|switch)", re.ASCII)
@@ -40,7 +41,7 @@ def this_process(serial: int) -> Owner:
     return Owner(os.getpid(), ticks, serial)
 
 
-def owned() -> list[tuple[str, Owner]]:
+def owned_namespaces() -> list[tuple[str, Owner]]:
     """Every namespace of an emulated cluster on this machine, with its owner."""
     found = []
     names = sorted(os.listdir(NAMESPACES)) if NAMESPACES.is_dir() else []

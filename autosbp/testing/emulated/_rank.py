@@ -1,9 +1,9 @@
-"""Runs a rank's module as ``__main__`` and, where it fails, writes down when and why.
+"""Runs a rank's module as ``__main__`` and records when and why it fails.
 
     python -m autosbp.testing.emulated._rank FOLDER MODULE ARGUMENTS...
 
-When one rank fails, its peers fail too, with errors about closed connections: the times tell which error was the first.
-A rank ends itself when the process that ``AUTOSBP_OWNER`` names has ended: one that was killed can end nobody.
+When one rank fails, its peers fail too, with errors about closed connections; the times show which error was first. A
+rank kills itself when the process named by ``AUTOSBP_OWNER`` has ended, because a killed owner cannot end its ranks.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import threading
 import time
 from pathlib import Path
 
-from autosbp.processes import keep_to_cores, start_ticks
+from autosbp.launch.local import OWNER_VARIABLE
 from autosbp.testing.emulated._rank_errors import write_error
-from autosbp.torchrun import OWNER
+from autosbp.utils.processes import bind_to_cores, start_ticks
 
 _LOOK_S = 1.0
 
 
 def main(folder: str, module: str, *arguments: str) -> None:
     sys.argv = [module, *arguments]
-    if OWNER in os.environ:
-        threading.Thread(target=_end_with, args=(int(os.environ.pop(OWNER)),), daemon=True).start()
-    keep_to_cores(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))  # all nodes are on one machine
+    if OWNER_VARIABLE in os.environ:
+        threading.Thread(target=_end_with, args=(int(os.environ.pop(OWNER_VARIABLE)),), daemon=True).start()
+    bind_to_cores(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))  # all nodes are on one machine
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""What ranks that failed have written down, and which of them was the first."""
+"""Errors recorded by failed ranks, and the first of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from autosbp.jsonio import canonical, loads
+from autosbp.utils.json_io import canonical, loads
 
 _LONGEST_SUMMARY, _LONGEST_TRACEBACK = 500, 8000
 
 
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """An exception that ended a rank. Nanoseconds are needed: a rank's peers follow it within a millisecond."""
+    """An exception that ended a rank. The time is in nanoseconds: a rank's peers fail within a millisecond of it."""
 
     time_ns: int
     rank: int
@@ -23,7 +23,7 @@ class RankError:
 
 
 def write_error(folder: Path, rank: int, error: BaseException) -> None:
-    """Leave ``error`` in ``folder``, whole or not at all."""
+    """Write ``error`` to ``folder`` atomically."""
     summary = f"{type(error).__name__}: {error}"[:_LONGEST_SUMMARY]
     lines = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
     part = folder / f"rank{rank}.part"
@@ -32,6 +32,6 @@ def write_error(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def first_error(folder: Path) -> RankError | None:
-    """The error that came first of those in ``folder``."""
+    """The earliest error in ``folder``; None without errors."""
     errors = [RankError(**loads(path.read_bytes(), path.name)) for path in folder.glob("rank*.error")]
     return min(errors, key=lambda error: (error.time_ns, error.rank), default=None)

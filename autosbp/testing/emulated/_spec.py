@@ -1,25 +1,25 @@
-"""What the planner is told of an emulated cluster, and the emulated cluster of such a description."""
+"""Convert between an emulated cluster's shape and its cluster specification."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autosbp.cluster import Cluster, load_cluster
+from autosbp.cluster.spec import Cluster, load_cluster
 from autosbp.errors import InputError
-from autosbp.jsonio import check_integer
+from autosbp.utils.json_io import check_integer
 
 PRESET = "emulated"
 PRESET_RATE_MBIT = 200.0
-PAYLOAD = 1448 / 1514  # of a full Ethernet frame, after the headers of Ethernet, IP and TCP with time stamps
+PAYLOAD = 1448 / 1514  # payload of a full Ethernet frame: without headers of Ethernet, IP and TCP with time stamps
 MAX_NODES, MAX_RANKS_PER_NODE, MAX_RANKS = 32, 32, 64
 MAX_RATE_MBIT, MAX_DELAY_MS = 1000.0, 1000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Nodes, ranks of each, and their links: ``rate_mbit`` in each direction, ``delay_ms`` from node to node.
+    """Number of nodes, ranks per node, and their links: ``rate_mbit`` in each direction, ``delay_ms`` between nodes.
 
-    Links are trustworthy up to 500 Mbit/s; at 1 Gbit/s a small machine is busier with them than with the ranks.
+    Links are realistic up to 500 Mbit/s; at 1 Gbit/s a small machine spends more time on them than on the ranks.
     """
 
     nodes: int = 2
@@ -32,16 +32,16 @@ class Shape:
         check_integer("ranks_per_node", self.ranks_per_node, 1, MAX_RANKS_PER_NODE)
         check_integer("nodes * ranks_per_node", self.num_ranks, 1, MAX_RANKS)
         if not 1 <= self.rate_mbit <= MAX_RATE_MBIT:
-            raise InputError("rate_mbit", self.rate_mbit, f"1 to {MAX_RATE_MBIT:g} Mbit/s are expected")
+            raise InputError("rate_mbit", self.rate_mbit, f"expected 1 to {MAX_RATE_MBIT:g} Mbit/s")
         if not 0 <= self.delay_ms <= MAX_DELAY_MS:
-            raise InputError("delay_ms", self.delay_ms, f"0 to {MAX_DELAY_MS:g} ms are expected")
+            raise InputError("delay_ms", self.delay_ms, f"expected 0 to {MAX_DELAY_MS:g} ms")
 
     @property
     def num_ranks(self) -> int:
         return self.nodes * self.ranks_per_node
 
     def spec(self) -> Cluster:
-        """The cluster as the planner knows it: the preset ``emulated`` with this rate and delay."""
+        """The cluster specification for the planner: the preset ``emulated`` with this rate and delay."""
         preset = load_cluster(f"{PRESET}:{self.nodes}x{self.ranks_per_node}")
         links, inside = preset.levels
         latency_s = links.latency_s + self.delay_ms * 1e-3
@@ -55,12 +55,12 @@ class Shape:
 
     @staticmethod
     def of(cluster: Cluster) -> Shape:
-        """The emulated cluster that ``cluster`` describes: its outer level's bandwidth as rate, its latency as delay.
+        """The shape that a cluster specification describes: its outer level's bandwidth as rate, its latency as delay.
 
-        Raises ``InputError`` for a cluster that is no two levels of CPUs within the limits.
+        Raises ``InputError`` for a cluster other than two levels of CPUs within the limits.
         """
         if len(cluster.levels) != 2 or cluster.device.kind != "cpu":
-            raise InputError("cluster", cluster.name, f"two levels of CPU ranks are expected, such as {PRESET}:2x2")
+            raise InputError("cluster", cluster.name, f"expected two levels of CPU ranks, such as {PRESET}:2x2")
         links, inside = cluster.levels
         base_s = load_cluster(PRESET).levels[0].latency_s
         return Shape(

@@ -1,10 +1,10 @@
-"""A switch in user space that adds delay, which the kernel's token buckets cannot: a process of its own.
+"""User-space switch that adds delay, which the kernel's token buckets cannot; it is a separate process.
 
     python -m autosbp.testing.emulated._switch RATE_MBIT DELAY_MS NAMESPACE...
 
-makes a TAP device in each namespace, says ``ready`` on standard output and forwards frames until standard input ends,
-so it ends with its owner. Devices hand over TCP segments unsplit (up to 64 KB with a ``virtio_net_hdr`` before each
-frame), which keeps Python out of the way at hundreds of Mbit/s: links are charged as if the segments were split.
+It creates a TAP device in each namespace, writes ``ready`` to standard output and forwards frames until standard input
+ends, so it ends with its owner. Devices pass TCP segments unsplit (up to 64 KB with a ``virtio_net_hdr`` before each
+frame), which keeps Python fast enough for hundreds of Mbit/s; links are charged as if the segments were split.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FRAMES_A_TURN = 64
 
 
 def open_tap(namespace: str) -> int:
-    """A TAP device ``INTERFACE`` in the namespace; the file descriptor stays valid here."""
+    """Create a TAP device ``INTERFACE`` in the namespace; its file descriptor is valid in the caller's namespace."""
     with (NAMESPACES / namespace).open() as file:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
@@ -47,7 +47,7 @@ def open_tap(namespace: str) -> int:
 
 
 def wire_bytes(frame: bytes) -> int:
-    """Bytes that a frame read from a TAP device occupies on a link, each of its segments with headers of its own."""
+    """Bytes that a frame read from a TAP device occupies on a link, counting headers for each of its segments."""
     gso_type: int
     header_bytes: int
     segment_bytes: int
@@ -60,14 +60,14 @@ def wire_bytes(frame: bytes) -> int:
 
 
 class Switch:
-    """Forwards frames between TAP devices by the address that each was last seen to send from."""
+    """Forwards frames between TAP devices, learning each address's port from the frames it sends."""
 
     def __init__(self, taps: list[int], links: Links) -> None:
         self.taps, self.links = taps, links
         self.ports: dict[bytes, int] = {}
 
     def take(self, port: int) -> None:
-        """Read what waits at a port."""
+        """Read the frames that wait at a port, at most ``_FRAMES_A_TURN``."""
         for _ in range(_FRAMES_A_TURN):
             try:
                 frame = os.read(self.taps[port], _MAX_FRAME_BYTES)
@@ -81,15 +81,15 @@ class Switch:
             for other in targets:
                 self.links.send(now_s, port, other, frame, size)
 
-    def give(self) -> None:
-        """Hand over what has arrived; a device that is down loses it, as a cable would."""
-        for port, frame in self.links.arrived(time.monotonic()):
+    def deliver_frames(self) -> None:
+        """Deliver frames that have arrived; a device that is down loses them, as a cable would."""
+        for port, frame in self.links.pop_arrived(time.monotonic()):
             with suppress(OSError):
                 os.write(self.taps[port], frame)
 
     def run(self) -> None:
         """Forward until standard input ends."""
-        with selectors.SelectSelector() as selector:  # it alone waits for parts of a millisecond
+        with selectors.SelectSelector() as selector:  # the only selector with a timeout below a millisecond
             selector.register(sys.stdin, selectors.EVENT_READ, None)
             for port, tap in enumerate(self.taps):
                 selector.register(tap, selectors.EVENT_READ, port)
@@ -98,7 +98,7 @@ class Switch:
                     if key.data is None:
                         return
                     self.take(key.data)
-                self.give()
+                self.deliver_frames()
 
 
 def main(rate_mbit: str, delay_ms: str, *namespaces: str) -> None:

@@ -28,13 +28,13 @@ class MarginHead(nn.Module):
 
 
 class FaceRecognizer(nn.Module):
-    """Images of faces to identities.
+    """Classifies images of faces by identity.
 
     Args:
-        blocks, width: of the ResNet ``Trunk``.
-        features: width of the embedding that a trained network is used for.
+        blocks, width: arguments of the ResNet ``Trunk``.
+        features: width of the embedding, the output of the trained network in use.
         classes: identities in the training set.
-        scale, margin: of the ``MarginHead``.
+        scale, margin: arguments of the ``MarginHead``.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A transformer with mixtures of experts, dispatched densely as in GShard (arXiv 2006.16668, algorithm 1).
 
-Every tensor is dense and every op is linear algebra, so the experts' dim is one that a mesh axis may split.
-Letters: g groups (sequences), s tokens of a group, e experts, c slots of an expert, m model width, h hidden width.
+Every tensor is dense and every op is linear algebra, so a mesh axis can shard the expert dim. Letters: g groups
+(sequences), s tokens of a group, e experts, c slots of an expert, m model width, h hidden width.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 class MoE(nn.Module):
-    """Two of ``experts`` feed-forward layers for each token, of at most ``slots`` tokens of a group each."""
+    """Mixture of ``experts`` feed-forward layers, top-2 routing, at most ``slots`` tokens of a group per expert."""
 
     def __init__(self, width: int, hidden: int, experts: int, slots: int) -> None:
         super().__init__()
@@ -24,7 +24,11 @@ class MoE(nn.Module):
         self.down = nn.Parameter(torch.empty(experts, hidden, width).normal_(std=hidden**-0.5))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``x`` is (g, s, m); returns as much, zero for tokens beyond an expert's slots, and the balance loss."""
+        """Route ``x``, (g, s, m), through the experts.
+
+        Returns:
+            The output, (g, s, m), zero for tokens beyond an expert's slots, and the balance loss.
+        """
         gates = functional.softmax(self.gate(x), dim=-1)
         values, chosen = gates.topk(2, dim=-1)
         first, second = (functional.one_hot(chosen[..., at], self.experts) for at in range(2))
@@ -39,7 +43,7 @@ class MoE(nn.Module):
         return torch.einsum("gsec,egcm->gsm", combine, outputs), load.sum(dim=-1).mean() * self.experts
 
     def _slots(self, mask: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
-        """Where each token goes, (g, s, e, c): tokens take the slots of their expert in order, after ``taken`` ones."""
+        """Slot of each token, (g, s, e, c): tokens take the slots of their expert in order, after ``taken`` ones."""
         before = mask.cumsum(dim=1) - mask + taken
         place = (before * mask).sum(dim=-1).clamp(max=self.slots)
         slot = functional.one_hot(place, self.slots + 1)[..., : self.slots]
@@ -64,7 +68,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Two layers: attention and a feed-forward, attention and a mixture of experts; as in GShard, section 2.2."""
+    """Two layers: attention with a feed-forward, and attention with a mixture of experts (GShard, section 2.2)."""
 
     def __init__(self, width: int, hidden: int, heads: int, experts: int, slots: int) -> None:
         super().__init__()
@@ -85,9 +89,11 @@ class MoETransformer(nn.Module):
     """A causal language model of ``blocks`` blocks.
 
     Args:
-        vocabulary, length: number of tokens, and tokens of a sequence.
-        width, hidden, heads: of attention and of feed-forward layers and experts.
-        experts: of each mixture; a sequence fills at most ``capacity * 2 * length / experts`` slots of each.
+        vocabulary, length: vocabulary size, and tokens of a sequence.
+        blocks: number of ``Block`` modules, of two layers each.
+        width, hidden, heads: sizes of attention, of feed-forward layers and of experts.
+        experts: number of experts of each mixture.
+        capacity: a sequence fills at most ``capacity * 2 * length / experts`` slots of each expert.
         balance: weight of the balance loss.
     """
 
@@ -113,8 +119,11 @@ class MoETransformer(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``tokens`` and ``labels``, the tokens that follow, are (batch, length); returns the cross-entropy with the
-        mixtures' mean balance loss, and the logits."""
+        """``tokens`` and ``labels`` (the next tokens) are (batch, length).
+
+        Returns:
+            The cross-entropy plus the weighted mean balance loss, and the logits.
+        """
         x = self.tokens(tokens) + self.positions
         balances = []
         for block in self.blocks:

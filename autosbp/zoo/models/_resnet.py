@@ -12,12 +12,12 @@ EXPANSION = 4
 
 
 def _convolution(ins: int, outs: int, size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps height and width (but for its stride), and its batch norm."""
+    """A convolution that keeps height and width (apart from its stride), and its batch norm."""
     return nn.Sequential(nn.Conv2d(ins, outs, size, stride=stride, padding=size // 2, bias=False), nn.BatchNorm2d(outs))
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut, from ``ins`` to ``EXPANSION * width`` channels."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions with a shortcut, from ``ins`` to ``EXPANSION * width`` channels."""
 
     def __init__(self, ins: int, width: int, stride: int) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class Bottleneck(nn.Module):
 
 
 class Trunk(nn.Module):
-    """All of a ResNet but its classifier: (batch, 3, height, width) to (batch, ``channels``).
+    """A ResNet without its classifier: (batch, 3, height, width) to (batch, ``channels``).
 
     Args:
-        blocks: how many blocks each stage has; each stage but the first halves height and width.
+        blocks: number of blocks of each stage; each stage but the first halves height and width.
         width: channels of the stem, and inside the first stage's blocks; each stage doubles it.
     """
 

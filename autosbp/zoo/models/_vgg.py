@@ -1,4 +1,4 @@
-"""VGG, the convolutional network."""
+"""The VGG convolutional network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.nn import functional
 
 
 class VGG(nn.Module):
-    """VGG (arXiv 1409.1556): stages of 3 x 3 convolutions, each ended by a max pool, and three linear layers.
+    """VGG (arXiv 1409.1556): stages of 3 x 3 convolutions, each followed by a max pool, and three linear layers.
 
     Args:
         widths: the filters of each convolution, stage by stage.
-        pooled: height and width that the last stage's output is averaged to.
+        pooled: height and width of the last stage's output after average pooling.
         hidden: width of the two hidden linear layers.
         classes: number of classes.
         dropout: probability in the two hidden linear layers.

@@ -1,4 +1,4 @@
-"""Wide & Deep (arXiv 1606.07792) for click-through rates: a linear model over categories beside a deep one."""
+"""Wide & Deep (arXiv 1606.07792) for click-through rates: a linear model over categories plus a deep model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.nn import functional
 
 
 class WideDeep(nn.Module):
-    """The sum of a wide logit, one weight per category, and a deep one, of embedded categories and dense features.
+    """The sum of a wide logit (one weight per category) and a deep logit (embedded categories and dense features).
 
     Args:
-        rows: categories of each sparse field; an id is hashed to ``id % rows``.
+        rows: number of categories of each sparse field; an id is hashed to ``id % rows``.
         dense: number of dense features.
-        width: of the deep embeddings.
+        width: width of the deep embeddings.
         hidden: widths of the deep part's layers.
     """
 
@@ -31,8 +31,11 @@ class WideDeep(nn.Module):
     def forward(
         self, dense: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``dense`` is (batch, features), ``ids`` (batch, fields) and ``labels`` (batch,), 1 for a click; returns the
-        binary cross-entropy and the logits, (batch,)."""
+        """``dense`` is (batch, features), ``ids`` (batch, fields) and ``labels`` (batch,), 1 for a click.
+
+        Returns:
+            The binary cross-entropy and the logits, (batch,).
+        """
         fields = [ids[:, at] % count for at, count in enumerate(self.rows)]
         wide = sum(table(field) for table, field in zip(self.wide, fields, strict=True))
         deep = torch.cat([dense, *(table(field) for table, field in zip(self.tables, fields, strict=True))], 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from service.models._base import UtcDateTime
+from autosbp.service.models._base import UtcDateTime
 
 revision = "0001"
 down_revision = None

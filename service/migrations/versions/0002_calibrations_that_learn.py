@@ -1,4 +1,4 @@
-"""Calibrations have versions, each taught by trials."""
+"""Families of calibrations: versions corrected by trials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _KEY = "fk_calibrations_root_id"
 
 
 def upgrade() -> None:
-    """Every stored calibration is the first of its family; SQLite adds no required column with a foreign key."""
+    """Add the columns; every stored calibration becomes the root of a family.
+
+    ``root_id`` stays nullable, because SQLite cannot add a required column with a foreign key.
+    """
     root = sa.Column("root_id", sa.String(64), sa.ForeignKey("calibrations.id", name=_KEY))
     op.add_column("calibrations", root, inline_references=True)
     op.add_column("calibrations", sa.Column("num_trials", sa.Integer(), nullable=False, server_default="0"))
@@ -30,10 +33,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the families; versions stay as calibrations of their own."""
+    """Drop the families; versions stay as separate calibrations."""
     op.drop_index("ix_calibrations_root_id", "calibrations")
     with op.batch_alter_table("calibrations", naming_convention={"fk": "fk_%(table_name)s_%(column_0_name)s"}) as batch:
-        if op.get_bind().dialect.name == "sqlite":  # others drop the reference with its column
+        if op.get_bind().dialect.name == "sqlite":  # other databases drop the foreign key with its column
             batch.drop_constraint(_KEY, type_="foreignkey")
         for column in ("num_trials", "root_id"):
             batch.drop_column(column)

@@ -1,4 +1,4 @@
-"""Every row belongs to a tenant, keys and references included; what was there before belongs to the tenant "default"."""
+"""Tenants in every row, primary key and foreign key; existing rows belong to the tenant "default"."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _AFTER = {**_BEFORE, "strategies": ("model_id", "cluster_id", "calibration_id")}
 
 
 def upgrade() -> None:
-    """Keys become (id, tenant), and lists of a tenant have their indexes."""
+    """Change primary keys to (id, tenant) and add indexes for the lists of a tenant."""
     for table in _TABLES:
         for column in ("created_at", *_BEFORE.get(table, ())):
             op.drop_index(f"ix_{table}_{column}", table)
@@ -59,14 +59,14 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the tenants; refused where there are several, because their rows may have the same ids."""
+    """Drop the tenants; refused if there are several, because their rows may have the same ids."""
     connection = op.get_bind()
     for name in _TABLES:
         rows = sa.table(name, sa.column("tenant"))
         others = sa.select(sa.func.count()).select_from(rows).where(rows.c.tenant != _DEFAULT)
         if connection.execute(others).scalar():
             raise RuntimeError(
-                f"table {name} has rows of other tenants than {_DEFAULT!r}; the older schema has no tenants"
+                f"table {name} has rows of tenants other than {_DEFAULT!r}, but the older schema has no tenants"
             )
     for table in _TABLES:
         for columns in _listed(table):
@@ -106,5 +106,5 @@ def _create_references(*more: str) -> None:
 
 
 def _stored_references(table: str) -> list[Any]:
-    """The one that the revision before added has another name on each database, or none."""
+    """Foreign keys as stored; the one added by revision 0002 has another name on each database, or none."""
     return list(sa.inspect(op.get_bind()).get_foreign_keys(table))

@@ -1,11 +1,11 @@
-"""API keys, audit log, replays of idempotent calls, analyses; searches know what their answer depends on."""
+"""API keys, audit log, stored answers of idempotent calls, analyses, and hashes of searches' requests."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-from service.models._base import UtcDateTime
+from autosbp.service.models._base import UtcDateTime
 
 revision = "0004"
 down_revision = "0003"
@@ -16,7 +16,7 @@ _SEARCHES = ("tenant", "request_hash", "created_at")
 
 
 def upgrade() -> None:
-    """Create the new tables; earlier searches have no hash, so that none of them answers a new request."""
+    """Create the new tables; stored searches get no hash, so that none of them answers a new request."""
     _create(
         "api_keys",
         sa.Column("name", sa.String(128), nullable=False),
@@ -73,7 +73,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop what this revision made."""
+    """Drop what this revision added."""
     op.drop_index(f"ix_searches_{'_'.join(_SEARCHES)}", "searches")
     for column in ("request_hash", "front", "num_points"):
         op.drop_column("searches", column)

@@ -1,11 +1,11 @@
-"""Processes that work on jobs, and the fences of the jobs that they took."""
+"""Workers, and the fences of the jobs that they claim."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-from service.models._base import UtcDateTime
+from autosbp.service.models._base import UtcDateTime
 
 revision = "0005"
 down_revision = "0004"
@@ -14,7 +14,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create the workers' table; nobody has taken any job."""
+    """Create the table of workers; no job is claimed."""
     op.create_table(
         "workers",
         sa.Column("id", sa.String(64), nullable=False),
@@ -31,7 +31,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop what this revision made."""
+    """Drop what this revision added."""
     for column in ("fence", "worker"):
         op.drop_column("jobs", column)
     op.drop_table("workers")

@@ -1,11 +1,11 @@
-"""Browsers' sessions that were signed out of."""
+"""Browser sessions that were signed out of."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-from service.models._base import UtcDateTime
+from autosbp.service.models._base import UtcDateTime
 
 revision = "0006"
 down_revision = "0005"
@@ -14,7 +14,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create their table; so far none has ended before its time."""
+    """Create the table, empty."""
     op.create_table(
         "ended_sessions",
         sa.Column("id", sa.String(64), nullable=False),
@@ -27,5 +27,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop what this revision made."""
+    """Drop what this revision added."""
     op.drop_table("ended_sessions")

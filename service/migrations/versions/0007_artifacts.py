@@ -1,11 +1,11 @@
-"""Kept files of jobs."""
+"""Artifacts: saved files of jobs."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-from service.models._base import UtcDateTime
+from autosbp.service.models._base import UtcDateTime
 
 revision = "0007"
 down_revision = "0006"
@@ -14,7 +14,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create their table; files of jobs that have ended so far are where they were."""
+    """Create the table; files of jobs that have ended already stay where they are."""
     op.create_table(
         "artifacts",
         sa.Column("id", sa.String(64), nullable=False),
@@ -32,5 +32,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop what this revision made."""
+    """Drop what this revision added."""
     op.drop_table("artifacts")

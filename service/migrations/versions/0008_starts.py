@@ -1,4 +1,4 @@
-"""Strategies that searches begin with."""
+"""Warm starts of searches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add their column; no search so far began with any."""
+    """Add the column; stored searches have no warm start."""
     op.add_column("searches", sa.Column("start_id", sa.String(64)))
 
 
 def downgrade() -> None:
-    """Drop what this revision made."""
+    """Drop what this revision added."""
     op.drop_column("searches", "start_id")

@@ -1,4 +1,4 @@
-"""What trials were run for, and what came of their gates."""
+"""Labels and gate results of trials."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add their columns; no trial so far has a label or was judged here, so none is one to compare with."""
+    """Add the columns; stored trials have no label and are not judged, so they are no reference for later trials."""
     op.add_column("trials", sa.Column("label", sa.String(200)))
     op.add_column("trials", sa.Column("passed", sa.Boolean()))
     op.add_column("trials", sa.Column("gates", sa.JSON()))
 
 
 def downgrade() -> None:
-    """Drop what this revision made."""
+    """Drop what this revision added."""
     for name in ("gates", "passed", "label"):
         op.drop_column("trials", name)

@@ -1,4 +1,4 @@
-"""The traces that jobs are parts of."""
+"""Trace contexts of jobs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add their column; no job so far is part of one."""
+    """Add the column; stored jobs have no trace."""
     op.add_column("jobs", sa.Column("trace", sa.JSON()))
 
 
 def downgrade() -> None:
-    """Drop what this revision made."""
+    """Drop what this revision added."""
     op.drop_column("jobs", "trace")

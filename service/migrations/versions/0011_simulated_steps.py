@@ -1,4 +1,4 @@
-"""The step of a strategy is the simulated one; earlier releases stored a sum in which nothing overlaps."""
+"""The step time of a strategy is the simulated one; earlier releases stored a sum without overlap."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _STRATEGIES = sa.table("strategies", sa.column("step_time_s", sa.Double()), sa.c
 
 
 def upgrade() -> None:
-    """Take it from the plan, where that has both."""
+    """Take the simulated step time from plans that have both."""
     _take("simulated_step_time_s")
 
 
 def downgrade() -> None:
-    """Take the one that search minimised."""
+    """Take the step time that the search minimised."""
     _take("step_time_s")
 
 

@@ -1,1 +1,1 @@
-"""What pages show, as plain frozen values: no database, no HTML."""
+"""Content of pages as plain frozen values: no database, no HTML."""

@@ -1,20 +1,23 @@
-"""A strategy beside what users would otherwise choose."""
+"""A strategy compared with common baselines."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from service.web.presenters.parts import Chart, Table
-from service.web.presenters.step import HIDDEN, HIDDEN_WORDS, PARTS, chart_parts
-from service.web.text import ratio, size_unit, time_unit, title
+from autosbp.service.web.number_format import ratio, size_unit, time_unit, title
+from autosbp.service.web.presenters.page_parts import Chart, Table
+from autosbp.service.web.presenters.step_breakdown import HIDDEN, HIDDEN_WORDS, PARTS, chart_parts
 
 _FEW = 3
 _TIMES = {**PARTS, HIDDEN: HIDDEN_WORDS}
 
 
 def baselines(plan: Mapping[str, Any]) -> tuple[Chart | None, tuple[tuple[str, str], ...]]:
-    """The chart of the strategy and its feasible baselines, fastest first; and why others do not run, or are not known."""
+    """Return the chart of the strategy and its feasible baselines, fastest first, and the other baselines' reasons.
+
+    The chart is None without a feasible baseline; reasons are pairs of a name and why it does not run.
+    """
     known = plan["baselines"]
     feasible = sorted(
         ((name, entry) for name, entry in known.items() if entry["feasible"]), key=lambda one: one[1]["step_time_s"]
@@ -43,7 +46,7 @@ def _chart(plan: Mapping[str, Any], feasible: list[tuple[str, Mapping[str, Any]]
     columns = (
         "Strategy",
         f"Step ({times.name})",
-        "Against this",
+        "Compared with this",
         *(f"{name} ({times.name})" for name in _TIMES.values()),
         f"Memory ({memory.name})",
         f"Traffic ({traffic.name})",
@@ -55,4 +58,4 @@ def _chart(plan: Mapping[str, Any], feasible: list[tuple[str, Mapping[str, Any]]
     }
     best = f"{entries[1][0]} takes {ratio(feasible[0][1]['step_time_s'] / own_s)} as long as this strategy."
     height = "small" if len(entries) <= _FEW else "medium"
-    return Chart("baselines", "stacked", "This strategy beside its baselines", best, data, Table(columns, rows), height)
+    return Chart("baselines", "stacked", "This strategy and its baselines", best, data, Table(columns, rows), height)

@@ -1,4 +1,4 @@
-"""One calibration: measured points against the fits, and what the fits say."""
+"""A calibration: measured points against the fits, and the fits' parameters."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
 from autosbp.costmodel.network import fitted_s
-from service.models import CalibrationRow
-from service.web.presenters.parts import Chart, Fact, Figure, Table
-from service.web.text import number, rate, seconds, share, short, time_unit
+from autosbp.service.models import CalibrationRow
+from autosbp.service.web.number_format import number, rate, seconds, share, short, time_unit
+from autosbp.service.web.presenters.page_parts import Chart, Fact, Figure, Table
 
 _LINE_POINTS = 48
 _LOW, _HIGH = 2, 4
-"""Places of the quartiles among ``QUANTILES``."""
+"""Indices of the quartiles in ``autosbp.costmodel.calibration.QUANTILES``."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitView:
-    """One collective over one group shape."""
+    """The fit of one collective over one group shape."""
 
     key: str
     name: str
@@ -28,7 +28,7 @@ class FitView:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationView:
-    """Everything of the page but what the row itself says."""
+    """Content of the page, except for the row's own columns."""
 
     figures: tuple[Figure, ...]
     fits: tuple[FitView, ...]
@@ -41,7 +41,7 @@ class CalibrationView:
 
 
 def calibration_view(row: CalibrationRow, most_ops: int) -> CalibrationView:
-    """Of a stored calibration with its document; the ``most_ops`` slowest ops."""
+    """Build the page of a stored calibration with its document; it shows the ``most_ops`` slowest ops."""
     found = Calibration.from_dict(row.document)
     return CalibrationView(
         _figures(row, found),
@@ -56,7 +56,7 @@ def calibration_view(row: CalibrationRow, most_ops: int) -> CalibrationView:
 
 
 def name_of(fit: CollectiveFit) -> str:
-    """``all-reduce over 2 × 2``."""
+    """Name of a fit, such as ``all-reduce over 2 × 2``."""
     shape = " × ".join(map(str, fit.group_shape))
     alone = None if fit.num_groups is None else f"{fit.num_groups} at once"
     more = ", ".join(filter(None, [fit.placement, alone]))
@@ -71,10 +71,10 @@ def _figures(row: CalibrationRow, found: Calibration) -> tuple[Figure, ...]:
     return (
         Figure("Collectives", number(row.num_collectives), f"fitted by {found.method}"),
         Figure("Ops", number(row.num_ops), "timed"),
-        Figure("Median error", share(middle), "of the fits against medians"),
+        Figure("Median error", share(middle), "of the fits, relative to medians"),
         Figure("Largest error", share(worst), "of any point"),
         complete if row.complete else Figure("Run", "ended early", f"over {found.backend}", tone="warn"),
-        Figure("Trials", number(row.num_trials), "taught this version"),
+        Figure("Trials", number(row.num_trials), "used for this version"),
     )
 
 
@@ -111,7 +111,7 @@ def _chart(fit: CollectiveFit, at: int) -> Chart:
 
 
 def predict(fit: CollectiveFit, num_bytes: float) -> float:
-    """Seconds of a message under the fit, as plans are charged."""
+    """Predicted seconds of a message under the fit, as in the cost model."""
     return float(fitted_s(fit, np.array([num_bytes], dtype=np.float64))[0])
 
 
@@ -161,7 +161,7 @@ def _fits(fits: tuple[CollectiveFit, ...]) -> Table:
         "Largest error",
         "Points",
         "Outliers",
-        "One fit with",
+        "Shares fit with",
     )
     return Table(columns, rows)
 
@@ -180,13 +180,13 @@ def _corrections(found: Calibration) -> Table | None:
         (number(one.num_trials), f"{one.compute:.3f}", f"{one.network:.3f}", seconds(one.waiting_s))
         for one in found.corrections
     )
-    return Table(("After trials", "Times of ops ×", "Times of collectives ×", "Waits on top"), rows, 0)
+    return Table(("After trials", "Op times ×", "Collective times ×", "Added idle time"), rows, 0)
 
 
 def _facts(row: CalibrationRow, found: Calibration) -> tuple[Fact, ...]:
     facts = [Fact("Cluster", found.cluster.name, f"/clusters/{row.cluster_id}")]
     if row.root_id != row.id:
-        facts.append(Fact("Taught version of", short(row.root_id), f"/calibrations/{row.root_id}"))
+        facts.append(Fact("Corrected version of", short(row.root_id), f"/calibrations/{row.root_id}"))
     if row.newest_id != row.id:
         facts.append(Fact("Newest version", short(row.newest_id), f"/calibrations/{row.newest_id}"))
     if row.job_id:

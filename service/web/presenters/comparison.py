@@ -1,4 +1,4 @@
-"""Two strategies side by side."""
+"""Comparison of two strategies."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autosbp.comparison import COSTS
-from autosbp.findings import PURPOSES
-from autosbp.plan import current_document
-from autosbp.units import num_bytes
-from service.web.presenters.parts import Chart, Stack, Table
-from service.web.presenters.step import HIDDEN, HIDDEN_WORDS, PARTS, chart_parts, time_stack
-from service.web.text import seconds, signed_share, time_unit, title
+from autosbp.plan.plan import upgrade_document
+from autosbp.report.findings import PURPOSES
+from autosbp.report.plan_diff import COSTS
+from autosbp.service.web.number_format import seconds, signed_share, time_unit, title
+from autosbp.service.web.presenters.page_parts import Chart, Stack, Table
+from autosbp.service.web.presenters.step_breakdown import HIDDEN, HIDDEN_WORDS, PARTS, chart_parts, time_stack
+from autosbp.utils.formatting import num_bytes
 
 _COSTS = {
-    **dict(zip(COSTS, ("Step", "Traffic of a device", "Memory of a device"), strict=True)),
+    **dict(zip(COSTS, ("Step", "Traffic per device", "Memory per device"), strict=True)),
     **PARTS,
     HIDDEN: HIDDEN_WORDS,
 }
@@ -25,7 +25,7 @@ MOST_CHANGES = 200
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """One cost of both; ``tone`` says whether the second is better."""
+    """One cost of both strategies; ``tone`` says whether the second is better."""
 
     name: str
     a: str
@@ -51,8 +51,13 @@ class ComparisonView:
 
 
 def comparison_view(found: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[str, Any]) -> ComparisonView:
-    """``found`` is of ``autosbp.comparison`` and of the two plans, whatever releases found them."""
-    one, two = current_document(one), current_document(two)
+    """Build the page.
+
+    Args:
+        found: document of ``autosbp.report.plan_diff`` on the two plans.
+        one, two: the plans, of any release.
+    """
+    one, two = upgrade_document(one), upgrade_document(two)
     return ComparisonView(
         tuple(_costs(found)),
         _choices(found),
@@ -68,7 +73,7 @@ def comparison_view(found: Mapping[str, Any], one: Mapping[str, Any], two: Mappi
 
 
 def _costs(found: Mapping[str, Any]) -> Iterator[CostLine]:
-    """Exposed communication by purpose comes behind its sum; to hide more or less is neither better nor worse."""
+    """Lines of costs; exposed communication by purpose follows its sum. Hidden communication is not rated."""
     for name, pair in found["costs"].items():
         line = _cost(_COSTS[name], pair, seconds if name.endswith("_s") else num_bytes)
         yield replace(line, tone="") if name == HIDDEN else line
@@ -88,23 +93,25 @@ def _cost(words: str, pair: Mapping[str, float | None], write: Callable[[float |
 
 def _choices(found: Mapping[str, Any]) -> Table | None:
     rows = [] if found["mesh"]["a"] == found["mesh"]["b"] else [("Mesh", found["mesh"]["a"], found["mesh"]["b"])]
-    rows += [(title(name), _said(pair["a"]), _said(pair["b"])) for name, pair in found["choices"].items()]
+    rows += [
+        (title(name), _format_choice(pair["a"]), _format_choice(pair["b"])) for name, pair in found["choices"].items()
+    ]
     return Table(("Choice", "First", "Second"), tuple(rows), 3) if rows else None
 
 
-def _said(value: Any) -> str:
+def _format_choice(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, dict) and "num_stages" in value:
         return f"{value['num_stages']} stages, {value['schedule']}, {len(value['cuts']) + 1} chunks"
     if isinstance(value, list):
-        return f"{len(value)} runs of ops"
+        return f"{len(value)} recomputed segments"
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _changes(what: str, changes: Mapping[str, Mapping[str, str | None]]) -> Table:
     shown = list(changes.items())[:MOST_CHANGES]
-    rows = tuple((name, pair["a"] or "not there", pair["b"] or "not there") for name, pair in shown)
+    rows = tuple((name, pair["a"] or "absent", pair["b"] or "absent") for name, pair in shown)
     return Table((what, "First", "Second"), rows, 3)
 
 
@@ -122,4 +129,4 @@ def _chart(one: Mapping[str, Any], two: Mapping[str, Any]) -> Chart:
     table = Table(("Part", f"First ({unit.name})", f"Second ({unit.name})"), rows)
     ratio = two["step_time_s"] / one["step_time_s"]
     spoken = f"The second takes {ratio:.3g} × as long as the first."
-    return Chart("comparison", "stacked", "Time of a step", spoken, data, table, "tiny")
+    return Chart("comparison", "stacked", "Step time", spoken, data, table, "tiny")

@@ -1,4 +1,4 @@
-"""One model: what it holds, what a step of it needs, and its graph by layers."""
+"""A model: its contents, the needs of a step, and its graph by layers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
-from autosbp.estimate import estimate
 from autosbp.graph.ir import LogicalGraph, Node
+from autosbp.report.model_estimate import estimate
 from autosbp.sbp.rules import sharding_of
-from autosbp.units import count, num_bytes
-from service.web.presenters.folding import Part, parts_of
-from service.web.presenters.parts import Chart, Figure, Stack, Table, stack
-from service.web.text import number, share, size_unit, title
+from autosbp.service.web.number_format import number, share, size_unit, title
+from autosbp.service.web.presenters.layer_folding import Part, split_into_layers
+from autosbp.service.web.presenters.page_parts import Chart, Figure, Stack, Table, stack
+from autosbp.utils.formatting import count, num_bytes
 
 _TONES = ("a", "b", "d", "e", "f", "g", "h")
 _MOST_BARS = 14
@@ -22,7 +22,7 @@ _MOST_BARS = 14
 
 @dataclass(frozen=True, slots=True)
 class LayerOp:
-    """One op of the first of some layers that are alike."""
+    """One op of the first layer of a group."""
 
     name: str
     op: str
@@ -35,7 +35,7 @@ class LayerOp:
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that are alike."""
+    """A group of consecutive equal layers."""
 
     index: int
     title: str
@@ -48,7 +48,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """What the model's page works out of its graph, for a microbatch of one sample."""
+    """Content of a model's page that needs its graph, for a microbatch of one sample."""
 
     figures: tuple[Figure, ...]
     memory: Stack
@@ -57,16 +57,20 @@ class ModelView:
 
 
 def model_view(graph: LogicalGraph, optimizer: str = "adamw") -> ModelView:
-    """``graph`` is as it was captured, its batch symbolic."""
+    """Build the page; ``graph`` is the captured graph with a symbolic batch."""
     found = estimate(graph, 1, optimizer)
     bound = graph.bind(**dict.fromkeys(graph.symbols, 1))
-    flops = {node.name: float(sharding_of(bound, node).flops) for node in bound.nodes if node.name in bound.computed}
+    flops = {
+        node.name: float(sharding_of(bound, node).flops)
+        for node in bound.nodes
+        if node.name in bound.parameter_dependent
+    }
     memory = found["memory_breakdown"]
     parts = sorted(memory.items(), key=lambda part: -part[1])
     named = [(title(name), size, _TONES[at % len(_TONES)]) for at, (name, size) in enumerate(parts)]
     return ModelView(
         _figures(found),
-        stack("Memory of one sample’s step on one device", named, size_unit(memory.values())),
+        stack("Memory of a one-sample step on one device", named, size_unit(memory.values())),
         _layers(bound, flops),
         _kinds(bound, flops),
     )
@@ -83,8 +87,8 @@ def _figures(found: Mapping[str, Any]) -> tuple[Figure, ...]:
 
 
 def _layers(graph: LogicalGraph, flops: Mapping[str, float]) -> tuple[LayerGroup, ...]:
-    """Neighbouring layers of the same ops are one group."""
-    folded = parts_of(graph)
+    """Group consecutive layers that have the same ops."""
+    folded = split_into_layers(graph)
     groups: list[LayerGroup] = []
     seen: set[str] = set()
     for _, alike in groupby(folded.parts, key=_kind):
@@ -106,7 +110,7 @@ def _group(
     words: str,
     seen: set[str],
 ) -> LayerGroup:
-    """``seen`` are parameters that earlier groups read, which count there."""
+    """Build a group; parameters in ``seen`` were counted by earlier groups."""
     total = sum(flops[node.name] for part in members for node in part.nodes)
     sizes, first_ops = 0, []
     for part in members:
@@ -143,7 +147,7 @@ def _op(node: Node, graph: LogicalGraph, flops: float, held: int) -> LayerOp:
 
 
 def _kinds(graph: LogicalGraph, flops: Mapping[str, float]) -> Chart:
-    """FLOPs by op, most first."""
+    """FLOPs by op, largest first."""
     totals: dict[str, list[float]] = {}
     for node in graph.nodes:
         if flops.get(node.name):
@@ -162,4 +166,4 @@ def _kinds(graph: LogicalGraph, flops: Mapping[str, float]) -> Chart:
     }
     spoken = f"{names[0]} does {share(sum(largest[0][1]) / every)} of the work." if largest else ""
     table = Table(("Op", "How many", f"{prefix}FLOP", "Share"), rows)
-    return Chart("flops", "bars", "Where a forward pass computes", spoken, data, table, "small")
+    return Chart("flops", "bars", "Compute of a forward pass by op", spoken, data, table, "small")

@@ -1,27 +1,29 @@
-"""When everything of a step runs, as spans on lanes: of a pipeline a lane for each stage, otherwise one for
-computation and two for the network."""
+"""Timelines of a step, as spans on lanes.
+
+A pipeline has a lane per stage; otherwise there is one for computation and two for the network.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autosbp.costmodel.pipeline import Span
-from service.web.presenters.parts import Chart, Table
-from service.web.text import Unit, seconds, share, time_unit
+from autosbp.costmodel.pipeline_timing import PassSpan
+from autosbp.service.web.number_format import Unit, seconds, share, time_unit
+from autosbp.service.web.presenters.page_parts import Chart, Table
 
 MOST_SPANS = 2400
-_KINDS = (("forward", "Forward", "a"), ("backward", "Backward", "e"), ("weights", "Gradients of weights", "d"))
-_LANES = ("Compute", "Network, waited for", "Network, beside")
+_KINDS = (("forward", "Forward", "a"), ("backward", "Backward", "e"), ("weights", "Weight gradients", "d"))
+_LANES = ("Compute", "Network, exposed", "Network, overlapped")
 _CATEGORIES = (("compute", "Computation", "a"), ("comm", "Communication", "b"), ("optimizer", "Optimizer", "d"))
 
 
-def pipeline_chart(spans: Sequence[Span], num_stages: int) -> Chart:
-    """Every pass of every microbatch; of long steps the first and the last of them."""
+def pipeline_chart(spans: Sequence[PassSpan], num_stages: int) -> Chart:
+    """Chart of every pass of every microbatch; long steps show only the first and last microbatches."""
     end_s = max(span.end_s for span in spans)
     unit = time_unit([end_s])
     kinds = [kind for kind, _, _ in _KINDS]
-    shown, cut = _ends(spans, num_stages)
+    shown, cut = _first_and_last_microbatches(spans, num_stages)
     data = {
         "lanes": [f"Stage {stage}" for stage in range(num_stages)],
         "unit": unit.name,
@@ -41,15 +43,15 @@ def pipeline_chart(spans: Sequence[Span], num_stages: int) -> Chart:
     }
     rows = tuple(_stage_row(spans, stage, end_s, unit) for stage in range(num_stages))
     idle = 1 - sum(span.end_s - span.start_s for span in spans) / (num_stages * end_s)
-    spoken = f"All passes take {seconds(end_s)}; stages wait for {share(idle)} of it.{cut}"
+    spoken = f"All passes take {seconds(end_s)}; stages are idle for {share(idle)} of it.{cut}"
     names = tuple(f"{name} ({unit.name})" for _, name, _ in _KINDS)
-    table = Table(("Stage", "Passes", *names, f"Waits ({unit.name})", "Busy"), rows)
+    table = Table(("Stage", "Passes", *names, f"Idle ({unit.name})", "Busy"), rows)
     height = "large" if num_stages > 6 else "medium"
-    return Chart("timeline", "gantt", "Passes of the stages", spoken, data, table, height)
+    return Chart("timeline", "gantt", "Stage timeline", spoken, data, table, height)
 
 
 def events_chart(events: Sequence[Mapping[str, Any]]) -> Chart:
-    """Events of a trace; neighbours that would be too thin to see are one span."""
+    """Chart of trace events; neighbouring events that are too thin to see are merged."""
     ends = [(event["ts"] + event["dur"]) * 1e-6 for event in events]
     end_s = max(ends, default=0.0)
     unit = time_unit([end_s])
@@ -68,12 +70,12 @@ def events_chart(events: Sequence[Mapping[str, Any]]) -> Chart:
     for kind, name, _ in _CATEGORIES:
         own = [event["dur"] * 1e-6 for event in events if event["cat"] == kind]
         rows.append((name, f"{len(own):,}", unit.of(sum(own)), share(sum(own) / end_s if end_s else 0.0)))
-    spoken = f"{len(events):,} events in {seconds(end_s)}; the Perfetto trace has each with its layouts."
-    table = Table(("Lane", "Events", f"Time ({unit.name})", "Of the step"), tuple(rows))
-    return Chart("timeline", "gantt", "A step on one device", spoken, data, table, "small")
+    spoken = f"{len(events):,} events in {seconds(end_s)}; the Perfetto trace shows each with its layouts."
+    table = Table(("Lane", "Events", f"Time ({unit.name})", "Share of step"), tuple(rows))
+    return Chart("timeline", "gantt", "One step on one device", spoken, data, table, "small")
 
 
-def _has(spans: Sequence[Span], kind: str) -> bool:
+def _has(spans: Sequence[PassSpan], kind: str) -> bool:
     return kind != "weights" or any(span.what.kind == kind for span in spans)
 
 
@@ -81,17 +83,17 @@ def _rounded(value_s: float, unit: Unit) -> float:
     return float(f"{value_s / unit.scale:.7g}")
 
 
-def _ends(spans: Sequence[Span], num_stages: int) -> tuple[list[Span], str]:
-    """All spans, or those of the first and the last microbatches that a picture can hold."""
+def _first_and_last_microbatches(spans: Sequence[PassSpan], num_stages: int) -> tuple[list[PassSpan], str]:
+    """All spans, or those of as many first and last microbatches as the chart can hold, and a note about that."""
     if len(spans) <= MOST_SPANS:
         return list(spans), ""
     num_micro = 1 + max(span.what.micro for span in spans)
     each = max(1, MOST_SPANS * num_micro // len(spans) // 2)
     kept = [span for span in spans if span.what.micro < each or span.what.micro >= num_micro - each]
-    return kept, f" Shown are the first and the last {each} of {num_micro:,} microbatches on {num_stages} stages."
+    return kept, f" Showing the first and last {each} of {num_micro:,} microbatches on {num_stages} stages."
 
 
-def _stage_row(spans: Sequence[Span], stage: int, end_s: float, unit: Unit) -> tuple[str, ...]:
+def _stage_row(spans: Sequence[PassSpan], stage: int, end_s: float, unit: Unit) -> tuple[str, ...]:
     own = [span for span in spans if span.stage == stage]
     times = {kind: sum(span.end_s - span.start_s for span in own if span.what.kind == kind) for kind, _, _ in _KINDS}
     busy_s = sum(times.values())
@@ -99,7 +101,7 @@ def _stage_row(spans: Sequence[Span], stage: int, end_s: float, unit: Unit) -> t
 
 
 def _merged(events: Sequence[Mapping[str, Any]], end_s: float) -> list[tuple[int, float, float, str, str]]:
-    """(lane, begin, end, category, words), in the order of their lanes and begins."""
+    """Merged events as (lane, begin, end, category, text), ordered by lane and begin."""
     thin_s = end_s / MOST_SPANS * len(_LANES)
     found: list[tuple[int, float, float, str, str]] = []
     counts: list[int] = []
@@ -109,7 +111,7 @@ def _merged(events: Sequence[Mapping[str, Any]], end_s: float) -> list[tuple[int
         last = found[-1] if found else None
         if last and last[0] == lane and last[3] == kind and end - last[1] < thin_s:
             counts[-1] += 1
-            found[-1] = (lane, last[1], end, kind, f"{counts[-1]} events to {event['name']}")
+            found[-1] = (lane, last[1], end, kind, f"{counts[-1]} events, the last one {event['name']}")
         else:
             counts.append(1)
             found.append((lane, begin, end, kind, f"{event['name']}, {event['args'].get('phase', kind)}"))

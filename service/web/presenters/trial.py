@@ -1,4 +1,4 @@
-"""One trial: what was measured beside what was predicted."""
+"""A trial: measurements next to predictions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autosbp.plan import predicted_step_s
-from autosbp.units import num_bytes
-from service.models import TrialRow
-from service.web.presenters.parts import Chart, Fact, Figure, Table
-from service.web.text import number, seconds, share, signed_share, size_unit, time_unit
+from autosbp.plan.plan import predicted_step_s
+from autosbp.service.models import TrialRow
+from autosbp.service.web.number_format import number, seconds, share, signed_share, size_unit, time_unit
+from autosbp.service.web.presenters.page_parts import Chart, Fact, Figure, Table
+from autosbp.utils.formatting import num_bytes
 
 _GOOD, _FAIR = 0.1, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """What is shown besides the job; charts once there is a result."""
+    """Content of the page besides the job; charts exist once there is a result."""
 
     figures: tuple[Figure, ...]
     pairs: Table | None
@@ -27,14 +27,14 @@ class TrialView:
 
 
 def trial_view(row: TrialRow) -> TrialView:
-    """Of a stored trial with its result, if it has one."""
+    """Build the page of a stored trial, with its result if it has one."""
     result = row.result
     options = row.options
     facts = (
-        Fact("What", f"baseline {row.baseline}" if row.baseline else "the strategy itself"),
-        Fact("Steps", f"{number(options['steps'])} after {number(options['warmup'])} to warm up"),
+        Fact("What", f"baseline {row.baseline}" if row.baseline else "the strategy"),
+        Fact("Steps", f"{number(options['steps'])} after {number(options['warmup'])} warm-up steps"),
         Fact("Seed", str(options["seed"])),
-        *(() if row.label is None else (Fact("Run for", row.label),)),
+        *(() if row.label is None else (Fact("Label", row.label),)),
         *(() if row.passed is None else (Fact("Gates", _gates(row)),)),
         *(() if result is None else (Fact("Ranks", number(result.get("num_ranks", 0))),)),
     )
@@ -44,7 +44,7 @@ def trial_view(row: TrialRow) -> TrialView:
 
 
 def _gates(row: TrialRow) -> str:
-    """What came of them."""
+    """Outcome of the gates."""
     failed = [str(gate["name"]) for gate in row.gates or () if not gate["passed"]]
     return f"failed: {', '.join(failed)}" if failed else "passed"
 
@@ -52,8 +52,8 @@ def _gates(row: TrialRow) -> str:
 def _predicted(row: TrialRow) -> tuple[Figure, ...]:
     return (
         Figure("Predicted step", seconds(predicted_step_s(row.predicted)), "communication overlaps computation"),
-        Figure("Predicted memory", num_bytes(row.predicted["memory_bytes_per_device"]), "of a device"),
-        Figure("Predicted traffic", num_bytes(row.predicted["comm_bytes_per_device"]), "of a device in a step"),
+        Figure("Predicted memory", num_bytes(row.predicted["memory_bytes_per_device"]), "per device"),
+        Figure("Predicted traffic", num_bytes(row.predicted["comm_bytes_per_device"]), "per device and step"),
     )
 
 
@@ -67,8 +67,10 @@ def _measured(row: TrialRow, result: Mapping[str, Any]) -> tuple[Figure, ...]:
         Figure("Measured step", seconds(times["median"]), f"median, spread {seconds(times['iqr'])}"),
         Figure("Predicted step", seconds(predicted_step_s(row.predicted))),
         Figure("Error", signed_share(row.relative_error), "(measured − predicted) / measured", tone),
-        Figure("Collectives", "as charged" if match else "not as charged", "on every rank", "good" if match else "bad"),
-        Figure("Loss", "–" if difference is None else f"{difference:.1e}", "off that of one device"),
+        Figure(
+            "Collectives", "as predicted" if match else "not as predicted", "on every rank", "good" if match else "bad"
+        ),
+        Figure("Loss", "–" if difference is None else f"{difference:.1e}", "difference from one device"),
     )
 
 
@@ -82,13 +84,19 @@ def _pairs(row: TrialRow, result: Mapping[str, Any]) -> Table:
         ("Quantity", "Predicted", "Measured", "Error", "Unit"),
         (
             ("Step", times.of(predicted_s), times.of(measured_s), signed_share(row.relative_error), times.name),
-            ("Memory of a device", sizes.of(expected), sizes.of(memory), _off(expected, memory), sizes.name),
-            ("Traffic of a device", traffic.of(charged), traffic.of(sent), _off(charged, sent), traffic.name),
+            ("Memory per device", sizes.of(expected), sizes.of(memory), _relative_error(expected, memory), sizes.name),
+            (
+                "Traffic per device",
+                traffic.of(charged),
+                traffic.of(sent),
+                _relative_error(charged, sent),
+                traffic.name,
+            ),
         ),
     )
 
 
-def _off(predicted: float, measured: float | None) -> str:
+def _relative_error(predicted: float, measured: float | None) -> str:
     return signed_share((measured - predicted) / measured) if measured else "–"
 
 
@@ -107,15 +115,17 @@ def _times(row: TrialRow, result: Mapping[str, Any]) -> Chart:
         "series": [{"name": "Step", "values": [value / unit.scale for _, value in shown]}],
     }
     rows = tuple((name, unit.of(value)) for name, value in shown)
-    spoken = f"{number(times['steps'])} steps, within {share(times['iqr'] / times['median'])} of each other for half."
-    return Chart("times", "bars", "Predicted against measured", spoken, data, Table(("Step", unit.name), rows), "tiny")
+    spoken = (
+        f"{number(times['steps'])} steps; interquartile range {share(times['iqr'] / times['median'])} of the median."
+    )
+    return Chart("times", "bars", "Predicted and measured", spoken, data, Table(("Step", unit.name), rows), "tiny")
 
 
 def _losses(result: Mapping[str, Any]) -> Chart | None:
     losses, alone = result.get("losses") or [], result.get("reference_losses") or []
     if not losses:
         return None
-    series = [{"name": "Under the strategy", "points": [[at + 1, loss] for at, loss in enumerate(losses)]}]
+    series = [{"name": "With the strategy", "points": [[at + 1, loss] for at, loss in enumerate(losses)]}]
     if alone:
         series.append({"name": "On one device", "points": [[at + 1, loss] for at, loss in enumerate(alone)]})
     columns = ("Step", *(str(one["name"]) for one in series))
@@ -125,6 +135,6 @@ def _losses(result: Mapping[str, Any]) -> Chart | None:
         for at in range(length)
     )
     difference = result.get("loss_difference")
-    spoken = "" if difference is None else f"They differ by {difference:.1e} at most."
+    spoken = "" if difference is None else f"The maximum difference is {difference:.1e}."
     data = {"x": "step", "y": "loss", "series": series}
-    return Chart("losses", "lines", "Loss, beside that of one device", spoken, data, Table(columns, rows, 0), "small")
+    return Chart("losses", "lines", "Loss, compared with one device", spoken, data, Table(columns, rows, 0), "small")

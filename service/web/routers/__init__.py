@@ -1,1 +1,1 @@
-"""One router for the pages of each resource."""
+"""Routers of the pages, one per resource."""

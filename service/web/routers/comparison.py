@@ -7,39 +7,39 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from autosbp.errors import InputError
-from service.edge.route import slow
-from service.models import StrategyRow
-from service.schemas._base import ID_PATTERN
-from service.services import clusters, models, names, strategies
-from service.services._window import Window
-from service.state import State, StateDep
-from service.web.presenters.comparison import MOST_CHANGES, comparison_view
-from service.web.presenters.lists import strategy_lines
-from service.web.rendering import render
-from service.web.route import pages
+from autosbp.service.http.api_route import in_thread
+from autosbp.service.models import StrategyRow
+from autosbp.service.request_state import AppState, StateDep
+from autosbp.service.schemas._base import ID_PATTERN
+from autosbp.service.services import clusters, display_names, models, strategies
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.web.page_route import page_router
+from autosbp.service.web.presenters.comparison import MOST_CHANGES, comparison_view
+from autosbp.service.web.presenters.list_rows import strategy_lines
+from autosbp.service.web.rendering import render
 
-routes = pages()
+routes = page_router()
 _CHOICES = 50
 Ids = Annotated[list[Annotated[str, Query(pattern=ID_PATTERN)]], Query(alias="id", min_length=1, max_length=2)]
 
 
 @routes.get("/compare")
-@slow
+@in_thread
 def compare(request: Request, state: StateDep, ids: Ids) -> Response:
-    """Of one strategy: which other? Of two: what differs."""
+    """Shows the differences of two strategies; with one, offers others to compare."""
     rows = [strategies.get(state, identifier) for identifier in ids]
     headings = [_heading(state, row) for row in rows]
     if len(rows) == 1:
-        others, _ = strategies.listing(state, Window(_CHOICES), model_id=rows[0].model_id)
-        named = names.of_clusters(state, (row.cluster_id for row in others))
+        others, _ = strategies.listing(state, ListPage(_CHOICES), model_id=rows[0].model_id)
+        named = display_names.cluster_names(state, (row.cluster_id for row in others))
         lines = strategy_lines(
             [row for row in others if row.id != rows[0].id],
-            names.of_models(state, [rows[0].model_id]),
+            display_names.model_names(state, [rows[0].model_id]),
             named,
         )
         return render(request, "compare_with.html", row=rows[0], heading=headings[0], strategies=lines)
     if ids[0] == ids[1]:
-        raise InputError("id", ids[0], "two different strategies are expected")
+        raise InputError("id", ids[0], "expected two different strategies")
     found = strategies.compare(state, *ids)
     return render(
         request,
@@ -51,5 +51,5 @@ def compare(request: Request, state: StateDep, ids: Ids) -> Response:
     )
 
 
-def _heading(state: State, row: StrategyRow) -> str:
+def _heading(state: AppState, row: StrategyRow) -> str:
     return f"{models.get(state, row.model_id).name} on {clusters.get(state, row.cluster_id).name}"

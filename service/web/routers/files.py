@@ -1,20 +1,20 @@
-"""/files: what trials and calibrations have left, to be saved."""
+"""/files: downloads of artifacts of trials and calibrations."""
 
 from __future__ import annotations
 
 from fastapi import Response
 
-from service.edge.route import slow
-from service.routers import artifacts
-from service.schemas._base import PathId
-from service.state import StateDep
-from service.web.route import pages
+from autosbp.service.http.api_route import in_thread
+from autosbp.service.request_state import StateDep
+from autosbp.service.routers import artifacts
+from autosbp.service.schemas._base import PathId
+from autosbp.service.web.page_route import page_router
 
-routes = pages()
+routes = page_router()
 
 
 @routes.get("/files/{artifact_id}")
-@slow
+@in_thread
 def file(state: StateDep, artifact_id: PathId) -> Response:
-    """As the interface gives it, to whoever has signed in."""
-    return artifacts.content(state, artifact_id)
+    """Returns the artifact's content as the API does, for signed-in callers."""
+    return artifacts.get_artifact_content(state, artifact_id)

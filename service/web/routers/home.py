@@ -1,28 +1,28 @@
-"""/: what is running, and what was found and measured last."""
+"""/: running jobs, and the latest strategies and trials."""
 
 from __future__ import annotations
 
 from fastapi import Request, Response
 
-from service.services import jobs, names, strategies, trials
-from service.services._window import Window
-from service.state import State, StateDep
-from service.web.presenters.lists import JobLine, job_line, strategy_lines, trial_lines
-from service.web.rendering import render, render_part
-from service.web.route import pages
+from autosbp.service.request_state import AppState, StateDep
+from autosbp.service.services import display_names, jobs, strategies, trials
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.web.page_route import page_router
+from autosbp.service.web.presenters.list_rows import JobLine, job_line, strategy_lines, trial_lines
+from autosbp.service.web.rendering import render, render_part
 
-routes = pages()
+routes = page_router()
 _FEW = 6
 _MOST_ACTIVE = 50
 
 
 @routes.get("/")
 def home(request: Request, state: StateDep) -> Response:
-    """The first page."""
-    found, _ = strategies.listing(state, Window(_FEW))
-    models = names.of_models(state, (row.model_id for row in found))
-    clusters = names.of_clusters(state, (row.cluster_id for row in found))
-    tried, _ = trials.listing(state, Window(_FEW), None)
+    """Shows the home page."""
+    found, _ = strategies.listing(state, ListPage(_FEW))
+    models = display_names.model_names(state, (row.model_id for row in found))
+    clusters = display_names.cluster_names(state, (row.cluster_id for row in found))
+    tried, _ = trials.listing(state, ListPage(_FEW), None)
     return render(
         request,
         "home.html",
@@ -34,11 +34,11 @@ def home(request: Request, state: StateDep) -> Response:
 
 @routes.get("/running")
 def running(request: Request, state: StateDep) -> Response:
-    """Jobs that run or wait; the first page asks again and again."""
+    """Shows running and queued jobs; the home page polls it."""
     return render_part(request, "running.html", "Running now", "/", active=_active(state))
 
 
-def _active(state: State) -> list[JobLine]:
-    running, _ = jobs.listing(state, Window(_MOST_ACTIVE), state="running")
-    queued, _ = jobs.listing(state, Window(_MOST_ACTIVE), state="queued")
+def _active(state: AppState) -> list[JobLine]:
+    running, _ = jobs.listing(state, ListPage(_MOST_ACTIVE), state="running")
+    queued, _ = jobs.listing(state, ListPage(_MOST_ACTIVE), state="queued")
     return [job_line(row) for row in (*running, *reversed(queued))]

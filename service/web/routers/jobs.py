@@ -1,4 +1,4 @@
-"""/jobs: everything that takes long, and how to stop it."""
+"""/jobs: long-running work, and how to cancel it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from service.jobs._base import FINAL
-from service.models import JobRow
-from service.schemas._base import PathId
-from service.services import jobs
-from service.services._window import Window
-from service.state import StateDep
-from service.web.presenters.lists import job_line, page_of
-from service.web.rendering import render, render_part
-from service.web.route import pages
+from autosbp.service.jobs._base import FINAL_STATES
+from autosbp.service.models import JobRow
+from autosbp.service.request_state import StateDep
+from autosbp.service.schemas._base import PathId
+from autosbp.service.services import jobs
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.web.page_route import page_router
+from autosbp.service.web.presenters.list_rows import job_line, job_page
+from autosbp.service.web.rendering import render, render_part
 
-routes = pages("search", "trial", "calibrate")
+routes = page_router("search", "trial", "calibrate")
 _PAGE = 25
 _STATES = ("queued", "running", "succeeded", "failed", "cancelled")
 _KINDS = tuple(jobs.SCOPE_OF)
@@ -33,8 +33,8 @@ def listing(
     kind: Chosen = "",
     cursor: Cursor = None,
 ) -> Response:
-    """Newest first, filtered."""
-    rows, following = jobs.listing(state, Window(_PAGE, cursor), state=job_state or None, kind=kind or None)
+    """Lists jobs, newest first, filtered."""
+    rows, following = jobs.listing(state, ListPage(_PAGE, cursor), state=job_state or None, kind=kind or None)
     chosen = {"state": job_state, "kind": kind}
     kept = "".join(f"{name}={value}&" for name, value in chosen.items() if value in (*_STATES, *_KINDS))
     return render(
@@ -50,31 +50,31 @@ def listing(
 
 @routes.get("/jobs/{job_id}")
 def one(request: Request, state: StateDep, job_id: PathId) -> Response:
-    """Its state; it leads on to what it makes."""
+    """Shows the job's state and a link to its resource."""
     row = jobs.get(state, job_id)
     return render(request, "job.html", **_shown(row))
 
 
 @routes.get("/jobs/{job_id}/status")
 def status(request: Request, state: StateDep, job_id: PathId) -> Response:
-    """The part of the page that changes."""
+    """Shows the part of the page that changes."""
     row = jobs.get(state, job_id)
     return render_part(request, "job_status.html", "Job", f"/jobs/{job_id}", **_shown(row))
 
 
 @routes.post("/jobs/{job_id}/cancel")
 def cancel(state: StateDep, job_id: PathId) -> Response:
-    """Ask for its end."""
+    """Requests cancellation."""
     row = jobs.cancel(state, job_id, lambda _: None)
-    return RedirectResponse(page_of(row), 303)
+    return RedirectResponse(job_page(row), 303)
 
 
 def _shown(row: JobRow) -> dict[str, Any]:
-    there = page_of(row)
+    there = job_page(row)
     return {
         "row": row,
         "line": job_line(row),
-        "ended": row.state in FINAL,
+        "ended": row.state in FINAL_STATES,
         "there": there if there != f"/jobs/{row.id}" else None,
         "cancels": jobs.SCOPE_OF.get(row.kind, "admin"),
     }

@@ -1,4 +1,4 @@
-"""/strategies: the list, one strategy, and what is worked out of it."""
+"""/strategies: the list, and one strategy."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from urllib.parse import urlencode
 from fastapi import Query, Request, Response
 
 from autosbp.search import SEARCHERS
-from service.edge.route import slow
-from service.schemas._base import PathId
-from service.services import analyses, clusters, models, names, searches, strategies, trials
-from service.services._window import Window
-from service.state import State, StateDep
-from service.web.presenters.curve import search_curve
-from service.web.presenters.lists import strategy_lines, trial_lines
-from service.web.presenters.strategy import strategy_view
-from service.web.rendering import render
-from service.web.route import pages
+from autosbp.service.http.api_route import in_thread
+from autosbp.service.request_state import AppState, StateDep
+from autosbp.service.schemas._base import PathId
+from autosbp.service.services import analyses, clusters, display_names, models, searches, strategies, trials
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.web.page_route import page_router
+from autosbp.service.web.presenters.list_rows import strategy_lines, trial_lines
+from autosbp.service.web.presenters.search_progress import search_curve
+from autosbp.service.web.presenters.strategy import strategy_view
+from autosbp.service.web.rendering import render
 
-routes = pages("search")
+routes = page_router("search")
 _PAGE = 25
 _CHOICES = 100
 _FEW = 20
@@ -43,10 +43,10 @@ def listing(
     searcher: Chosen = "",
     cursor: Cursor = None,
 ) -> Response:
-    """Newest first, filtered."""
+    """Lists strategies, newest first, filtered."""
     chosen = {"model_id": model_id, "cluster_id": cluster_id, "searcher": searcher}
     rows, following = strategies.listing(
-        state, Window(_PAGE, cursor), **{name: value or None for name, value in chosen.items()}
+        state, ListPage(_PAGE, cursor), **{name: value or None for name, value in chosen.items()}
     )
     kept = {name: value for name, value in chosen.items() if value}
     return render(
@@ -54,8 +54,8 @@ def listing(
         "strategies.html",
         strategies=strategy_lines(
             rows,
-            names.of_models(state, (row.model_id for row in rows)),
-            names.of_clusters(state, (row.cluster_id for row in rows)),
+            display_names.model_names(state, (row.model_id for row in rows)),
+            display_names.cluster_names(state, (row.cluster_id for row in rows)),
         ),
         filters=_filters(state),
         chosen=chosen,
@@ -64,14 +64,14 @@ def listing(
 
 
 @routes.get("/strategies/{strategy_id}")
-@slow
+@in_thread
 def one(request: Request, state: StateDep, strategy_id: PathId) -> Response:
-    """All that the plan itself says; parts that need the graph are asked for by the page."""
+    """Shows what the plan itself contains; the page requests the parts that need the graph."""
     row = strategies.get(state, strategy_id)
     view = strategy_view(row, models.get(state, row.model_id).name, clusters.get(state, row.cluster_id).name)
-    found, _ = searches.listing(state, Window(1), "succeeded", strategy_id=row.id)
-    asked, _ = analyses.listing(state, Window(_FEW), strategy_id=row.id)
-    tried, _ = trials.listing(state, Window(_FEW), None, strategy_id=row.id)
+    found, _ = searches.listing(state, ListPage(1), "succeeded", strategy_id=row.id)
+    asked, _ = analyses.listing(state, ListPage(_FEW), strategy_id=row.id)
+    tried, _ = trials.listing(state, ListPage(_FEW), None, strategy_id=row.id)
     return render(
         request,
         "strategy.html",
@@ -84,9 +84,9 @@ def one(request: Request, state: StateDep, strategy_id: PathId) -> Response:
     )
 
 
-def _filters(state: State) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    known_models, _ = models.listing(state, Window(_CHOICES))
-    known_clusters, _ = clusters.listing(state, Window(_CHOICES))
+def _filters(state: AppState) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    known_models, _ = models.listing(state, ListPage(_CHOICES))
+    known_clusters, _ = clusters.listing(state, ListPage(_CHOICES))
     return [
         ("model_id", "Model", [(row.id, row.name) for row in known_models]),
         ("cluster_id", "Cluster", [(row.id, row.name) for row in known_clusters]),

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from service.edge.route import slow
-from service.jobs._base import FINAL
-from service.models import TrialRow
-from service.schemas._base import PathId
-from service.schemas.jobs import JobState
-from service.schemas.trials import TrialRequest
-from service.services import artifacts, clusters, models, strategies, trials
-from service.services._window import Window
-from service.state import State, StateDep
-from service.web.forms import FormDep
-from service.web.presenters.lists import job_line, trial_lines
-from service.web.presenters.trial import trial_view
-from service.web.rendering import render, render_part
-from service.web.route import pages
+from autosbp.service.http.api_route import in_thread
+from autosbp.service.jobs._base import FINAL_STATES
+from autosbp.service.models import TrialRow
+from autosbp.service.request_state import AppState, StateDep
+from autosbp.service.schemas._base import PathId
+from autosbp.service.schemas.jobs import JobState
+from autosbp.service.schemas.trials import TrialRequest
+from autosbp.service.services import artifacts, clusters, models, strategies, trials
+from autosbp.service.services._list_page import ListPage
+from autosbp.service.web.forms import FormDep
+from autosbp.service.web.page_route import page_router
+from autosbp.service.web.presenters.list_rows import job_line, trial_lines
+from autosbp.service.web.presenters.trial import trial_view
+from autosbp.service.web.rendering import render, render_part
 
-routes = pages("trial")
+routes = page_router("trial")
 _PAGE = 25
 _MOST_BYTES = 64 * 1024
 _STATES = ("queued", "running", "succeeded", "failed", "cancelled")
@@ -33,7 +32,7 @@ Cursor = Annotated[str | None, Query(max_length=200)]
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The end of a log; ``skipped`` bytes stand before it."""
+    """The end of a log; ``skipped`` bytes precede it."""
 
     text: str
     skipped: int
@@ -46,9 +45,9 @@ def listing(
     job_state: Annotated[JobState | None | str, Query(alias="state", max_length=16)] = None,
     cursor: Cursor = None,
 ) -> Response:
-    """Newest first; of one state, if asked."""
+    """Lists trials, newest first, optionally of one state."""
     wanted = job_state if job_state in _STATES else None
-    rows, following = trials.listing(state, Window(_PAGE, cursor), wanted)
+    rows, following = trials.listing(state, ListPage(_PAGE, cursor), wanted)
     more = f"state={wanted}&" if wanted else ""
     return render(
         request,
@@ -62,7 +61,7 @@ def listing(
 
 @routes.post("/trials")
 def create(state: StateDep, form: FormDep) -> Response:
-    """Run a strategy, or one of its baselines."""
+    """Runs a strategy, or one of its baselines."""
     body = {
         "strategy_id": form.text("strategy_id"),
         "baseline": form.text("baseline"),
@@ -73,9 +72,9 @@ def create(state: StateDep, form: FormDep) -> Response:
 
 
 @routes.get("/trials/{trial_id}")
-@slow
+@in_thread
 def one(request: Request, state: StateDep, trial_id: PathId) -> Response:
-    """Predicted against measured; while it runs, its log."""
+    """Shows prediction and measurement, and the log."""
     row = trials.get(state, trial_id)
     strategy = strategies.get(state, row.strategy_id)
     heading = f"{models.get(state, strategy.model_id).name} on {clusters.get(state, strategy.cluster_id).name}"
@@ -83,30 +82,25 @@ def one(request: Request, state: StateDep, trial_id: PathId) -> Response:
 
 
 @routes.get("/trials/{trial_id}/live")
-@slow
+@in_thread
 def live(request: Request, state: StateDep, trial_id: PathId) -> Response:
-    """The part of the page that changes."""
+    """Shows the part of the page that changes."""
     shown = _shown(state, trials.get(state, trial_id))
     return render_part(request, "trial_live.html", "Trial", f"/trials/{trial_id}", **shown)
 
 
-def _shown(state: State, row: TrialRow) -> dict[str, Any]:
+def _shown(state: AppState, row: TrialRow) -> dict[str, Any]:
     return {
         "row": row,
         "line": job_line(row.job),
-        "ended": row.job.state in FINAL,
+        "ended": row.job.state in FINAL_STATES,
         "view": trial_view(row),
         "log": _log(state, row.id),
-        "files": artifacts.listing(state, Window(_PAGE), job_id=row.job_id)[0],
+        "files": artifacts.listing(state, ListPage(_PAGE), job_id=row.job_id)[0],
     }
 
 
-def _log(state: State, trial_id: str) -> LogEnd:
-    path = trials.log_file(state, trial_id)
-    if path is None:
-        return LogEnd("", 0)
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        skipped = max(0, size - _MOST_BYTES)
-        file.seek(skipped)
-        return LogEnd(file.read().decode(errors="replace"), skipped)
+def _log(state: AppState, trial_id: str) -> LogEnd:
+    log = trials.read_log(state, trial_id)
+    skipped = max(0, len(log) - _MOST_BYTES)
+    return LogEnd(log[skipped:].decode(errors="replace"), skipped)

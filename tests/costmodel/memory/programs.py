@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autosbp.graph.ir import Input, LogicalGraph, Node, Parameter, Ref, TensorMeta
-from autosbp.plan import Signature, Strategy
+from autosbp.plan.plan import Signature, Strategy
+from autosbp.sbp.layout import B, I, NdSbp, P, S
 from autosbp.sbp.mesh import Axis, Mesh
-from autosbp.sbp.placement import B, I, NdSbp, P, S
 
 Runs = tuple[tuple[str, str], ...]
 
@@ -66,7 +66,7 @@ def on_one_device(graph: LogicalGraph, batch: int, micro_batch: int, **given: An
     signatures = {
         node.name: Signature(tuple(() for _ in node.refs()), ((),) * len(node.outputs))
         for node in graph.nodes
-        if node.name in graph.computed
+        if node.name in graph.parameter_dependent
     }
     parameters: Mapping[str, NdSbp] = {leaf.name: () for leaf in graph.parameters}
     return Strategy(Mesh((), (1,)), signatures, parameters, {}, batch, micro_batch, "sgd", **given)

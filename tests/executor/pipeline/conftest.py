@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from autosbp.api import LogicalGraph, capture_hf_config
-from autosbp.costmodel.recompute import Runs, recomputing
-from autosbp.plan import Strategy
-from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
-from autosbp.torchrun import run_ranks
+from autosbp.costmodel.recompute import Segments, with_full_checkpointing
+from autosbp.launch.local import run_ranks
+from autosbp.plan.plan import Strategy
+from autosbp.plan.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from tests.executor.conftest import GPT2, graph_of
 from tests.executor.pipeline.strategies import LAYOUTS, gated, pipelined
-from tests.forms import form
 from tests.models.conftest import graph_of as model_of
+from tests.tiers import form
 
 CASES: dict[str, Sequence[tuple[int, str, str, int]]] = {
     # (stages, layout inside a stage, schedule, chunks a stage)
@@ -68,7 +68,7 @@ def case(name: str, optimizer: str) -> dict[str, Any]:
         strategies.append({"label": label, "strategy": strategy.to_dict()})
         if (name, layout, schedule) in RECOMPUTED:
             bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
-            again = recomputing(bound, strategy)
+            again = with_full_checkpointing(bound, strategy)
             assert again.recompute
             offloaded = replace(again, offload=True)
             strategies.append({"label": f"{label} recomputed, offloaded", "strategy": offloaded.to_dict()})
@@ -78,12 +78,12 @@ def case(name: str, optimizer: str) -> dict[str, Any]:
             strategies.append({"label": f"{label} lag {lag}", "strategy": sooner.to_dict()})
         if (name, layout, schedule) == UNEVEN:
             bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
-            first = replace(strategy, recompute=_before(bound, recomputing(bound, strategy)))
+            first = replace(strategy, recompute=_before(bound, with_full_checkpointing(bound, strategy)))
             strategies.append({"label": f"{label} recomputed in the first stage", "strategy": first.to_dict()})
     return {"model": name, "graph": graph.to_dict(), "strategies": strategies}
 
 
-def _before(bound: LogicalGraph, every: Strategy) -> Runs:
+def _before(bound: LogicalGraph, every: Strategy) -> Segments:
     """Of the runs that are recomputed, those before the first cut; some, not all."""
     assert every.pipeline is not None
     places = {node.name: place for place, node in enumerate(bound.nodes)}
@@ -97,7 +97,7 @@ def dropout() -> dict[str, Any]:
     graph = capture_hf_config(DROPOUT, seq_len=32)
     strategy = pipelined(graph, LAYOUTS["whole"](graph, 1), 4, ONE_F_ONE_B)
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
-    again = recomputing(bound, strategy)
+    again = with_full_checkpointing(bound, strategy)
     assert again.recompute
     pairs = {"dropout": strategy, "dropout recomputed": again}
     labelled = [{"label": label, "strategy": each.to_dict()} for label, each in pairs.items()]

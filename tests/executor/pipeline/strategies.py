@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from autosbp.api import load_graph
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.graph.ir import LogicalGraph
-from autosbp.pipeline import Pipeline
-from autosbp.plan import Strategy
-from autosbp.sbp.storage import store_split
-from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Schedule
+from autosbp.plan.pipeline import Pipeline
+from autosbp.plan.plan import Strategy
+from autosbp.plan.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Schedule
+from autosbp.program.parameter_sharding import shard_parameters
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search.problem.assembly import Allowed
 from autosbp.search.problem.baselines import Roles
-from autosbp.search.problem.build import ProblemBuilder
-from autosbp.search.problem.clusters import OpCluster
+from autosbp.search.problem.builder import ProblemBuilder
+from autosbp.search.problem.builder_base import Allowed
+from autosbp.search.problem.op_clusters import OpCluster
 from autosbp.search.problem.strategy import strategy_of
 
 MICRO = 4
@@ -93,15 +93,17 @@ def tensor_parallel(graph: LogicalGraph, size: int) -> Strategy:
 LAYOUTS: Mapping[str, Callable[[LogicalGraph, int], Strategy]] = {
     "data parallel": data_parallel,
     "tensor parallel": tensor_parallel,
-    "ZeRO-1": lambda graph, size: store_split(graph, data_parallel(graph, size), "step"),
-    "ZeRO-3": lambda graph, size: replace(store_split(graph, data_parallel(graph, size), "use"), bucket_bytes=20_000),
+    "ZeRO-1": lambda graph, size: shard_parameters(graph, data_parallel(graph, size), "step"),
+    "ZeRO-3": lambda graph, size: replace(
+        shard_parameters(graph, data_parallel(graph, size), "use"), bucket_bytes=20_000
+    ),
     "whole": lambda graph, size: one_stage(graph, size, 1),
 }
 
 
 def even_cuts(graph: LogicalGraph, num_chunks: int, shift: int = 0) -> tuple[str, ...]:
     """Cuts that leave equally many ops in each chunk, wherever that is."""
-    names = [node.name for node in graph.nodes if node.name in graph.computed]
+    names = [node.name for node in graph.nodes if node.name in graph.parameter_dependent]
     return tuple(names[len(names) * chunk // num_chunks + shift] for chunk in range(1, num_chunks))
 
 

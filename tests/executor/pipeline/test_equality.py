@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from autosbp.graph.chunks import cut_graph
-from autosbp.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.graph.pipeline_chunks import cut_graph
+from autosbp.plan.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
 from tests.executor.pipeline.conftest import CASES, Reports, model
 from tests.executor.pipeline.strategies import even_cuts, gated
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 KEYS = ("loss", "gradient", "loss_after_steps", "parameters")
 
@@ -57,14 +57,16 @@ def test_ranks_store_what_their_stage_reads_and_two_stages_the_tied_embedding(re
 def test_values_went_through_stages_that_do_not_read_them(reports: Reports) -> None:
     graph = model("t5")
     chunks = cut_graph(graph.bind(**dict.fromkeys(graph.symbols, 1)), even_cuts(graph, 8))
-    assert any(set(each.received) & set(each.results) - {r for n in each.nodes for r in n.refs()} for each in chunks)
+    assert any(
+        set(each.received_refs) & set(each.results) - {r for n in each.nodes for r in n.refs()} for each in chunks
+    )
     assert "t5 4 stages whole interleaved_1f1b 2 float64" in reports
 
 
 def test_values_without_gradient_and_with_odd_strides_went_through_stages(reports: Reports) -> None:
     graph = gated()
     chunks = cut_graph(graph.bind(batch=1), even_cuts(graph, 4))
-    received = {ref.name: each.has_gradient(ref) for each in chunks for ref in each.received}
+    received = {ref.name: each.has_gradient(ref) for each in chunks for ref in each.received_refs}
     assert received == {"turned": True, "uv": True, "gate": False, "back": True}
     assert sum(label.startswith("gated 4 stages") for label in reports) == 3
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining.schedules import _batch_p2p
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from autosbp.executor.pipeline._torch import _Begun
+from autosbp.executor.pipeline._torch import _PostedReceive
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_receive_is_under_way_before_the_sends_that_stand_before_it(
     irecv = dist.irecv
     monkeypatch.setattr(dist, "irecv", lambda *args: begun.append(irecv(*args)) or begun[0])
     there = torch.zeros(4)
-    received = _Begun(dist.P2POp(irecv, there, 1, group, tag=3))
+    received = _PostedReceive(dist.P2POp(irecv, there, 1, group, tag=3))
     assert len(begun) == 1 and received.tensor is there and (received.peer, received.tag) == (1, 3)
     works = _batch_p2p([dist.P2POp(dist.isend, torch.ones(4), 1, group)] * num_sends + [received])
     assert works[-1] is begun[0] and len(works) == num_sends + 1 and len(begun) == 1

@@ -10,16 +10,18 @@ import pytest
 
 from autosbp.api import PlanOptions, load_cluster, make_plan, run_trial
 from autosbp.cli._explain import _program, explanation
-from autosbp.comparison import difference
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.evaluate import evaluate
 from autosbp.costmodel.network import NetworkModel
+from autosbp.costmodel.strategy_cost import evaluate
 from autosbp.errors import InputError
-from autosbp.plan import Plan, plan_id_of
-from autosbp.schedules import INTERLEAVED
+from autosbp.plan.plan import Plan, plan_id_of
+from autosbp.plan.schedules import INTERLEAVED
+from autosbp.report.plan_diff import difference
 from tests.executor.conftest import graph_of
 from tests.executor.pipeline.strategies import data_parallel, pipelined
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def test_a_trial_of_stages_uses_the_predicted_memory(result: dict[str, Any]) -> 
     assert result["memory_bytes"] == pytest.approx(result["predicted_memory_bytes"], rel=0.15)
 
 
-def test_a_rank_that_there_is_not_is_refused(plans: tuple[Plan, Plan]) -> None:
+def test_an_unknown_rank_is_refused(plans: tuple[Plan, Plan]) -> None:
     with pytest.raises(InputError, match="0 to 3"):
         _program(plans[1], graph_of("mlp"), 4)
 

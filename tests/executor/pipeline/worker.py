@@ -13,21 +13,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from autosbp.costmodel.memory.stage import stage_memory
-from autosbp.executor.measure import step_memory
-from autosbp.executor.parameters import full_parameters, shard
+from autosbp.costmodel.memory.stage_memory import stage_memory
+from autosbp.executor.parameter_shards import initial_parameters, shard
 from autosbp.executor.pipeline import PipelineTrainer
 from autosbp.executor.pipeline._groups import StageGroups
-from autosbp.executor.reference import Reference
 from autosbp.executor.runtime import Runtime
+from autosbp.executor.single_device_reference import SingleDeviceReference
 from autosbp.executor.training import Trainer, random_batch
-from autosbp.graph.cast import cast_floats
+from autosbp.executor.trial_metrics import step_memory
+from autosbp.graph.dtype_cast import cast_floats
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.serialize import from_dict
-from autosbp.plan import Strategy
-from autosbp.processes import end_rank
+from autosbp.plan.plan import Strategy
+from autosbp.sbp.layout import B, I
 from autosbp.sbp.mesh import Mesh
-from autosbp.sbp.placement import B, I
+from autosbp.utils.processes import exit_rank
 from tests.executor.equality_worker import rescale
 
 STEPS = 5
@@ -50,7 +50,9 @@ Known = dict[tuple[int, str], Alone]
 def alone(
     graph: LogicalGraph, strategy: Strategy, parameters: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]
 ) -> Alone:
-    reference = Reference(graph, parameters, global_batch=strategy.global_batch, optimizer=strategy.optimizer)
+    reference = SingleDeviceReference(
+        graph, parameters, global_batch=strategy.global_batch, optimizer=strategy.optimizer
+    )
     losses = [float(reference.forward_backward(batch))]
     grads = {name: None if value.grad is None else value.grad.clone() for name, value in reference.parameters.items()}
     reference.optimizer.step()
@@ -60,7 +62,7 @@ def alone(
 
 def compare(graph: LogicalGraph, strategy: Strategy, known: Known) -> dict[str, object]:
     """Errors on this rank, relative to the largest element of what is compared."""
-    parameters, batch = full_parameters(graph, seed=1), random_batch(graph, strategy.global_batch, seed=2)
+    parameters, batch = initial_parameters(graph, seed=1), random_batch(graph, strategy.global_batch, seed=2)
     for name in batch:  # some labels are ignored, unevenly over the batch
         if name == "labels" and batch[name].dim() == 2:
             batch[name][0, : batch[name].shape[1] // 2] = -100
@@ -100,7 +102,7 @@ def compare(graph: LogicalGraph, strategy: Strategy, known: Known) -> dict[str, 
 
 def compare_random(graph: LogicalGraph, strategy: Strategy, _: Known) -> dict[str, object]:
     """The same strategy without its pipeline draws the same numbers: dropout is equal."""
-    parameters, batch = full_parameters(graph, seed=1), random_batch(graph, strategy.global_batch, seed=2)
+    parameters, batch = initial_parameters(graph, seed=1), random_batch(graph, strategy.global_batch, seed=2)
     cpu = torch.device("cpu")
     whole = Trainer(
         graph, replace(strategy, pipeline=None), parameters, device=cpu, runtime=Runtime(strategy.mesh, 0, cpu)
@@ -149,7 +151,7 @@ def main() -> None:
                     sys.stdout.flush()
     if int(os.environ["RANK"]) == 0:
         Path(sys.argv[2]).write_text(json.dumps(results))
-    end_rank()
+    exit_rank()
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from autosbp.executor.runtime import Runtime
 from autosbp.executor.split_ops import _attention_blocks as blocks
 from autosbp.executor.split_ops._attention import attention_split
 from autosbp.executor.split_ops._attention_kernels import FLASH_CUDA
-from autosbp.plan import Signature
-from autosbp.sbp.choices import axis_choices
-from autosbp.sbp.placement import S
+from autosbp.plan.plan import Signature
+from autosbp.program.chosen_options import checked_choices
+from autosbp.sbp.layout import S
 from autosbp.sbp.rules import node_options
 from autosbp.testing.virtual import VirtualRanks, plain_mesh
 from autosbp.testing.virtual_cases import Case, of, op_case, x
@@ -61,7 +61,7 @@ def hidden_rows() -> torch.Tensor:
 
 @pytest.mark.parametrize("width", [6, 5], ids=["fused kernel", "products"])
 @pytest.mark.parametrize("kind", ["bool", "added", "per head"])
-def test_queries_that_a_mask_hides_from_some_or_all_ranks(kind: str, width: int) -> None:
+def test_masked_queries_are_right_on_some_or_all_ranks(kind: str, width: int) -> None:
     generator = torch.Generator().manual_seed(1)
     query, key = (torch.randn(2, 3, n, 6, generator=generator, dtype=torch.float64) for n in (4, 8))
     value = torch.randn(2, 3, 8, width, generator=generator, dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_the_kernel_of_gpus_takes_grouped_heads_and_the_log_sum_exp_of_others() 
     assert [each.shape for each in grads] == [query.shape, key.shape, key.shape]
 
 
-def test_it_keeps_no_scores_for_the_backward_pass() -> None:
+def test_attention_keeps_no_scores_for_backward() -> None:
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -160,7 +160,7 @@ def test_causal_queries_and_keys_are_split_on_any_axes(case: Case) -> None:
             tuple(tuple(sbps) for sbps in zip(*(option.ins for option in chosen), strict=True)),
             tuple(tuple(sbps) for sbps in zip(*(option.outs for option in chosen), strict=True)),
         )
-        assert list(axis_choices(graph, node, signature, 2)) == chosen
+        assert list(checked_choices(graph, node, signature, 2)) == chosen
         check_layouts(graph, node, signature, plain_mesh(2, 2))
 
 
@@ -177,4 +177,4 @@ def test_grouped_heads_are_split_with_their_keys() -> None:
 
 def test_dropout_is_not_drawn_by_the_implementation() -> None:
     graph, node = op_case(OP, of(x(2, 6, 4, 2), x(2, 6, 4, 2), x(2, 6, 4, 2), None, 0.5, True))
-    assert not any(option.implemented for option in node_options(graph, node))
+    assert not any(option.needs_split_impl for option in node_options(graph, node))

@@ -9,11 +9,11 @@ from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
 from autosbp.costmodel.network import NetworkModel
 from autosbp.executor.training import random_batch
-from autosbp.plan import Strategy
+from autosbp.plan.plan import Strategy
 from autosbp.sbp.mesh import Mesh
 from autosbp.search import SEARCHERS, SearchOptions
-from autosbp.search.problem.build import ProblemBuilder
-from autosbp.search.problem.clusters import OpCluster
+from autosbp.search.problem.builder import ProblemBuilder
+from autosbp.search.problem.op_clusters import OpCluster
 from autosbp.search.problem.strategy import strategy_of
 from autosbp.testing.virtual import plain_mesh
 from autosbp.testing.virtual_program import check_strategy

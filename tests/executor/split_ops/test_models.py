@@ -9,13 +9,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autosbp.cluster import load_cluster
+from autosbp.cluster.spec import load_cluster
 from autosbp.graph.capture import capture
-from autosbp.graph.cast import cast_floats
+from autosbp.graph.dtype_cast import cast_floats
 from autosbp.graph.ir import LogicalGraph
-from autosbp.sbp.choices import axis_choices
-from autosbp.search.sampling import sample_strategies
+from autosbp.program.chosen_options import checked_choices
+from autosbp.testing.strategy_samples import sample_strategies
 from autosbp.testing.virtual_program import check_strategy
+
+pytestmark = pytest.mark.integration
 
 
 class Convolutional(nn.Module):
@@ -72,6 +74,6 @@ def test_split_implementations_train_as_one_device_does(make: Callable[[], Logic
         bound = graph.bind(batch=8)
         for node in bound.nodes:
             if node.name in strategy.signatures:
-                choices = axis_choices(bound, node, strategy.signatures[node.name], strategy.mesh.ndim)
-                served |= {node.op for choice in choices if choice.implemented}
+                choices = checked_choices(bound, node, strategy.signatures[node.name], strategy.mesh.ndim)
+                served |= {node.op for choice in choices if choice.needs_split_impl}
     assert ops <= served, "each implementation has run"

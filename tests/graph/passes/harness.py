@@ -9,7 +9,7 @@ import torch
 
 from autosbp.graph.capture import capture
 from autosbp.graph.ir import Constant, Input, LogicalGraph, Node, Parameter, Ref, Sym, TensorMeta
-from autosbp.graph.materialise import initial_parameter, materialise
+from autosbp.graph.to_fx import initial_parameter, to_graph_module
 from tests.graph.numerics import assert_same, weights
 
 BATCH = Sym("batch")
@@ -62,7 +62,7 @@ def run(graph: LogicalGraph, batch: int) -> list[torch.Tensor]:
         else torch.randn(leaf.meta.sizes, generator=generator, dtype=torch.float64)
         for leaf in bound.inputs
     ]
-    loss = materialise(bound)(*(initial_parameter(leaf, sources) for leaf in bound.parameters), *inputs)
+    loss = to_graph_module(bound)(*(initial_parameter(leaf, sources) for leaf in bound.parameters), *inputs)
     return [loss, *torch.autograd.grad(loss, list(sources.values()))]
 
 

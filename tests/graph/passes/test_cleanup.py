@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from autosbp.graph.ir import DType
-from autosbp.graph.materialise import make_constant
 from autosbp.graph.passes._cleanup import drop_dead, drop_no_ops, rename
+from autosbp.graph.to_fx import make_constant
 from tests.graph.passes.harness import BATCH, LINEAR, Shape, W, X, check, graph_of, node, ops
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from autosbp.graph.ir import LogicalGraph, Ref
-from autosbp.graph.materialise import make_constant
 from autosbp.graph.passes._cleanup import drop_dead
 from autosbp.graph.passes._constants import MAX_FOLDED_TEXT, fold_constants, share_constants
+from autosbp.graph.to_fx import make_constant
 from tests.graph.passes.harness import BATCH, LINEAR, Shape, W, X, check, graph_of, node, ops
 
 

@@ -16,6 +16,8 @@ from autosbp.graph.passes._losses import explicit_cross_entropy
 from autosbp.graph.passes._means import explicit_means
 from tests.graph.passes.harness import BATCH, LABELS, LINEAR, Head, Shape, W, X, captured, check, graph_of, node, ops
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize(
     ("op", "args", "shape", "count"),

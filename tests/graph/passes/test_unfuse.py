@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autosbp.graph.ir import LogicalGraph, Ref
-from autosbp.graph.materialise import initial_parameter
 from autosbp.graph.passes._unfuse import unfuse_split_linears
+from autosbp.graph.to_fx import initial_parameter
 from tests.graph.passes.harness import LINEAR, Head, W, X, captured, check, graph_of, node, ops
 
 Transforms = list[tuple[object, ...]]
@@ -82,7 +82,7 @@ PACKED: dict[str, tuple[Callable[[Tensor], tuple[Tensor, ...]], int, Transforms]
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_packed_queries_keys_and_values_come_apart_behind_views(name: str) -> None:
+def test_packed_qkv_is_unfused_behind_views(name: str) -> None:
     unpack, rows, transforms = PACKED[name]
     graph = captured(Attention(unpack, rows))
     for source in ("packed.weight", "packed.bias"):
@@ -118,7 +118,7 @@ def gap(y: Tensor, _labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", [rotary, gap])
-def test_parts_that_join_again_or_leave_rows_out_stay_together(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_rejoined_or_incomplete_parts_stay_fused(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     graph = captured(Head(loss))
     assert [leaf.transforms for leaf in graph.parameters] == [(), ()]
 
@@ -136,7 +136,7 @@ class Twice(nn.Module):
         return (gate * up).square().sum()
 
 
-def test_a_weight_used_twice_comes_apart_where_both_uses_do() -> None:
+def test_a_shared_weight_is_unfused_if_all_uses_are() -> None:
     alike = captured(Twice(lambda y: y.chunk(2, -1)))
     assert len(alike.parameters) == 4
     other = captured(Twice(lambda y: (y[..., :4], y[..., 4:8])))

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from autosbp.calibration import read_results
 from autosbp.costmodel.calibration import Calibration
-from calibration import read_results
-from service.launchers._folder import JobFolder
-from service.settings import Settings
+from autosbp.service.launchers._job_folder import JobFolder
+from autosbp.service.settings import Settings
+from autosbp.utils.processes import find_by_namespace_pid
 from tests.service import documents
 from tests.service.conftest import running
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def settings(tmp_path: Path) -> Settings:
 def begun(client: TestClient, settings: Settings, **effort: float) -> tuple[dict[str, Any], Path]:
     """The job that measures two ranks of this machine, and its results; some of them are there."""
     cluster = client.post("/v1/clusters", json={"preset": "local:2"}).json()["id"]
-    job: dict[str, Any] = client.post("/v1/calibrations", json={"cluster_id": cluster, **effort}).json()
+    job: dict[str, Any] = client.post("/v1/calibrations:measure", json={"cluster_id": cluster, **effort}).json()
     results = settings.data_dir / "launches" / f"{job['id']}-1" / "work" / "results.jsonl"
     documents.wait_until(lambda: len(read_results(results).made) > 5)
     return job, results
@@ -66,7 +69,9 @@ def test_a_cancelled_calibration_ends_its_ranks(settings: Settings) -> None:
 def test_a_dead_rank_fails_the_calibration_by_the_name_of_the_measurement(settings: Settings) -> None:
     with running(settings) as client:
         job, path = begun(client, settings)
-        os.kill(read_results(path).pids[1], signal.SIGKILL)
+        rank = find_by_namespace_pid(read_results(path).pids[1], str(path))
+        assert rank is not None
+        os.kill(rank, signal.SIGKILL)
         done = documents.wait(client, job["id"])
         told = done["problem"]["detail"]
         assert done["state"] == "failed"

@@ -6,11 +6,14 @@ import signal
 from pathlib import Path
 
 import httpx
+import pytest
 
-from service.launchers._folder import JobFolder
+from autosbp.service.launchers._job_folder import JobFolder
 from tests.service import documents
 from tests.service.launchers.test_trials import asked
 from tests.service.server import Server
+
+pytestmark = pytest.mark.integration
 
 
 def test_a_trial_is_started_once_and_found_by_the_service_after_a_killed_one(tmp_path: Path) -> None:

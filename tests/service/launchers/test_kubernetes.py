@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from service.launchers._base import JobSpec, LauncherError, UnavailableError
-from service.launchers._folder import JobFolder
-from service.launchers._kubernetes import Access, KubernetesLauncher, Pods, manifest
-from service.testing.launchers import CHECKS, Place, wait_for
+from autosbp.service.launchers._base import JobSpec, LauncherError, UnavailableError
+from autosbp.service.launchers._job_folder import JobFolder
+from autosbp.service.launchers._kubernetes import ClusterAccess, KubernetesLauncher, PodTemplate, manifest
+from autosbp.service.testing.launcher_conformance import CHECKS, LauncherTestSite, wait_for
 from tests.service.launchers.kubernetes_api import SCHEMA, TOKEN, Cluster
+
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,22 +30,24 @@ def cluster() -> Iterator[Cluster]:
 
 def launcher(cluster: Cluster, folder: Path, token: str = TOKEN) -> KubernetesLauncher:
     (folder / "token").write_text(f"{token}\n")
-    access = Access(cluster.url, "lab", folder / "token")
-    pods = Pods("autosbp:1", "shared", folder, sys.executable, str(ROOT))
+    access = ClusterAccess(cluster.url, "lab", folder / "token")
+    pods = PodTemplate("autosbp:1", "shared", folder, sys.executable, str(ROOT))
     return KubernetesLauncher(folder / "jobs", access=access, pods=pods, settle_s=1.0)
 
 
 @pytest.fixture
-def place(cluster: Cluster, tmp_path: Path) -> Place:
-    return Place(lambda: launcher(cluster, tmp_path), tmp_path, num_nodes=2)
+def place(cluster: Cluster, tmp_path: Path) -> LauncherTestSite:
+    return LauncherTestSite(lambda: launcher(cluster, tmp_path), tmp_path, num_nodes=2)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.__name__))
-def test_the_kubernetes_launcher_conforms(check: Callable[[Place], None], place: Place) -> None:
+def test_the_kubernetes_launcher_conforms(check: Callable[[LauncherTestSite], None], place: LauncherTestSite) -> None:
     check(place)
 
 
-def test_a_lost_answer_makes_no_second_job(cluster: Cluster, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_answer_makes_no_second_job(
+    cluster: Cluster, place: LauncherTestSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, key = cluster.num_created, place.new_key()
     monkeypatch.setattr(cluster, "lose_answers", True)
     place.make().submit(place.spec(key, place.counted(key)[0]), key)
@@ -51,13 +55,15 @@ def test_a_lost_answer_makes_no_second_job(cluster: Cluster, place: Place, monke
     assert (cluster.num_created - before, place.counted(key)[1]) == (1, ["0"])
 
 
-def test_what_the_api_refuses_says_why(cluster: Cluster, place: Place, tmp_path: Path) -> None:
+def test_what_the_api_refuses_says_why(cluster: Cluster, place: LauncherTestSite, tmp_path: Path) -> None:
     key = place.new_key()
     with pytest.raises(LauncherError, match="401 Unauthorized"):
         launcher(cluster, tmp_path, "another").submit(place.spec(key), key)
     (tmp_path / "token").unlink()
     lacking = KubernetesLauncher(
-        tmp_path / "jobs", access=Access(cluster.url, "lab", tmp_path / "token"), pods=Pods("a", "b", tmp_path)
+        tmp_path / "jobs",
+        access=ClusterAccess(cluster.url, "lab", tmp_path / "token"),
+        pods=PodTemplate("a", "b", tmp_path),
     )
     with pytest.raises(LauncherError, match="service account"):
         lacking.active_keys()
@@ -67,8 +73,8 @@ def test_a_cluster_that_is_away_is_asked_again(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     away = KubernetesLauncher(
         tmp_path / "jobs",
-        access=Access("http://127.0.0.1:9", "lab", tmp_path / "token"),
-        pods=Pods("a", "b", tmp_path),
+        access=ClusterAccess("http://127.0.0.1:9", "lab", tmp_path / "token"),
+        pods=PodTemplate("a", "b", tmp_path),
     )
     with pytest.raises(UnavailableError):
         away.active_keys()
@@ -76,8 +82,9 @@ def test_a_cluster_that_is_away_is_asked_again(tmp_path: Path) -> None:
 
 def made(tmp_path: Path, **of_spec: Any) -> dict[str, Any]:
     folder = JobFolder(tmp_path, "a" * 49)
-    spec = JobSpec("autosbp.executor.worker", ("request", "result"), tmp_path / "log", 90.5, **of_spec)
-    return manifest(spec, folder, Pods("autosbp:1", "shared", tmp_path), "lab")
+    log = folder.path / "work" / "ranks.log"
+    spec = JobSpec("autosbp.executor.trial_worker", ("request", "result"), log, 90.5, **of_spec)
+    return manifest(spec, folder, PodTemplate("autosbp:1", "shared", tmp_path), "lab")
 
 
 @pytest.mark.parametrize("of_spec", [{}, {"num_nodes": 4, "ranks_per_node": 8, "gpus_per_node": 8}])
@@ -94,7 +101,25 @@ def test_a_manifest_is_a_job_of_the_published_schema(tmp_path: Path, of_spec: di
     assert (job["backoffLimit"], job["template"]["spec"]["restartPolicy"]) == (0, "Never")
     (container,) = job["template"]["spec"]["containers"]
     limits = container["resources"].get("limits", {})
-    assert limits == ({"nvidia.com/gpu": "8"} if of_spec else {})
+    assert limits == {**({"nvidia.com/gpu": "8"} if of_spec else {}), "ephemeral-storage": "16Gi"}
+
+
+def test_a_pod_has_the_folders_of_its_own_job_and_no_privileges(tmp_path: Path) -> None:
+    pod = made(tmp_path)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    shared = [mount for mount in container["volumeMounts"] if mount["name"] == "shared"]
+    assert shared == [{"name": "shared", "mountPath": str(tmp_path / ("a" * 49)), "subPath": "a" * 49}]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert (pod["automountServiceAccountToken"], pod["securityContext"]["seccompProfile"]) == (
+        False,
+        {"type": "RuntimeDefault"},
+    )
+    writable = {mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] != "shared"}
+    assert writable == {"/tmp", "/dev/shm"}  # noqa: S108  # the pod's own
 
 
 def test_the_schema_refuses_what_a_job_does_not_have(tmp_path: Path) -> None:

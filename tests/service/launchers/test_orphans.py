@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 
 from autosbp.errors import InputError
-from service.app import create_app
-from service.launchers._base import JobSpec
-from service.launchers._local import LocalLauncher
-from service.services.orphans import orphans
-from service.settings import Settings
-from service.testing.launchers import wait_for
+from autosbp.service.app import create_app
+from autosbp.service.launchers._base import JobSpec
+from autosbp.service.launchers._local import LocalLauncher
+from autosbp.service.services.orphaned_jobs import orphans
+from autosbp.service.settings import Settings
+from autosbp.service.testing.launcher_conformance import wait_for
 from tests.cli.processes import Started
 from tests.service import documents
 from tests.service.conftest import running
+
+pytestmark = pytest.mark.integration
 
 FINAL = {"job-done": True, "job-going": False}
 
@@ -45,7 +47,9 @@ def test_services_and_workers_end_what_nobody_waits_for(tmp_path: Path) -> None:
     ended, again, others = f"{job['id']}-1", f"{job['id']}-2", "job-of-another-1"
 
     def submit(key: str) -> None:
-        launcher.submit(JobSpec("service.launchers.probe", ("sleep=60",), tmp_path / f"{key}.log", 100.0), key)
+        launcher.submit(
+            JobSpec("autosbp.service.launchers.probe_entry", ("sleep=60",), tmp_path / f"{key}.log", 100.0), key
+        )
 
     submit(others)
     submit(ended)

@@ -12,12 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.launchers._ray import RayLauncher
-from service.testing.launchers import CHECKS, Place, wait_for
-from service.testing.ray import LocalRay
+from autosbp.service.launchers._ray import RayLauncher
+from autosbp.service.testing.launcher_conformance import CHECKS, LauncherTestSite, wait_for
+from autosbp.service.testing.ray import LocalRay
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [
+    pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None and not os.environ.get("CI"),
@@ -33,14 +34,16 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRay]:
 
 
 @pytest.fixture
-def place(ray: LocalRay, tmp_path: Path) -> Place:
+def place(ray: LocalRay, tmp_path: Path) -> LauncherTestSite:
     def make() -> RayLauncher:
         return RayLauncher(tmp_path / "jobs", url=ray.url, python=sys.executable, python_path=str(ROOT))
 
-    return Place(make, tmp_path, num_nodes=2)
+    return LauncherTestSite(make, tmp_path, num_nodes=2)
 
 
-def test_the_ray_launcher_conforms_and_a_lost_answer_makes_no_second_job(ray: LocalRay, place: Place) -> None:
+def test_the_ray_launcher_conforms_and_a_lost_answer_makes_no_second_job(
+    ray: LocalRay, place: LauncherTestSite
+) -> None:
     """All checks at once: a job on Ray takes seconds to begin, most of it waiting."""
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(check, place) for check in CHECKS]
@@ -49,7 +52,7 @@ def test_the_ray_launcher_conforms_and_a_lost_answer_makes_no_second_job(ray: Lo
             done.result()
 
 
-def check_that_a_lost_answer_makes_no_second_job(ray: LocalRay, place: Place) -> None:
+def check_that_a_lost_answer_makes_no_second_job(ray: LocalRay, place: LauncherTestSite) -> None:
     """The request arrives, its answer does not."""
 
     class Losing(httpx.BaseTransport):

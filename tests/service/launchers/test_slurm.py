@@ -12,22 +12,23 @@ import pytest
 from typer.testing import CliRunner
 
 from autosbp import api
+from autosbp.calibration import read_results
 from autosbp.cli import app
 from autosbp.costmodel.calibration import Calibration
-from benchmarks.launchers import WAYS, lose
-from calibration import read_results
-from service.launchers._base import UnavailableError
-from service.launchers._folder import JobFolder
-from service.launchers._slurm import SlurmLauncher
-from service.settings import Settings
-from service.testing.launchers import CHECKS, Place, wait_for
-from service.testing.slurm import VirtualSlurm, missing_programs
+from autosbp.service.launchers._base import UnavailableError
+from autosbp.service.launchers._job_folder import JobFolder
+from autosbp.service.launchers._slurm import SlurmLauncher
+from autosbp.service.settings import Settings
+from autosbp.service.testing.launcher_conformance import CHECKS, LauncherTestSite, wait_for
+from autosbp.service.testing.slurm import VirtualSlurm, missing_programs
+from benchmarks.launchers import LOSSES, lose_submissions
 from tests.service import documents
 from tests.service.conftest import running
 
 ROOT = Path(__file__).parents[3]
 LACKS = missing_programs()
 pytestmark = [
+    pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.skipif(
         bool(LACKS) and not os.environ.get("CI"),
@@ -43,28 +44,28 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualSlurm]:
 
 
 @pytest.fixture
-def place(slurm: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(slurm: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LauncherTestSite:
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
 
     def make() -> SlurmLauncher:
         return SlurmLauncher(tmp_path / "jobs", python=sys.executable, python_path=str(ROOT))
 
-    return Place(make, tmp_path, num_nodes=2)
+    return LauncherTestSite(make, tmp_path, num_nodes=2)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.__name__))
-def test_the_slurm_launcher_conforms(check: Callable[[Place], None], place: Place) -> None:
+def test_the_slurm_launcher_conforms(check: Callable[[LauncherTestSite], None], place: LauncherTestSite) -> None:
     check(place)
 
 
-@pytest.mark.parametrize(("way", "count"), [*zip(WAYS, (3, 1, 1, 1), strict=True)])
+@pytest.mark.parametrize(("way", "count"), [*zip(LOSSES, (3, 1, 1, 1), strict=True)])
 def test_lost_submissions_make_one_job_each(slurm: VirtualSlurm, tmp_path: Path, way: str, count: int) -> None:
     """``make launchers`` does it 20 times each."""
-    found = lose(slurm, tmp_path / "lost", way, count)
+    found = lose_submissions(slurm, tmp_path / "lost", way, count)
     assert (found["jobs"], found["lost"], found["twice"]) == (count, 0, 0)
 
 
-def test_crossed_submissions_run_once(slurm: VirtualSlurm, place: Place) -> None:
+def test_crossed_submissions_run_once(slurm: VirtualSlurm, place: LauncherTestSite) -> None:
     """The same job twice, as when a submission was thought lost and comes late: the second finds the key claimed."""
     launcher, key = place.make(), place.new_key()
     assert isinstance(launcher, SlurmLauncher)
@@ -78,14 +79,14 @@ def test_crossed_submissions_run_once(slurm: VirtualSlurm, place: Place) -> None
     assert (state, place.counted(key)[1]) == ("FAILED", ["0"])
 
 
-def test_a_job_is_found_after_the_controller_was_away(slurm: VirtualSlurm, place: Place) -> None:
+def test_a_job_is_found_after_the_controller_was_away(slurm: VirtualSlurm, place: LauncherTestSite) -> None:
     launcher, key = place.make(), place.new_key()
     begun = launcher.submit(place.spec(key, "say=up", "sleep=3"), key)
     while not launcher.logs(key):
         pass
     slurm.stop_controller()
     try:
-        with pytest.raises(UnavailableError, match="squeue did not answer"):
+        with pytest.raises(UnavailableError, match="squeue failed"):
             launcher.status(key)
     finally:
         slurm.start_controller()
@@ -93,7 +94,9 @@ def test_a_job_is_found_after_the_controller_was_away(slurm: VirtualSlurm, place
     assert wait_for(place.make(), key, "succeeded").native_id == begun.native_id
 
 
-def test_a_job_gets_nothing_of_the_services_environment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_gets_nothing_of_the_services_environment(
+    place: LauncherTestSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUTOSBP_DATABASE_URL", "postgresql://user:secret@host/name")
     launcher, key = place.make(), place.new_key()
     launcher.submit(place.spec(key, "tell=AUTOSBP_DATABASE_URL"), key)
@@ -101,7 +104,7 @@ def test_a_job_gets_nothing_of_the_services_environment(place: Place, monkeypatc
     assert launcher.logs(key) == b"AUTOSBP_DATABASE_URL=\n"
 
 
-def test_what_slurm_refuses_says_why(place: Place, tmp_path: Path) -> None:
+def test_what_slurm_refuses_says_why(place: LauncherTestSite, tmp_path: Path) -> None:
     launcher = SlurmLauncher(tmp_path / "jobs", python=sys.executable, options=["--partition=nowhere"])
     key = place.new_key()
     with pytest.raises(Exception, match="invalid partition"):
@@ -166,7 +169,7 @@ def test_a_calibration_of_the_service_measures_two_nodes_and_keeps_no_search_wai
     with running(settings) as client:
         cluster = client.post("/v1/clusters", json={"preset": "local:2x1"}).json()["id"]
         asked = {"cluster_id": cluster, "point_s": 0.001, "variants": False}
-        job = client.post("/v1/calibrations", json=asked).json()
+        job = client.post("/v1/calibrations:measure", json=asked).json()
         documents.wait(client, job["id"], ("running",))
         model = client.post("/v1/models", json=documents.graph()).json()["id"]
         asked = {"model_id": model, "cluster_id": cluster, "options": documents.OPTIONS}

@@ -9,20 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from service.launchers._base import JobStatus, UnavailableError
-from service.launchers._folder import JobFolder
-from service.launchers._slurm import SlurmLauncher
-from service.testing import accounting
-from service.testing.launchers import Place
-from service.testing.slurm import VirtualSlurm, missing_programs
+from autosbp.service.launchers._base import JobStatus, UnavailableError
+from autosbp.service.launchers._job_folder import JobFolder
+from autosbp.service.launchers._slurm import SlurmLauncher
+from autosbp.service.testing import accounting
+from autosbp.service.testing.launcher_conformance import LauncherTestSite
+from autosbp.service.testing.slurm import VirtualSlurm, missing_programs
 from tests.service.documents import wait_until
 
 ROOT = Path(__file__).parents[3]
 LACKS = [*missing_programs(), *accounting.missing_programs()]
-pytestmark = pytest.mark.skipif(
-    bool(LACKS) and not os.environ.get("CI"),
-    reason=f"a virtual Slurm with accounts needs {', '.join(LACKS)}; scripts/system installs it",
-)
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        bool(LACKS) and not os.environ.get("CI"),
+        reason=f"a virtual Slurm with accounts needs {', '.join(LACKS)}; scripts/system installs it",
+    ),
+]
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def test_accounts_tell_how_forgotten_jobs_have_ended(slurm: VirtualSlurm, tmp_pa
     def make() -> SlurmLauncher:
         return SlurmLauncher(tmp_path / "jobs", python=sys.executable, python_path=str(ROOT), exclusive=False)
 
-    launcher, place = make(), Place(make, tmp_path, num_nodes=1)
+    launcher, place = make(), LauncherTestSite(make, tmp_path, num_nodes=1)
     keys = {name: place.new_key() for name in ("late", "ended", "good", "bad", "lost")}
     folders = {name: JobFolder(tmp_path / "jobs", key) for name, key in keys.items()}
     long = ("say=up", "sleep=100")
@@ -75,7 +78,7 @@ def test_accounts_tell_how_forgotten_jobs_have_ended(slurm: VirtualSlurm, tmp_pa
     }
     assert found["lost"].native_id == lost_id
     slurm.stop_accounting()
-    with pytest.raises(UnavailableError, match="sacct did not answer"):
+    with pytest.raises(UnavailableError, match="sacct failed"):
         launcher.status(keys["good"])
     key = place.new_key()
     assert launcher.submit(place.spec(key), key).state in ("queued", "running", "succeeded")

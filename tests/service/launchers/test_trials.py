@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from service.launchers._folder import JobFolder
-from service.settings import Settings
+from autosbp.service.launchers._job_folder import JobFolder
+from autosbp.service.settings import Settings
 from tests.service import documents
 from tests.service.conftest import running
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from starlette.testclient import TestClient
 
-from service.settings import Settings
+from autosbp.service.settings import Settings
 from tests.service import documents
 from tests.service.conftest import running
 

@@ -68,7 +68,7 @@ def take(opened: Browser, url: str, shot: Shot) -> None:
 
 def main() -> None:
     if len(sys.argv) != 2:
-        sys.exit("scripts/screens URL: the address of a running service is expected")
+        sys.exit("scripts/screens URL: expected the address of a running service")
     url = sys.argv[1]
     FOLDER.mkdir(parents=True, exist_ok=True)
     with browser() as opened, Client(url) as client:

@@ -8,8 +8,8 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
-from service.web import assets
-from service.web.assets import ROOT, address
+from autosbp.service.web import assets
+from autosbp.service.web.assets import ROOT, asset_url
 
 VENDOR = ROOT / "vendor"
 
@@ -31,11 +31,11 @@ def test_every_vendored_package_has_its_licence() -> None:
 
 @pytest.mark.parametrize("name", sorted(assets.assets()))
 def test_a_file_is_served_with_its_type_for_good_and_known_by_its_tag(shared: TestClient, name: str) -> None:
-    answer = shared.get(address(name))
+    answer = shared.get(asset_url(name))
     assert (answer.status_code, answer.content) == (200, (ROOT / name).read_bytes())
     assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
     assert answer.headers["content-type"].partition(";")[0] != "application/octet-stream"
-    again = shared.get(address(name), headers={"if-none-match": answer.headers["etag"]})
+    again = shared.get(asset_url(name), headers={"if-none-match": answer.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
@@ -45,14 +45,14 @@ def test_a_file_of_another_version_is_asked_for_again_next_time(shared: TestClie
 
 def test_large_texts_are_sent_compressed_to_whoever_takes_them(shared: TestClient) -> None:
     name = "vendor/echarts-6.1.0/echarts.min.js"
-    packed = shared.get(address(name), headers={"accept-encoding": "gzip"})
+    packed = shared.get(asset_url(name), headers={"accept-encoding": "gzip"})
     assert packed.headers["content-encoding"] == "gzip" and packed.headers["vary"] == "accept-encoding"
-    plain = shared.get(address(name), headers={"accept-encoding": "identity"})
+    plain = shared.get(asset_url(name), headers={"accept-encoding": "identity"})
     assert "content-encoding" not in plain.headers and plain.content == packed.content
 
 
 @pytest.mark.parametrize("name", ["../route.py", "%2e%2e/route.py", "none.css", "vendor", "vendor/../../route.py"])
-def test_nothing_else_is_served(shared: TestClient, name: str) -> None:
+def test_only_vendored_and_own_assets_are_served(shared: TestClient, name: str) -> None:
     assert shared.get(f"/static/{assets.version()}/{name}").status_code == 404
 
 

@@ -16,6 +16,8 @@ from tests.service import documents
 from tests.service.server import Server
 from tests.service.web.browser import browser, complaints
 
+pytestmark = pytest.mark.integration
+
 NARROW, WIDE = 400, 1280
 PATIENCE_MS = 60_000
 RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
@@ -37,7 +39,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         page = opened.new_page()
         said = complaints(page)
         search = plan_by_keyboard(page, server.url)
-        strategy = page.get_by_role("link", name="Open the whole plan").get_attribute("href") or ""
+        strategy = page.get_by_role("link", name="Open the plan").get_attribute("href") or ""
         assert said == []
         page.close()
         with Client(server.url) as client:
@@ -75,7 +77,7 @@ def plan_by_keyboard(page: Page, url: str) -> str:
     page.keyboard.type("8")
     page.keyboard.press("Enter")
     page.wait_for_url("**/searches/*")
-    expect(page.get_by_role("heading", name="The plan is here")).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_role("heading", name="The plan is ready")).to_be_visible(timeout=PATIENCE_MS)
     return page.url.removeprefix(url)
 
 
@@ -130,7 +132,7 @@ def test_a_trial_shows_how_it_goes_and_then_what_it_measured(seen: Seen) -> None
     page.goto(f"{seen.url}/trials/{trial}")
     expect(page.get_by_role("status").first).to_contain_text(re.compile("queued|running"))
     expect(page.get_by_label("Log of the ranks")).to_be_visible(timeout=2 * PATIENCE_MS)
-    expect(page.get_by_role("heading", name="Predicted against measured").first).to_be_visible(timeout=2 * PATIENCE_MS)
+    expect(page.get_by_role("heading", name="Predicted and measured").first).to_be_visible(timeout=2 * PATIENCE_MS)
     expect(page.get_by_role("status").first).to_contain_text("succeeded")
     for path in (f"/trials/{trial}", f"/jobs/{job.id}"):
         opened(page, seen, path)
@@ -138,7 +140,7 @@ def test_a_trial_shows_how_it_goes_and_then_what_it_measured(seen: Seen) -> None
         found = Axe().run(page, options=RULES)
         assert found.violations_count == 0, (path, found.generate_report())
     opened(page, seen, f"/trials/{trial}")
-    assert "as charged" in page.inner_text("main")
+    assert "as predicted" in page.inner_text("main")
     assert len(page.screenshot(full_page=True)) > 20_000
     assert said == []
     context.close()
@@ -179,7 +181,7 @@ def test_rows_of_folded_layers_are_fetched_when_they_are_opened_and_names_are_fo
     said = complaints(page)
     opened(page, seen, seen.strategy)
     page.get_by_label("Find an op or a parameter").fill("bias")
-    found = page.get_by_role("region", name="Ops and parameters that were found")
+    found = page.get_by_role("region", name="Matching ops and parameters")
     expect(found).to_be_visible()
     assert all("bias" in row for row in found.get_by_role("rowheader").all_inner_texts())
     page.get_by_text("Download").click()
@@ -195,7 +197,8 @@ def test_rows_of_folded_layers_are_fetched_when_they_are_opened_and_names_are_fo
 def test_two_ticked_strategies_can_be_compared(seen: Seen) -> None:
     with Client(seen.url) as client:
         first = client.get_strategy(seen.strategy.rsplit("/", 1)[1])
-        model, cluster = f"mod-{first['provenance']['graph_hash']}", f"clu-{first['provenance']['cluster_hash']}"
+        (known,) = [each for each in client.strategies() if each["id"] == first["plan_id"]]
+        model, cluster = known["model_id"], known["cluster_id"]
         client.wait(
             client.search(model, cluster, options={"global_batch": 16, "tensor_parallel": 2, "time_limit_s": 5.0})
         )
@@ -207,7 +210,7 @@ def test_two_ticked_strategies_can_be_compared(seen: Seen) -> None:
     for box in page.get_by_role("checkbox").all()[:2]:
         box.check()
     button.click()
-    expect(page.get_by_role("heading", name="Two strategies side by side")).to_be_visible()
+    expect(page.get_by_role("heading", name="Comparison of two strategies")).to_be_visible()
     expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=PATIENCE_MS)
     found = Axe().run(page, options=RULES)
     assert found.violations_count == 0, found.generate_report()

@@ -9,11 +9,13 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from service.web.presenters.planning import most_file_bytes
+from autosbp.service.web.presenters.plan_form import max_file_bytes
 from tests.service import onnx_files
 from tests.service.server import Server
 from tests.service.web.browser import browser, complaints
 from tests.service.web.test_browser import PATIENCE_MS, RULES, press_until
+
+pytestmark = pytest.mark.integration
 
 LIMIT = 200_000
 
@@ -41,7 +43,7 @@ def filled(page: Page) -> None:
     expect(page.get_by_label("ONNX file", exact=True).nth(0)).to_be_checked()
     page.get_by_label("Preset", exact=True).select_option("local")
     page.get_by_label("Nodes").fill("2")
-    page.get_by_label("Samples a step").fill("8")
+    page.get_by_label("Samples per step").fill("8")
     page.get_by_label("Search for at most").fill("5")
 
 
@@ -57,7 +59,7 @@ def choose(page: Page, path: Path) -> None:
 def expect_kept(page: Page) -> None:
     """What was filled in is still there, and a reader of the screen is told all of it."""
     expect(page.get_by_role("radio", name="ONNX file")).to_be_checked()
-    for label, value in (("Preset", "local"), ("Nodes", "2"), ("Samples a step", "8"), ("Search for at most", "5")):
+    for label, value in (("Preset", "local"), ("Nodes", "2"), ("Samples per step", "8"), ("Search for at most", "5")):
         expect(page.get_by_label(label, exact=label == "Preset")).to_have_value(value)
     found = Axe().run(page, options=RULES)
     assert found.violations_count == 0, found.generate_report()
@@ -71,13 +73,13 @@ def test_a_file_is_chosen_by_keyboard_and_its_plan_appears(page: Page, tmp_path:
     page.get_by_role("button", name="Find the best plan").focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/searches/*", timeout=PATIENCE_MS)
-    expect(page.get_by_role("heading", name="The plan is here")).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_role("heading", name="The plan is ready")).to_be_visible(timeout=PATIENCE_MS)
     assert "perceptron" in page.locator("main").inner_text()
     page.go_back()
     expect(page.get_by_role("heading", name="The model is being captured")).to_be_visible()
     with page.expect_response("**/plan/captures/*") as asked:
         asked.value.finished()
-    expect(page.get_by_role("button", name="Go on with the search")).to_be_visible()
+    expect(page.get_by_role("button", name="Continue to the search")).to_be_visible()
     assert page.url.endswith("/plan")
     page.go_back()
     expect_kept(page)
@@ -89,7 +91,7 @@ def test_a_file_that_is_too_large_is_not_sent_and_another_one_can_be(page: Page,
     small.write_bytes(b"nothing")
     filled(page)
     choose(page, large)
-    words = f"ONNX file: large.onnx has {10 * LIMIT:,} bytes; at most {most_file_bytes(LIMIT):,} bytes are accepted."
+    words = f"ONNX file: large.onnx has {10 * LIMIT:,} bytes; expected at most {max_file_bytes(LIMIT):,} bytes."
     expect(page.get_by_role("alert")).to_have_text(words)
     field = page.locator("#onnx")
     expect(field).to_have_attribute("aria-invalid", "true")
@@ -100,7 +102,7 @@ def test_a_file_that_is_too_large_is_not_sent_and_another_one_can_be(page: Page,
     choose(page, small)
     expect(page.get_by_text(words)).to_have_count(0)
     page.get_by_role("button", name="Find the best plan").click()
-    expect(page.get_by_role("alert")).to_contain_text("an ONNX file is expected")
+    expect(page.get_by_role("alert")).to_contain_text("expected an ONNX file")
     expect_kept(page)
     page.go_back()
     expect_kept(page)
@@ -130,7 +132,7 @@ def test_a_model_that_cannot_be_captured_leads_back_by_a_button(page: Page, tmp_
     back = page.get_by_role("button", name="Back to the form")
     back.wait_for(timeout=PATIENCE_MS)
     back.click()
-    expect(page.get_by_role("alert")).to_contain_text("sizes of all dims but the batch")
+    expect(page.get_by_role("alert")).to_contain_text("fixed sizes for all dims except the batch")
     expect_kept(page)
 
 
@@ -145,6 +147,6 @@ def test_a_configuration_is_read_from_a_file_unless_it_is_too_large(page: Page, 
     expect(text).to_have_value('{"model_type": "abacus"}')
     file.set_input_files(large)
     expect(page.get_by_role("alert")).to_contain_text(
-        f"large.json has {LIMIT:,} bytes; at most {most_file_bytes(LIMIT):,}"
+        f"large.json has {LIMIT:,} bytes; expected at most {max_file_bytes(LIMIT):,}"
     )
     expect(text).to_have_value('{"model_type": "abacus"}')

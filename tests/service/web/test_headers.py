@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.settings import Settings
-from service.web.sessions import COOKIE
+from autosbp.service.settings import Settings
+from autosbp.service.web.sessions import COOKIE
 from tests.service.conftest import running
 from tests.service.endpoints import endpoints
 from tests.service.web.conftest import FORM, HTML
+
+pytestmark = pytest.mark.integration
 
 _BRACKETS = (
     b"http://[",

@@ -8,13 +8,15 @@ import re
 import pytest
 
 from autosbp.export import EXPORTERS
-from autosbp.findings import purposes
-from service.web.route import HEADERS
-from service.web.text import seconds
+from autosbp.report.findings import purposes
+from autosbp.service.web.number_format import seconds
+from autosbp.service.web.page_route import HEADERS
 from tests.service import documents
 from tests.service.conftest import state_of
 from tests.service.web.conftest import FORM, HOSTILE, HTML, Stored
 from tests.service.web.html import Page
+
+pytestmark = pytest.mark.integration
 
 
 def pages(stored: Stored) -> list[str]:
@@ -99,7 +101,7 @@ def test_inputs_have_labels_images_have_names_and_charts_have_tables(stored: Sto
         for chart in charts:
             assert chart.attributes["role"] == "img" and chart.attributes["aria-label"]
             assert json.loads(sources[chart.attributes["data-source"]])
-        assert text.count("The same as a table") == len(charts), path
+        assert text.count("Show as a table") == len(charts), path
 
 
 def test_the_strategy_page_says_what_the_plan_says(stored: Stored) -> None:
@@ -113,7 +115,7 @@ def test_the_strategy_page_says_what_the_plan_says(stored: Stored) -> None:
     assert f'<p class="note">{hidden}' in text
     for name in plan["baseline_strategies"]:
         assert f"baseline {name}" in text
-    assert stored.calibration in text and "How it was found" in text
+    assert stored.calibration in text and "Search" in text
     downloaded = stored.client.get(f"/strategies/{stored.strategy}/plan.json")
     assert downloaded.json() == plan
     assert downloaded.headers["content-disposition"] == f'attachment; filename="{stored.strategy}.json"'
@@ -141,7 +143,7 @@ def test_the_sharding_map_has_a_row_for_every_op_and_parameter(stored: Stored) -
     for name in [*strategy["signatures"], *strategy["parameters"]]:
         assert name in text
     found = stored.client.get(f"/strategies/{stored.strategy}/sharding/find?text=zzz", headers={"hx-request": "true"})
-    assert "No name has “zzz” in it" in found.text and "<html" not in found.text
+    assert "No name contains “zzz”" in found.text and "<html" not in found.text
     assert stored.client.get(f"/strategies/{stored.strategy}/sharding/99").status_code == 404
 
 
@@ -184,7 +186,7 @@ def test_an_unforeseen_error_is_an_opaque_page(stored: Stored, monkeypatch: pyte
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a secret of the inside")
 
-    monkeypatch.setattr("service.services.models.listing", fail)
+    monkeypatch.setattr("autosbp.service.services.models.listing", fail)
     answer = stored.client.get("/models", headers=HTML)
     assert answer.status_code == 500 and "secret" not in answer.text and "Internal error" in answer.text
 
@@ -202,8 +204,8 @@ def test_hostile_names_are_text_everywhere(stored: Stored) -> None:
 
 
 def test_lists_are_paged_by_cursor_and_keep_their_filters(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.web.routers.jobs._PAGE", 1)
-    stored.client.post("/v1/models", json={"hf_config": {"model_type": "abacus"}})
+    monkeypatch.setattr("autosbp.service.web.routers.jobs._PAGE", 1)
+    stored.client.post("/v1/models:capture", json={"hf_config": {"model_type": "abacus"}})
     first = stored.client.get("/jobs", headers=HTML)
     older = next(link for link in Page.of(first.text).links() if "cursor=" in link)
     second = stored.client.get(older, headers=HTML)
@@ -223,7 +225,7 @@ def test_a_form_of_another_site_changes_nothing(stored: Stored) -> None:
     ):
         answer = stored.client.post("/trials", data=body, headers={**HTML, **headers})
         assert answer.status_code == 403, headers
-        assert "not from here" in answer.text
+        assert "Cross-site form rejected" in answer.text
     assert stored.client.post("/trials", json=body, headers=FORM).status_code == 415
     assert state.settings.require_keys is False
     assert stored.client.get("/v1/trials").json()["items"] == []
@@ -258,7 +260,7 @@ def test_the_form_searches_and_the_plan_appears(stored: Stored) -> None:
     answer = stored.client.post("/plan", data=fields, headers={**HTML, **FORM}, follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/searches/{stored.search}")
     shown = stored.client.get(f"{answer.headers['location']}/outcome", headers={"hx-request": "true"}).text
-    assert "The plan is here" in shown and "hx-get" not in shown and "<html" not in shown
+    assert "The plan is ready" in shown and "hx-get" not in shown and "<html" not in shown
 
 
 def test_a_configuration_is_captured_before_it_is_searched(stored: Stored) -> None:

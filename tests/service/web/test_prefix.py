@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from autosbp.cli import app
 from autosbp.client import Client
 from autosbp.errors import InputError
-from service.app import create_app
-from service.settings import Settings, read_settings
+from autosbp.service.app import create_app
+from autosbp.service.settings import Settings, read_settings
 from tests.service import documents
 from tests.service.proxy import Proxy
 from tests.service.server import Server
@@ -24,11 +24,14 @@ from tests.service.web.browser import browser, complaints
 from tests.service.web.html import Page
 from tests.service.web.test_browser import PATIENCE_MS, plan_by_keyboard
 
+pytestmark = pytest.mark.integration
+
 ROOT = "/planner"
 LINKS = "[...document.querySelectorAll('a[href]')].map((one) => one.getAttribute('href'))"
 ADDRESSES = """[...document.querySelectorAll('*')].flatMap((one) => [...one.attributes])
-  .filter((one) => one.value.startsWith('/') && !['data-root', 'value'].includes(one.name)).map((one) => one.value)"""
-"""Whatever attribute they are in; what is in a field is for the service to read."""
+  .filter((one) => one.value.startsWith('/') && !['data-root', 'data-path', 'value'].includes(one.name))
+  .map((one) => one.value)"""
+"""Whatever attribute they are in; what is in a field is for the service to read, and /docs names paths as openapi.json."""
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["stripped", "passed-on"])
@@ -103,7 +106,7 @@ def test_a_browser_plans_and_finds_every_page_below_the_path(proxy: Proxy, opene
     said = complaints(tab)
     search = plan_by_keyboard(tab, proxy.url)
     tab.goto(proxy.url + search)
-    tab.get_by_role("link", name="Open the whole plan").click()
+    tab.get_by_role("link", name="Open the plan").click()
     tab.wait_for_url(f"{proxy.url}/strategies/*")
     seen = walk(tab, proxy)
     assert {"", "/plan", "/strategies", "/models", "/clusters", "/trials", "/jobs", "/openapi.json"} <= seen
@@ -116,7 +119,9 @@ def test_a_session_is_of_the_path_alone_and_signing_in_goes_on_where_it_was_aske
     tmp_path: Path, opened: Browser
 ) -> None:
     with Server(tmp_path, root_path=ROOT, require_keys=True) as server, Proxy(ROOT, server.url, strips=True) as proxy:
-        made = CliRunner().invoke(app, ["keys", "create", "--name", "n", "--data-dir", str(tmp_path)])
+        made = CliRunner().invoke(
+            app, ["keys", "create", "--name", "n", "--scopes", "read,admin", "--data-dir", str(tmp_path)]
+        )
         assert made.exit_code == 0, made.output
         key = next(word for word in made.output.split() if word.startswith("asbp_"))
         context = opened.new_context()

@@ -10,30 +10,30 @@ from typing import Any
 import pytest
 
 from autosbp.api import LogicalGraph, capture, load_cluster
-from autosbp.comparison import difference
 from autosbp.costmodel.calibration import Calibration, CollectiveFit, Point
 from autosbp.costmodel.network import NetworkModel
-from autosbp.costmodel.pipeline import Chunk, pass_spans
-from autosbp.pipeline import Pipeline
-from autosbp.plan import Signature, Strategy
+from autosbp.costmodel.pipeline_timing import ChunkTimes, pass_spans
+from autosbp.plan.pipeline import Pipeline
+from autosbp.plan.plan import Signature, Strategy
+from autosbp.plan.schedules import ONE_F_ONE_B
+from autosbp.report.plan_diff import difference
+from autosbp.sbp.layout import B, S
 from autosbp.sbp.mesh import Axis, Mesh
-from autosbp.sbp.placement import B, S
-from autosbp.schedules import ONE_F_ONE_B
-from service.models import TrialRow
-from service.web.forms import Form
-from service.web.presenters import planning
-from service.web.presenters.baselines import baselines
-from service.web.presenters.calibration import predict
-from service.web.presenters.comparison import comparison_view
-from service.web.presenters.folding import parts_of
-from service.web.presenters.mesh import cells
-from service.web.presenters.parts import stack
-from service.web.presenters.question import what_if_chart, why_answers
-from service.web.presenters.sharding import sharding_map
-from service.web.presenters.step import exposed_stack, hidden_note, time_stack
-from service.web.presenters.timeline import MOST_SPANS, events_chart, pipeline_chart
-from service.web.presenters.trial import trial_view
-from service.web.text import data, size_unit, time_unit
+from autosbp.service.models import TrialRow
+from autosbp.service.web.forms import Form
+from autosbp.service.web.number_format import data, size_unit, time_unit
+from autosbp.service.web.presenters import plan_form
+from autosbp.service.web.presenters.analysis_answer import what_if_chart, why_answers
+from autosbp.service.web.presenters.baselines import baselines
+from autosbp.service.web.presenters.calibration import predict
+from autosbp.service.web.presenters.comparison import comparison_view
+from autosbp.service.web.presenters.layer_folding import split_into_layers
+from autosbp.service.web.presenters.mesh_axes import layouts_of
+from autosbp.service.web.presenters.page_parts import stack
+from autosbp.service.web.presenters.sharding_map import sharding_map
+from autosbp.service.web.presenters.step_breakdown import exposed_stack, hidden_note, time_stack
+from autosbp.service.web.presenters.timeline import MOST_SPANS, events_chart, pipeline_chart
+from autosbp.service.web.presenters.trial import trial_view
 
 
 @cache
@@ -49,7 +49,7 @@ def strategy(split: tuple[str, ...] = ()) -> Strategy:
             ((B,),) * len(list(node.refs())), ((S(0) if node.name in split else B,),) * len(node.outputs)
         )
         for node in graph.nodes
-        if node.name in graph.computed
+        if node.name in graph.parameter_dependent
     }
     parameters = {leaf.name: (B,) for leaf in graph.parameters}
     return Strategy(Mesh((Axis("g0", 2, 0),), (2,)), signatures, parameters, {}, 4, 2, "adamw")
@@ -60,17 +60,17 @@ def test_layers_that_are_alike_are_one_group_and_every_op_and_parameter_is_in_on
     found = sharding_map(graph, strategy())
     layers = [group for group in found.groups if group.count > 1]
     assert len(layers) == 1 and layers[0].count == len(
-        [part for part in parts_of(graph).parts if part.layer is not None]
+        [part for part in split_into_layers(graph).parts if part.layer is not None]
     )
     shown = sum(group.count * sum(not row.is_parameter for row in group.rows) for group in found.groups)
-    assert shown == found.num_ops == len(graph.computed - graph.parameter_names)
+    assert shown == found.num_ops == len(graph.parameter_dependent - graph.parameter_names)
     stored = sum(group.count * sum(row.is_parameter for row in group.rows) for group in found.groups)
     assert stored == found.num_parameters
 
 
 def test_a_layer_that_differs_in_layout_stage_or_recomputation_is_a_group_of_its_own() -> None:
     graph = graph_of_layers()
-    layers = [part for part in parts_of(graph).parts if part.layer is not None]
+    layers = [part for part in split_into_layers(graph).parts if part.layer is not None]
     assert len(layers) >= 2
     first, last = layers[0].nodes, layers[-1].nodes
     count = len(sharding_map(graph, strategy()).groups)
@@ -90,7 +90,7 @@ def test_rows_are_found_by_parts_of_their_names() -> None:
 
 
 def test_a_layout_is_said_in_letters_and_in_words() -> None:
-    shown = cells("S0,S13,B,I,P")
+    shown = layouts_of("S0,S13,B,I,P")
     assert [one.letter for one in shown] == ["S0", "S13", "B", "I", "P"]
     assert shown[1].words == "split along dim 13" and shown[4].words == "partial sums"
 
@@ -113,7 +113,7 @@ def test_a_line_of_a_fit_is_what_plans_are_charged() -> None:
 
 def test_a_long_pipeline_is_drawn_from_both_its_ends() -> None:
     stages, micro = 8, 512
-    chunks = [Chunk(1.0, 2.0, 0.0, 0.1, 0.1)] * stages
+    chunks = [ChunkTimes(1.0, 2.0, 0.0, 0.1, 0.1)] * stages
     spans = pass_spans(chunks, Pipeline(stages, tuple(map(str, range(1, stages))), ONE_F_ONE_B), micro)
     chart = pipeline_chart(spans, stages)
     drawn = chart.data["spans"]
@@ -160,7 +160,7 @@ def test_data_of_charts_cannot_end_their_element() -> None:
 
 
 def test_a_form_is_the_request_that_it_stands_for() -> None:
-    asked = planning.asked(
+    asked = plan_form.parse_form(
         Form.parse(
             b"source=zoo&zoo=gpt2&where=preset&preset=dgx-h100&nodes=2&devices=4&global_batch=1,024&memory_gib=16"
             b"&schedule=1f1b&stages=&storage=use"
@@ -172,9 +172,9 @@ def test_a_form_is_the_request_that_it_stands_for() -> None:
 
 
 def test_presets_and_models_that_the_form_offers_are_there() -> None:
-    for choice in planning.cluster_presets():
+    for choice in plan_form.cluster_presets():
         load_cluster(choice.value)
-    assert "gpt2-demo" in [choice.value for choice in planning.zoo()]
+    assert "gpt2-demo" in [choice.value for choice in plan_form.zoo()]
 
 
 def test_a_trial_sets_what_was_measured_beside_what_was_predicted() -> None:
@@ -199,12 +199,12 @@ def test_a_trial_sets_what_was_measured_beside_what_was_predicted() -> None:
     view = trial_view(row)
     assert view.pairs is not None and view.losses is not None
     assert view.pairs.rows[0] == ("Step", "180.00", "200.00", "+10.0 %", "ms")
-    assert view.pairs.rows[1] == ("Memory of a device", "1.00", "2.00", "+50.0 %", "MiB")
+    assert view.pairs.rows[1] == ("Memory per device", "1.00", "2.00", "+50.0 %", "MiB")
     assert view.losses.table.rows == (("1", "3.000000", "3.000000"), ("2", "2.000000", "–"))
-    assert [figure.value for figure in view.figures][2:4] == ["+10.0 %", "as charged"]
+    assert [figure.value for figure in view.figures][2:4] == ["+10.0 %", "as predicted"]
     row.label, row.passed, row.gates = "main", False, [{"name": "max_step_time_s", "passed": False}]
     told = {fact.term: fact.value for fact in trial_view(row).facts}
-    assert (told["Run for"], told["Gates"]) == ("main", "failed: max_step_time_s")
+    assert (told["Label"], told["Gates"]) == ("main", "failed: max_step_time_s")
 
 
 def test_the_answers_to_questions_say_what_would_change() -> None:
@@ -239,7 +239,7 @@ def test_the_answers_to_questions_say_what_would_change() -> None:
         "mesh": [["g0", 2]],
     }
     chart = what_if_chart({"step_time_s": 0.2, "changes": [change]})
-    assert chart.data["names"] == ["As it is", "level n"] and "level n saves most: 25.0 %" in chart.spoken
+    assert chart.data["names"] == ["Current", "level n"] and "level n saves most: 25.0 %" in chart.spoken
     assert what_if_chart({"step_time_s": 0.2, "changes": []}).spoken == ""
 
 
@@ -259,7 +259,7 @@ def test_a_step_is_its_parts_with_exposed_communication_by_purpose_and_what_is_h
         ("Tensor parallelism", "2.00"),
         ("Gradient sync", "1.00"),
     ]
-    assert hidden_note(plan) == "1 s of communication, 25.0 % of all of it, are hidden behind computation."
+    assert hidden_note(plan) == "1 s of communication (25.0 % of the total) is hidden behind computation."
     assert exposed_stack({"breakdown": parts}) is None
     assert hidden_note({"breakdown": parts}) == "No communication is hidden behind computation."
 
@@ -296,7 +296,11 @@ def test_two_strategies_are_compared_by_purpose() -> None:
 
 def test_baselines_without_a_cost_are_told_of_with_their_reasons() -> None:
     costs = {"step_time_s": 2.0, "memory_bytes_per_device": 8, "comm_bytes_per_device": 0, "breakdown": {}}
-    unknown = {**dict.fromkeys(costs), "feasible": None, "reason": "the time limit of 1 s was over before it was found"}
+    unknown = {
+        **dict.fromkeys(costs),
+        "feasible": None,
+        "reason": "the time limit of 1 s was reached before it was found",
+    }
     known = {**costs, "feasible": True, "reason": ""}
     chart, others = baselines({**costs, "step_time_s": 1.0, "baselines": {"data_parallel": known, "megatron": unknown}})
     assert chart is not None and len(others) == 1

@@ -1,4 +1,4 @@
-// From a chart's data to what ECharts is told: one function a kind. Tooltips are drawn on the canvas, because a page's policy allows no inline styles.
+// ECharts options from a chart's data, one function per kind. Tooltips are drawn on the canvas, because the pages' CSP forbids inline styles.
 
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
 const TIMES = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
@@ -41,7 +41,7 @@ function axis(paint, more) {
   };
 }
 
-// Horizontal bars of parts.
+// Stacked horizontal bars.
 function stacked(data, paint) {
   const tones = ["a", "b", "c", "d"].map(paint.colour);
   const bars = data.parts.map((part, at) => ({
@@ -56,10 +56,10 @@ function stacked(data, paint) {
   });
 }
 
-// What was best over time, and what nothing can beat.
+// Best step time over the search, and the proved lower bound.
 function curve(data, paint) {
   const bound = data.bound === null ? {} : {
-    markLine: { symbol: "none", silent: true, lineStyle: { color: paint.colour("good"), type: "dashed" }, label: { formatter: "proved bound", position: "insideEndTop", color: paint.colour("good"), fontFamily: paint.font }, data: [{ yAxis: data.bound }] },
+    markLine: { symbol: "none", silent: true, lineStyle: { color: paint.colour("good"), type: "dashed" }, label: { formatter: "lower bound", position: "insideEndTop", color: paint.colour("good"), fontFamily: paint.font }, data: [{ yAxis: data.bound }] },
   };
   const least = Math.min(...data.points.map((point) => point[1]), data.bound ?? Infinity);
   return base(paint, {
@@ -102,7 +102,7 @@ function gantt(data, paint) {
   });
 }
 
-// Measured points with their spread, and the fitted line, both axes logarithmic.
+// Measured points with their spread, and the fitted line, on logarithmic axes.
 function fit(data, paint) {
   const plain = data.points.filter((point) => !point.outlier);
   const outliers = data.points.filter((point) => point.outlier);
@@ -128,7 +128,7 @@ function fit(data, paint) {
   });
 }
 
-// Groups of bars beside each other.
+// Groups of bars next to each other.
 function bars(data, paint) {
   return base(paint, {
     tooltip: { ...base(paint).tooltip, trigger: "axis", axisPointer: { type: "none" }, valueFormatter: (value) => (value === null ? "–" : `${digits(value)} ${data.unit}`) },

@@ -1,4 +1,4 @@
-// Draws every [data-chart] from the JSON that stands beside it. Colours are those of the style sheet, so that charts follow the theme.
+// Draws every [data-chart] element from the JSON next to it. Colours come from the style sheet, so that charts follow the theme.
 import { options } from "./chart-options.js";
 
 const drawn = new Map();
@@ -48,12 +48,12 @@ document.addEventListener("themechange", () => {
   for (const place of drawn.keys()) draw(place);
 });
 document.addEventListener("htmx:afterSettle", drawAll);
-// What a closed <details> holds has no size yet.
+// The content of a closed <details> has no size yet.
 document.addEventListener("toggle", () => drawn.forEach((chart) => chart.resize()), true);
 document.addEventListener("change", (event) => {
   if (!event.target.matches("[data-picks]")) return;
   for (const part of document.querySelectorAll(`[data-pick="${event.target.dataset.picks}"]`)) part.hidden = part.dataset.value !== event.target.value;
   drawn.forEach((chart) => chart.resize());
 });
-// Canvas text needs the font to be there.
+// Canvas text needs the font to be loaded.
 document.fonts.ready.then(drawAll);

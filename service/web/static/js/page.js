@@ -1,4 +1,4 @@
-// What every page does besides showing itself. Everything works without it, but for the theme and what htmx fetches.
+// Behaviour of every page. Pages work without it, except for the theme switch and the parts that htmx loads.
 const root = document.documentElement;
 
 function showTheme() {
@@ -38,7 +38,7 @@ function showMoments(within) {
   }
 }
 
-// The button that compares wants two ticks; further ones are not accepted.
+// The compare button needs exactly two ticked boxes; further boxes are disabled.
 function countTicks() {
   for (const button of document.querySelectorAll("[data-needs-two]")) {
     const boxes = [...document.querySelectorAll(`input[type=checkbox][form="${button.form.getAttribute("id")}"]`)];
@@ -48,8 +48,8 @@ function countTicks() {
   }
 }
 
-// Parts of a form that belong to one of several answers. Fields are left enabled until a browser that came back to a page has
-// restored them: it forgets the file of one that is disabled.
+// Shows the parts of a form that belong to the chosen option. Fields stay enabled until a browser that navigated back has
+// restored them: it drops the file of a disabled field.
 function showChosen(form, restored = true) {
   for (const part of form.querySelectorAll("[data-when]")) {
     const [name, value] = part.dataset.when.split("=");
@@ -59,12 +59,12 @@ function showChosen(form, restored = true) {
   }
 }
 
-// A file that the service would refuse for its size is told of before it is sent.
+// Reports a file that is too large for the service before it is sent.
 function checkSize(input) {
   const most = Number(input.dataset.mostBytes);
   const large = [...input.files].find((file) => file.size > most);
   const field = input.getAttribute("aria-label") ?? input.labels[0].textContent;
-  const words = large ? `${field}: ${large.name} has ${large.size.toLocaleString("en")} bytes; at most ${most.toLocaleString("en")} bytes are accepted.` : "";
+  const words = large ? `${field}: ${large.name} has ${large.size.toLocaleString("en")} bytes; expected at most ${most.toLocaleString("en")} bytes.` : "";
   input.setCustomValidity(words);
   if (large) input.setAttribute("aria-invalid", "true");
   else input.removeAttribute("aria-invalid");
@@ -82,7 +82,7 @@ function followLogs(within) {
   for (const log of within.querySelectorAll("[data-follow]")) log.scrollTop = log.scrollHeight;
 }
 
-// What the form waited for is there: it goes on as if its button was pressed, but not under somebody who came back to it.
+// When the awaited capture is done, submits the form as if its button was pressed, but not after navigating back to it.
 let cameBack = performance.getEntriesByType("navigation")[0]?.type === "back_forward";
 
 function goOn(within) {
@@ -151,7 +151,7 @@ document.addEventListener("htmx:responseError", (event) => {
   const note = document.createElement("p");
   note.className = "note";
   const answer = new DOMParser().parseFromString(event.detail.xhr.responseText, "text/html");
-  note.textContent = answer.querySelector("main p:not(.status)")?.textContent || "This could not be shown.";
+  note.textContent = answer.querySelector("main p:not(.status)")?.textContent || "Could not load this content.";
   place.replaceChildren(note);
 });
 

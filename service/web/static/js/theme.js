@@ -1,4 +1,4 @@
-// Before anything is drawn: the theme that was chosen here, or else the system's.
+// Sets the theme before the first paint: the one chosen here, or else the system's.
 (() => {
   const chosen = localStorage.getItem("theme");
   const dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

@@ -1,0 +1,1 @@
+"""Cluster specs: devices, network levels, presets, groups of different nodes, what-if scaling."""

@@ -1,0 +1,45 @@
+"""Activation checkpointing of a plan in terms of whole layers, as other tools configure it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autosbp.costmodel.recompute import checkpointing_segments, recomputable_blocks
+from autosbp.errors import UnsupportedError
+from autosbp.graph.ir import LogicalGraph
+from autosbp.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointedLayers:
+    """The first ``layers`` of ``count`` layers are checkpointed, in segments of ``interval`` layers.
+
+    In a pipeline, ``layers`` is the total over all chunks, and each chunk keeps the activations of its last layers.
+    ``layers`` is 0 without checkpointing.
+    """
+
+    layers: int
+    count: int
+    interval: int
+
+
+def checkpointed_layers(plan: Plan, graph: LogicalGraph, target: str) -> CheckpointedLayers:
+    """The layers that a plan checkpoints.
+
+    Raises:
+        UnsupportedError: if they are not the first layers of each chunk, in segments of one length.
+    """
+    runs = plan.strategy.recompute
+    bound = graph.bind(**dict.fromkeys(graph.symbols, plan.strategy.micro_batch))
+    blocks = recomputable_blocks(bound) if runs else ()
+    if not runs:
+        return CheckpointedLayers(0, 0, 0)
+    cuts = plan.strategy.pipeline.cuts if plan.strategy.pipeline else ()
+    for interval in range(1, len(blocks) + 1):
+        for kept in range(len(blocks)):
+            if checkpointing_segments(blocks, interval, cuts, kept) == runs:
+                return CheckpointedLayers(len(checkpointing_segments(blocks, 1, cuts, kept)), len(blocks), interval)
+    raise UnsupportedError(
+        f"{target} can recompute only whole layers, the first N of each chunk; the plan recomputes other ones, "
+        f"starting with {list(runs[0])}; plan with --recompute 1 to recompute all layers"
+    )

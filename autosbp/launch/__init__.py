@@ -1,0 +1,1 @@
+"""Starting ranks on this machine: torchrun-like launch, fork server, JSON gather."""

@@ -1,0 +1,1 @@
+"""Plans: strategies, pipelines, costs and the versioned JSON document."""

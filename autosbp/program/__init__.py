@@ -1,0 +1,1 @@
+"""The physical program: boxings, parameter flow, buckets, gathers, activation checkpointing, stage meshes."""

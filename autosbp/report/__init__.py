@@ -1,0 +1,1 @@
+"""Reports about plans and trials: findings, diffs, traffic, model estimates, trial gates."""

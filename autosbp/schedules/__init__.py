@@ -1,0 +1,1 @@
+"""Pipeline schedules: kinds, pass order, message-driven execution."""

@@ -1,1 +1,0 @@
-"""The whole space of a plan: structures, microbatches, storage, recomputation, searched as bounds ask for."""

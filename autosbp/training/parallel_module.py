@@ -1,0 +1,215 @@
+"""Parallel module: a user's module that trains under a plan, with the interface of ``torch.nn.Module``.
+
+Parameters are DTensors over this rank's shards, so that torch's optimizers, learning rate schedulers, gradient clipping
+and ``torch.distributed.checkpoint`` work on them. A call runs forward and backward of all microbatches, because their
+communication overlaps; ``backward`` of the loss that it returns hands the gradients to the parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autosbp.errors import InputError
+from autosbp.executor.pipeline import make_trainer
+from autosbp.graph.ir import LogicalGraph
+from autosbp.graph.precision import captured_hash, planned_graph
+from autosbp.plan.plan import Plan, Strategy
+from autosbp.training.batch_rows import GlobalBatchSampler
+from autosbp.training.global_batch import GlobalBatch
+from autosbp.training.gradient_norm import global_gradient_norm
+from autosbp.training.sharded_parameters import ShardedParameters
+from autosbp.training.weights import Weights, WholeParameters, module_tensors
+from autosbp.utils.json_io import read_file
+
+
+def parallelize(
+    module: torch.nn.Module,
+    plan: Plan | Mapping[str, Any] | str | Path,
+    *,
+    example: Mapping[str, torch.Tensor] | None = None,
+    graph: LogicalGraph | None = None,
+    weights: Weights | None = None,
+    seed: int = 0,
+    compiler: str | None = None,
+) -> ParallelModule:
+    """The module, trained under a plan by the ranks of ``torchrun``; call it on every rank.
+
+    Args:
+        module: its first output is the loss. It may be on the meta device, and is not changed.
+        plan: a plan of this module, or its file.
+        example: keyword tensors of a batch, to capture the module with; dim 0 is the batch, at least 2.
+        graph: the module's captured graph, in place of ``example``.
+        weights: initial weights in place of the module's own: a state dict or a ``.safetensors`` file.
+        seed: of dropout, and of parameters on the meta device.
+        compiler: ``torch.compile`` backend for the local ops, such as ``inductor``.
+
+    Raises:
+        InputError: the plan is of another model or another number of ranks, or a weight is missing.
+    """
+    plan = _read_plan(plan)
+    graph = _checked_graph(module, plan, example, graph)
+    device = _start_ranks(plan)
+    whole = WholeParameters(graph, module_tensors(module, weights, seed))
+    return ParallelModule(graph, plan.strategy, whole, device=device, seed=seed, compiler=compiler)
+
+
+def _read_plan(plan: Plan | Mapping[str, Any] | str | Path) -> Plan:
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, Mapping):
+        return Plan.from_dict(plan)
+    return Plan.from_dict(read_file(Path(plan)))
+
+
+def _checked_graph(
+    module: torch.nn.Module, plan: Plan, example: Mapping[str, torch.Tensor] | None, graph: LogicalGraph | None
+) -> LogicalGraph:
+    if graph is None:
+        if example is None:
+            raise InputError("example", None, "a batch to capture the module with, or graph=, is needed")
+        from autosbp.api import capture_module
+
+        graph = capture_module(module, example, name=str(plan.document.get("model", "model")))
+    planned = plan.document["provenance"].get("graph_hash")
+    if captured_hash(graph) != planned:
+        limit = f"the plan is of graph {planned}: plan this module with inputs of the same shapes"
+        raise InputError("plan", captured_hash(graph), limit)
+    return planned_graph(graph, plan.document, "plan")
+
+
+def _start_ranks(plan: Plan) -> torch.device:
+    """This rank's device, with the process group of torchrun's environment."""
+    is_cuda = plan.cluster.device.kind == "cuda"
+    if not dist.is_initialized():
+        if "RANK" not in os.environ:
+            limit = f"start the script with torchrun --nproc-per-node, {plan.strategy.num_devices} ranks in all"
+            raise InputError("RANK", None, limit)
+        dist.init_process_group("nccl" if is_cuda else "gloo")
+    if dist.get_world_size() != plan.strategy.num_devices:
+        limit = f"the plan is for {plan.strategy.num_devices} devices, one rank each"
+        raise InputError("WORLD_SIZE", dist.get_world_size(), limit)
+    if not is_cuda:
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+class ParallelModule(torch.nn.Module):
+    """One rank of a module that trains under a strategy; see ``parallelize``.
+
+    A batch is the whole global batch, the same on every rank, or on every rank only its rows ``batch_rows`` of it, which
+    ``batch_sampler`` loads. Calls are collective. In training mode with gradients enabled a call also runs backward;
+    otherwise it returns the loss alone, without dropout in evaluation mode.
+
+    Args:
+        graph: with a symbolic batch.
+        parameters: whole initial parameters by name, of any dtype.
+    """
+
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        strategy: Strategy,
+        parameters: Mapping[str, torch.Tensor],
+        *,
+        device: torch.device,
+        seed: int = 0,
+        compiler: str | None = None,
+    ) -> None:
+        super().__init__()
+        if compiler is not None and strategy.pipeline is not None:
+            raise InputError("compiler", compiler, "plans with pipeline stages run without torch.compile")
+        options: dict[str, Any] = {} if compiler is None else {"compiler": compiler}
+        self._trainer = make_trainer(
+            graph, strategy, parameters, device=device, seed=seed, with_optimizer=False, **options
+        )
+        self.strategy, self.device = strategy, device
+        self._shards = ShardedParameters(self._trainer, parameters, self)
+        self._global_batch = GlobalBatch(self._trainer)
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._undelivered: weakref.ref[_Gradients] | None = None
+
+    def forward(self, **batch: torch.Tensor) -> torch.Tensor:
+        """The loss of the global batch, the same on every rank."""
+        whole = self._global_batch.of(batch)
+        self._shards.copy_to_trainer()
+        if not (self.training and torch.is_grad_enabled()):
+            return self._trainer.evaluate(whole, training=self.training)
+        pending = None if self._undelivered is None else self._undelivered()
+        if pending is not None:
+            pending.own()
+        self._shards.own_gradients()
+        loss = self._trainer.forward_backward(whole)
+        self._trainer.runtime.step += 1
+        self._trainer.issued()
+        gradients = _Gradients(self._shards)
+        self._undelivered = weakref.ref(gradients)
+        result: torch.Tensor = _Loss.apply(self._anchor, loss, gradients)  # type: ignore[no-untyped-call]
+        return result
+
+    @property
+    def batch_rows(self) -> list[int]:
+        """Indices of this rank's samples in each global batch."""
+        return self._global_batch.rows
+
+    def batch_sampler(self, dataset: Any, *, shuffle: bool = True, seed: int = 0) -> GlobalBatchSampler:
+        """For ``DataLoader(dataset, batch_sampler=...)``: loads this rank's rows of each global batch."""
+        return GlobalBatchSampler(len(dataset), self.strategy.global_batch, self.batch_rows, shuffle=shuffle, seed=seed)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale the gradients so that their global norm is at most ``max_norm``; returns the norm before. Collective.
+
+        Unlike ``torch.nn.utils.clip_grad_norm_``, it covers all pipeline stages."""
+        if norm_type != inf and not norm_type > 0:
+            raise InputError("norm_type", norm_type, "a number above 0 is needed")
+        total = global_gradient_norm(self._shards.counted_gradients(), norm_type, self.device)
+        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        self._shards.scale_gradients(scale)
+        return total
+
+    @property
+    def rng_step(self) -> int:
+        """Number of training calls; seeds dropout, so a run that goes on from a checkpoint sets it."""
+        return self._trainer.runtime.step
+
+    @rng_step.setter
+    def rng_step(self, step: int) -> None:
+        self._trainer.runtime.step = step
+
+
+class _Gradients:
+    """The gradients of one call, until ``backward`` of its loss; the next call's reuse their buffers."""
+
+    def __init__(self, shards: ShardedParameters) -> None:
+        self._shards = shards
+        self.values = shards.trainer_gradients()
+
+    def own(self) -> None:
+        """Copy them out of the trainer's buffers."""
+        self.values = [None if each is None else each.clone() for each in self.values]
+
+    def deliver(self, scale: torch.Tensor) -> None:
+        self._shards.add_gradients(self.values, float(scale))
+
+
+class _Loss(torch.autograd.Function):
+    """The loss; its backward adds the gradients to the parameters. The first argument requires a gradient, so it is called."""
+
+    @staticmethod
+    def forward(ctx: Any, _: torch.Tensor, loss: torch.Tensor, gradients: _Gradients) -> torch.Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *scales: torch.Tensor) -> Any:
+        ctx.gradients.deliver(scales[0])
+        return None, None, None

@@ -1,0 +1,138 @@
+"""Sharded parameters: a trainer's local parameters as DTensors of a module, in float32, and their gradients.
+
+The trainer computes with its own tensors. A float32 parameter shares their memory; half-precision ones, and those of
+which the plan keeps optimizer state on the host, are copied to them before each call (master weights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from autosbp.executor.master_weights import is_half_precision
+from autosbp.executor.parameter_shards import distributed_tensor, shard
+from autosbp.executor.pipeline import PipelineTrainer
+from autosbp.executor.process_groups import stage_device_mesh
+from autosbp.executor.training import Trainer, has_master_weights
+
+Gradients = list[torch.Tensor | None]
+"""Of each trained parameter, in order; None if it has none."""
+
+
+class ShardedParameters:
+    """The parameters of a trainer, registered on ``module`` under their own names.
+
+    ``whole`` are the initial ones; master weights keep their digits. Create it on every rank at once: it makes device meshes.
+    """
+
+    def __init__(
+        self, trainer: Trainer | PipelineTrainer, whole: Mapping[str, torch.Tensor], module: torch.nn.Module
+    ) -> None:
+        self._trainer, strategy = trainer, trainer.strategy
+        kind = "cpu" if strategy.offload else trainer.runtime.device.type
+        self._mesh = stage_device_mesh(strategy.mesh, strategy.num_stages, kind)
+        self._shapes = {leaf.name: leaf.meta.sizes for leaf in trainer.graph.parameters}
+        self._has_masters = has_master_weights(trainer.graph)
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._masters: list[str] = []
+        for name, local in trainer.locals.items():
+            master = self._master(name, local, whole)
+            value = self._distributed(name, master)
+            self._parameters[name] = torch.nn.Parameter(value, requires_grad=local.requires_grad)
+            _register(module, name, self._parameters[name])
+        self._trained = [name for name, each in self._parameters.items() if each.requires_grad]
+        self._counted = [name for name in self._trained if self._gives(name)]
+
+    def _master(self, name: str, local: torch.Tensor, whole: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The tensor that the optimizer steps: the trainer's own, or a copy of it."""
+        strategy, is_half = self._trainer.strategy, self._has_masters and is_half_precision(local)
+        if not strategy.offload and not is_half:
+            return local.detach()
+        self._masters.append(name)
+        part = shard(whole[name], strategy.parameters[name], strategy.mesh, self._trainer.runtime.coordinate)
+        dtype = torch.float32 if is_half else local.dtype
+        return part.to("cpu" if strategy.offload else local.device, dtype)
+
+    def _distributed(self, name: str, local: torch.Tensor) -> Any:
+        return distributed_tensor(local, self._trainer.strategy.parameters[name], self._shapes[name], self._mesh)
+
+    def _gives(self, name: str) -> bool:
+        """Whether this rank gives its part of a parameter to a sum over all ranks: of equal parts, the first does."""
+        strategy, coordinate = self._trainer.strategy, self._trainer.runtime.coordinate
+        layout = strategy.parameters[name]
+        if any(not sbp.is_split and place for sbp, place in zip(layout, coordinate, strict=True)):
+            return False
+        if not isinstance(self._trainer, PipelineTrainer):
+            return True
+        stages = [shared.stages for shared, _ in self._trainer.shared if name in shared.names]
+        return all(self._trainer.stage == min(each) for each in stages)
+
+    @torch.no_grad()
+    def copy_to_trainer(self) -> None:
+        """Copy master weights to the trainer's tensors; the others share memory."""
+        if self._masters:
+            targets = [self._trainer.locals[name].detach() for name in self._masters]
+            torch._foreach_copy_(targets, [self._local(self._parameters[name]) for name in self._masters])
+
+    def trainer_gradients(self) -> Gradients:
+        """The gradients in the trainer's buffers."""
+        return [self._trainer.locals[name].grad for name in self._trained]
+
+    @torch.no_grad()
+    def add_gradients(self, gradients: Gradients, scale: float) -> None:
+        """Add gradients times ``scale`` to those of the parameters."""
+        for name, gradient in zip(self._trained, gradients, strict=True):
+            if gradient is None:
+                continue
+            parameter = self._parameters[name]
+            local = self._local(parameter)
+            value = gradient.to(local.device, local.dtype)
+            value = value if scale == 1.0 else value * scale
+            if parameter.grad is None:
+                parameter.grad = self._distributed(name, value)
+            else:
+                self._local(parameter.grad).add_(value)
+
+    @torch.no_grad()
+    def own_gradients(self) -> None:
+        """Copy gradients that share the trainer's buffers, which its next pass overwrites."""
+        for name in self._trained:
+            parameter, local = self._parameters[name], self._trainer.locals[name]
+            if parameter.grad is None or local.grad is None:
+                continue
+            own = self._local(parameter.grad)
+            if own.untyped_storage().data_ptr() == local.grad.untyped_storage().data_ptr():
+                parameter.grad = self._distributed(name, own.clone())
+
+    def counted_gradients(self) -> Iterator[torch.Tensor]:
+        """This rank's parts of the gradients, such that all ranks' together are each element once."""
+        for name in self._counted:
+            gradient = self._parameters[name].grad
+            if gradient is not None:
+                yield self._local(gradient)
+
+    @torch.no_grad()
+    def scale_gradients(self, scale: torch.Tensor) -> None:
+        """Multiply every gradient by a scalar tensor."""
+        gradients = [each.grad for each in self._parameters.values() if each.grad is not None]
+        for gradient in gradients:
+            local = self._local(gradient)
+            local.mul_(scale.to(local.device, local.dtype))
+
+    @staticmethod
+    def _local(tensor: torch.Tensor) -> torch.Tensor:
+        local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return local
+
+
+def _register(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+    """Register a parameter under a dotted name, in modules made for it."""
+    *path, own = name.split(".")
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, torch.nn.Module())
+        module = module.get_submodule(part)
+    module.register_parameter(own, parameter)

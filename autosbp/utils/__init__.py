@@ -1,0 +1,1 @@
+"""Small helpers independent of the project: processes, files, JSON, arrays, formatting."""

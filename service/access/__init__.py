@@ -1,1 +1,0 @@
-"""Who may call: API keys, their scopes and tenants, and how often."""

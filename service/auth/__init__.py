@@ -1,0 +1,1 @@
+"""Authentication: API keys, scopes, tenants and rate limits."""

@@ -1,0 +1,1 @@
+"""HTTP layer: what happens to every request before and after its route."""
