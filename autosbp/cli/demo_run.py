@@ -194,6 +194,6 @@ def _table(trials: Mapping[str, Mapping[str, Any]]) -> Table:
             f"{predicted['step_time_s'] / measured['median'] - 1:+.0%}",
             f"{predicted['memory_bytes_per_device'] / 1e6:.0f}/{result['memory_bytes'] / 1e6:.0f}",
             f"{predicted['comm_bytes_per_device'] / 1e6:.1f}",
-            f"{result['loss_difference']:.0e}",
+            "-" if result["loss_difference"] is None else f"{result['loss_difference']:.0e}",
         )
     return table

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from autosbp.executor.process_groups import process_group
+from autosbp.launch.heartbeats import position
 from autosbp.sbp.mesh import Mesh
 
 _thread = threading.local()
@@ -105,11 +106,15 @@ class Runtime:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Context in which programs of this thread run on this runtime."""
+        """Context in which programs of this thread run on this runtime; errors say where in the training run they were."""
         previous = getattr(_thread, "runtime", None)
         _thread.runtime = self
         try:
             yield
+        except Exception as error:
+            last = self.issued[-1] if self.issued else IssuedCollective("", 0, ())
+            error.add_note(f"rank {self.rank} failed {position(self.step, last.kind, last.num_bytes, last.ranks)}")
+            raise
         finally:
             _thread.runtime = previous
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping
+from datetime import timedelta
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from autosbp.errors import InputError
 from autosbp.executor.pipeline import make_trainer
+from autosbp.executor.rank_monitor import RankMonitor
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.precision import captured_hash, planned_graph
 from autosbp.plan.plan import Plan, Strategy
@@ -28,6 +31,9 @@ from autosbp.training.gradient_norm import global_gradient_norm
 from autosbp.training.sharded_parameters import ShardedParameters
 from autosbp.training.weights import Weights, WholeParameters, module_tensors
 from autosbp.utils.json_io import read_file
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""How long a rank may keep the others waiting, for its data or a checkpoint, in a process group that ``parallelize`` starts."""
 
 
 def parallelize(
@@ -58,7 +64,9 @@ def parallelize(
     graph = _checked_graph(module, plan, example, graph)
     device = _start_ranks(plan)
     whole = WholeParameters(graph, module_tensors(module, weights, seed))
-    return ParallelModule(graph, plan.strategy, whole, device=device, seed=seed, compiler=compiler)
+    parallel = ParallelModule(graph, plan.strategy, whole, device=device, seed=seed, compiler=compiler)
+    parallel.monitor.start()
+    return parallel
 
 
 def _read_plan(plan: Plan | Mapping[str, Any] | str | Path) -> Plan:
@@ -92,7 +100,7 @@ def _start_ranks(plan: Plan) -> torch.device:
         if "RANK" not in os.environ:
             limit = f"start the script with torchrun --nproc-per-node, {plan.strategy.num_devices} ranks in all"
             raise InputError("RANK", None, limit)
-        dist.init_process_group("nccl" if is_cuda else "gloo")
+        _join_process_group("nccl" if is_cuda else "gloo")
     if dist.get_world_size() != plan.strategy.num_devices:
         limit = f"the plan is for {plan.strategy.num_devices} devices, one rank each"
         raise InputError("WORLD_SIZE", dist.get_world_size(), limit)
@@ -101,6 +109,15 @@ def _start_ranks(plan: Plan) -> torch.device:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
+
+
+def _join_process_group(backend: str) -> None:
+    """Start the process group, with keys of this start: torchrun keeps its store when it restarts ranks, and Gloo would find
+    the addresses of ranks that are gone."""
+    store, rank, world_size = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefixed = dist.PrefixStore(f"autosbp/{attempt}", store)  # type: ignore[attr-defined]  # exists, but is not exported by name
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
 
 
 class ParallelModule(torch.nn.Module):
@@ -137,13 +154,17 @@ class ParallelModule(torch.nn.Module):
         self._global_batch = GlobalBatch(self._trainer)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._undelivered: weakref.ref[_Gradients] | None = None
+        self.monitor = RankMonitor(self._trainer.runtime)
+        """Ends the job if a rank is suspended, dead or unreachable; ``parallelize`` starts it."""
 
     def forward(self, **batch: torch.Tensor) -> torch.Tensor:
         """The loss of the global batch, the same on every rank."""
         whole = self._global_batch.of(batch)
         self._shards.copy_to_trainer()
         if not (self.training and torch.is_grad_enabled()):
-            return self._trainer.evaluate(whole, training=self.training)
+            loss = self._trainer.evaluate(whole, training=self.training)
+            self._trainer.issued()
+            return loss
         pending = None if self._undelivered is None else self._undelivered()
         if pending is not None:
             pending.own()

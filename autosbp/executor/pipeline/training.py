@@ -99,7 +99,7 @@ class PipelineTrainer(TrainingLoop):
             for shared, gradients in self.shared:
                 self._reduce_shared(shared, gradients)
             self.runtime.finish()
-        return self._broadcast_losses().double().sum() * self.parts.scale
+            return self._broadcast_losses().double().sum() * self.parts.scale
 
     @torch.no_grad()
     def evaluate(self, batch: Mapping[str, torch.Tensor], *, training: bool = False) -> torch.Tensor:
@@ -114,7 +114,7 @@ class PipelineTrainer(TrainingLoop):
             for chunk in self.chunks:
                 chunk.gathers.schedule.drop_copies()
             self.runtime.finish()
-        return self._broadcast_losses().double().sum() * self.parts.scale
+            return self._broadcast_losses().double().sum() * self.parts.scale
 
     def _pass_on(self, chunk: ChunkProgram, micro: int, training: bool) -> None:
         """Forward pass of a chunk alone: receive from the chunk before, send to the one after."""
