@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 256 * 2**20
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(?<!\.json)")
+"""A model on the Hugging Face hub, such as ``meta-llama/Meta-Llama-3-8B``."""
 _GZIP = 31  # zlib window bits of a gzip stream
 _FORMS = "expected a graph FILE.json or FILE.json.gz, zoo:NAME, hf:config.json, onnx:FILE or package.module:factory"
 
@@ -124,6 +126,9 @@ def _hugging_face(path: str, seq_len: int | None, image_size: int | None, check:
     from autosbp.discovery import discover_rules
     from autosbp.graph.huggingface import capture_hf_config
 
+    if _HUB_NAME.fullmatch(path) and not Path(path).exists():
+        limit = f"expected a config.json on this machine, nothing is downloaded; hf download {path} config.json brings it"
+        raise InputError("model", f"hf:{path}", limit)
     config = loads(_read(Path(path)), path)
     if not isinstance(config, dict):
         raise InputError(path, config, "a Hugging Face config is a JSON object")
