@@ -122,7 +122,7 @@ def _silence_of_environment() -> float:
 
 def _own_connection() -> Any:
     """A connection of its own to the job's store: one that is in use may wait for minutes."""
-    store = _get_default_store()
+    store: Any = _get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     own = store.clone()

@@ -145,10 +145,10 @@ def _loss_gate(result: Mapping[str, Any], limit: float | None) -> Gate | None:
     difference, bound = result.get("loss_difference"), result.get("loss_bound")
     if limit is None and (bound is None or difference is None):
         return None
-    if difference is None:
-        return Gate("max_loss_difference", float(limit or 0.0), None, False, result["differs_as"][0])
     source = "limit" if limit is not None else "the rounding of this precision explains at most"
-    limit = bound if limit is None else limit
+    limit = float(bound) if limit is None else limit
+    if difference is None:
+        return Gate("max_loss_difference", limit, None, False, result["differs_as"][0])
     chance = _CHANCE * result.get("loss_spread", 0.0)
     words = f"losses differ from single-device losses by {difference:.2g}, {source} {limit:.2g}"
     words += f" and {chance:.2g} by chance, {_CHANCE} standard deviations over seeds of dropout" if chance else ""
