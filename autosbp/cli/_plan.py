@@ -212,7 +212,7 @@ def plan(
     options = PlanOptions(
         *(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance),
         pins=_parse_pairs(pin or [], "--pin", "NAME=LAYOUT", "pins"),
-        baselines=DEFAULT_BASELINES if baselines is None else _names(baselines),
+        baselines=DEFAULT_BASELINES if baselines is None else baseline_names(baselines),
         stages=stages,
         storage=storage,
         recompute=recompute,
@@ -248,7 +248,8 @@ def plan(
             show_front(plans)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def baseline_names(text: str) -> tuple[str, ...]:
+    """The names of ``--baselines``."""
     names = tuple(name.strip() for name in text.split(","))
     if "none" in names and len(names) > 1:
         raise InputError("baselines", text, "none cannot be combined with other baselines")

@@ -40,7 +40,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 REFERENCE_STEPS = 3
 
 
-def _import_libraries(modules: Sequence[str]) -> None:
+def import_libraries(modules: Sequence[str]) -> None:
     """Import the modules that define the graph's custom ops, and allow the graph to name only those."""
     before = loaded_libraries()
     for module in modules:
@@ -50,7 +50,7 @@ def _import_libraries(modules: Sequence[str]) -> None:
 
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
-    _import_libraries(request["libraries"])
+    import_libraries(request["libraries"])
     plan, graph = Plan.from_dict(request["plan"]), from_dict(request["graph"])
     check_shapes(graph.bound_at_capture)
     rank = int(os.environ["RANK"])

@@ -374,14 +374,21 @@ class Plan:
 
     def with_baseline(self, name: str) -> Plan:
         """This plan with the baseline's strategy and costs in place of its own; for trials of baselines."""
-        strategy = self.baseline_strategy(name)
-        costs = self.document["baselines"][name]
+        return self.with_strategy(
+            self.baseline_strategy(name), self.document["baselines"][name], searcher=f"baseline {name}"
+        )
+
+    def with_strategy(self, strategy: Strategy, costs: Mapping[str, Any], *, searcher: str) -> Plan:
+        """This plan with another strategy of its model and cluster, about whose optimality nothing is proved.
+
+        ``costs`` are those of ``Costs.to_dict``; ``searcher`` says where the strategy comes from.
+        """
         document = {
             **{key: value for key, value in self.document.items() if key not in STRATEGY_ONLY_FIELDS},
             **{key: costs[key] for key in (*COST_FIELDS, "by_stage") if key in costs},
             **at_step_time(self.document, costs["step_time_s"]),
             "strategy": strategy.to_dict(),
-            "searcher": f"baseline {name}",
+            "searcher": searcher,
             "evaluations": 0,
             "lower_bound_s": None,
             "gap": None,
