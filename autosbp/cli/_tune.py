@@ -167,7 +167,7 @@ def tune(
             graph, there, folder, measured, options, asked, launch=launch, progress=_note_progress,
             libraries=[*(imports or ()), *([own] if own else [])],
         )  # fmt: skip
-    summary = tuning_summary(result)
+    summary = tuning_summary(result.trials, result.stopped)
     if result.best is None:
         raise TrialError(f"all {len(result.trials)} trials failed; the last one: {result.trials[-1].error}")
     if report is not None:

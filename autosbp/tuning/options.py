@@ -8,7 +8,7 @@ from typing import Any
 from autosbp.errors import InputError
 from autosbp.tuning.proposers import DEFAULT_PROPOSER, PROPOSERS
 from autosbp.tuning.trial_pool import TrialEffort
-from autosbp.utils.json_io import check_integer
+from autosbp.utils.json_io import Fields, check_integer
 
 MAX_TRIALS = 100_000
 MAX_MINUTES = 7 * 24 * 60.0
@@ -41,5 +41,17 @@ class TuneOptions:
             raise InputError("proposer", self.proposer, f"expected one of {', '.join(PROPOSERS)}")
 
     def to_dict(self) -> dict[str, Any]:
+        return {"trials": self.trials, "minutes": self.minutes, **self.resumable()}
+
+    def resumable(self) -> dict[str, Any]:
         """What must be equal for one run to go on with another's trials: all but the budgets."""
         return {"proposer": self.proposer, "seed": self.seed, "effort": self.effort.to_dict()}
+
+    @staticmethod
+    def from_dict(data: object, path: str = "tuning") -> TuneOptions:
+        read = Fields(data, path, tuple(TuneOptions.__slots__))
+        effort = Fields(read.mapping("effort"), read.at("effort"), tuple(TrialEffort.__slots__))
+        return TuneOptions(
+            read.integer("trials"), read.raw("minutes"), read.text("proposer"), read.integer("seed"),
+            TrialEffort(**effort.data),
+        )  # fmt: skip

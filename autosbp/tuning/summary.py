@@ -9,32 +9,32 @@ from typing import Any
 from autosbp.tuning.proposers import measured_s
 from autosbp.tuning.ranking import ranking_accuracy
 from autosbp.tuning.trial_store import Trial
-from autosbp.tuning.tuner import CONFIRMED, TuningResult, baselines, fastest
+from autosbp.tuning.tuner import CONFIRMED, baselines, fastest
 
 PHASES = 5
 """Chronological parts of a search, as in AutoDist's Figure 4."""
 
 
-def tuning_summary(result: TuningResult) -> dict[str, Any]:
-    """Summary of a search, as JSON values.
+def tuning_summary(trials: Sequence[Trial], stopped: str | None = None) -> dict[str, Any]:
+    """Summary of a search, as JSON values; ``stopped`` is why it ended, None while it runs.
 
     ``best_so_far_s`` and ``hit_rate`` have an entry for each trial that does not confirm: the fastest step so far (None
     before one succeeds), and the share of the proposed strategies so far that beat the best baseline (None before one
     was proposed).
     """
-    first = [trial for trial in result.trials if trial.origin != CONFIRMED]
-    limit = fastest(baselines(first))
+    first = [trial for trial in trials if trial.origin != CONFIRMED]
+    limit, best, baseline = fastest(baselines(first)), fastest(trials), fastest(baselines(trials))
     return {
-        "stopped": result.stopped,
-        "num_trials": len(result.trials),
-        "num_failed": sum(trial.step_time_s is None for trial in result.trials),
-        "best": _shown(result.best, result.trials),
-        "baseline": _shown(result.baseline, result.trials),
-        "speedup": _speedup(result),
+        "stopped": stopped,
+        "num_trials": len(trials),
+        "num_failed": sum(trial.step_time_s is None for trial in trials),
+        "best": _shown(best, trials),
+        "baseline": _shown(baseline, trials),
+        "speedup": None if best is None or baseline is None else measured_s(baseline) / measured_s(best),
         "best_so_far_s": best_so_far(first),
         "hit_rate": hit_rate(first, math.inf if limit is None else measured_s(limit)),
         "ranking_accuracy": accuracy_by_phase(first),
-        "trials": [trial_row(at, trial) for at, trial in enumerate(result.trials)],
+        "trials": [trial_row(at, trial) for at, trial in enumerate(trials)],
     }
 
 
@@ -99,9 +99,3 @@ def _shown(trial: Trial | None, trials: Sequence[Trial]) -> dict[str, Any] | Non
         return None
     first = next(each for each in trials if each.strategy_id == trial.strategy_id)
     return {**trial_row(trials.index(trial), trial), "origin": first.origin}
-
-
-def _speedup(result: TuningResult) -> float | None:
-    if result.best is None or result.baseline is None:
-        return None
-    return measured_s(result.baseline) / measured_s(result.best)

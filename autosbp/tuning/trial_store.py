@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from autosbp.errors import InputError
-from autosbp.plan.plan import Strategy
 from autosbp.tuning.strategy_space import Choices
 from autosbp.utils.json_io import Fields, canonical, digest, loads
 from autosbp.utils.tempdirs import lock_folder
@@ -60,7 +59,6 @@ class Trial:
     @staticmethod
     def from_dict(data: object, path: str = "trial") -> Trial:
         read = Fields(data, path, tuple(Trial.__slots__))
-        Strategy.from_dict(read.raw("strategy"), read.at("strategy"))
         return Trial(
             read.text("origin"),
             read.mapping("strategy"),

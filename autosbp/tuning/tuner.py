@@ -42,6 +42,8 @@ CONFIRMED_EFFORT = 3
 MAX_LOSS_DIFFERENCE = 0.05
 """Relative difference of losses to one device's, above which a trial failed; any precision is well below."""
 PLAN_FILE = "plan.json"
+SEARCHER = "tuning"
+"""Searcher of a plan whose strategy trials found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,7 @@ def tune(
     about = {
         "model": graph.name, "graph_hash": captured_hash(graph), "cluster_hash": cluster.cluster_hash,
         "calibration_id": calibration.calibration_id if calibration else None,
-        "options": options.to_dict(), "tuning": asked.to_dict(),
+        "options": options.to_dict(), "tuning": asked.resumable(),
     }  # fmt: skip
     with TrialStore(folder, about) as store:
         plan = _plan(graph, cluster, calibration, options, folder)
@@ -264,9 +266,23 @@ def tune(
 def result_of(plan: Plan, trials: Sequence[Trial], stopped: str) -> TuningResult:
     """The result of trials."""
     best, baseline = fastest(trials), fastest(baselines(trials))
-    if best is not None and best.strategy != plan.document["strategy"]:
-        plan = plan.with_strategy(Strategy.from_dict(best.strategy), best.predicted, searcher="tuning")
-    return TuningResult(plan, tuple(trials), best, baseline, stopped)
+    return TuningResult(plan if best is None else as_plan(plan, best), tuple(trials), best, baseline, stopped)
+
+
+def as_plan(plan: Plan, trial: Trial) -> Plan:
+    """The trial's strategy as a plan; ``plan`` itself if it is that one's."""
+    if trial.strategy == plan.document["strategy"]:
+        return plan
+    return plan.with_strategy(Strategy.from_dict(trial.strategy), trial.predicted, searcher=SEARCHER)
+
+
+def fastest_plans(result: TuningResult, count: int) -> list[Plan]:
+    """The ``count`` fastest different strategies as plans; that of ``result.plan`` first."""
+    ranked = sorted((trial for trial in result.trials if trial.step_time_s is not None), key=measured_s)
+    different: dict[str, Trial] = {}
+    for trial in [*([result.best] if result.best else []), *ranked]:
+        different.setdefault(trial.strategy_id, trial)
+    return [as_plan(result.plan, trial) for trial in [*different.values()][:count]]
 
 
 def _plan(

@@ -64,7 +64,7 @@ def test_a_search_is_never_slower_than_its_baselines_and_survives_failures(
     assert (result.best.step_time_s or 0) <= (result.baseline.step_time_s or 0)
     assert result.plan.strategy == Strategy.from_dict(result.best.strategy)
     assert Plan.from_dict(result.plan.to_dict()).plan_id == result.plan.plan_id
-    summary = json.loads(json.dumps(tuning_summary(result), allow_nan=False))
+    summary = json.loads(json.dumps(tuning_summary(result.trials, result.stopped), allow_nan=False))
     curve = [each for each in summary["best_so_far_s"] if each is not None]
     assert curve == sorted(curve, reverse=True) and summary["num_failed"] == 2 and summary["speedup"] >= 1
     assert all(rate is None or 0 <= rate <= 1 for rate in summary["hit_rate"])
