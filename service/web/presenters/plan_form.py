@@ -106,7 +106,8 @@ def parse_form(form: Form) -> PlanRequest:
     onnx = _onnx(form) if form.text("source") == ONNX else None
     model_id, model = (None, None) if onnx else _model(form)
     cluster_id, cluster = _cluster(form)
-    return PlanRequest(model, onnx, model_id, cluster, cluster_id, form.text("calibration_id"), _options(form), form.integer("trials"))
+    calibration_id, num_trials = form.text("calibration_id"), form.integer("trials")
+    return PlanRequest(model, onnx, model_id, cluster, cluster_id, calibration_id, _options(form), num_trials)
 
 
 def repeated_fields(form: Form) -> dict[str, str]:
