@@ -30,6 +30,7 @@ from autosbp.program.activation_checkpointing import (
 from autosbp.program.gradient_buckets import Bucket, find_buckets
 from autosbp.program.parameter_gathers import NEVER, Gather, find_gathers
 from autosbp.program.program import Boxing, Item, program_items
+from autosbp.program.sync_checks import check_sync
 
 M = TypeVar("M")
 
@@ -152,6 +153,8 @@ def parameter_flow(graph: LogicalGraph, strategy: Strategy, shared: frozenset[st
     items = tuple(program_items(graph, strategy))
     if strategy.recompute and strategy.pipeline is None:
         check_recompute(graph, strategy, [graph])
+    if strategy.pipeline is None:
+        check_sync(graph, strategy)
     passing = _backward_items(graph, items)
     readers = _readers(items, passing)
     ranges = recomputed_ranges(strategy, items)
