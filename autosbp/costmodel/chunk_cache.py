@@ -51,8 +51,8 @@ def chunk_key(stages: PipelineProgram, chunk: PipelineChunk) -> Hashable:
     """Key that is equal for chunks of one program whose passes take the same time and memory.
 
     Such chunks have the same ops in the same layouts with the same wiring, parameters that are stored, shared and
-    synchronized alike, the same recomputed segments and the same received layouts; and the last chunk, which sends to no other, equals no
-    other chunk.
+    synchronized alike, the same recomputed segments and the same received layouts; and the last chunk, which sends to
+    no other, equals no other chunk.
     """
     if chunk.index not in stages.kinds:
         kind = HashedKey(_kind(stages, chunk))

@@ -134,6 +134,10 @@ class PipelineProgram:
         """The trained parameters that a stage stores, in the graph's order."""
         return tuple(leaf for leaf in self._stored[stage] if leaf.name in self._trained)
 
+    def served_of(self, stage: int) -> frozenset[str]:
+        """The parameters of a stage that parameter servers step."""
+        return frozenset[str]().union(*(chunk.flow.served_parameters for chunk in self.of(stage)))
+
     @cached_property
     def _trained(self) -> frozenset[str]:
         return frozenset(leaf.name for leaf in self.graph.trained)
@@ -173,6 +177,9 @@ class PipelineProgram:
                 yield late.all_gradient_reduce_scatters()
             yield late.all_bucket_all_reduces() if self.pipeline.schedule.splits_backward else late.at_end()
         yield self.ending(stage)
+        own = [self._collectives[chunk.index] for chunk in self.of(stage)]
+        yield (call for chunk in own for call in chunk.message_reductions())
+        yield (call for chunk in own for call in chunk.message_updates())
 
     def ending(self, stage: int) -> list[Collective | StageCall]:
         """Communication at the end of a step: sums of shared parameters' gradients, then the losses."""

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
-from autosbp.graph.ir import LogicalGraph, Ref
+from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Ref
 from autosbp.plan.plan import Strategy
 from autosbp.plan.synchronizers import ALL_REDUCE, BF16, FP16, PARAMETER_SERVER, POWER_SGD, TOP_K, ParameterSync
-from autosbp.program.sync_checks import axes_order
+from autosbp.program.sync_checks import axes_order, lookups_per_replica
 from autosbp.sbp.layout import local_shape
 from autosbp.sbp.mesh import Mesh
 
@@ -76,6 +77,7 @@ class Message:
         width: bytes per element of the gradients.
         value_width: bytes per element of the parameters.
         sizes: ranks of the group along each axis of ``axes``.
+        row_bounds: for sparse gradients: the most rows of each shard that a replica's batch can touch.
     """
 
     shards: tuple[Shard, ...]
@@ -85,6 +87,7 @@ class Message:
     width: int
     value_width: int
     sizes: tuple[int, ...]
+    row_bounds: tuple[int, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -176,9 +179,9 @@ class Message:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether replicas agree on a number of rounds: rows may exceed those of one."""
-        pairs = zip(self.shards, self.row_capacities(self.shards), strict=True)
-        return any(rows < shard.shape[0] for shard, rows in pairs)
+        """Whether replicas agree on a number of rounds: a batch may touch more rows than one round takes."""
+        pairs = zip(self.row_capacities(self.shards), self.row_bounds, strict=True)
+        return any(rows < bound for rows, bound in pairs)
 
     def reduction(self) -> Iterator[MessageCall]:
         """Collectives that reduce the gradients, in order."""
@@ -188,9 +191,7 @@ class Message:
         if sync.sparse_rows:
             yield from self._sparse_reduction()
         elif sync.synchronizer == PARAMETER_SERVER:
-            for destination in self.destinations:
-                elements = sum(shard.num_elements for shard in self.at(destination))
-                yield from self._to_server(elements * width, destination)
+            yield from chain.from_iterable(self.pushes(width))
         elif name == POWER_SGD:
             for elements in self.power_sgd_elements():
                 if elements:
@@ -204,10 +205,8 @@ class Message:
 
     def update(self, *, of_gradients: bool = False) -> Iterator[MessageCall]:
         """Collectives that bring the servers' new values (or ``of_gradients``: the sums) to all replicas."""
-        width = self.width if of_gradients else self.value_width
-        for destination in self.destinations if self.is_served else ():
-            elements = sum(shard.num_elements for shard in self.at(destination))
-            yield from self._from_server(elements * width, destination)
+        if self.is_served:
+            yield from chain.from_iterable(self.pulls(self.width if of_gradients else self.value_width))
 
     def _all_reduce(self, elements: int, width: int) -> Iterator[MessageCall]:
         """All-reduce in the turns of ``order``."""
@@ -221,15 +220,26 @@ class Message:
         yield MessageCall("all_reduce", num_bytes, last)
         yield from reversed(gathers)
 
-    def _to_server(self, num_bytes: int, destination: int) -> Iterator[MessageCall]:
-        indices, only = self.indices_of(destination), list[tuple[int, int]]()
-        for part in self.order:
-            yield MessageCall(PUSH, num_bytes, part, self.root(part, destination), tuple(only))
-            only += ((axis, indices[axis]) for axis in part)
+    def pushes(self, width: int) -> list[list[MessageCall]]:
+        """By turn of ``order``: the push to each server of what it serves, with ``width`` bytes per element."""
+        turns = []
+        for at, part in enumerate(self.order):
+            done = [axis for earlier in self.order[:at] for axis in earlier]
+            turn = []
+            for destination in self.destinations:
+                indices = self.indices_of(destination)
+                size = width * sum(shard.num_elements for shard in self.at(destination))
+                only = tuple((axis, indices[axis]) for axis in done)
+                turn.append(MessageCall(PUSH, size, part, self.root(part, destination), only))
+            turns.append(turn)
+        return turns
 
-    def _from_server(self, num_bytes: int, destination: int) -> Iterator[MessageCall]:
-        calls = list(self._to_server(num_bytes, destination))
-        return (MessageCall(PULL, call.num_bytes, call.axes, call.root, call.only) for call in reversed(calls))
+    def pulls(self, width: int) -> list[list[MessageCall]]:
+        """The way back of ``pushes``."""
+        return [
+            [MessageCall(PULL, call.num_bytes, call.axes, call.root, call.only) for call in turn]
+            for turn in reversed(self.pushes(width))
+        ]
 
     def _sparse_reduction(self) -> Iterator[MessageCall]:
         """One round: indices and values of rows."""
@@ -239,14 +249,11 @@ class Message:
             for num_bytes in self._row_bytes(self.shards, self.row_capacities(self.shards)):
                 yield MessageCall("all_gather", self.num_ranks * num_bytes, self.axes)
             return
-        for destination in self.destinations:
-            shards = self.at(destination)
-            for num_bytes in self._row_bytes(shards, self.row_capacities(shards)):
-                yield MessageCall(PUSH, num_bytes, self.axes, destination)
-        for destination in self.destinations:
-            shards = self.at(destination)
-            for num_bytes in self._row_bytes(shards, self.union_capacities(shards)):
-                yield MessageCall(PULL, num_bytes, self.axes, destination)
+        for kind, capacities in ((PUSH, self.row_capacities), (PULL, self.union_capacities)):
+            for destination in self.destinations:
+                shards = self.at(destination)
+                for num_bytes in self._row_bytes(shards, capacities(shards)):
+                    yield MessageCall(kind, num_bytes, self.axes, destination)
 
     def _row_bytes(self, shards: Sequence[Shard], rows: Sequence[int]) -> tuple[int, int]:
         """Bytes of the indices and of the values."""
@@ -276,8 +283,13 @@ def make_message(graph: LogicalGraph, strategy: Strategy, shards: Sequence[Shard
     sync, mesh = strategy.sync.parameters[shards[0].name], strategy.mesh
     meta = graph.meta(Ref(shards[0].name))
     sizes = tuple(mesh.axes[axis].size for axis in axes)
-    value_width = meta.num_bytes // max(prod(meta.sizes), 1)
-    return Message(tuple(shards), sync, axes, axes_order(mesh, axes, sync), meta.gradient_width, value_width, sizes)
+    order = axes_order(mesh, axes, sync)
+    bounds = (
+        tuple(min(lookups_per_replica(graph, strategy, shard.name), shard.shape[0]) for shard in shards)
+        if sync.sparse_rows
+        else ()
+    )
+    return Message(tuple(shards), sync, axes, order, meta.gradient_width, DTYPE_BYTES[meta.dtype], sizes, bounds)
 
 
 def message_kind(sync: ParameterSync) -> object:

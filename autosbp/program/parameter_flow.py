@@ -77,6 +77,12 @@ class ParameterFlow:
         return counts
 
     @cached_property
+    def served_parameters(self) -> frozenset[str]:
+        """Parameters that parameter servers step."""
+        messages = (bucket.message for bucket in self.buckets if bucket.message is not None)
+        return frozenset(shard.name for message in messages if message.is_served for shard in message.shards)
+
+    @cached_property
     def forward_gathers(self) -> Mapping[int, tuple[int, ...]]:
         """Gathers issued before each item: the one due there, and the next flat one.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Parameter, Ref
 from autosbp.plan.plan import Strategy
@@ -104,14 +106,10 @@ def _check_shards(leaf: Parameter, strategy: Strategy, sync: ParameterSync, fiel
 
 
 def lookups_per_replica(graph: LogicalGraph, strategy: Strategy, name: str) -> int:
-    """Rows of a looked-up parameter that one replica's batch touches in a step, at most; ``graph`` has any batch."""
-    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    """Rows of a looked-up parameter that one replica looks up in a step; ``graph`` is bound at the microbatch size."""
     count = 0
-    for node in bound.nodes:
+    for node in graph.nodes:
         if Ref(name) in node.refs() and node.op in LOOKUP_OPS:
             shape = local_shape(node.outputs[0].sizes, strategy.signatures[node.name].outs[0], strategy.mesh)
-            rows = 1
-            for size in shape[:-1]:
-                rows *= size
-            count += rows
+            count += prod(shape[:-1])
     return count * strategy.num_micro

@@ -261,10 +261,11 @@ def parallax(graph: LogicalGraph, strategy: Strategy, _: Cluster, *, chunk: int 
 def _by_density(
     graph: LogicalGraph, strategy: Strategy, chunk: int, sparse: Callable[[Variable, int, int], ParameterSync]
 ) -> SyncStrategy:
+    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
     lookups, syncs, dense = lookup_parameters(graph), dict[str, ParameterSync](), 0
     for at, each in enumerate(variables(graph, strategy)):
         if each.name in lookups:
-            rows = min(lookups_per_replica(graph, strategy, each.name), each.shape[0])
+            rows = min(lookups_per_replica(bound, strategy, each.name), each.shape[0])
             syncs[each.name] = sparse(each, at // chunk, rows)
         else:
             syncs[each.name] = ParameterSync(groups=(dense // chunk,))
