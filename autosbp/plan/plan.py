@@ -9,6 +9,7 @@ from typing import Any
 from autosbp.cluster.spec import Cluster
 from autosbp.errors import InputError
 from autosbp.plan.pipeline import Pipeline
+from autosbp.plan.synchronizers import SyncStrategy
 from autosbp.plan.throughput import at_step_time
 from autosbp.sbp.layout import NdSbp, format_nd_sbp, parse_nd_sbp
 from autosbp.sbp.mesh import Axis, Mesh
@@ -94,6 +95,7 @@ class Strategy:
         recompute: activation checkpointing segments, each by its first and last op in the program's order
             (``program.activation_checkpointing``).
         offload: keep the optimizer's state on the host and run its step there.
+        sync: how gradients are synchronized; None reduces all in default buckets.
     """
 
     mesh: Mesh
@@ -108,6 +110,7 @@ class Strategy:
     pipeline: Pipeline | None = None
     recompute: tuple[tuple[str, str], ...] = ()
     offload: bool = False
+    sync: SyncStrategy | None = None
 
     @property
     def num_micro(self) -> int:
@@ -144,6 +147,7 @@ class Strategy:
             **({} if self.pipeline is None else {"pipeline": self.pipeline.to_dict()}),
             **({} if not self.recompute else {"recompute": [list(run) for run in self.recompute]}),
             **({"offload": True} if self.offload else {}),
+            **({} if self.sync is None else {"sync": self.sync.to_dict()}),
         }
 
     @staticmethod
@@ -179,6 +183,7 @@ class Strategy:
             fields.integer("bucket_bytes", BUCKET_BYTES, low=1),
             recompute=_recompute(fields),
             offload=fields.boolean("offload", False),
+            sync=SyncStrategy.from_dict(fields.raw("sync"), fields.at("sync")) if fields.has("sync") else None,
         )
         if strategy.global_batch % strategy.micro_batch:
             raise InputError(
