@@ -18,6 +18,7 @@ from autosbp.costmodel.step_event import PURPOSES
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import Strategy
 from autosbp.plan.schedules import SCHEDULES
+from autosbp.plan.synchronizers import PARAMETER_SERVER, SyncStrategy
 from autosbp.sbp.layout import NdSbp
 from autosbp.sbp.mesh import Mesh
 from autosbp.search.problem.strategy import used_layouts
@@ -79,7 +80,18 @@ class FeatureExtractor:
             *_split(used, strategy.mesh),
             *_split(strategy.parameters[name], strategy.mesh),
             *_split(signature.outs[0], strategy.mesh),
+            *_synchronization(name, strategy.sync),
         ]
+
+
+def _synchronization(name: str, sync: SyncStrategy | None) -> list[float]:
+    """Kind of synchronizer, shards, two turns, sparse rows, and how many variables share the message."""
+    one = None if sync is None else sync.parameters.get(name)
+    if sync is None or one is None:
+        return [0.0] * 5
+    shared = sum(one.groups[0] in other.groups for other in sync.parameters.values())
+    served = float(one.synchronizer == PARAMETER_SERVER)
+    return [served, math.log2(one.num_shards), float(bool(one.order)), float(one.sparse_rows > 0), math.log2(shared)]
 
 
 def _whole(strategy: Strategy, predicted: Mapping[str, Any], step_s: float) -> Sequence[float]:
@@ -98,6 +110,7 @@ def _whole(strategy: Strategy, predicted: Mapping[str, Any], step_s: float) -> S
         math.log10(strategy.bucket_bytes) / 8,
         float(len(strategy.recompute)),
         float(strategy.offload),
+        float(strategy.sync is not None),
         *(float(pipeline is not None and pipeline.schedule.name == name) for name in SCHEDULES),
         *(float(sum(math.log2(axis.size) for axis in strategy.mesh.axes if min(axis.level, LEVELS - 1) == level))
           for level in range(LEVELS)),

@@ -14,10 +14,13 @@ from typing import Any
 
 from autosbp.search.branch_and_bound.candidate import Candidate
 from autosbp.tuning.strategy_space import NUM_PERTURBATIONS, Choices, StrategySpace
+from autosbp.tuning.sync_choices import DEFAULT_SYNC
 from autosbp.tuning.trial_store import strategy_id
 
 UNPERTURBED_SHARE = 0.5
 """Share of random points with the cheapest layouts."""
+DEFAULT_SYNC_SHARE = 0.5
+"""Share of random points whose gradients are reduced in plain buckets."""
 LAYOUT_MUTATION_SHARE = 0.5
 """Share of mutations that change the layouts, not a named choice."""
 MAX_ATTEMPTS = 40
@@ -84,7 +87,10 @@ class Sampler:
     def point(self, rng: Random) -> Choices:
         """A random point."""
         seeds = () if rng.random() < UNPERTURBED_SHARE else (rng.randrange(NUM_PERTURBATIONS),)
-        return Choices(**{name: rng.choice(values) for name, values in self.space.domains.items()}, perturbations=seeds)
+        found = {name: rng.choice(values) for name, values in self.space.domains.items()}
+        if rng.random() < DEFAULT_SYNC_SHARE:
+            found["sync"] = DEFAULT_SYNC
+        return Choices(**found, perturbations=seeds)
 
     def mutation(self, parent: Choices, rng: Random) -> Choices:
         """A point that differs in one named choice, or in one perturbation of the layouts."""

@@ -1,10 +1,10 @@
 """The space that tuning samples: every named choice, and the strategy with the cheapest layouts for it.
 
 A point is a ``Choices``: stages and mesh view (with degrees of data and tensor parallelism, or free), microbatch size,
-parameter sharding, activation checkpointing, bucket size, schedule, whether hidden communication counts, and
-perturbations of the layouts. A perturbation adds random seconds to the layouts of some ops before the search problem is
-solved: the layouts of the rest follow, so that every point is a valid strategy, and two points with common
-perturbations have similar layouts.
+parameter sharding, activation checkpointing, bucket size, schedule, synchronization of gradients, whether hidden
+communication counts, and perturbations of the layouts. A perturbation adds random seconds to the layouts of some ops
+before the search problem is solved: the layouts of the rest follow, so that every point is a valid strategy, and two
+points with common perturbations have similar layouts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from autosbp.cluster.spec import Cluster, prime_factors
 from autosbp.costmodel.calibration import Calibration
-from autosbp.errors import InfeasibleError
+from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import Costs, Strategy
 from autosbp.search import SearchProblem
@@ -29,6 +29,7 @@ from autosbp.search.planner import Planner
 from autosbp.search.problem.cost_weights import GATHER_PER_STEP, GATHER_PER_USE, UNSHARDED
 from autosbp.search.problem.parallel_degrees import ParallelDegrees, constrained_views
 from autosbp.search.stages.layout_problems import OverlapWeights, PipelineStructure, SubproblemKey
+from autosbp.tuning.sync_choices import DEFAULT_SYNC, sync_names, synchronized
 from autosbp.utils.json_io import Fields
 
 MICRO_BATCHES = 4
@@ -53,6 +54,7 @@ class Choices:
         bucket_bytes: largest gradient bucket and parameter gather.
         schedule: of pipelines.
         hides: communication that overlaps with computation counts as hidden, not in full, when layouts are chosen.
+        sync: synchronization strategy, one of ``sync_choices.sync_names``.
         perturbations: seeds of perturbations of the layouts, in order.
     """
 
@@ -63,6 +65,7 @@ class Choices:
     bucket_bytes: int
     schedule: str
     hides: bool
+    sync: str = DEFAULT_SYNC
     perturbations: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,7 +80,7 @@ class Choices:
         return Choices(
             read.text("grid"), read.integer("micro_batch"), read.text("storage"), read.boolean("recompute"),
             read.integer("bucket_bytes"), read.text("schedule"), read.boolean("hides"),
-            tuple(read.sequence("perturbations")),
+            str(read.raw("sync")), tuple(read.sequence("perturbations")),
         )  # fmt: skip
 
 
@@ -101,7 +104,7 @@ class StrategySpace:
     ) -> None:
         options = replace(options, baselines=(), time_limit_s=_FOREVER_S)
         self._planner = planner = Planner(graph, cluster, calibration, options, None)
-        self.graph, self.limit_bytes = planner.graph, planner.limit
+        self.graph, self.cluster, self.limit_bytes = planner.graph, planner.cluster, planner.limit
         self._grids = dict(_grids(planner))
         storages = (UNSHARDED, GATHER_PER_STEP, GATHER_PER_USE) if options.storage is None else (options.storage,)
         self.domains: Mapping[str, tuple[Any, ...]] = {
@@ -112,6 +115,7 @@ class StrategySpace:
             "bucket_bytes": planner.problems.sizes,
             "schedule": options.schedules,
             "hides": (True, False),
+            "sync": sync_names(),
         }
 
     def candidate(self, choices: Choices) -> Candidate | None:
@@ -131,16 +135,26 @@ class StrategySpace:
             found = search.coster.fastest_fitting(search.coster.candidates(layouts, result, (choices.schedule,)))
         except InfeasibleError:
             return None
-        if found is None or found.strategy.bucket_bytes == choices.bucket_bytes:
-            return found
+        return None if found is None else self._with_messages(found, choices)
+
+    def _with_messages(self, found: Candidate, choices: Choices) -> Candidate | None:
+        """The strategy with the point's bucket size and synchronization; None if it does not fit."""
         strategy = replace(found.strategy, bucket_bytes=choices.bucket_bytes)
-        resized = Candidate(strategy, self.costs(strategy))
-        return resized if search.coster.has_room(resized) else found
+        try:
+            strategy = synchronized(self.bound(strategy), strategy, self.cluster, choices.sync)
+        except InputError:
+            return None
+        changed = found if strategy == found.strategy else Candidate(strategy, self.costs(strategy))
+        return changed if self._planner.search.coster.has_room(changed) else None
 
     def costs(self, strategy: Strategy) -> Costs:
         """Predicted costs of any strategy of the graph on the cluster."""
-        problems, coster = self._planner.problems, self._planner.search.coster
-        return coster.costs(problems.bound(strategy.micro_batch), strategy, problems.boxing(strategy.mesh))
+        boxing = self._planner.problems.boxing(strategy.mesh)
+        return self._planner.search.coster.costs(self.bound(strategy), strategy, boxing)
+
+    def bound(self, strategy: Strategy) -> LogicalGraph:
+        """The graph at a strategy's microbatch size."""
+        return self._planner.problems.bound(strategy.micro_batch)
 
 
 def perturbed(problem: SearchProblem, seeds: tuple[int, ...]) -> SearchProblem:

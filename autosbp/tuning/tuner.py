@@ -1,8 +1,8 @@
 """``tune``: the fastest strategy by trials (AutoDist, Algorithm 1).
 
-The plan and its baselines are tried first, so the result is never slower than they are. Then, in rounds, a proposer
-chooses strategies and learns from their trials. The last trials of the budget try the best ones again, with more steps:
-the fastest of many measurements is partly luck.
+The plan, its baselines and the synchronization builders are tried first, so the result is never slower than they are.
+Then, in rounds, a proposer chooses strategies and learns from their trials. The last trials of the budget try the best
+ones again, with more steps: the fastest of many measurements is partly luck.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ from autosbp.plan.plan import Plan, Strategy
 from autosbp.search.branch_and_bound.candidate import Candidate
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
+from autosbp.search.sync_builders import BUILDERS
 from autosbp.tuning.options import TuneOptions
 from autosbp.tuning.proposers import PROPOSERS, measured_s
 from autosbp.tuning.sampler import Proposal, Sampler
 from autosbp.tuning.strategy_space import StrategySpace
+from autosbp.tuning.sync_choices import synchronized
 from autosbp.tuning.trial_pool import TrialEffort, TrialPool, write_atomically
 from autosbp.tuning.trial_store import Trial, TrialStore
 from autosbp.utils.json_io import read_file
 
 ROUND = 8
 """Trials between two updates of the proposer."""
-PLAN, CONFIRMED = "plan", "confirmed"
+PLAN, CONFIRMED, DATA_PARALLEL = "plan", "confirmed", "data_parallel"
+FIXED_SHARE = 0.25
+"""Share of the budget for the plan, its baselines, and synchronization builders over data parallelism."""
 NUM_CONFIRMED = 4
 """Trials that confirm: of the best baseline and of the fastest others."""
 MAX_CONFIRMED_SHARE = 0.2
@@ -116,7 +120,7 @@ class Tuner:
         return stopped
 
     def _proposals(self) -> Iterator[Proposal]:
-        """The plan, its baselines, then what the proposer chooses, without what was tried in an earlier run."""
+        """The plan, its baselines and builders, then what the proposer chooses, without what was tried in an earlier run."""
         tried = {trial.strategy_id for trial in self.store.trials}
         for proposal in self._fixed():
             if proposal.strategy_id not in tried:
@@ -130,6 +134,11 @@ class Tuner:
         named |= {name: self.plan.baseline_strategy(name) for name in self.plan.document["baseline_strategies"]}
         for name, strategy in named.items():
             yield Proposal(name, Candidate(strategy, self.space.costs(strategy)))
+        data_parallel, room = named.get(DATA_PARALLEL), int(FIXED_SHARE * self.asked.trials) - len(named)
+        if data_parallel is not None:
+            for name in [*BUILDERS][: max(0, room)]:
+                strategy = synchronized(self.space.bound(data_parallel), data_parallel, self.space.cluster, name)
+                yield Proposal(f"{DATA_PARALLEL} {name}", Candidate(strategy, self.space.costs(strategy)))
 
     def _stop_reason(self, trials: int) -> str | None:
         bound_s, best = self.plan.document["lower_bound_s"], fastest(self.store.trials)

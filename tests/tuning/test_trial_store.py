@@ -17,7 +17,7 @@ ABOUT = {"model": "mlp", "seed": 0}
 def trials_of(plan: Plan) -> list[Trial]:
     document = plan.document
     costs = {name: document[name] for name in ("step_time_s", "breakdown")}
-    choices = Choices("1 stage, n0:2", 1, "use", False, 2**20, "1f1b", True, (3, 5))
+    choices = Choices("1 stage, n0:2", 1, "use", False, 2**20, "1f1b", True, "parallax", (3, 5))
     return [
         Trial("plan", document["strategy"], costs, step_time_s=0.25, measured={"times_s": [0.25, 0.26]}),
         Trial("sampled", document["strategy"], costs, choices, -3.5, error="a rank failed\nlog"),
