@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from autosbp.cli._exit_codes import console, note, print_json
 from autosbp.cli._files import ModelSizes, check_output, read_calibration, read_model, write_json, write_text
 from autosbp.cli._launchers import LAUNCHERS, LOOPBACK, Interface, launcher_of
+from autosbp.cli._option_checks import refuse_unused
 from autosbp.cli._options import (
     AsJson,
     Calibration,
@@ -24,6 +26,7 @@ from autosbp.cli._options import (
     Output,
     Precision,
     SeqLen,
+    Server,
 )
 from autosbp.cli._plan import (
     Baselines,
@@ -46,6 +49,9 @@ from autosbp.utils.formatting import seconds
 from autosbp.utils.tempdirs import temporary_folder
 
 if TYPE_CHECKING:
+    from autosbp.plan.plan import Plan
+    from autosbp.search.plan_options import PlanOptions
+    from autosbp.tuning.options import TuneOptions
     from autosbp.tuning.tuner import TuningState
 
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Budget in trials; failed ones count.")]
@@ -97,6 +103,18 @@ _SHOWN = 8
 """Strategies of the table."""
 
 
+@dataclass(frozen=True, slots=True)
+class _TuneRequest:
+    """What is tuned, locally or in a service."""
+
+    model: str
+    cluster: str
+    calibration: str | None
+    sizes: ModelSizes
+    options: PlanOptions
+    tuning: TuneOptions
+
+
 def tune(
     model: Model,
     cluster: Cluster,
@@ -131,6 +149,7 @@ def tune(
     image_size: ImageSize = None,
     report: TuneReport = None,
     output: Output = None,
+    server: Server = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest strategy by trials: the plan and its baselines, then strategies that a model learns to rank.
@@ -138,17 +157,13 @@ def tune(
     Ranks stay up between trials, so that a trial costs its steps. A trial that fails counts and is kept with its log.
     Exits with 4 if every trial failed.
     """
-    from autosbp import api
     from autosbp.search.plan_options import DEFAULT_BASELINES, PlanOptions
     from autosbp.tuning.charts import search_charts
     from autosbp.tuning.options import TuneOptions
-    from autosbp.tuning.summary import tuning_summary
     from autosbp.tuning.trial_pool import TrialEffort
 
     for path in (output, report):
         check_output(path)
-    if launcher not in LAUNCHERS:
-        raise InputError("launcher", launcher, f"expected one of {', '.join(LAUNCHERS)}: ranks stay up between trials")
     options = PlanOptions(
         global_batch, micro_batch, seed=seed, time_limit_s=time_limit, optimizer=optimizer, precision=precision,
         memory_limit_bytes=memory_limit_bytes, stages=stages, storage=storage, recompute=recompute,
@@ -157,29 +172,62 @@ def tune(
         tensor_parallel=tensor_parallel,
     )  # fmt: skip
     effort = TrialEffort(steps, warmup, trial_seconds, trial_timeout)
-    asked = TuneOptions(trials, minutes, proposer, seed, effort)
-    there, measured = api.load_cluster(cluster), read_calibration(calibration)
-    graph = read_model(model, ModelSizes(seq_len, image_size))
-    own = factory_module(model)
-    note(f"tuning {graph.name} on {there.name}: {there.num_devices} devices, up to {trials} trials")
-    with _folder(workdir) as folder, launcher_of(launcher, there, interface) as launch:
-        result = api.tune(
-            graph, there, folder, measured, options, asked, launch=launch, progress=_note_progress,
-            libraries=[*(imports or ()), *([own] if own else [])],
-        )  # fmt: skip
-    summary = tuning_summary(result.trials, result.stopped)
-    if result.best is None:
-        raise TrialError(f"all {len(result.trials)} trials failed; the last one: {result.trials[-1].error}")
+    asked = _TuneRequest(
+        model, cluster, calibration, ModelSizes(seq_len, image_size), options,
+        TuneOptions(trials, minutes, proposer, seed, effort),
+    )  # fmt: skip
+    if server is None:
+        plan, summary = _tune_locally(asked, launcher, interface, workdir, imports or ())
+    else:
+        unused = {"launcher": launcher, "interface": interface, "workdir": workdir, "imports": imports}
+        refuse_unused(tune, "a service runs ranks in its own way; omit this or --server", **unused)
+        plan, summary = _tune_remotely(asked, server)
     if report is not None:
         write_text(report, search_charts(summary))
         note(f"wrote {report}")
     if output is not None:
-        write_json(output, result.plan.to_dict())
+        write_json(output, plan.to_dict())
         note(f"wrote {output}")
     if as_json:
-        print_json({"plan": result.plan.summary(), **summary})
+        print_json({"plan": plan.summary(), **summary})
     else:
         _show(summary)
+
+
+def _tune_locally(
+    asked: _TuneRequest, launcher: str, interface: str, workdir: Path | None, imports: Sequence[str]
+) -> tuple[Plan, dict[str, Any]]:
+    """The fastest strategy as a plan, and the summary of the trials."""
+    from autosbp import api
+    from autosbp.tuning.summary import tuning_summary
+
+    if launcher not in LAUNCHERS:
+        raise InputError("launcher", launcher, f"expected one of {', '.join(LAUNCHERS)}: ranks stay up between trials")
+    there, measured = api.load_cluster(asked.cluster), read_calibration(asked.calibration)
+    graph, own = read_model(asked.model, asked.sizes), factory_module(asked.model)
+    note(f"tuning {graph.name} on {there.name}: {there.num_devices} devices, up to {asked.tuning.trials} trials")
+    with _folder(workdir) as folder, launcher_of(launcher, there, interface) as launch:
+        result = api.tune(
+            graph, there, folder, measured, asked.options, asked.tuning, launch=launch, progress=_note_progress,
+            libraries=[*imports, *([own] if own else [])],
+        )  # fmt: skip
+    if result.best is None:
+        raise TrialError(f"all {len(result.trials)} trials failed; the last one: {result.trials[-1].error}")
+    return result.plan, tuning_summary(result.trials, result.stopped)
+
+
+def _tune_remotely(asked: _TuneRequest, server: str) -> tuple[Plan, dict[str, Any]]:
+    from autosbp.cli._remote import open_client, post_calibration, post_cluster, post_model, wait
+    from autosbp.plan.plan import Plan
+
+    tuning = asked.tuning.to_dict()
+    tuning |= tuning.pop("effort")
+    with open_client(server) as client:
+        cluster_id = post_cluster(client, asked.cluster)
+        calibration_id = post_calibration(client, asked.calibration)
+        ids = (post_model(client, asked.model, asked.sizes), cluster_id, calibration_id, asked.options.to_dict())
+        found = wait(client, lambda key: client.search(*ids, tuning=tuning, idempotency_key=key))
+        return Plan.from_dict(client.get_strategy(found["strategy_id"])), client.get_tuning(found["search_id"])
 
 
 @contextmanager
