@@ -106,6 +106,15 @@ class Message:
         return sum(shard.num_elements for shard in self.shards)
 
     @property
+    def buffer_elements(self) -> int:
+        """Elements of the buffers that a replica keeps for it: gradients, a compressor's residual, versions of values."""
+        if self.sync.sparse_rows or (self.is_plain and len(self.shards) == 1):
+            return 0
+        copies = 2 + self.sync.staleness if self.is_served else 1
+        feedback = self.sync.compressor is not None and self.sync.compressor.error_feedback
+        return self.num_elements * (copies + feedback)
+
+    @property
     def num_ranks(self) -> int:
         return prod(self.sizes)
 
