@@ -166,8 +166,7 @@ def parameter_flow(graph: LogicalGraph, strategy: Strategy, shared: frozenset[st
     ranges = recomputed_ranges(strategy, items)
     region = segment_ids(ranges, len(items))
     gathers = find_gathers(graph, strategy, items, readers, passing, shared, region)
-    flat = {box.ref.name for gather in gathers if gather.flat for box in gather.boxes}
-    check_gathered(strategy, (leaf.name for leaf in graph.trained if leaf.name not in shared), flat)
+    check_gathered(strategy, (leaf.name for leaf in graph.trained if leaf.name not in shared), gathers)
     boxed = {box.key for gather in gathers for box in gather.boxes}
     segments = find_segments(graph, items, ranges, boxed, readers)
     buckets = find_buckets(graph, strategy, items, readers, gathers, shared, segments)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from math import prod
 
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Parameter, Ref
 from autosbp.plan.plan import Strategy
 from autosbp.plan.synchronizers import BF16, FP16, ParameterSync, SyncStrategy
+from autosbp.program.parameter_gathers import Gather
 from autosbp.sbp.layout import B, NdSbp, local_shape
 from autosbp.sbp.mesh import Mesh
 
@@ -87,18 +88,20 @@ def _check_stored_split(sync: ParameterSync, field: str) -> None:
         raise InputError(field, str(sync), limit)
 
 
-def check_gathered(strategy: Strategy, names: Iterable[str], gathered: Collection[str]) -> None:
+def check_gathered(strategy: Strategy, names: Iterable[str], gathers: Iterable[Gather]) -> None:
     """Refuse synchronization of parameters that are stored split and used so.
 
     Args:
-        names: of a program.
-        gathered: those that travel in the program's parameter gathers.
+        names: parameters of a program.
+        gathers: the program's parameter gathers.
     """
-    for name in names if strategy.sync is not None else ():
-        if name in strategy.sync.parameters and name not in gathered:
-            if not gradient_reduction_axes(strategy.parameters[name]):
-                field = f"{SYNC_FIELD}.parameters.{name}"
-                raise InputError(field, name, "no other device has a gradient of its part: there is nothing to reduce")
+    if strategy.sync is None:
+        return
+    gathered = {box.ref.name for gather in gathers if gather.flat for box in gather.boxes}
+    for name in strategy.sync.parameters.keys() & set(names) - gathered:
+        if not gradient_reduction_axes(strategy.parameters[name]):
+            field = f"{SYNC_FIELD}.parameters.{name}"
+            raise InputError(field, name, "no other device has a gradient of its part: there is nothing to reduce")
 
 
 def _check_replicas(sync: SyncStrategy, largest: int) -> None:

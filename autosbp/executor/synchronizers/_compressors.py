@@ -22,7 +22,10 @@ Sum = Callable[[torch.Tensor], None]
 
 
 class Compressor(ABC):
-    """Sums of one message, by ``options`` of its strategy. What it loses on this replica is added to the replica's next gradient."""
+    """Sums of one message, by the ``options`` of its strategy.
+
+    What it loses on this replica is added to the replica's next gradient.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options

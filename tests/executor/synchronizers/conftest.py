@@ -24,6 +24,7 @@ from autosbp.plan.synchronizers import (
     SyncStrategy,
 )
 from autosbp.program.parameter_sharding import shard_parameters
+from autosbp.sbp.layout import B
 from autosbp.search.sync_builders import BUILDERS, CHUNKED, with_sync
 from autosbp.testing.strategy_samples import sample_strategies
 from tests.executor.pipeline.strategies import LAYOUTS, pipelined
@@ -119,6 +120,18 @@ def stages(graph: LogicalGraph) -> dict[str, Strategy]:
     return found
 
 
+def stored_split(graph: LogicalGraph, strategy: Strategy) -> dict[str, Strategy]:
+    """ZeRO: reduce-scatters in two messages, exact and in 16 bits."""
+    stored = shard_parameters(graph, strategy, "step")
+    names = [name for name, layout in stored.parameters.items() if B not in layout]
+    assert len(names) > 2
+    found = {}
+    for label, compressor in (("stored split", None), ("lossy fp16 stored split", Compressor(FP16))):
+        syncs = {name: ParameterSync(groups=(at % 2,), compressor=compressor) for at, name in enumerate(names)}
+        found[label] = replace(stored, sync=SyncStrategy(1, syncs))
+    return found
+
+
 def lossy(strategy: Strategy) -> dict[str, Strategy]:
     found = {}
     for name in (FP16, BF16, POWER_SGD, TOP_K):
@@ -151,7 +164,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     dense, looked_up = data_parallel(mlp), data_parallel(tables)
     of_mlp = {
         **built("mlp", mlp, dense), **compositions("mlp", mlp, dense), **layouts(mlp), **stages(mlp),
-        **lossy(dense), **stale(dense),
+        **stored_split(mlp, dense), **lossy(dense), **stale(dense),
     }  # fmt: skip
     of_tables = {**built("tables", tables, looked_up), **sparse("tables", tables, looked_up)}
     cases = [

@@ -109,8 +109,9 @@ def error_feedback(graph: LogicalGraph, strategy: Strategy, steps: int) -> float
         for name, local in trainer.locals.items():
             if local.grad is not None:
                 total[name] = total.get(name, torch.zeros_like(local)) + local.grad
-    error = sum(float((value / steps - first[name]).square().sum()) for name, value in total.items())
-    return (error / sum(float(first[name].square().sum()) for name in total)) ** 0.5
+    exact = {name: part(trainer, name, first[name]) for name in total}
+    error = sum(float((value / steps - exact[name]).square().sum()) for name, value in total.items())
+    return float(error / sum(float(value.square().sum()) for value in exact.values())) ** 0.5
 
 
 def main() -> None:
