@@ -99,7 +99,7 @@ class Message:
     @property
     def is_served(self) -> bool:
         """Whether a server applies the gradients and sends the new values."""
-        return self.sync.synchronizer == PARAMETER_SERVER and not self.sync.sparse_rows
+        return self.sync.is_served
 
     @property
     def num_elements(self) -> int:

@@ -23,6 +23,7 @@ from autosbp.api import PlanOptions, load_cluster, op_keys, predict_costs
 from autosbp.calibration import calibrate
 from autosbp.launch.local import run_ranks
 from autosbp.search.sync_builders import with_sync
+from autosbp.search.sync_search import SyncSearch
 from autosbp.testing.emulated import EmulatedCluster, unavailable_reason
 from benchmarks.lowering import __main__ as lowering
 from benchmarks.prediction.__main__ import measure, summary
@@ -48,9 +49,11 @@ def run(model: str, cluster_name: str, rounds: int, budget_s: float) -> dict[str
         calibration = calibrate(
             cluster, op_keys=keys, launch=nodes.launch, budget_s=budget_s, op_s=0.02, timeout_s=600, variants=False
         )
+        tried = dict(strategies(graph, cluster, case.batch))
+        tried["auto"] = SyncSearch(graph, tried["default"], cluster, calibration).best()
         chosen = [
             Candidate(label, strategy, predict_costs(graph, strategy, cluster, calibration))
-            for label, strategy in strategies(graph, cluster, case.batch)
+            for label, strategy in tried.items()
         ]
         rows = measure(graph, chosen, cluster.num_devices, rounds, nodes.launch)
     measured = {row["strategy"]: row["measured_s"] for row in rows}

@@ -94,6 +94,14 @@ def test_a_compressor_pays_where_links_are_slow_and_costs_where_they_are_not(
     assert step_s(graph, near, top, fast) > step_s(graph, near, plain, fast)
 
 
+def test_servers_share_the_optimizer_state(graph: LogicalGraph, strategy: Strategy) -> None:
+    whole, hot, shared = (
+        predict_costs(graph, with_sync(graph, strategy, CLUSTER, name), CLUSTER).memory["optimizer"]
+        for name in ("all_reduce", "ps", "ps_balanced")
+    )
+    assert hot == whole and whole / 4 <= shared < whole / 2
+
+
 def test_work_of_the_communication_thread_is_hidden_behind_ops_and_shares_links() -> None:
     def event(name: str, category: str, seconds: float, queue: object = None, key: object = None) -> Event:
         return Event(name, category, "backward", seconds, level=0, queue=queue, key=key)
