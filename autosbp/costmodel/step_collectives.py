@@ -17,7 +17,7 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import Strategy
 from autosbp.program.chosen_options import checked_choices
 from autosbp.program.gradient_buckets import AT_END, Bucket, local_gradient_bytes
-from autosbp.program.gradient_messages import PULL, PUSH
+from autosbp.program.gradient_messages import HALF_BYTES, PULL, PUSH
 from autosbp.program.parameter_flow import ParameterFlow, parameter_flow
 from autosbp.program.parameter_gathers import Gather, boxing_step_bytes
 from autosbp.program.program import Boxing, Item
@@ -179,7 +179,10 @@ class StepCollectives:
 
     def _flat_bytes(self, gather: Gather, *, backward: bool = False) -> int:
         sizes = (boxing_step_bytes(self.graph, self.strategy, box, backward=backward) for box in gather.boxes)
-        return sum(steps[0] for steps in sizes)
+        total = sum(steps[0] for steps in sizes)
+        if not backward or gather.compressor is None:
+            return total
+        return total // self.graph.meta(gather.boxes[0].ref).gradient_width * HALF_BYTES
 
     def reduced(self, bucket: Bucket) -> Collective:
         """The all-reduce of a gradient bucket that takes one."""

@@ -100,12 +100,12 @@ class Timeline:
         stale = list(self._stale_messages())
         if count == 1:
             return [([*stale, *self._micro(True, True), *self._update()], 1)]
-        first = [*stale, *self._micro(True, False)]
+        first = list(self._micro(True, False))
         last = [*self._micro(each_use, True), *self._update()]
         if count == 2:
-            return [(first, 1), (last, 1)]
-        between = list(self._micro(each_use, False))
-        return [(first, 1), (between, count - 2), (last, 1)]
+            return [([*stale, *first], 1), (last, 1)]
+        between = first if each_use else list(self._micro(False, False))
+        return [([*stale, *first], 1), (between, count - 2), (last, 1)]
 
     def _micro(self, gathers: bool, last: bool) -> Iterator[Event]:
         """Yield one microbatch; ``gathers`` is False if parameters are still there from an earlier one."""
@@ -167,7 +167,9 @@ class Timeline:
             if not is_stale(bucket):
                 yield from self.synchronizers.update(bucket)
         yield from beside
-        yield Event("values", "wait", "update", 0.0, after=tuple(sync_key(bucket, "update") for bucket in served))
+        if served:
+            keys = tuple(sync_key(bucket, "update") for bucket in served)
+            yield Event("values", "wait", "update", 0.0, after=keys)
         for bucket in served:
             yield from self.synchronizers.install(bucket)
 

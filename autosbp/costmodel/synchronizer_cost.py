@@ -8,6 +8,7 @@ a hot spot is as slow as it is there. Copies, sums, compressors and the servers'
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
 from math import prod
 
@@ -44,7 +45,10 @@ class SynchronizerCost:
     def __init__(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> None:
         self.graph, self.strategy, self.compute, self.network = graph, strategy, compute, boxing.network
         self.mesh = strategy.mesh
-        self.links = LinkModel(boxing.network, compute.copy_bytes_per_s)
+
+    @cached_property
+    def links(self) -> LinkModel:
+        return LinkModel(self.network, self.compute.copy_bytes_per_s)
 
     def reduction(self, bucket: Bucket) -> Iterator[Event]:
         """Take the gradients, encode them, and reduce them."""

@@ -104,6 +104,11 @@ class ParameterSync:
         return self.partition.shards if self.partition else 1
 
     @property
+    def is_served(self) -> bool:
+        """Whether servers apply the gradients; those of sparse gradients only sum them."""
+        return self.synchronizer == PARAMETER_SERVER and not self.sparse_rows
+
+    @property
     def is_exact(self) -> bool:
         """Whether training equals that of one device: neither lossy nor stale."""
         return self.compressor is None and self.staleness == 0

@@ -99,11 +99,20 @@ class Message:
     @property
     def is_served(self) -> bool:
         """Whether a server applies the gradients and sends the new values."""
-        return self.sync.synchronizer == PARAMETER_SERVER and not self.sync.sparse_rows
+        return self.sync.is_served
 
     @property
     def num_elements(self) -> int:
         return sum(shard.num_elements for shard in self.shards)
+
+    @property
+    def buffer_elements(self) -> int:
+        """Elements of the buffers that a replica keeps for it: gradients, a compressor's residual, versions of values."""
+        if self.sync.sparse_rows or (self.is_plain and len(self.shards) == 1):
+            return 0
+        copies = 2 + self.sync.staleness if self.is_served else 1
+        feedback = self.sync.compressor is not None and self.sync.compressor.error_feedback
+        return self.num_elements * (copies + feedback)
 
     @property
     def num_ranks(self) -> int:

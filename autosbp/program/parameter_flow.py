@@ -30,7 +30,7 @@ from autosbp.program.activation_checkpointing import (
 from autosbp.program.gradient_buckets import Bucket, find_buckets
 from autosbp.program.parameter_gathers import NEVER, Gather, find_gathers
 from autosbp.program.program import Boxing, Item, program_items
-from autosbp.program.sync_checks import check_sync
+from autosbp.program.sync_checks import check_gathered, check_sync
 
 M = TypeVar("M")
 
@@ -166,6 +166,7 @@ def parameter_flow(graph: LogicalGraph, strategy: Strategy, shared: frozenset[st
     ranges = recomputed_ranges(strategy, items)
     region = segment_ids(ranges, len(items))
     gathers = find_gathers(graph, strategy, items, readers, passing, shared, region)
+    check_gathered(strategy, (leaf.name for leaf in graph.trained if leaf.name not in shared), gathers)
     boxed = {box.key for gather in gathers for box in gather.boxes}
     segments = find_segments(graph, items, ranges, boxed, readers)
     buckets = find_buckets(graph, strategy, items, readers, gathers, shared, segments)

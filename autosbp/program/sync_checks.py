@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Parameter, Ref
 from autosbp.plan.plan import Strategy
-from autosbp.plan.synchronizers import ParameterSync, SyncStrategy
+from autosbp.plan.synchronizers import BF16, FP16, ParameterSync, SyncStrategy
+from autosbp.program.parameter_gathers import Gather
 from autosbp.sbp.layout import B, NdSbp, local_shape
 from autosbp.sbp.mesh import Mesh
 
@@ -44,7 +46,7 @@ def check_sync(graph: LogicalGraph, strategy: Strategy, *, apart: frozenset[str]
         apart: parameters that several pipeline stages store, whose copies the default all-reduce keeps equal.
 
     Raises:
-        InputError: naming the field, for an unknown parameter, one without a gradient or a reduction, a dim or number
+        InputError: naming the field, for an unknown parameter, one without a gradient, a dim or number
             of shards out of range, a destination outside of the reduction group, axes that are not those of the
             group, or sparse rows of a parameter that is not only looked up.
     """
@@ -67,7 +69,8 @@ def check_sync(graph: LogicalGraph, strategy: Strategy, *, apart: frozenset[str]
             raise InputError(field, name, "several pipeline stages store this parameter: leave it to the default")
         axes = gradient_reduction_axes(strategy.parameters[name])
         if not axes:
-            raise InputError(field, str(one), "no device shares this parameter's gradient: there is nothing to reduce")
+            _check_stored_split(one, field)
+            continue
         size = strategy.mesh.group_size(axes)
         sizes.append(size)
         _check_group(strategy.mesh, axes, one, field)
@@ -75,6 +78,30 @@ def check_sync(graph: LogicalGraph, strategy: Strategy, *, apart: frozenset[str]
         if one.sparse_rows and name not in lookups:
             raise InputError(f"{field}.sparse_rows", name, f"only {', '.join(LOOKUP_OPS)} may read this parameter")
     _check_replicas(sync, max(sizes))
+
+
+def _check_stored_split(sync: ParameterSync, field: str) -> None:
+    """A parameter that is stored split keeps its reduce-scatter: it has groups and 16-bit messages alone."""
+    plain = ParameterSync(groups=sync.groups[:1], compressor=sync.compressor)
+    if sync != plain or (sync.compressor and sync.compressor.name not in (FP16, BF16)):
+        limit = "its gradient is reduce-scattered: expected all_reduce with a group, and no compressor but fp16 or bf16"
+        raise InputError(field, str(sync), limit)
+
+
+def check_gathered(strategy: Strategy, names: Iterable[str], gathers: Iterable[Gather]) -> None:
+    """Refuse synchronization of parameters that are stored split and used so.
+
+    Args:
+        names: parameters of a program.
+        gathers: the program's parameter gathers.
+    """
+    if strategy.sync is None:
+        return
+    gathered = {box.ref.name for gather in gathers if gather.flat for box in gather.boxes}
+    for name in strategy.sync.parameters.keys() & set(names) - gathered:
+        if not gradient_reduction_axes(strategy.parameters[name]):
+            field = f"{SYNC_FIELD}.parameters.{name}"
+            raise InputError(field, name, "no other device has a gradient of its part: there is nothing to reduce")
 
 
 def _check_replicas(sync: SyncStrategy, largest: int) -> None:

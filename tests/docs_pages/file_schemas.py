@@ -40,7 +40,7 @@ PLAN = """## Plan
 | `fewer_devices` | where fewer devices are as fast: how many, and their step time |
 | `lower_bound_s`, `gap` | no strategy of the search space takes less than the bound; `gap` is (step - bound) / step |
 | `searcher`, `evaluations` | which searcher found it, and how many strategies were evaluated |
-| `strategy` | everything that search decides: `mesh`, `signatures` (layouts of every op), `parameters` (how each is stored), `paths` (boxing), batch sizes, `bucket_bytes`, `pipeline` |
+| `strategy` | everything that search decides: `mesh`, `signatures` (layouts of every op), `parameters` (how each is stored), `paths` (boxing), batch sizes, `bucket_bytes`, `pipeline`, `sync` ([synchronizers](../concepts/synchronizers.md#in-a-plan)) |
 | `baselines`, `baseline_strategies` | costs and strategies of what users would otherwise choose |
 | `warnings` | what to know before you rely on the plan |
 | `provenance` | hashes of graph and cluster, calibration, searcher, seed, version |

@@ -52,9 +52,8 @@ def test_fidelity_is_the_highest_score_below_which_ranks_are_right() -> None:
     scores = [float(at) for at in range(12)]
     right = [20.0 - at for at in range(12)]
     assert fidelity_level(scores, right, scores) == 11.0
-    shuffled = right[:7] + [9.0, 10.0, 11.0, 12.0, 13.0]  # the upper ones are ranked wrong
-    level = fidelity_level(scores, shuffled, scores)
-    assert 6.0 <= level < 11.0
+    upper_wrong = right[:6] + [30.0 + at for at in range(6)]
+    assert fidelity_level(scores, upper_wrong, [10 * score for score in scores]) == 50.0
     assert fidelity_level(scores, right[::-1], scores) == -math.inf
     assert fidelity_level(scores[:3], right[:3], scores[:3]) == -math.inf
 

@@ -13,6 +13,7 @@ import torch
 
 from autosbp.executor.synchronizers._transport import Transport
 from autosbp.plan.synchronizers import BF16, FP16, POWER_SGD
+from autosbp.plan.synchronizers import Compressor as Options
 from autosbp.program.gradient_messages import Message
 
 HALF = {FP16: torch.float16, BF16: torch.bfloat16}
@@ -21,11 +22,13 @@ Sum = Callable[[torch.Tensor], None]
 
 
 class Compressor(ABC):
-    """Sums of one message. What it loses on this replica is added to the replica's next gradient."""
+    """Sums of one message, by the ``options`` of its strategy.
 
-    def __init__(self, message: Message) -> None:
-        assert message.sync.compressor is not None
-        self.message, self.options = message, message.sync.compressor
+    What it loses on this replica is added to the replica's next gradient.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
         self._residual: torch.Tensor | None = None
 
     def sum(self, flat: torch.Tensor, add: Sum) -> None:
@@ -72,8 +75,9 @@ class PowerSgd(Compressor):
     A shard is a matrix of its first dim by all others; one whose factors would be no smaller is summed exactly.
     """
 
-    def __init__(self, message: Message) -> None:
-        super().__init__(message)
+    def __init__(self, options: Options, message: Message) -> None:
+        super().__init__(options)
+        self.message = message
         self._rights: list[torch.Tensor | None] = [None] * len(message.shards)
 
     def _sum(self, flat: torch.Tensor, add: Sum) -> torch.Tensor:
@@ -121,9 +125,9 @@ def _summed(tensors: list[torch.Tensor], add: Sum) -> list[torch.Tensor]:
 class TopK(Compressor):
     """Indices and values of the largest elements of each replica, gathered and summed."""
 
-    def __init__(self, message: Message, transport: Transport) -> None:
-        super().__init__(message)
-        self.transport = transport
+    def __init__(self, options: Options, message: Message, transport: Transport) -> None:
+        super().__init__(options)
+        self.message, self.transport = message, transport
 
     def _sum(self, flat: torch.Tensor, add: Sum) -> torch.Tensor:  # noqa: ARG002 - it gathers
         _, places = flat.abs().topk(self.message.top_k_elements(), sorted=False)
@@ -141,5 +145,5 @@ def make_compressor(message: Message, transport: Transport) -> Compressor | None
     if options is None:
         return None
     if options.name in HALF:
-        return HalfPrecision(message)
-    return PowerSgd(message) if options.name == POWER_SGD else TopK(message, transport)
+        return HalfPrecision(options)
+    return PowerSgd(options, message) if options.name == POWER_SGD else TopK(options, message, transport)
