@@ -72,9 +72,7 @@ TuneSteps = Annotated[int, typer.Option("--steps", help="Number of timed steps o
 TuneWarmup = Annotated[int, typer.Option("--warmup", help="Number of untimed warm-up steps of a trial.")]
 MaxTrialSeconds = Annotated[
     float,
-    typer.Option(
-        "--trial-seconds", metavar="S", help="Seconds of timed steps after which a trial starts no further one."
-    ),
+    typer.Option("--trial-seconds", metavar="S", help="Seconds of steps after which a trial starts no further one."),
 ]
 TrialTimeout = Annotated[
     float, typer.Option("--trial-timeout", metavar="S", help="Seconds after which a trial has failed.")

@@ -93,11 +93,15 @@ class Trials:
         trainer = make_trainer(self.graph, strategy, self.parameters, device=self.device)
         read = {leaf.name for part in trainer.chunks for leaf in part.graph.inputs}
         on_device = {name: tensor.to(self.device) for name, tensor in batch.items() if name in read}
+        begun = time.perf_counter()
         losses = [float(trainer.step(on_device))]
         matches = trainer.issued() == trainer.expected()
         losses += [float(trainer.step(on_device)) for _ in range(request["warmup"] - 1)]
         times: list[float] = []
-        while len(times) < request["steps"] and not self._enough(times, request["max_s"]):
+        while len(times) < request["steps"]:
+            spent_s = time.perf_counter() - begun
+            if self._all_reduce_any(bool(times) and spent_s >= request["max_s"]):  # all ranks agree, and begin together
+                break
             started = time.perf_counter()
             losses.append(float(trainer.step(on_device)))
             if self.device.type == "cuda":
@@ -117,11 +121,11 @@ class Trials:
             **(self._against_reference(strategy, losses) if dist.get_rank() == 0 else {}),
         }
 
-    def _enough(self, times: list[float], max_s: float) -> bool:
-        """Whether enough steps are timed; all ranks begin the next one together, and agree."""
-        done = torch.tensor(float(len(times) >= 2 and sum(times) >= max_s), device=self.device)
-        dist.all_reduce(done, dist.ReduceOp.MAX)
-        return bool(done)
+    def _all_reduce_any(self, holds: bool) -> bool:
+        """Whether it holds on any rank."""
+        found = torch.tensor(float(holds), device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found)
 
     def _batch(self, global_batch: int) -> dict[str, torch.Tensor]:
         if global_batch not in self._batches:

@@ -18,11 +18,11 @@ from autosbp.tuning.features import StrategyFeatures
 from autosbp.tuning.ranking import ordered_pairs
 
 HIDDEN = 24
-LEARNING_RATE = 5e-3
+LEARNING_RATE = 1e-2
 WEIGHT_DECAY = 1e-3
 SCALE = 10.0
 """Score of a factor e in time: a difference of 10 % makes a rank likely, one of 50 % nearly sure."""
-EPOCHS = 150
+EPOCHS = 100
 
 
 class RankingNetwork(nn.Module):

@@ -36,8 +36,8 @@ MICRO_BATCHES = 4
 """Number of microbatch sizes per structure, from the largest one that divides evenly."""
 PERTURBED_SHARE = 0.3
 """Share of the ops whose layouts a perturbation changes the costs of."""
-AMPLITUDES = (0.05, 2.0)
-"""Least and greatest random seconds of a perturbation, relative to the mean cost of an op."""
+AMPLITUDES = (0.1, 5.0)
+"""Least and greatest random seconds of a perturbation, relative to an op's mean costs, boxing included."""
 NUM_PERTURBATIONS = 64
 _FOREVER_S = 86_400.0
 
@@ -160,16 +160,23 @@ class StrategySpace:
 def perturbed(problem: SearchProblem, seeds: tuple[int, ...]) -> SearchProblem:
     """A problem with other costs of some values. Values with equal costs, as in repeated blocks, keep equal costs."""
     unary = {id(costs): costs for costs in problem.unary_s}
-    mean = float(np.mean([costs[np.isfinite(costs)].mean() for costs in unary.values()])) if seeds else 0.0
+    mean_s = _mean_op_s(problem) if seeds else 0.0
     for seed in seeds:
         rng = np.random.default_rng(seed)
-        scale = mean * float(np.exp(rng.uniform(*np.log(AMPLITUDES))))
+        scale = mean_s * float(np.exp(rng.uniform(*np.log(AMPLITUDES))))
         chosen = rng.random(len(unary)) < PERTURBED_SHARE
         unary = {
             key: costs + scale * rng.random(len(costs)) * changes
             for (key, costs), changes in zip(unary.items(), chosen, strict=True)
         }
     return replace(problem, unary_s=tuple(unary[id(costs)] for costs in problem.unary_s)) if seeds else problem
+
+
+def _mean_op_s(problem: SearchProblem) -> float:
+    """Mean seconds of a variable's values and of its edges."""
+    tables = [*problem.unary_s, *(edge.table for edge in problem.edges)]
+    finite = (table[np.isfinite(table)] for table in tables)
+    return sum(float(costs.mean()) for costs in finite if costs.size) / problem.num_variables
 
 
 def _grids(planner: Planner) -> Iterator[tuple[str, PipelineStructure]]:

@@ -38,7 +38,7 @@ class TrialEffort:
     Args:
         steps: timed steps, at most.
         warmup: untimed steps before them.
-        max_s: seconds of timed steps after which no further one starts; two are always timed.
+        max_s: seconds of steps, warm-up included, after which no further one starts; one is always timed.
         timeout_s: seconds after which a trial has failed.
     """
 
@@ -48,7 +48,7 @@ class TrialEffort:
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        check_integer("steps", self.steps, 2, 100_000)
+        check_integer("steps", self.steps, 1, 100_000)
         check_integer("warmup", self.warmup, 1, 10_000)
         for name in ("max_s", "timeout_s"):
             if not 0 < getattr(self, name) <= _LIFETIME_S:

@@ -31,10 +31,10 @@ class Tuning(Request):
         json_schema_extra={"enum": [*PROPOSERS]},
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of samples, parameters and batches.")
-    steps: int = Field(default=5, ge=2, le=10_000, description="Number of timed steps of a trial, at most.")
+    steps: int = Field(default=5, ge=1, le=10_000, description="Number of timed steps of a trial, at most.")
     warmup: int = Field(default=1, ge=1, le=1000, description="Number of untimed warm-up steps of a trial.")
     max_s: float = Field(
-        default=2.0, gt=0, le=3600, description="Seconds of timed steps after which a trial starts no further one."
+        default=2.0, gt=0, le=3600, description="Seconds of steps after which a trial starts no further one."
     )
     timeout_s: float = Field(default=60.0, gt=0, le=86_400, description="Seconds after which a trial has failed.")
 

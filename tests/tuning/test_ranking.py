@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -65,11 +66,11 @@ def test_the_filter_keeps_scores_above_the_level_and_at_least_some(proposals: li
 
 
 def test_diverse_candidates_differ_in_their_choices(proposals: list[Proposal]) -> None:
-    same = [each for each in proposals if each.choices and each.choices.grid == proposals[0].choices.grid]  # type: ignore[union-attr]
-    other = next(each for each in proposals if each.choices and each.choices.grid != proposals[0].choices.grid)  # type: ignore[union-attr]
-    assert len(same) > 1
-    given = scored([*same, other], [1.0] * len(same) + [0.9])
-    chosen = diverse(given, 3)
-    assert other.strategy_id in {each.strategy_id for each in chosen}
-    far = scored([*same, other], [50.0] * len(same) + [0.0])
-    assert diverse(far, 1)[0].strategy_id != other.strategy_id
+    first, second, third = proposals[:3]
+    assert first.choices is not None
+    alike = replace(second, choices=replace(first.choices, perturbations=(7,)))
+    other = replace(third, choices=replace(first.choices, grid="other", storage="other"))
+    chosen = diverse(scored([first, alike, other], [3.0, 2.9, 2.5]), 2)
+    assert [each.strategy_id for each in chosen] == [first.strategy_id, other.strategy_id]
+    far_behind = scored([first, alike, other], [3.0, 2.9, 0.5])
+    assert [each.strategy_id for each in diverse(far_behind, 2)] == [first.strategy_id, alike.strategy_id]

@@ -39,13 +39,15 @@ def test_a_choice_decides_what_it_names(space: StrategySpace) -> None:
     assert piped.strategy.pipeline.schedule.name == "gpipe"
 
 
-def test_perturbations_change_layouts_and_only_raise_predicted_costs(space: StrategySpace) -> None:
+def test_perturbations_change_layouts(space: StrategySpace) -> None:
     plain = Choices("1 stage, n0:2 g0:2", 0, "as_used", False, 25 * 2**20, "1f1b", False)
     assert plain.grid in space.domains["grid"], space.domains["grid"]
     best = space.candidate(plain)
     others = [space.candidate(replace(plain, perturbations=(seed,))) for seed in range(6)]
     assert best is not None
-    assert any(each is not None and each.strategy.signatures != best.strategy.signatures for each in others)
+    changed = [each for each in others if each is not None and each.strategy.signatures != best.strategy.signatures]
+    assert len(changed) > 1
+    assert all(each.costs.step_time_s > best.costs.step_time_s for each in changed)
     again = space.candidate(replace(plain, perturbations=(3,)))
     assert again == others[3]
 
