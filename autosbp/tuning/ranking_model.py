@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,8 @@ class RankingNetwork(nn.Module):
         mean = (states * mask).sum(1) / lengths[:, None]
         last = states[torch.arange(len(lengths)), lengths - 1]
         added = self.added(self.mixed(torch.cat([mean, last, whole], dim=1))).squeeze(1)
-        return SCALE * (added - log_step_s)
+        scores: torch.Tensor = SCALE * (added - log_step_s)
+        return scores
 
 
 class RankingModel:
@@ -92,7 +94,7 @@ class RankingModel:
             return 0.0
         inputs = self._tensors(features)
         faster, slower = torch.from_numpy(pairs).unbind(1)
-        loss = torch.zeros(())
+        loss: Any = torch.zeros(())
         for _ in range(epochs):
             scores = self.network(*inputs)
             loss = nn.functional.softplus(scores[slower] - scores[faster]).mean()
