@@ -35,7 +35,7 @@ from autosbp.utils.json_io import read_file
 ROUND = 8
 """Trials between two updates of the proposer."""
 PLAN, CONFIRMED, DATA_PARALLEL = "plan", "confirmed", "data_parallel"
-FIXED_SHARE = 0.25
+FIXED_SHARE = 0.4
 """Share of the budget for the plan, its baselines, and synchronization builders over data parallelism."""
 NUM_CONFIRMED = 4
 """Trials that confirm: of the best baseline and of the fastest others."""
