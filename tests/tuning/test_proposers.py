@@ -24,10 +24,10 @@ def tried(proposal: Proposal, fails: bool = False) -> Trial:
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_proposals_are_new_and_follow_from_the_history(name: str, sampler: Sampler) -> None:
     proposer, trials = PROPOSERS[name](sampler, 5), list[Trial]()
-    for at in range(3):
-        found = proposer.propose(6, trials)
-        assert len(found) == 6
-        again = PROPOSERS[name](sampler, 5).propose(6, trials)
+    for at in range(2):
+        found = proposer.propose(5, trials)
+        assert len(found) == 5
+        again = PROPOSERS[name](sampler, 5).propose(5, trials)
         assert [each.strategy_id for each in again] == [each.strategy_id for each in found]
         trials += [tried(each, fails=at == i) for i, each in enumerate(found)]
     assert len({trial.strategy_id for trial in trials}) == len(trials)
@@ -37,7 +37,7 @@ def test_the_ranked_proposer_finds_faster_strategies_than_random_sampling(sample
     means = {}
     for name in ("ranked", "random"):
         proposer, trials = PROPOSERS[name](sampler, 1), list[Trial]()
-        for _ in range(4):
-            trials += [tried(each) for each in proposer.propose(6, trials)]
-        means[name] = sum(trial.step_time_s or 0.0 for trial in trials[6:]) / len(trials[6:])
+        for _ in range(3):
+            trials += [tried(each) for each in proposer.propose(8, trials)]
+        means[name] = sum(trial.step_time_s or 0.0 for trial in trials[8:]) / len(trials[8:])
     assert means["ranked"] < 0.8 * means["random"]

@@ -21,10 +21,13 @@ pytestmark = pytest.mark.integration
 EFFORT = TrialEffort(steps=3, warmup=1, timeout_s=60.0)
 
 
-@pytest.fixture
-def pool(graph: LogicalGraph, tmp_path: Path) -> Iterator[TrialPool]:
-    with TrialPool(graph, 2, tmp_path, effort=EFFORT) as made:
+@pytest.fixture(scope="module")
+def pool(graph: LogicalGraph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialPool]:
+    """Its ranks end with the module, and none is left."""
+    with TrialPool(graph, 2, tmp_path_factory.mktemp("pool"), effort=EFFORT) as made:
         yield made
+        ranks = ranks_of(made)
+    assert ranks and all(start_ticks(pid) is None for pid in ranks)
 
 
 def ranks_of(pool: TrialPool) -> list[int]:
@@ -52,38 +55,37 @@ def test_trials_after_each_other_equal_trials_of_their_own(
         assert len(result["times_s"]) == 3 and result["step_time_s"] > 0
 
 
+def test_a_slow_trial_ends_after_its_first_timed_step(pool: TrialPool, plan: Plan) -> None:
+    pool.effort = TrialEffort(steps=3, max_s=1e-6)
+    assert len(pool.measure(plan.strategy)["times_s"]) == 1
+    pool.effort = EFFORT
+
+
 def test_a_killed_rank_fails_its_trial_and_the_next_one_runs(pool: TrialPool, plan: Plan) -> None:
     pool.measure(plan.strategy)
-    first = ranks_of(pool)
+    first, starts = ranks_of(pool), pool.starts
     assert len(first) == 2
     os.kill(first[1], signal.SIGKILL)
     with pytest.raises(TrialError, match="(?s)a rank failed.*was killed by SIGKILL"):
         pool.measure(plan.strategy)
-    assert pool.measure(plan.strategy)["collectives_match"] and pool.starts == 2
     assert all(start_ticks(pid) is None for pid in first)
+    assert pool.measure(plan.strategy)["collectives_match"] and pool.starts == starts + 1
 
 
-def test_a_hanging_rank_fails_its_trial_in_time_and_the_next_one_runs(
-    graph: LogicalGraph, plan: Plan, tmp_path: Path
-) -> None:
-    with TrialPool(graph, 2, tmp_path, effort=EFFORT) as pool:
+def test_a_hanging_rank_fails_its_trial_in_time_and_the_next_one_runs(pool: TrialPool, plan: Plan) -> None:
+    pool.measure(plan.strategy)
+    hanging = ranks_of(pool)
+    os.kill(hanging[0], signal.SIGSTOP)
+    pool.effort, began_s = TrialEffort(steps=3, timeout_s=2.0), time.monotonic()
+    with pytest.raises(TrialError, match="timed out after 2 s"):
         pool.measure(plan.strategy)
-        pool.effort = TrialEffort(steps=3, timeout_s=2.0)
-        hanging = ranks_of(pool)
-        os.kill(hanging[0], signal.SIGSTOP)
-        began_s = time.monotonic()
-        with pytest.raises(TrialError, match="timed out after 2 s"):
-            pool.measure(plan.strategy)
-        assert time.monotonic() - began_s < 30
-        assert all(start_ticks(pid) is None for pid in hanging)
-        pool.effort = EFFORT
-        assert pool.measure(plan.strategy)["collectives_match"]
-        left = ranks_of(pool)
-    assert left and all(start_ticks(pid) is None for pid in left)
+    assert time.monotonic() - began_s < 30
+    assert all(start_ticks(pid) is None for pid in hanging)
+    pool.effort = EFFORT
+    assert pool.measure(plan.strategy)["collectives_match"]
 
 
-def test_a_strategy_for_other_devices_is_refused_without_ranks(pool: TrialPool, plan: Plan) -> None:
-    pool.num_ranks = 4
-    with pytest.raises(InputError, match="expected a strategy for 4 devices"):
+def test_a_strategy_for_other_devices_is_refused_without_ranks(graph: LogicalGraph, plan: Plan, tmp_path: Path) -> None:
+    with TrialPool(graph, 4, tmp_path) as pool, pytest.raises(InputError, match="expected a strategy for 4 devices"):
         pool.measure(plan.strategy)
     assert pool.starts == 0
