@@ -172,7 +172,7 @@ class Tuner:
             result = self.pool.measure(strategy)
         except AutosbpError as error:
             if self.pool.cancelled():
-                raise
+                raise TrialError("cancelled") from error
             return replace(trial, error=str(error), measured={"wall_s": time.monotonic() - began})
         measured = {**result, "wall_s": time.monotonic() - began}
         if result["loss_difference"] > MAX_LOSS_DIFFERENCE and not result["loss_spread"]:

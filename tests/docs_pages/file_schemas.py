@@ -18,7 +18,8 @@ None holds code, and none holds weights.
 | graph | `autosbp.graph/1` | `autosbp capture` | `plan`, `calibrate`, `explain`, `trial`, `export` |
 | cluster | `autosbp.cluster/1` | you, or `autosbp clusters PRESET --json` | `--cluster` |
 | calibration | `autosbp.calibration/1` | `autosbp calibrate`, `autosbp learn` | `--calibration` |
-| plan | `autosbp.plan/2` | `autosbp plan` | `explain`, `diff`, `trial`, `export`, `--start` |
+| plan | `autosbp.plan/2` | `autosbp plan`, `autosbp tune` | `explain`, `diff`, `trial`, `export`, `--start` |
+| trials | `autosbp.trials/1` | `autosbp tune --workdir DIR` | `autosbp tune --workdir DIR` |
 
 Plans of the earlier format `autosbp.plan/1` are still read. The JSON Schemas of the first three are files of the package
 (`autosbp/data/*.schema.json`). The readers check more than a schema can say; the descriptions below name these checks.
