@@ -23,6 +23,8 @@ from autosbp.search.why import why
 
 if TYPE_CHECKING:
     from autosbp.costmodel.trial_feedback import CorrectedCalibration
+    from autosbp.tuning.options import TuneOptions
+    from autosbp.tuning.tuner import TuningResult, TuningState
 
 __all__ = [
     "Calibration",
@@ -45,6 +47,7 @@ __all__ = [
     "read_onnx",
     "check_memory",
     "run_trial",
+    "tune",
     "what_if",
     "why",
 ]
@@ -149,6 +152,28 @@ def run_trial(
     return run(
         plan, graph, steps=steps, warmup=warmup, seed=seed, timeout_s=timeout_s, workdir=workdir, log=log,
         cancelled=cancelled, launch=launch, libraries=libraries, max_ranks=max_ranks, resume=resume,
+    )  # fmt: skip
+
+
+def tune(
+    graph: LogicalGraph,
+    cluster: Cluster,
+    folder: Path,
+    calibration: Calibration | None = None,
+    options: PlanOptions | None = None,
+    asked: TuneOptions | None = None,
+    *,
+    launch: Launch = run_ranks,
+    libraries: Sequence[str] = (),
+    progress: Callable[[TuningState], bool] = lambda _: True,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> TuningResult:
+    """The fastest strategy by trials on real ranks; see ``autosbp.tuning.tuner.tune``."""
+    from autosbp.tuning.tuner import tune as run
+
+    return run(
+        graph, cluster, folder, calibration, options, asked, launch=launch, libraries=libraries, progress=progress,
+        cancelled=cancelled,
     )  # fmt: skip
 
 

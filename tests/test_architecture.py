@@ -84,6 +84,7 @@ FORBIDDEN = {
         "autosbp.calibration",
     ),
     "autosbp/eager": ("autosbp.discovery", "autosbp.search", "autosbp.service", "autosbp.calibration"),
+    "autosbp/tuning": ("autosbp.discovery", "autosbp.eager", "autosbp.service", "autosbp.calibration"),
     "autosbp/export": ("autosbp.service", "autosbp.calibration"),
     "calibration": ("autosbp.search", "autosbp.executor", "autosbp.service"),
 }

@@ -31,6 +31,7 @@ from autosbp.cli._learn import learn
 from autosbp.cli._plan import plan
 from autosbp.cli._serve import serve, work
 from autosbp.cli._trial import trial
+from autosbp.cli._tune import tune
 
 app = typer.Typer(
     name="autosbp",
@@ -50,6 +51,7 @@ for _command in (
     explain,
     diff,
     trial,
+    tune,
     export,
     serve,
     work,

@@ -64,8 +64,8 @@ def _show(found: Mapping[str, Any]) -> None:
         out.print("the meshes differ; layouts are compared as text", style="yellow")
     out.print(f"mesh: {found['mesh']['a']} | {found['mesh']['b']}")
     out.print(table("costs", ("", found["a"], found["b"], "change"), _costs(found)))
-    for title in ("choices", "parameters", "ops"):
-        if found[title]:
+    for title in ("choices", "parameters", "ops", "sync"):
+        if found.get(title):
             out.print(
                 table(
                     f"different {title}",

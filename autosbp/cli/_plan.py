@@ -26,6 +26,7 @@ from autosbp.cli._options import (
 from autosbp.cli._pareto import front_paths, show_front, stale_front_files
 from autosbp.cli._text_tables import table
 from autosbp.errors import InfeasibleError, InputError
+from autosbp.plan.synchronizers import SyncStrategy
 from autosbp.report.findings import certificate, findings, training_terms
 from autosbp.utils.formatting import count, num_bytes, percent, seconds
 from autosbp.utils.json_io import check_integer
@@ -157,6 +158,19 @@ Start = Annotated[
         "With --server, a plan that the service stores, or its id.",
     ),
 ]
+Builder = Annotated[
+    str | None,
+    typer.Option(
+        "--builder",
+        metavar="NAME",
+        help="Synchronize gradients as this builder does: all_reduce, ps, ps_balanced, ps_partitioned, "
+        "ps_hierarchical, all_reduce_partitioned, all_reduce_random_axis, all_reduce_hierarchical, "
+        "sparse_all_gather, parallax, ddp, horovod; or auto, the cheapest for each parameter.",
+    ),
+]
+Chunk = Annotated[
+    int | None, typer.Option("--chunk", metavar="N", help="Adjacent variables in one message of --builder.")
+]
 Pareto = Annotated[
     int | None,
     typer.Option(
@@ -191,6 +205,8 @@ def plan(
     tensor_parallel: TensorParallel = None,
     stage: Stage = None,
     start: Start = None,
+    builder: Builder = None,
+    chunk: Chunk = None,
     pareto: Pareto = None,
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
@@ -212,7 +228,7 @@ def plan(
     options = PlanOptions(
         *(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance),
         pins=_parse_pairs(pin or [], "--pin", "NAME=LAYOUT", "pins"),
-        baselines=DEFAULT_BASELINES if baselines is None else _names(baselines),
+        baselines=DEFAULT_BASELINES if baselines is None else baseline_names(baselines),
         stages=stages,
         storage=storage,
         recompute=recompute,
@@ -228,8 +244,12 @@ def plan(
     sizes = ModelSizes(seq_len, image_size)
     if start is not None:
         options.check_warm_start()
+    if chunk is not None and builder is None:
+        raise InputError("chunk", chunk, "requires --builder")
     if server is None:
-        plans = _plan_locally(model, cluster, calibration, options, sizes, pareto, start)
+        plans = _plan_locally(model, cluster, calibration, options, sizes, pareto, start, builder, chunk)
+    elif builder is not None:
+        raise InputError("builder", builder, "a service plans without builders; omit this or --server")
     else:
         plans = _plan_remotely(model, cluster, calibration, options, sizes, pareto, start, server)
     document = plans[0].summary()
@@ -248,7 +268,8 @@ def plan(
             show_front(plans)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def baseline_names(text: str) -> tuple[str, ...]:
+    """The names of ``--baselines``."""
     names = tuple(name.strip() for name in text.split(","))
     if "none" in names and len(names) > 1:
         raise InputError("baselines", text, "none cannot be combined with other baselines")
@@ -283,9 +304,14 @@ def _plan_locally(
     sizes: ModelSizes,
     num_points: int | None,
     start: str | None,
+    builder: str | None,
+    chunk: int | None,
 ) -> Sequence[Plan]:
     """Search locally: the fastest plan, or with ``num_points`` the Pareto front that starts with it."""
     from autosbp import api
+    from autosbp.search.sync_search import check_builder, with_builder
+
+    check_builder(builder, chunk)
 
     best = float("inf")
 
@@ -302,8 +328,12 @@ def _plan_locally(
     graph = read_model(model, sizes)
     note(f"searching strategies of {graph.name} on {there.name}: {there.num_devices} devices")
     if num_points is None:
-        return [api.make_plan(graph, there, measured, options, progress, earlier)]
-    return api.pareto_front(graph, there, measured, options, num_points, progress, earlier)
+        plans = [api.make_plan(graph, there, measured, options, progress, earlier)]
+    else:
+        plans = list(api.pareto_front(graph, there, measured, options, num_points, progress, earlier))
+    if builder is None:
+        return plans
+    return [with_builder(plan, graph, measured, builder, chunk) for plan in plans]
 
 
 def _plan_remotely(
@@ -356,6 +386,8 @@ def show(document: Mapping[str, Any]) -> None:
     out.print(f"search: {certificate(document)}; {document['evaluations']} evaluations by {document['searcher']}")
     for sentence in findings(document):
         out.print(f"- {sentence}")
+    if "sync" in strategy:
+        out.print(f"synchronization, {SyncStrategy.from_dict(strategy['sync'])}", highlight=False)
     out.print("next: autosbp explain PLAN, autosbp trial PLAN, autosbp export PLAN --to TOOL", style="dim")
 
 

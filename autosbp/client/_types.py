@@ -7,7 +7,7 @@ from typing import Literal
 from autosbp.errors import ServiceError
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-JobKind = Literal["capture", "calibrate", "search", "trial", "why", "what-if"]
+JobKind = Literal["capture", "calibrate", "search", "trial", "tune", "why", "what-if"]
 Scope = Literal["read", "search", "trial", "calibrate", "admin"]
 Target = Literal["deepspeed", "dtensor", "megatron", "perfetto", "torchtitan"]
 

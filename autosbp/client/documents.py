@@ -109,7 +109,7 @@ class Job(TypedDict):
     """A durable background job."""
 
     id: str
-    kind: Literal["capture", "calibrate", "search", "trial", "why", "what-if"]
+    kind: Literal["capture", "calibrate", "search", "trial", "tune", "why", "what-if"]
     state: Literal["queued", "running", "succeeded", "failed", "cancelled"]
     resource: str | None
     progress: float | None
@@ -177,6 +177,8 @@ class Search(TypedDict):
     num_points: int | None
     strategy_id: str | None
     front: list[str] | None
+    mode: Literal["plan", "tune"]
+    tuning: dict[str, Any] | None
     job: Job
     created_at: str
 

@@ -50,9 +50,9 @@ class ChunkCostCache:
 def chunk_key(stages: PipelineProgram, chunk: PipelineChunk) -> Hashable:
     """Key that is equal for chunks of one program whose passes take the same time and memory.
 
-    Such chunks have the same ops in the same layouts with the same wiring, parameters that are stored and shared alike,
-    the same recomputed segments and the same received layouts; and the last chunk, which sends to no other, equals no
-    other chunk.
+    Such chunks have the same ops in the same layouts with the same wiring, parameters that are stored, shared and
+    synchronized alike, the same recomputed segments and the same received layouts; and the last chunk, which sends to
+    no other, equals no other chunk.
     """
     if chunk.index not in stages.kinds:
         kind = HashedKey(_kind(stages, chunk))
@@ -67,5 +67,7 @@ def _kind(stages: PipelineProgram, chunk: PipelineChunk) -> Hashable:
     before = tuple(str(strategy.signatures[ref.name].outs[ref.index]) for ref in graph.received_refs)
     signatures = tuple([strategy.signatures.get(node.name) for node in graph.nodes])
     parameters = tuple([(strategy.parameters[leaf.name], leaf.name in shared) for leaf in graph.parameters])
+    configured = {} if strategy.sync is None else strategy.sync.parameters
+    syncs = tuple([configured.get(leaf.name) for leaf in graph.parameters]) if configured else ()
     runs = tuple((numbers[a], numbers[b]) for a, b in strategy.recompute if a in numbers and b in numbers)
-    return wiring, before, signatures, parameters, chunk.index + 1 == len(stages.chunks), runs
+    return wiring, before, signatures, parameters, chunk.index + 1 == len(stages.chunks), runs, syncs

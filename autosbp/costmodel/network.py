@@ -35,7 +35,7 @@ def alpha_count(kind: str, num_ranks: int) -> float:
 
 
 def beta_factor(kind: str, num_ranks: int) -> float:
-    """Bytes that one device sends, per byte of the message."""
+    """Bytes that one device sends, per byte of the message; on average, where a parameter server sends more."""
     if kind in ("p2p", "broadcast"):
         return 1.0
     return (num_ranks - 1) / num_ranks * (2 if kind == "all_reduce" else 1)

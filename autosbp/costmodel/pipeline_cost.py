@@ -246,6 +246,7 @@ class _Pipelined:
             last = [*backward, *timeline.gradient_events_after_passes()]
         else:
             last = list(timeline.backward_pass(True))
+        last += timeline.served_updates()
         later_s = self._weights_s(chunk, backward)
         sent = [self._bytes(events) for events in (forward, backward, first, last)]
         # The loss's sum is waited for after all passes, when it has long finished.
@@ -335,7 +336,10 @@ class _Pipelined:
     def _optimizer_s(self, stage: int) -> float:
         mesh, strategy = self.strategy.mesh, self.strategy
         sizes: dict[TensorMeta, list[float]] = {}
+        served = self.stages.served_of(stage)
         for leaf in self.stages.trained_of(stage):
+            if leaf.name in served:
+                continue
             local = leaf.meta.num_bytes / split_factor(strategy.parameters[leaf.name], mesh)
             sizes.setdefault(replace(leaf.meta, shape=()), []).append(local)
         boxing, compute = self.models[stage]

@@ -19,9 +19,10 @@ from autosbp.plan.pipeline import Pipeline
 from autosbp.plan.plan import Strategy
 from autosbp.program.activation_checkpointing import check_recompute
 from autosbp.program.deferred_wgrad import can_defer_wgrad, gradients_return_at_end
-from autosbp.program.gradient_buckets import gradient_reduction_axes, local_gradient_bytes
+from autosbp.program.gradient_buckets import local_gradient_bytes
 from autosbp.program.parameter_flow import ParameterFlow, parameter_flow
 from autosbp.program.program import output_layout
+from autosbp.program.sync_checks import check_sync, gradient_reduction_axes
 from autosbp.sbp.boxing import split_factor
 from autosbp.schedules.passes import BACKWARD, FORWARD, Pass, stage_passes
 from autosbp.utils.batching import batch_by_kind
@@ -99,6 +100,7 @@ class PipelineProgram:
             for leaf in part.parameters:
                 readers.setdefault(leaf.name, []).append(index)
         shared = frozenset(name for name, chunks in readers.items() if len(chunks) > 1)
+        check_sync(graph, strategy, apart=shared)
         self.chunks = tuple(PipelineChunk(index, part, strategy, shared) for index, part in enumerate(graphs))
         # A parameter that no gradient reaches gets no gradient, as on one device.
         reading = {index for name in shared for index in readers[name]}
@@ -131,6 +133,10 @@ class PipelineProgram:
     def trained_of(self, stage: int) -> tuple[Parameter, ...]:
         """The trained parameters that a stage stores, in the graph's order."""
         return tuple(leaf for leaf in self._stored[stage] if leaf.name in self._trained)
+
+    def served_of(self, stage: int) -> frozenset[str]:
+        """The parameters of a stage that parameter servers step."""
+        return frozenset[str]().union(*(chunk.flow.served_parameters for chunk in self.of(stage)))
 
     @cached_property
     def _trained(self) -> frozenset[str]:
@@ -171,6 +177,9 @@ class PipelineProgram:
                 yield late.all_gradient_reduce_scatters()
             yield late.all_bucket_all_reduces() if self.pipeline.schedule.splits_backward else late.at_end()
         yield self.ending(stage)
+        own = [self._collectives[chunk.index] for chunk in self.of(stage)]
+        yield (call for chunk in own for call in chunk.message_reductions())
+        yield (call for chunk in own for call in chunk.message_updates())
 
     def ending(self, stage: int) -> list[Collective | StageCall]:
         """Communication at the end of a step: sums of shared parameters' gradients, then the losses."""

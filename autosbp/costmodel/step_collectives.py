@@ -17,6 +17,7 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import Strategy
 from autosbp.program.chosen_options import checked_choices
 from autosbp.program.gradient_buckets import AT_END, Bucket, local_gradient_bytes
+from autosbp.program.gradient_messages import HALF_BYTES, PULL, PUSH
 from autosbp.program.parameter_flow import ParameterFlow, parameter_flow
 from autosbp.program.parameter_gathers import Gather, boxing_step_bytes
 from autosbp.program.program import Boxing, Item
@@ -30,8 +31,9 @@ Ready = TypeVar("Ready", Gather, Bucket)
 class Collective:
     """One charged collective: message n in bytes, mesh axes of its group, and its cause.
 
-    ``phase`` is forward, recompute, backward or sync (gradients of B parameters). ``cause`` is a value, an op, or the
-    first parameter of a shared message.
+    ``phase`` is forward, recompute, backward, sync (gradients of B parameters) or update (their new values from
+    parameter servers). ``cause`` is a value, an op, or the first parameter of a shared message. ``root`` and ``only``
+    are those of ``program.gradient_messages.MessageCall``.
     """
 
     kind: str
@@ -39,6 +41,13 @@ class Collective:
     axes: tuple[int, ...]
     phase: str
     cause: str
+    root: int = -1
+    only: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def measured_kind(self) -> str:
+        """The kind that a calibration measures: pushes and pulls are P2P messages."""
+        return "p2p" if self.kind in (PUSH, PULL) else self.kind
 
 
 def collectives(graph: LogicalGraph, strategy: Strategy) -> list[Collective]:
@@ -63,6 +72,7 @@ class StepCollectives:
         yield self.forward(True), 1
         yield self.backward(not once, False) + self.forward(not once), count - 1
         yield self.backward(True, True) + self.at_end(), 1
+        yield [*self.message_reductions(), *self.message_updates()], 1
 
     def forward(self, gathers: bool) -> list[Collective]:
         """Collectives of one microbatch's forward; ``gathers`` is False if parameters are still there from an earlier one."""
@@ -92,8 +102,20 @@ class StepCollectives:
         return self.after_backward(AT_END, False, True)
 
     def all_bucket_all_reduces(self) -> list[Collective]:
-        """Every all-reduce of gradients."""
-        return [self.reduced(bucket) for bucket in self.flow.buckets]
+        """Every all-reduce of gradients, but those within other messages."""
+        return [self.reduced(bucket) for bucket in self.flow.buckets if bucket.is_direct]
+
+    def message_reductions(self) -> list[Collective]:
+        """Collectives that reduce the messages of a synchronization strategy which are not one all-reduce."""
+        return [call for bucket in self._messages for call in message_calls(bucket, update=False)]
+
+    def message_updates(self) -> list[Collective]:
+        """Collectives that bring new values from parameter servers."""
+        return [call for bucket in self._messages for call in message_calls(bucket, update=True)]
+
+    @property
+    def _messages(self) -> list[Bucket]:
+        return [bucket for bucket in self.flow.buckets if not bucket.is_direct]
 
     def all_gradient_reduce_scatters(self) -> list[Collective]:
         """Reduce-scatters of the gradients of all gathered parameters, in the order in which backward completes them."""
@@ -120,7 +142,8 @@ class StepCollectives:
     def after_backward(self, at: int, gradients: bool, last: bool) -> list[Collective]:
         """Gradient collectives issued after the backward of item ``at``, or at the end (``AT_END``)."""
         calls = [call for gather in self.ready.get(at, ()) for call in self.returned(gather)] if gradients else []
-        return calls + ([self.reduced(bucket) for bucket in self.complete.get(at, ())] if last else [])
+        buckets = self.complete.get(at, ()) if last else ()
+        return calls + [self.reduced(bucket) for bucket in buckets if bucket.is_direct]
 
     @cached_property
     def ready(self) -> Mapping[int, list[Gather]]:
@@ -156,11 +179,17 @@ class StepCollectives:
 
     def _flat_bytes(self, gather: Gather, *, backward: bool = False) -> int:
         sizes = (boxing_step_bytes(self.graph, self.strategy, box, backward=backward) for box in gather.boxes)
-        return sum(steps[0] for steps in sizes)
+        total = sum(steps[0] for steps in sizes)
+        if not backward or gather.compressor is None:
+            return total
+        return total // self.graph.meta(gather.boxes[0].ref).gradient_width * HALF_BYTES
 
     def reduced(self, bucket: Bucket) -> Collective:
-        """The all-reduce of a gradient bucket."""
-        total = sum(local_gradient_bytes(self.graph, self.strategy, name) for name in bucket.names)
+        """The all-reduce of a gradient bucket that takes one."""
+        if bucket.message is None:
+            total = sum(local_gradient_bytes(self.graph, self.strategy, name) for name in bucket.names)
+        else:
+            total = bucket.message.num_elements * bucket.message.width
         return Collective("all_reduce", total, bucket.axes, "sync", bucket.names[0])
 
     def _own(self, at: int, item: Item, phase: str) -> list[Collective]:
@@ -194,6 +223,14 @@ class StepCollectives:
             for step, size in zip(box.steps, sizes, strict=True)
             if action(step) in COLLECTIVES
         ]
+
+
+def message_calls(bucket: Bucket, *, update: bool) -> list[Collective]:
+    """Collectives of a bucket that is not one all-reduce: its reduction, or the ``update`` of its parameters."""
+    assert bucket.message is not None
+    calls = bucket.message.update() if update else bucket.message.reduction()
+    phase, cause = "update" if update else "sync", bucket.names[0]
+    return [Collective(call.kind, call.num_bytes, call.axes, phase, cause, call.root, call.only) for call in calls]
 
 
 def _places(things: Iterable[Ready]) -> Mapping[int, list[Ready]]:

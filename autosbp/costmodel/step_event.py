@@ -28,6 +28,7 @@ class Event:
         key: identifies an asynchronous collective; None for events on the program's queue.
         after: keys of the collectives that must finish first.
         purpose: purpose of a collective, one of ``PURPOSES``.
+        queue: of an asynchronous event; None is that of collectives which cross ``level``.
     """
 
     name: str
@@ -39,3 +40,4 @@ class Event:
     key: Hashable = None
     after: tuple[Hashable, ...] = ()
     purpose: str = TENSOR_PARALLEL
+    queue: Hashable = None

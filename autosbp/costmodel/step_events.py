@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from autosbp.costmodel.step_event import (
     TENSOR_PARALLEL,
     Event,
 )
+from autosbp.costmodel.synchronizer_cost import SynchronizerCost, is_stale, sync_key
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import Signature, Strategy
 from autosbp.program.chosen_options import checked_choices
@@ -63,6 +64,7 @@ class Timeline:
         self.graph, self.strategy, self.boxing, self.compute = graph, strategy, boxing, compute
         self.flow = flow or parameter_flow(graph, strategy)
         self.step = StepCollectives(graph, strategy, self.flow)
+        self.synchronizers = SynchronizerCost(graph, strategy, boxing, compute)
         experts = [node for node in graph.nodes if node.op == EXPERTS]
         self._near_experts = frozenset(name for node in experts for name in (node.name, *(r.name for r in node.refs())))
         self._due: dict[int, list[int]] = {}
@@ -95,14 +97,15 @@ class Timeline:
     def phases(self) -> list[tuple[list[Event], int]]:
         """Microbatches with their repetitions: the first, those between, and the last with the optimizer."""
         count, each_use = self.strategy.num_micro, self.strategy.gather == "use"
+        stale = list(self._stale_messages())
         if count == 1:
-            return [([*self._micro(True, True), *self._update()], 1)]
+            return [([*stale, *self._micro(True, True), *self._update()], 1)]
         first = list(self._micro(True, False))
         last = [*self._micro(each_use, True), *self._update()]
         if count == 2:
-            return [(first, 1), (last, 1)]
+            return [([*stale, *first], 1), (last, 1)]
         between = first if each_use else list(self._micro(False, False))
-        return [(first, 1), (between, count - 2), (last, 1)]
+        return [([*stale, *first], 1), (between, count - 2), (last, 1)]
 
     def _micro(self, gathers: bool, last: bool) -> Iterator[Event]:
         """Yield one microbatch; ``gathers`` is False if parameters are still there from an earlier one."""
@@ -155,7 +158,27 @@ class Timeline:
                 yield from self._item_events(at, item, "backward", True)
             yield from self._gradient_collectives(at, True, False)
         for bucket in self.flow.buckets:
-            yield self._reduced(bucket)
+            yield from self._reduced(bucket)
+
+    def served_updates(self, beside: Iterable[Event] = ()) -> Iterator[Event]:
+        """Yield the work of parameter servers after all reductions, ``beside`` other events, and wait for their values."""
+        served = [bucket for bucket in self.flow.buckets if bucket.message is not None and bucket.message.is_served]
+        for bucket in served:
+            if not is_stale(bucket):
+                yield from self.synchronizers.update(bucket)
+        yield from beside
+        if served:
+            keys = tuple(sync_key(bucket, "update") for bucket in served)
+            yield Event("values", "wait", "update", 0.0, after=keys)
+        for bucket in served:
+            yield from self.synchronizers.install(bucket)
+
+    def _stale_messages(self) -> Iterator[Event]:
+        """Yield messages that may lag: those of the step before, beside all of this one."""
+        for bucket in self.flow.buckets:
+            if is_stale(bucket):
+                yield from self.synchronizers.reduction(bucket)
+                yield from self.synchronizers.update(bucket)
 
     def _forward(self, at: int, item: Item, gathers: bool) -> Iterator[Event]:
         if gathers:
@@ -229,11 +252,14 @@ class Timeline:
         for number, gather in enumerate(self.step.ready.get(at, ()) if returns else ()):
             yield from self._returned(gather, (at, number))
         for bucket in self.step.complete.get(at, ()) if last else ():
-            yield self._reduced(bucket)
+            yield from self._reduced(bucket)
 
-    def _reduced(self, bucket: Bucket) -> Event:
-        call = self._call(self.step.reduced(bucket), beside=True)
-        return replace(call, key=("sync", *bucket.names), purpose=GRADIENT_SYNC)
+    def _reduced(self, bucket: Bucket) -> Iterator[Event]:
+        if bucket.is_direct:
+            call = self._call(self.step.reduced(bucket), beside=True)
+            yield replace(call, key=sync_key(bucket, "sync"), purpose=GRADIENT_SYNC)
+        elif not is_stale(bucket):
+            yield from self.synchronizers.reduction(bucket)
 
     def _returned(self, gather: Gather, place: tuple[int, int]) -> Iterator[Event]:
         key = ("returned", *place)
@@ -319,9 +345,15 @@ class Timeline:
 
     def _update(self) -> Iterator[Event]:
         """Yield the optimizer, after the loss and all gradients."""
-        keys = tuple(("sync", *bucket.names) for bucket in self.flow.buckets)
+        keys = tuple(sync_key(bucket, "sync") for bucket in self.flow.buckets if not is_stale(bucket))
         yield Event("gradients", "wait", "sync", 0.0, after=(LOSS, *keys, *self._returning))
+        yield from self.served_updates(self._own_updates())
+
+    def _own_updates(self) -> Iterator[Event]:
+        """Yield the optimizer's steps of the parameters without a server."""
         for leaf in self.graph.trained:
+            if leaf.name in self.flow.served_parameters:
+                continue
             local = leaf.meta.num_bytes / split_factor(self.strategy.parameters[leaf.name], self.strategy.mesh)
             seconds = float(
                 optimizer_s(

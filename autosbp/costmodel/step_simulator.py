@@ -1,8 +1,8 @@
 """Discrete-event simulation of one rank's step: the program on one queue, asynchronous collectives on queues per level.
 
 All ranks do the same at the same time. Concurrent work shares: ops and collectives slow each other down by the factors
-of ``Overlap``; two collectives that cross the same level get half of its bandwidth each. Asynchronous collectives run
-one after another per level, in order of issue.
+of ``Overlap``; collectives that cross the same level at once get equal parts of its bandwidth. Asynchronous collectives run
+one after another per level, in order of issue; work of a communication thread runs one after another on its own queue.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Simulation:
     optimizer_s: float = 0.0
     comm_s: float = 0.0
     exposed: dict[str, float] = field(default_factory=dict)
-    _queues: dict[int, deque[_AsyncCollective]] = field(default_factory=dict)
+    _queues: dict[Hashable, deque[_AsyncCollective]] = field(default_factory=dict)
     _in_flight: set[Hashable] = field(default_factory=set)
 
     def run(self, events: Iterable[Event]) -> float:
@@ -106,7 +106,8 @@ class Simulation:
                 self._run_event(event)
             else:
                 self._in_flight.add(event.key)
-                self._queues.setdefault(event.level, deque()).append(_AsyncCollective(event, event.duration_s))
+                queue = event.level if event.queue is None else event.queue
+                self._queues.setdefault(queue, deque()).append(_AsyncCollective(event, event.duration_s))
         return self.now_s
 
     def drain(self) -> float:
@@ -129,7 +130,7 @@ class Simulation:
         comm = event.category == "comm"
         while left_s > 0.0:
             if comm:
-                rate = 0.5 if self._queues.get(event.level) else 1.0
+                rate = 1.0 / (1 + self._crossing(event.level))
             else:
                 rate = 1.0 / (1.0 + self.overlap.compute) if self._in_flight else 1.0
             left_s -= rate * self._advance(left_s / rate, rate, event)
@@ -163,26 +164,34 @@ class Simulation:
 
     def _advance(self, most_s: float, rate: float, main: Event | None) -> float:
         """Let at most ``most_s`` pass, until an asynchronous collective ends; returns the seconds that passed."""
-        rates = {level: self._side_rate(level, rate, main) for level, queue in self._queues.items() if queue}
-        passed = min([most_s, *(self._queues[level][0].left_s / each for level, each in rates.items())])
-        for level, each in rates.items():
-            side = self._queues[level][0]
+        rates = {name: self._side_rate(queue[0].event, rate, main) for name, queue in self._queues.items() if queue}
+        passed = min([most_s, *(self._queues[name][0].left_s / each for name, each in rates.items())])
+        for name, each in rates.items():
+            side = self._queues[name][0]
             if side.start_s < 0.0:
                 side.start_s = self.now_s
             side.left_s -= each * passed
             if side.left_s <= 1e-12 * side.event.duration_s:
-                self._queues[level].popleft()
+                self._queues[name].popleft()
                 self._in_flight.discard(side.event.key)
                 self.spans.append(EventSpan(side.event, side.start_s, self.now_s + passed))
         self.now_s += passed
         return passed
 
-    def _side_rate(self, level: int, rate: float, main: Event | None) -> float:
-        if main is None:
+    def _side_rate(self, side: Event, rate: float, main: Event | None) -> float:
+        if side.category != "comm":
             return 1.0
+        alone = 1.0 / self._crossing(side.level)
+        if main is None:
+            return alone
         if main.category != "comm":
-            return 1.0 / (1.0 + self.overlap.network)
-        return rate if main.level == level else 1.0
+            return alone / (1.0 + self.overlap.network)
+        return rate if main.level == side.level else alone
+
+    def _crossing(self, level: int) -> int:
+        """Number of asynchronous collectives in progress that cross a level."""
+        heads = (queue[0].event for queue in self._queues.values() if queue)
+        return sum(head.level == level and head.category == "comm" for head in heads)
 
 
 def simulate_activity(events: Iterable[Event], overlap: Overlap) -> StepSeconds:

@@ -44,7 +44,7 @@ def communication_groups(graph: LogicalGraph, strategy: Strategy, cluster: Clust
     else:
         stages = PipelineProgram(graph, strategy)
         calls = [call for stage in range(strategy.num_stages) for call in stages.calls(stage)]
-    found = {(call.kind, _shape(call, strategy.mesh, cluster)) for call in calls}
+    found = {(_kind(call), _shape(call, strategy.mesh, cluster)) for call in calls}
     return {(kind, shape) for kind, shape in found if max(shape) > 1}
 
 
@@ -55,8 +55,12 @@ def _of_stage(stages: PipelineProgram, stage: int, network: NetworkModel) -> dic
         shape = _shape(call, mesh, network.cluster)
         level = next((at for at, count in enumerate(shape) if count > 1), None)
         if level is not None:
-            found[level] += network.time_s(call.kind, call.num_bytes, shape)
+            found[level] += network.time_s(_kind(call), call.num_bytes, shape)
     return found
+
+
+def _kind(call: Collective | StageCall) -> str:
+    return call.measured_kind if isinstance(call, Collective) else call.kind
 
 
 def _shape(call: Collective | StageCall, mesh: Mesh, cluster: Cluster) -> tuple[int, ...]:

@@ -66,6 +66,16 @@ def send_and_receive(sends: list[tuple[torch.Tensor, int]], receives: list[tuple
         work.wait()
 
 
+def exchange_messages(
+    sends: list[tuple[torch.Tensor, int, int]], receives: list[tuple[torch.Tensor, int, int]], group: Any
+) -> None:
+    """Send and receive contiguous (tensor, rank, tag) at once; tags tell messages between the same two ranks apart."""
+    operations = [dist.P2POp(dist.irecv, tensor, rank, group, tag) for tensor, rank, tag in receives]
+    operations += [dist.P2POp(dist.isend, tensor, rank, group, tag) for tensor, rank, tag in sends]
+    for work in dist.batch_isend_irecv(operations) if operations else ():
+        work.wait()
+
+
 def broadcast(tensor: torch.Tensor, source: int, group: Any) -> None:
     """Broadcast the tensor of process ``source`` to all of the group, in place."""
     dist.broadcast(tensor, source, group=group)

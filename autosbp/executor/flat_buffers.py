@@ -18,6 +18,7 @@ import torch
 from autosbp.executor import _torch_distributed, comm_ops
 from autosbp.executor.parameter_shards import gradient_dtype
 from autosbp.executor.runtime import Runtime
+from autosbp.executor.synchronizers._compressors import HalfPrecision
 from autosbp.program.gather_schedule import GatherMessage
 from autosbp.program.parameter_gathers import Gather
 from autosbp.program.program import Boxing
@@ -47,6 +48,7 @@ class FlatMessage:
         self.alone = len(parts) == 1 and prod(parts[0].shape[: self.dims[0]]) == 1
         self._flat = torch.cat([part.detach().reshape(-1) for part in parts])
         self._dtype = gradient_dtype(parts[0])
+        self._encoder = None if gather.compressor is None else HalfPrecision(gather.compressor)
         pieces = zip(torch.split(self._flat, self.sizes), self.shapes, strict=True)
         self.stored = [piece.view(shape).requires_grad_() for piece, shape in pieces]
         for each in self.stored:
@@ -110,9 +112,10 @@ class FlatMessage:
             for place, filled in zip(self._places, self._filled, strict=True):
                 if not filled:
                     place.zero_()
-        result = torch.empty_like(self._flat, dtype=self._dtype)
-        self.runtime.record("reduce_scatter", self._gradient, ranks)
-        self._back = _torch_distributed.start_reduce_scatter(result, self._gradient, group), result, self._gradient
+        sent = self._gradient if self._encoder is None else self._encoder.encode(self._gradient.clone())
+        result = torch.empty_like(self._flat, dtype=sent.dtype)
+        self.runtime.record("reduce_scatter", sent, ranks)
+        self._back = _torch_distributed.start_reduce_scatter(result, sent, group), result, sent
         self._gradient, self._places, self._filled = None, [], [False] * len(self.sizes)
 
     def wait_gradients(self) -> None:
@@ -120,6 +123,7 @@ class FlatMessage:
             return
         work, result, _ = self._back
         work.wait()
+        result = result.to(self._dtype)
         self._total = result if self._total is None else self._total.add_(result)
         self._back = None
 

@@ -15,19 +15,19 @@ import torch.distributed as dist
 
 from autosbp.sbp.mesh import Mesh
 
-_groups: dict[tuple[int, ...], Any] = {}
+_groups: dict[tuple[str, tuple[int, ...]], Any] = {}
 _meshes: dict[tuple[Mesh, str], Any] = {}
 _world: list[Any] = []
 
 
-def process_group(ranks: Sequence[int]) -> Any:
-    """The group of these processes, in this order.
+def process_group(ranks: Sequence[int], purpose: str = "") -> Any:
+    """The group of these processes, in this order. Collectives of different purposes have no order among each other.
 
     The first call for given ranks is collective: every process of the job makes the same calls in the same order,
     including those outside of the group.
     """
     _begin()
-    key = tuple(ranks)
+    key = purpose, tuple(ranks)
     if key not in _groups:
         _groups[key] = dist.new_group(list(ranks), timeout=_world_timeout())
     return _groups[key]

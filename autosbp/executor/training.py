@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,20 @@ from autosbp.executor.optimizer_offload import HostOptimizer
 from autosbp.executor.parameter_gathers import ParameterGathers
 from autosbp.executor.parameter_shards import local_parameters
 from autosbp.executor.runtime import IssuedCollective, Runtime
+from autosbp.executor.synchronizers import (
+    CommunicationThread,
+    MakeOptimizer,
+    MessageKernels,
+    SynchronizedOptimizer,
+    message_axes,
+    sync_groups,
+)
 from autosbp.graph.evaluation import evaluation_graph
 from autosbp.graph.index_bounds import DEFAULT_HIGH
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph
 from autosbp.plan.plan import Strategy
 from autosbp.program.microbatch_loss import microbatch_loss_scaling
-from autosbp.program.parameter_flow import parameter_flow
+from autosbp.program.parameter_flow import ParameterFlow, parameter_flow
 from autosbp.sbp.boxing import permute_peers
 from autosbp.sbp.mesh import Mesh
 
@@ -49,10 +58,16 @@ class TrainingLoop(ABC):
         self.runtime.step += 1
         return loss
 
+    @property
+    @abstractmethod
+    def message_kernels(self) -> list[MessageKernels]:
+        """Kernels of the synchronization strategy, of each of the rank's programs."""
+
     def issued(self) -> list[IssuedCollective]:
-        """Collectives and messages since the last call, in order."""
+        """Collectives and messages since the last call, in order; those of synchronizers last, by message."""
         done, self.runtime.issued = self.runtime.issued, []
-        return done
+        taken = [kernels.take_issued() for kernels in self.message_kernels]
+        return [*done, *(call for part in (0, 1) for issued in taken for call in issued[part])]
 
     @abstractmethod
     def evaluate(self, batch: Mapping[str, torch.Tensor], *, training: bool = False) -> torch.Tensor:
@@ -104,7 +119,7 @@ class Trainer(TrainingLoop):
         self.runtime = runtime or Runtime(strategy.mesh, dist.get_rank(), device, seed=seed)
         self.flow = flow = parameter_flow(self.graph, strategy)
         self.predicted_calls = StepCollectives(self.graph, strategy, flow).step()
-        self.runtime.make_groups([call.axes for call in self.predicted_calls])
+        self.runtime.make_groups([call.axes for call in self.predicted_calls if call.root < 0])
         parts = microbatch_loss_scaling(graph, strategy.global_batch, strategy.micro_batch)
         self.scale = parts.scale
         self.denominators = BatchDenominators(
@@ -124,9 +139,20 @@ class Trainer(TrainingLoop):
             self.runtime,
             lambda name: self.buckets.schedule.mark_ready(name),
         )
-        self.buckets = GradientBuckets(flow, self.locals, self.runtime)
-        self.optimizer = planned_optimizer(self.graph, strategy, self.locals, learning_rate) if with_optimizer else None
+        optimizer = partial(planned_optimizer, self.graph, strategy, learning_rate=learning_rate)
+        make_kernels = message_kernels_factory(
+            [flow], strategy, self.runtime, self.runtime.rank, optimizer if with_optimizer else None
+        )
+        self.kernels = make_kernels(flow, self.locals)
+        self.buckets = GradientBuckets(flow, self.locals, self.runtime, self.kernels)
+        self.optimizer = (
+            synchronized_optimizer(self.locals, self.message_kernels, optimizer) if with_optimizer else None
+        )
         self._evaluation_program: Any = None
+
+    @property
+    def message_kernels(self) -> list[MessageKernels]:
+        return [] if self.kernels is None else [self.kernels]
 
     @property
     def chunks(self) -> list[Trainer]:
@@ -190,7 +216,11 @@ def expected_issues(charged: list[Collective], mesh: Mesh, rank: int) -> list[Is
     """The charged collectives as one rank sees them; a rank that a permutation leaves in place sends nothing."""
     issues = []
     for call in charged:
+        if any(mesh.coordinate(rank)[axis] != index for axis, index in call.only):
+            continue
         ranks = permute_peers(mesh, call.axes, rank) if call.kind == "p2p" else mesh.group_ranks(call.axes, rank)
+        if call.root >= 0:
+            ranks = [ranks[call.root], *ranks[: call.root], *ranks[call.root + 1 :]]
         if call.kind != "p2p" or len(ranks) > 1:
             issues.append(IssuedCollective(call.kind, call.num_bytes, tuple(mesh.device(each) for each in ranks)))
     return issues
@@ -202,13 +232,42 @@ def has_master_weights(graph: LogicalGraph) -> bool:
 
 
 def planned_optimizer(
-    graph: LogicalGraph, strategy: Strategy, parameters: Mapping[str, torch.Tensor], learning_rate: float
+    graph: LogicalGraph, strategy: Strategy, parameters: Iterable[torch.Tensor], learning_rate: float
 ) -> Any:
-    """The strategy's optimizer over one rank's parameters."""
+    """The strategy's optimizer over some of one rank's parameters, or parts of them."""
     masters = has_master_weights(graph)
     return make_optimizer(
-        strategy.optimizer, parameters.values(), learning_rate, offload=strategy.offload, master_weights=masters
+        strategy.optimizer, parameters, learning_rate, offload=strategy.offload, master_weights=masters
     )
+
+
+def message_kernels_factory(
+    flows: Sequence[ParameterFlow],
+    strategy: Strategy,
+    runtime: Runtime,
+    rank: int,
+    make_optimizer: MakeOptimizer | None,
+) -> Callable[[ParameterFlow, Mapping[str, torch.Tensor]], MessageKernels | None]:
+    """Maker of the kernels of each program of a rank; collective, with the flows of all programs of all stages.
+
+    It makes None for programs whose buckets are all-reduces.
+    """
+    messages = [bucket.message for flow in flows for bucket in flow.buckets if bucket.message and not bucket.is_direct]
+    if not messages:
+        return lambda flow, parameters: None  # noqa: ARG005
+    axes = [axes for message in messages for axes in message_axes(message)]
+    groups = sync_groups(strategy.mesh, strategy.num_stages, axes, dist.get_rank())
+    thread = CommunicationThread()
+    return lambda flow, parameters: MessageKernels(flow, parameters, runtime.mesh, rank, groups, thread, make_optimizer)
+
+
+def synchronized_optimizer(
+    parameters: Mapping[str, torch.Tensor], kernels: Sequence[MessageKernels], make_optimizer: MakeOptimizer
+) -> Any:
+    """The optimizer of a rank's parameters, of which servers may step some."""
+    served = frozenset[str]().union(*(each.served_names for each in kernels))
+    own = make_optimizer([tensor for name, tensor in parameters.items() if name not in served])
+    return SynchronizedOptimizer(own, kernels) if served else own
 
 
 def make_optimizer(

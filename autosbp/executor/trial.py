@@ -13,7 +13,7 @@ from autosbp.errors import InputError, TrialError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.precision import planned_graph
 from autosbp.launch.local import CANCELLED, MAX_LOCAL_RANKS, Launch, check_devices, run_ranks
-from autosbp.plan.plan import Plan
+from autosbp.plan.plan import Plan, Strategy
 from autosbp.plan.schedules import require_runtime
 from autosbp.program.program import program_items
 from autosbp.sandbox.regular_files import open_regular, read_regular
@@ -69,25 +69,17 @@ def run_trial(
     check_integer("warmup", warmup, 1, 10_000)
     check_integer("seed", seed, 0, 2**53)
     graph = planned_graph(graph, plan.document)
-    for module in libraries:
-        if not _MODULE.fullmatch(module):
-            raise InputError("libraries", module, "expected the name of a module, such as package.module")
-    known = {LIBRARIES.get(node.op.partition(".")[0], "") for node in graph.nodes} - {""}
+    imported = imported_libraries(graph, libraries)
     strategy = plan.strategy
     if strategy.num_devices > max_ranks:
         raise InputError("cluster", strategy.num_devices, f"this machine can start at most {max_ranks} ranks")
     if plan.cluster.device.kind == "cuda":
         check_devices("cluster", plan.cluster.name, launch, strategy.num_devices)
-    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
-    if strategy.pipeline is None:
-        list(program_items(bound, strategy))
-    else:
-        require_runtime(strategy.pipeline.schedule.name)
-        PipelineProgram(bound, strategy)
+    check_strategy(graph, strategy)
     workdir.mkdir(parents=True, exist_ok=True)
     result_path = workdir / "result.json"
     request = {"plan": plan.to_dict(), "graph": graph.to_dict(), "steps": steps, "warmup": warmup, "seed": seed}
-    request["libraries"] = [*libraries, *sorted(known)]
+    request["libraries"] = imported
     _write_request(workdir / "request.json", canonical(request), result_path, resume=resume)
     tail = _LogFollower(workdir / "ranks.log", log)
 
@@ -116,6 +108,34 @@ def run_trial(
             return result
         reason = outcome.reason
     raise TrialError(f"trial of {plan.plan_id}: {reason}\nlast lines of the ranks' log:\n{outcome.log_tail}")
+
+
+def imported_libraries(graph: LogicalGraph, libraries: Sequence[str]) -> list[str]:
+    """Modules that ranks import: those given, and those that define the graph's ops of well-known namespaces.
+
+    Raises:
+        InputError: ``libraries`` holds something else than the names of modules.
+    """
+    for module in libraries:
+        if not _MODULE.fullmatch(module):
+            raise InputError("libraries", module, "expected the name of a module, such as package.module")
+    known = {LIBRARIES.get(node.op.partition(".")[0], "") for node in graph.nodes} - {""}
+    return [*libraries, *sorted(known)]
+
+
+def check_strategy(graph: LogicalGraph, strategy: Strategy) -> None:
+    """Reject a strategy whose program ranks could not build.
+
+    Raises:
+        InputError: it does not fit the graph.
+        UnsupportedError: no runtime runs its pipeline schedule.
+    """
+    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    if strategy.pipeline is None:
+        list(program_items(bound, strategy))
+    else:
+        require_runtime(strategy.pipeline.schedule.name)
+        PipelineProgram(bound, strategy)
 
 
 def _write_request(path: Path, request: bytes, result_path: Path, *, resume: bool) -> None:

@@ -45,7 +45,7 @@ LOSS_ROUNDING = {"float64": 1e-9, "float32": 1e-3, TF32: 1e-2, "float16": 1e-2, 
 differ by less than a tenth of it, a gradient that is missing or counted twice by more."""
 
 
-def _import_libraries(modules: Sequence[str]) -> None:
+def import_libraries(modules: Sequence[str]) -> None:
     """Import the modules that define the graph's custom ops, and allow the graph to name only those."""
     before = loaded_libraries()
     for module in modules:
@@ -55,7 +55,7 @@ def _import_libraries(modules: Sequence[str]) -> None:
 
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
-    _import_libraries(request["libraries"])
+    import_libraries(request["libraries"])
     plan, graph = Plan.from_dict(request["plan"]), from_dict(request["graph"])
     check_shapes(graph.bound_at_capture)
     rank = int(os.environ["RANK"])

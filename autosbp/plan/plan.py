@@ -9,6 +9,7 @@ from typing import Any
 from autosbp.cluster.spec import Cluster
 from autosbp.errors import InputError
 from autosbp.plan.pipeline import Pipeline
+from autosbp.plan.synchronizers import SyncStrategy
 from autosbp.plan.throughput import at_step_time
 from autosbp.sbp.layout import NdSbp, format_nd_sbp, parse_nd_sbp
 from autosbp.sbp.mesh import Axis, Mesh
@@ -94,6 +95,7 @@ class Strategy:
         recompute: activation checkpointing segments, each by its first and last op in the program's order
             (``program.activation_checkpointing``).
         offload: keep the optimizer's state on the host and run its step there.
+        sync: how gradients are synchronized; None reduces all in default buckets.
     """
 
     mesh: Mesh
@@ -108,6 +110,7 @@ class Strategy:
     pipeline: Pipeline | None = None
     recompute: tuple[tuple[str, str], ...] = ()
     offload: bool = False
+    sync: SyncStrategy | None = None
 
     @property
     def num_micro(self) -> int:
@@ -144,6 +147,7 @@ class Strategy:
             **({} if self.pipeline is None else {"pipeline": self.pipeline.to_dict()}),
             **({} if not self.recompute else {"recompute": [list(run) for run in self.recompute]}),
             **({"offload": True} if self.offload else {}),
+            **({} if self.sync is None else {"sync": self.sync.to_dict()}),
         }
 
     @staticmethod
@@ -179,6 +183,7 @@ class Strategy:
             fields.integer("bucket_bytes", BUCKET_BYTES, low=1),
             recompute=_recompute(fields),
             offload=fields.boolean("offload", False),
+            sync=SyncStrategy.from_dict(fields.raw("sync"), fields.at("sync")) if fields.has("sync") else None,
         )
         if strategy.global_batch % strategy.micro_batch:
             raise InputError(
@@ -374,14 +379,21 @@ class Plan:
 
     def with_baseline(self, name: str) -> Plan:
         """This plan with the baseline's strategy and costs in place of its own; for trials of baselines."""
-        strategy = self.baseline_strategy(name)
-        costs = self.document["baselines"][name]
+        return self.with_strategy(
+            self.baseline_strategy(name), self.document["baselines"][name], searcher=f"baseline {name}"
+        )
+
+    def with_strategy(self, strategy: Strategy, costs: Mapping[str, Any], *, searcher: str) -> Plan:
+        """This plan with another strategy of its model and cluster, about whose optimality nothing is proved.
+
+        ``costs`` are those of ``Costs.to_dict``; ``searcher`` says where the strategy comes from.
+        """
         document = {
             **{key: value for key, value in self.document.items() if key not in STRATEGY_ONLY_FIELDS},
             **{key: costs[key] for key in (*COST_FIELDS, "by_stage") if key in costs},
             **at_step_time(self.document, costs["step_time_s"]),
             "strategy": strategy.to_dict(),
-            "searcher": f"baseline {name}",
+            "searcher": searcher,
             "evaluations": 0,
             "lower_bound_s": None,
             "gap": None,

@@ -22,7 +22,10 @@ class BucketSchedule:
     def __init__(self, flow: ParameterFlow, issue: Callable[[int], None]) -> None:
         self.open = False
         self._issue = issue
-        self._bucket_of = {name: at for at, bucket in enumerate(flow.buckets) for name in bucket.names}
+        self._buckets_of: dict[str, list[int]] = {}
+        for at, bucket in enumerate(flow.buckets):
+            for name in bucket.names:
+                self._buckets_of.setdefault(name, []).append(at)
         # A bucket that is ready at the end gets a count that never reaches 0: only ``finish`` issues it.
         self._expected = [
             sum(flow.sources[name] for name in bucket.names) + (bucket.ready == AT_END) for bucket in flow.buckets
@@ -32,10 +35,8 @@ class BucketSchedule:
 
     def mark_ready(self, name: str) -> None:
         """Count one complete source of this parameter's gradient; issue the buckets that are complete, in order."""
-        at = self._bucket_of.get(name)
-        if at is None:
-            return
-        self._missing[at] -= 1
+        for at in self._buckets_of.get(name, ()):
+            self._missing[at] -= 1
         while self._next < len(self._missing) and self._missing[self._next] == 0:
             self._issue_next()
 

@@ -30,6 +30,7 @@ from autosbp.program.activation_checkpointing import (
 from autosbp.program.gradient_buckets import Bucket, find_buckets
 from autosbp.program.parameter_gathers import NEVER, Gather, find_gathers
 from autosbp.program.program import Boxing, Item, program_items
+from autosbp.program.sync_checks import check_gathered, check_sync
 
 M = TypeVar("M")
 
@@ -74,6 +75,12 @@ class ParameterFlow:
             for box in gather.boxes:
                 counts[box.ref.name] = counts.get(box.ref.name, 0) + (not gather.flat)
         return counts
+
+    @cached_property
+    def served_parameters(self) -> frozenset[str]:
+        """Parameters that parameter servers step."""
+        messages = (bucket.message for bucket in self.buckets if bucket.message is not None)
+        return frozenset(shard.name for message in messages if message.is_served for shard in message.shards)
 
     @cached_property
     def forward_gathers(self) -> Mapping[int, tuple[int, ...]]:
@@ -152,11 +159,14 @@ def parameter_flow(graph: LogicalGraph, strategy: Strategy, shared: frozenset[st
     items = tuple(program_items(graph, strategy))
     if strategy.recompute and strategy.pipeline is None:
         check_recompute(graph, strategy, [graph])
+    if strategy.pipeline is None:
+        check_sync(graph, strategy)
     passing = _backward_items(graph, items)
     readers = _readers(items, passing)
     ranges = recomputed_ranges(strategy, items)
     region = segment_ids(ranges, len(items))
     gathers = find_gathers(graph, strategy, items, readers, passing, shared, region)
+    check_gathered(strategy, (leaf.name for leaf in graph.trained if leaf.name not in shared), gathers)
     boxed = {box.key for gather in gathers for box in gather.boxes}
     segments = find_segments(graph, items, ranges, boxed, readers)
     buckets = find_buckets(graph, strategy, items, readers, gathers, shared, segments)

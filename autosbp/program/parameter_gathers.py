@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.plan.plan import Strategy
+from autosbp.plan.synchronizers import Compressor
 from autosbp.program.activation_checkpointing import RECOMPUTE_FIELD, ReadKey
 from autosbp.program.program import PARAMETER_GROUP, Boxing, Item
 from autosbp.sbp.boxing import BoxingStep, message_bytes
@@ -39,6 +40,7 @@ class Gather:
         kept: forward's copy stays for backward; nothing is gathered again.
         recomputed: ``again`` is a box whose recomputation needs them first; copies then stay until their gradients
             come.
+        compressor: of a flat gather's gradients: ``fp16`` or ``bf16``.
     """
 
     boxes: tuple[Boxing, ...]
@@ -48,6 +50,7 @@ class Gather:
     ready: int
     kept: bool
     recomputed: bool = False
+    compressor: Compressor | None = None
 
     @property
     def step(self) -> BoxingStep:
@@ -88,6 +91,8 @@ def find_gathers(
     for _, box in boxes:
         num_boxes[box.ref] = num_boxes.get(box.ref, 0) + 1
 
+    configured = {} if strategy.sync is None else strategy.sync.parameters
+
     def kind(entry: tuple[int, Boxing]) -> object:
         at, box = entry
         step = box.steps[0]
@@ -98,9 +103,12 @@ def find_gathers(
             or (step.forward, step.backward) != ("all_gather", "reduce_scatter")
         ):
             return at
-        return step.axes, graph.meta(box.ref).dtype
+        sync = configured.get(box.ref.name)
+        return step.axes, graph.meta(box.ref).dtype, None if sync is None else (sync.groups, sync.compressor)
 
     def size(entry: tuple[int, Boxing]) -> int:
+        if entry[1].ref.name in configured:
+            return 0  # its group is its message, however large
         return boxing_step_bytes(graph, strategy, entry[1])[0]
 
     groups = [
@@ -127,6 +135,7 @@ def find_gathers(
             members[0][0],
             stay,
             box != NEVER,
+            sync.compressor if flat and (sync := configured.get(members[0][1].ref.name)) is not None else None,
         )
         for (members, flat), need, stay, box in zip(groups, needed, stays, again, strict=True)
     )

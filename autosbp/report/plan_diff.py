@@ -7,6 +7,7 @@ from typing import Any
 
 from autosbp.cluster.spec import prime_factors
 from autosbp.plan.plan import upgrade_document
+from autosbp.plan.synchronizers import SyncStrategy
 
 COSTS = ("step_time_s", "comm_bytes_per_device", "memory_bytes_per_device")
 _PARTS = ("compute_s", "exposed_comm_s", "hidden_comm_s", "bubble_s", "optimizer_s")
@@ -42,7 +43,14 @@ def difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]
         },
         "parameters": _changes(left["parameters"], right["parameters"]),
         "ops": _changes(left["signatures"], right["signatures"]),
+        **({"sync": _changes(*map(_syncs, (left, right)))} if "sync" in left or "sync" in right else {}),
     }
+
+
+def _syncs(strategy: Mapping[str, Any]) -> dict[str, str]:
+    """How each parameter of a synchronization strategy is synchronized, in words."""
+    sync = SyncStrategy.from_dict(strategy["sync"]).parameters if "sync" in strategy else {}
+    return {name: str(one) for name, one in sync.items()}
 
 
 def _stored_id(document: Mapping[str, Any]) -> str:

@@ -290,7 +290,7 @@ class Planner:
         search = self._make_search(self.problems, self.started, BASELINES)
         search.coster.known_costs = self.search.coster.known_costs
         search.relaxations.largest_microbatch_bounds_all = not self._sizes_are_independent
-        return Baselines(search, self.options, self.asked, self.roles, self.mesh, self._can_fill)
+        return Baselines(search, self.options, self.asked, self.roles, self.mesh, self.can_fill)
 
     @property
     def _is_single_search(self) -> bool:
@@ -466,7 +466,7 @@ class Planner:
 
     def structures(self) -> list[PipelineStructure]:
         """The pipeline structures to search."""
-        return self.asked.all(self._can_fill)
+        return self.asked.all(self.can_fill)
 
     def least_s_on(self, cluster: Cluster) -> float:
         """Least step time of the same batch on other devices, from the model's work at the data sheet's rates."""
@@ -481,7 +481,7 @@ class Planner:
             self.global_batch, self.cluster, self.calibration, self.options,
         )  # fmt: skip
 
-    def _can_fill(self, stages: int) -> bool:
+    def can_fill(self, stages: int) -> bool:
         """Whether the model's blocks and the batch fill this number of stages."""
         return stages <= self.problems.max_stages and bool(self.search.context.micro_batches(stages))
 

@@ -65,7 +65,7 @@ def constrained_strategies(case: Case, graph: LogicalGraph, limit_s: float) -> t
 
 
 def _spaces(planner: Planner) -> Iterator[tuple[str, SubproblemKey]]:
-    for stages, mesh in planner.asked.meshes(planner._can_fill):
+    for stages, mesh in planner.asked.meshes(planner.can_fill):
         if stages not in STAGES:
             continue
         for tensor in TENSOR:

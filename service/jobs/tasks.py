@@ -26,8 +26,13 @@ from autosbp.sandbox import Sandbox
 from autosbp.sandbox.regular_files import remove_irregular
 from autosbp.service.jobs._base import CancelledError, Document, TaskContext
 from autosbp.service.launchers.launch_arguments import launch_arguments
+from autosbp.tuning.options import TuneOptions
+from autosbp.tuning.summary import tuning_summary
+from autosbp.tuning.tuner import TuningState, fastest_plans
 
 _MAX_CURVE_POINTS = 200
+_TUNED_PLANS = 5
+"""Strategies that a search by trials stores, fastest first."""
 
 
 def capture(inputs: Document, context: TaskContext) -> Document:
@@ -170,6 +175,33 @@ def trial(inputs: Document, context: TaskContext) -> Document:
         **result,
         "experience": trial_residual_of_report(plan, graph, Calibration.from_dict(calibration), result).to_dict(),
     }
+
+
+def tune(inputs: Document, context: TaskContext) -> Document:
+    """Search by trials; an interrupted attempt's trials count. Returns the fastest ``plans`` and the ``summary``."""
+    cluster, calibration = Cluster.from_dict(inputs["cluster"]), inputs["calibration"]
+    ways = _local_launch_arguments(inputs, cluster, context)
+    context.progress(None, "planning")
+
+    def progress(state: TuningState) -> bool:
+        figures = {"best_step_time_s": state.best_s, "num_trials": float(state.num_trials)}
+        return context.progress(
+            state.num_trials / state.budget, f"trial {state.num_trials} of {state.budget}",
+            **{name: value for name, value in figures.items() if isfinite(value)},
+        )  # fmt: skip
+
+    with _relative_paths_in_errors(ways["workdir"]):
+        found = api.tune(
+            api.load_graph(inputs["graph"]), cluster, ways["workdir"],
+            None if calibration is None else Calibration.from_dict(calibration),
+            api.PlanOptions.from_dict(inputs["options"]), TuneOptions.from_dict(inputs["tuning"]),
+            launch=ways["launch"], cancelled=ways["cancelled"], progress=progress,
+        )  # fmt: skip
+    _stop_if_cancelled(context)
+    if found.best is None:
+        raise TrialError(f"all {len(found.trials)} trials failed; the last one: {found.trials[-1].error}")
+    plans = [plan.to_dict() for plan in fastest_plans(found, _TUNED_PLANS)]
+    return {"plans": plans, "summary": tuning_summary(found.trials, found.stopped)}
 
 
 def _local_launch_arguments(inputs: Document, cluster: Cluster, context: TaskContext) -> dict[str, Any]:

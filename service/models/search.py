@@ -15,6 +15,7 @@ class SearchRow(Base):
     """A search; ``strategy_id`` is set once its job has succeeded.
 
     ``front`` lists the ids of a Pareto front's strategies, fastest first. ``start_id`` is the warm start's strategy.
+    ``tuning`` are the options of a search by trials, else None; ``tuning_summary`` is what its trials showed.
     ``request_hash`` covers everything that the answer depends on.
     """
 
@@ -39,5 +40,12 @@ class SearchRow(Base):
     start_id: Mapped[str | None] = mapped_column(String(64))
     num_points: Mapped[int | None]
     front: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    tuning: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    tuning_summary: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True), deferred=True)
     request_hash: Mapped[str | None] = mapped_column(String(64))
     job: Mapped[JobRow] = relationship(lazy="joined", innerjoin=True, viewonly=True)
+
+    @property
+    def mode(self) -> str:
+        """``plan`` or ``tune``."""
+        return "plan" if self.tuning is None else "tune"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Header, Query, Response
 
-from autosbp.service.http.api_route import max_body
+from autosbp.service.http.api_route import in_thread, max_body
 from autosbp.service.http.etags import IfMatch, check_if_match, etag, set_etag
 from autosbp.service.models import SearchRow
 from autosbp.service.request_state import StateDep
@@ -19,17 +19,20 @@ from autosbp.service.routers._base import (
     documented_job,
     documented_list,
     documented_post_problems,
+    documented_problems,
     respond_with_earlier_job,
     respond_with_page,
     respond_with_queued_job,
     router,
 )
-from autosbp.service.schemas._base import Page, PathId, QueryId, WindowDep
+from autosbp.service.schemas._base import Document, Page, PathId, QueryId, WindowDep
 from autosbp.service.schemas.jobs import Job, JobState
 from autosbp.service.schemas.searches import Search, SearchRequest
 from autosbp.service.services import deletion, searches
+from autosbp.tuning.charts import search_charts
 
 routes = router("searches", "search")
+SVG = "image/svg+xml"
 CacheControl = Annotated[
     str | None,
     Header(max_length=200, description=("``no-cache`` searches again even if an identical search is stored.")),
@@ -94,6 +97,34 @@ def get_search(state: StateDep, response: Response, search_id: PathId) -> Search
     row = searches.get(state, search_id)
     set_etag(response, row.id, row.job.revision)
     return Search.model_validate(row)
+
+
+@routes.get("/{search_id}/tuning", summary="Trials of a search", responses=documented_etag(404))
+@in_thread
+def get_tuning(state: StateDep, response: Response, search_id: PathId) -> Document:
+    """Returns what the trials of a search with mode ``tune`` show, also while it runs.
+
+    The best strategy and the best baseline, the best step time and the hit rate by trials, ranking accuracy by phase, and
+    every trial with its choices, predicted and measured step time, or error.
+    """
+    summary = searches.tuning_summary(state, search_id)
+    set_etag(response, search_id, "tuning", len(summary["trials"]), summary["stopped"])
+    return summary
+
+
+@routes.get(
+    "/{search_id}/tuning/charts",
+    summary="Pictures of a search's trials",
+    response_class=Response,
+    responses={
+        **documented_problems(404),
+        200: {"content": {SVG: {"schema": {"type": "string"}}}, "description": "An SVG."},
+    },
+)
+@in_thread
+def draw_tuning(state: StateDep, search_id: PathId) -> Response:
+    """Returns best so far, hit rate and ranking accuracy as one SVG."""
+    return Response(search_charts(searches.tuning_summary(state, search_id)), media_type=SVG)
 
 
 @routes.delete("/{search_id}", summary="Delete a search", status_code=204, responses=documented_delete_problems())

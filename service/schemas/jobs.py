@@ -9,7 +9,7 @@ from pydantic import Field
 
 from autosbp.service.schemas._base import Document, Problem, Response
 
-JobKind = Literal["capture", "calibrate", "search", "trial", "why", "what-if"]
+JobKind = Literal["capture", "calibrate", "search", "trial", "tune", "why", "what-if"]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 

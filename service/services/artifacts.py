@@ -32,7 +32,7 @@ from autosbp.service.services._queries import Paged
 from autosbp.service.settings import Settings
 
 _log = logging.getLogger("autosbp.service")
-_SAVED_PATTERNS = ("result.json", "results.jsonl", "ranks*.log")
+_SAVED_PATTERNS = ("result.json", "results.jsonl", "trials.jsonl", "ranks*.log")
 """File patterns, in the order in which files are saved while there is room."""
 _CHUNK = 200
 _NOTE_BYTES, _MIN_LOG_BYTES = 64, 4096
@@ -154,7 +154,7 @@ def _files_to_save(settings: Settings, job: JobRow) -> Iterator[Path]:
     own = (
         trials.folder(settings, job.payload["trial_id"])
         if job.kind == "trial"
-        else settings.data_dir.resolve() / "calibrations" / job.id
+        else settings.data_dir.resolve() / ("tunings" if job.kind == "tune" else "calibrations") / job.id
     )
     found = {
         path.name: path

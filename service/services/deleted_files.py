@@ -67,7 +67,10 @@ def _remove_files(settings: Settings, objects: ArtifactStorage, place: str) -> N
     else:
         objects.remove_folder(name)
         (artifacts.unsaved_folder(settings) / name).unlink(missing_ok=True)
-        folders = [data / "calibrations" / name, data / "jobs" / name, *settings.launches.glob(f"{name}-*")]
+        folders = [
+            *(data / kind / name for kind in ("calibrations", "jobs", "tunings")),
+            *settings.launches.glob(f"{name}-*"),
+        ]
     for folder in folders:
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)

@@ -29,4 +29,5 @@ def kinds(settings: Settings) -> Kinds:
         "what-if": plan(f"{tasks}:what_if", analyses.prepare, analyses.store),
         "calibrate": measure(f"{tasks}:calibrate", calibrate, calibrations.store_calibrate),
         "trial": measure(f"{tasks}:trial", trial, trials.store),
+        "tune": measure(f"{tasks}:tune", partial(searches.prepare_tune, settings), searches.store_tune),
     }

@@ -25,6 +25,7 @@ SCOPE_OF: Mapping[str, str] = {
     "what-if": "search",
     "calibrate": "calibrate",
     "trial": "trial",
+    "tune": "trial",
 }
 """Scope that creating, and so cancelling, a job of a kind needs."""
 

@@ -2,6 +2,7 @@
 
     DATA/trials/TRIAL   log, request and result of a trial      DATA/jobs/JOB      an outcome that is stored by now
     DATA/calibrations/JOB   those of a measurement              LAUNCHES/KEY       files of a launcher and its nodes
+    DATA/tunings/JOB        trials and logs of a search
 
 The measurements stay in the database. A folder is deleted only if its job is known here and has ended, and neither the
 cluster nor the artifact storage still needs it. It is renamed first, so that a folder that is half deleted when the
@@ -50,7 +51,7 @@ def sweep(settings: Settings, database: Database, launcher: Launcher | None) -> 
     """
     launches = settings.launches
     data = settings.data_dir.resolve()
-    roots = (data / "trials", data / "calibrations", data / "jobs", launches)
+    roots = (data / "trials", data / "calibrations", data / "jobs", data / "tunings", launches)
     for root in roots:
         _delete_leftovers(root)
     active, owed = _active(launcher), frozenset(artifacts.unsaved_job_ids(settings))
@@ -59,6 +60,7 @@ def sweep(settings: Settings, database: Database, launcher: Launcher | None) -> 
             roots[0], lambda names: _ends(database, lambda ids: _of_trials(ids).where(JobRow.id.not_in(owed)), names)
         ),
         *_ended(roots[1], lambda names: _ends(database, _of_jobs, names), owed),
+        *_ended(roots[3], lambda names: _ends(database, _of_jobs, names), owed),
         *_ended(roots[2], lambda names: _ends(database, _of_jobs, names)),
         *(() if active is None else _ended(launches, lambda keys: _of_keys(database, keys, owed), active)),
     ]

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 from sqlalchemy import bindparam, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, undefer
 
 import autosbp
 from autosbp import api
 from autosbp.errors import InputError
+from autosbp.launch.local import MAX_LOCAL_RANKS
+from autosbp.service.auth.authentication import check_scope
 from autosbp.service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, SearchRow, StrategyRow, table_of
+from autosbp.service.problem_details import not_found
 from autosbp.service.request_state import AppState
 from autosbp.service.schemas._base import Document
-from autosbp.service.schemas.searches import SearchRequest
-from autosbp.service.services import jobs, strategies
+from autosbp.service.schemas.searches import SearchRequest, Tuning
+from autosbp.service.services import jobs, quotas, strategies
 from autosbp.service.services._fast_reads import columns
 from autosbp.service.services._list_page import ListPage
 from autosbp.service.services._queries import Paged, existing, page, require, require_referenced
+from autosbp.service.settings import Settings
 from autosbp.service.tenancy import restricted_to_tenant
+from autosbp.tuning.options import TuneOptions
+from autosbp.tuning.summary import tuning_summary as summarize
+from autosbp.tuning.trial_store import read_trials
 from autosbp.utils.json_io import digest
 
 _HASH_DIGITS = 64
@@ -41,6 +49,7 @@ def create(state: AppState, request: SearchRequest, *, fresh: bool = False) -> t
         raise InputError("options.time_limit_s", options.time_limit_s, f"at most {longest_s:g} s is allowed here")
     if request.start_id is not None:
         _check_start(options)
+    tuning = _checked_tuning(state, request)
     asked = _hash(request, options)
     if state.call.key is None and not fresh and (answered := _find_equal_fast(state, asked)) is not None:
         return answered, False
@@ -59,8 +68,12 @@ def create(state: AppState, request: SearchRequest, *, fresh: bool = False) -> t
         if request.start_id is not None:
             require_referenced(session, StrategyRow, request.start_id, "start_id", "strategy")
         search_id = state.new_id("sea")
-        asked_s = options.time_limit_s * (request.num_points or 1)
-        job = jobs.submit(state, session, "search", {"search_id": search_id}, f"/v1/searches/{search_id}", asked_s)
+        if tuning is not None:
+            _check_tuned_cluster(there, request.cluster_id)
+            quotas.require_room(session, state.settings, quotas.FILES, 0)
+        asked_s = _expected_s(options, request, tuning)
+        kind = "search" if tuning is None else "tune"
+        job = jobs.submit(state, session, kind, {"search_id": search_id}, f"/v1/searches/{search_id}", asked_s)
         row = SearchRow(
             id=search_id,
             model_id=request.model_id,
@@ -70,6 +83,7 @@ def create(state: AppState, request: SearchRequest, *, fresh: bool = False) -> t
             options=options.to_dict(),
             start_id=request.start_id,
             num_points=request.num_points,
+            tuning=None if tuning is None else tuning.to_dict(),
             request_hash=asked,
         )
         session.add(row)
@@ -90,6 +104,7 @@ def _hash(request: SearchRequest, options: api.PlanOptions) -> str:
         "num_points": request.num_points,
         "release": autosbp.__version__,
         **({} if request.start_id is None else {"start": request.start_id}),
+        **({} if request.mode == "plan" else {"tuning": (request.tuning or Tuning()).checked().to_dict()}),
     }
     return digest(everything, _HASH_DIGITS)
 
@@ -156,6 +171,74 @@ def store(session: Session, job: JobRow, found: Document) -> Document:
         search.front = ids
     # Plans contain no wall-clock times, so that equal searches find equal plans; the job keeps the search's curve.
     return {"search_id": search.id, "strategy_id": ids[0], "curve": found.get("curve", [])}
+
+
+def _checked_tuning(state: AppState, request: SearchRequest) -> TuneOptions | None:
+    """The options of a search by trials; None for a search without."""
+    if request.mode == "plan":
+        if request.tuning is not None:
+            raise InputError("tuning", "given", 'expected with mode "tune" only')
+        return None
+    check_scope(state.call.caller, (jobs.SCOPE_OF["tune"],))
+    for name in ("num_points", "start_id"):
+        if getattr(request, name) is not None:
+            raise InputError(name, getattr(request, name), 'not allowed with mode "tune"')
+    if state.settings.launching is not None:
+        raise InputError("mode", "tune", "expected a service whose ranks run on its own machine, without a launcher")
+    return (request.tuning or Tuning()).checked()
+
+
+def _check_tuned_cluster(cluster: api.Cluster, cluster_id: str) -> None:
+    if cluster.groups or cluster.num_devices > MAX_LOCAL_RANKS:
+        limit = f'with mode "tune", expected at most {MAX_LOCAL_RANKS} equal devices'
+        raise InputError("cluster_id", cluster_id, limit)
+
+
+def _expected_s(options: api.PlanOptions, request: SearchRequest, tuning: TuneOptions | None) -> float:
+    """Expected seconds of the job."""
+    if tuning is None:
+        return options.time_limit_s * (request.num_points or 1)
+    budget_s = tuning.trials * tuning.effort.max_s
+    return options.time_limit_s + (budget_s if tuning.minutes is None else min(budget_s, 60 * tuning.minutes))
+
+
+def tuning_folder(settings: Settings, job_id: str) -> Path:
+    """The folder of a search's trials in the data folder."""
+    return (settings.data_dir / "tunings" / job_id).resolve()
+
+
+def prepare_tune(settings: Settings, session: Session, job: JobRow) -> Document:
+    """Inputs of a search by trials: those of a search, budgets, and the folder in which it resumes."""
+    search = existing(session, SearchRow, job.payload["search_id"])
+    return {
+        **prepare(session, job),
+        "tuning": search.tuning,
+        "workdir": str(tuning_folder(settings, job.id)),
+        "sandbox": settings.confinement.to_dict(),
+    }
+
+
+def store_tune(session: Session, job: JobRow, found: Document) -> Document:
+    """Store the fastest strategies, and what the trials showed."""
+    search = existing(session, SearchRow, job.payload["search_id"])
+    search.front = [strategies.store(session, plan, search).id for plan in found["plans"]]
+    search.strategy_id, search.tuning_summary = search.front[0], found["summary"]
+    return {"search_id": search.id, "strategy_id": search.strategy_id}
+
+
+def tuning_summary(state: AppState, search_id: str) -> Document:
+    """What the trials of a search showed, also while it runs; raise 404 for a search without trials."""
+    with state.database.read() as session:
+        row = require(session, SearchRow, search_id, "search", undefer(SearchRow.tuning_summary))
+    if row.tuning is None:
+        raise not_found("search by trials", search_id)
+    if row.tuning_summary is not None:
+        return row.tuning_summary
+    try:
+        trials = read_trials(tuning_folder(state.settings, row.job_id))
+    except InputError:  # none yet, or on another host
+        trials = []
+    return summarize(trials)
 
 
 def get(state: AppState, search_id: str) -> SearchRow:

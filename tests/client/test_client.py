@@ -333,6 +333,9 @@ def test_every_route_of_the_service_has_a_method(url: str) -> None:
         strategy, other = search["front"][0], search["front"][-1]
         begun = client.wait(client.search(model, cluster, calibration, documents.OPTIONS, start_id=other))
         assert client.get_search(begun.result["search_id"])["start_id"] == other
+        for read in (client.get_tuning, client.tuning_charts):  # tests/service/test_tuning.py tunes
+            with pytest.raises(NotFoundError, match="no search by trials"):
+                read(begun.result["search_id"])
         assert client.get_cluster(cluster)["name"] == "local:2x2" and client.get_model(model)["name"] == "mlp"
         assert client.get_graph(model)["name"] == "mlp" and client.get_calibration(calibration)
         assert client.diff(strategy, other)["a"] == client.get_strategy(strategy)["plan_id"]

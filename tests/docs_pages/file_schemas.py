@@ -18,7 +18,8 @@ None holds code, and none holds weights.
 | graph | `autosbp.graph/1` | `autosbp capture` | `plan`, `calibrate`, `explain`, `trial`, `export` |
 | cluster | `autosbp.cluster/1` | you, or `autosbp clusters PRESET --json` | `--cluster` |
 | calibration | `autosbp.calibration/1` | `autosbp calibrate`, `autosbp learn` | `--calibration` |
-| plan | `autosbp.plan/2` | `autosbp plan` | `explain`, `diff`, `trial`, `export`, `--start` |
+| plan | `autosbp.plan/2` | `autosbp plan`, `autosbp tune` | `explain`, `diff`, `trial`, `export`, `--start` |
+| trials | `autosbp.trials/1` | `autosbp tune --workdir DIR` | `autosbp tune --workdir DIR` |
 
 Plans of the earlier format `autosbp.plan/1` are still read. The JSON Schemas of the first three are files of the package
 (`autosbp/data/*.schema.json`). The readers check more than a schema can say; the descriptions below name these checks.
@@ -40,7 +41,7 @@ PLAN = """## Plan
 | `fewer_devices` | where fewer devices are as fast: how many, and their step time |
 | `lower_bound_s`, `gap` | no strategy of the search space takes less than the bound; `gap` is (step - bound) / step |
 | `searcher`, `evaluations` | which searcher found it, and how many strategies were evaluated |
-| `strategy` | everything that search decides: `mesh`, `signatures` (layouts of every op), `parameters` (how each is stored), `paths` (boxing), batch sizes, `bucket_bytes`, `pipeline` |
+| `strategy` | everything that search decides: `mesh`, `signatures` (layouts of every op), `parameters` (how each is stored), `paths` (boxing), batch sizes, `bucket_bytes`, `pipeline`, `sync` ([synchronizers](../concepts/synchronizers.md#in-a-plan)) |
 | `baselines`, `baseline_strategies` | costs and strategies of what users would otherwise choose |
 | `warnings` | what to know before you rely on the plan |
 | `provenance` | hashes of graph and cluster, calibration, searcher, seed, version |

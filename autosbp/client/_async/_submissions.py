@@ -116,6 +116,7 @@ class Submissions(Jobs):
         num_points: int | None = None,
         start_id: str | None = None,
         fresh: bool = False,
+        tuning: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Queue a search; ``result["strategy_id"]`` is its outcome.
@@ -125,6 +126,8 @@ class Submissions(Jobs):
             start_id: a stored strategy to start from, with its cost recomputed.
             fresh: search anew even if the service has the answer to an equal search, which it otherwise returns at
                 once.
+            tuning: budgets of a search by trials on real ranks, such as ``{"trials": 100}``; ``get_tuning`` reads what
+                they show, also meanwhile.
         """
         body: Document = {"model_id": model_id, "cluster_id": cluster_id, "options": dict(options or {})}
         if calibration_id is not None:
@@ -133,6 +136,8 @@ class Submissions(Jobs):
             body["num_points"] = num_points
         if start_id is not None:
             body["start_id"] = start_id
+        if tuning is not None:
+            body |= {"mode": "tune", "tuning": dict(tuning)}
         headers = {"cache-control": "no-cache"} if fresh else None
         return Job.from_dict(await self._at.post("/v1/searches", body, headers, key=idempotency_key))
 

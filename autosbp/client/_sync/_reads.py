@@ -41,6 +41,15 @@ class Reads(Part):
         found: documents.Search = self._read(f"/v1/searches/{search_id}", version)
         return found
 
+    def get_tuning(self, search_id: str, *, version: Version | None = None) -> Document:
+        """What the trials of a search show: best so far, hit rate, ranking accuracy, and every trial."""
+        found: Document = self._read(f"/v1/searches/{search_id}/tuning", version)
+        return found
+
+    def tuning_charts(self, search_id: str) -> str:
+        """Pictures of what the trials of a search show, as one SVG."""
+        return (self._at.send("GET", f"/v1/searches/{search_id}/tuning/charts")).text
+
     def get_strategy(self, strategy_id: str, *, version: Version | None = None) -> Document:
         """A complete plan document with its provenance and baselines; read it with ``Plan.from_dict``."""
         found: Document = self._read(f"/v1/strategies/{strategy_id}", version)

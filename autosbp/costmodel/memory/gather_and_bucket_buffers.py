@@ -221,9 +221,14 @@ class BucketBuffers:
         self._buffers = [self._buffer(bucket) for bucket in flow.buckets]
 
     def _buffer(self, bucket: Bucket) -> MetaTensor | None:
-        if len(bucket.names) == 1:
+        if bucket.message is not None:
+            elements = bucket.message.buffer_elements
+        elif len(bucket.names) > 1:
+            elements = sum(prod(self.parts[name].shape) for name in bucket.names)
+        else:
+            elements = 0
+        if elements == 0:
             return None
-        elements = sum(prod(self.parts[name].shape) for name in bucket.names)
         return self.m.new((elements,), self.gradients.widths[bucket.names[0]], purpose=GRADIENTS)
 
     def add_gradient(self, name: str, gradient: MetaTensor) -> None:
@@ -235,7 +240,7 @@ class BucketBuffers:
 
     def _issue(self, at: int) -> None:
         buffer = self._buffers[at]
-        if buffer is None:
+        if buffer is None or self.buckets[at].message is not None:
             return
         for name in self.buckets[at].names:
             shape = self.parts[name].shape

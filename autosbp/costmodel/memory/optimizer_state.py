@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from math import prod
 
@@ -27,11 +28,18 @@ def state_bytes_per_element(meta: TensorMeta, optimizer: str, *, offload: bool =
 
 
 def optimizer_bytes(trained: Iterable[Parameter], strategy: Strategy) -> int:
-    """Optimizer state of these parameters on one device."""
+    """Optimizer state of these parameters on one device: of its own, and of those that the fullest parameter server steps."""
     if strategy.offload:
         return 0
-    return sum(
-        prod(leaf.meta.sizes) // split_factor(strategy.parameters[leaf.name], strategy.mesh)
-        * optimizer_bytes_per_element(leaf.meta, strategy.optimizer)
-        for leaf in trained
-    )  # fmt: skip
+    syncs = {} if strategy.sync is None else strategy.sync.parameters
+    own, served = 0, Counter[int]()
+    for leaf in trained:
+        local = prod(leaf.meta.sizes) // split_factor(strategy.parameters[leaf.name], strategy.mesh)
+        size = local * optimizer_bytes_per_element(leaf.meta, strategy.optimizer)
+        sync = syncs.get(leaf.name)
+        if sync is None or not sync.is_served:
+            own += size
+            continue
+        for destination in sync.destinations:
+            served[destination] += size // sync.num_shards
+    return own + max(served.values(), default=0)

@@ -14,12 +14,14 @@ from autosbp.executor.loss_denominators import BatchDenominators
 from autosbp.executor.lowering import lower
 from autosbp.executor.parameter_gathers import ParameterGathers
 from autosbp.executor.runtime import Runtime
+from autosbp.executor.synchronizers import MessageKernels
 from autosbp.graph.evaluation import evaluation_graph
 from autosbp.graph.ir import LogicalGraph, Ref
 from autosbp.graph.to_fx import torch_dtype
 from autosbp.plan.plan import Strategy
 from autosbp.program.deferred_wgrad import gradients_return_at_end
 from autosbp.program.microbatch_loss import LossScaling
+from autosbp.program.parameter_flow import ParameterFlow
 from autosbp.program.program import output_layout
 from autosbp.sbp.layout import local_shape
 
@@ -42,6 +44,7 @@ class ChunkProgram:
         parameters: this rank's parts of the stage's parameters, by name; flat messages replace them by views.
         runtime: the stage's.
         parts: how microbatches relate to the whole batch.
+        make_kernels: of the synchronization strategy.
 
     Call ``load`` with the batch, then passes one at a time in any order that a schedule allows, and ``finish`` last. In
     the last chunk, ``losses`` then holds the losses by microbatch.
@@ -54,6 +57,7 @@ class ChunkProgram:
         parameters: dict[str, torch.Tensor],
         runtime: Runtime,
         parts: LossScaling,
+        make_kernels: Callable[[ParameterFlow, Mapping[str, torch.Tensor]], MessageKernels | None],
     ) -> None:
         assert strategy.pipeline is not None
         self.index, self.graph, self.strategy, self.runtime = chunk.index, chunk.graph, strategy, runtime
@@ -75,7 +79,8 @@ class ChunkProgram:
             lambda name: self.buckets.schedule.mark_ready(name),
             late=gradients_return_at_end(strategy),
         )
-        self.buckets = GradientBuckets(chunk.flow, parameters, runtime)
+        self.kernels = make_kernels(chunk.flow, parameters)
+        self.buckets = GradientBuckets(chunk.flow, parameters, runtime, self.kernels)
         self.receives = tuple(stage_tensor(chunk.graph, strategy, ref) for ref in chunk.graph.received_refs)
         self.sends = tuple(stage_tensor(chunk.graph, strategy, ref) for ref in chunk.graph.results)
         self.loss_dtype = torch_dtype(chunk.graph.meta(chunk.graph.loss).dtype)

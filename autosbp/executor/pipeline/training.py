@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,15 @@ from autosbp.executor.pipeline._chunk import ChunkProgram
 from autosbp.executor.pipeline._groups import StageGroups
 from autosbp.executor.pipeline._torch import TorchPipelining
 from autosbp.executor.runtime import IssuedCollective
-from autosbp.executor.training import Trainer, TrainingLoop, expected_issues, planned_optimizer
+from autosbp.executor.synchronizers import MessageKernels
+from autosbp.executor.training import (
+    Trainer,
+    TrainingLoop,
+    expected_issues,
+    message_kernels_factory,
+    planned_optimizer,
+    synchronized_optimizer,
+)
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import Strategy
 from autosbp.plan.schedules import require_runtime
@@ -58,7 +67,10 @@ class PipelineTrainer(TrainingLoop):
         self.stage = self.groups.stage
         everyone = [self.stages.calls(stage) for stage in range(pipeline.num_stages)]
         axes = [
-            call.axes for calls in everyone for call in calls if isinstance(call, Collective) and call.kind != "p2p"
+            call.axes
+            for calls in everyone
+            for call in calls
+            if isinstance(call, Collective) and call.kind != "p2p" and call.root < 0
         ]
         self.runtime = self.groups.runtime(axes, device, seed)
         self.predicted_calls = everyone[self.stage]
@@ -70,18 +82,30 @@ class PipelineTrainer(TrainingLoop):
         names = self.stages.parameters_of(self.stage)
         self.locals = local_parameters(self.graph, strategy, parameters, names, self.runtime.coordinate, device)
         self.parts = microbatch_loss_scaling(graph, strategy.global_batch, strategy.micro_batch)
+        optimizer = partial(planned_optimizer, self.graph, strategy, learning_rate=learning_rate)
+        flows = [chunk.flow for chunk in self.stages.chunks]
+        make_kernels = message_kernels_factory(
+            flows, strategy, self.runtime, self.runtime.rank, optimizer if with_optimizer else None
+        )
         self.chunks = [
-            ChunkProgram(chunk, strategy, self.locals, self.runtime, self.parts) for chunk in self.stages.of(self.stage)
+            ChunkProgram(chunk, strategy, self.locals, self.runtime, self.parts, make_kernels)
+            for chunk in self.stages.of(self.stage)
         ]
         self.shared = [
             (each, FlatGradients([self.locals[name] for name in each.names]))
             for each in self.stages.shared
             if self.stage in each.stages
         ]
-        self.optimizer = planned_optimizer(self.graph, strategy, self.locals, learning_rate) if with_optimizer else None
+        self.optimizer = (
+            synchronized_optimizer(self.locals, self.message_kernels, optimizer) if with_optimizer else None
+        )
         self._all = self._cross_stage_group(tuple(range(pipeline.num_stages)))
         self.pipeline_runtime = pipeline_runtime or TorchPipelining()
         self.pipeline_runtime.build(self.chunks, pipeline, self.runtime, self._all[0])
+
+    @property
+    def message_kernels(self) -> list[MessageKernels]:
+        return [chunk.kernels for chunk in self.chunks if chunk.kernels is not None]
 
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Loss of the global batch on every rank; gradients of all the stage's parameters are complete.

@@ -19,6 +19,7 @@ _WHAT = {
     "why": "Why-not question",
     "what-if": "What-if question",
     "trial": "Trial",
+    "tune": "Search by trials",
 }
 _FINAL = ("succeeded", "failed", "cancelled")
 
@@ -227,7 +228,7 @@ def job_message(row: JobRow) -> str:
 
 def job_page(row: JobRow) -> str:
     """The page of a job's resource; the job's own page if there is none yet."""
-    if row.kind == "search":
+    if row.kind in ("search", "tune"):
         return f"/searches/{row.payload['search_id']}"
     if row.kind in ("why", "what-if"):
         return f"/questions/{row.payload['analysis_id']}"

@@ -41,7 +41,7 @@ class Choice:
 class PlanRequest:
     """The request of a form: bodies for the services, or an ONNX file.
 
-    ``model_id`` and ``cluster_id`` are set if stored ones were chosen.
+    ``model_id`` and ``cluster_id`` are set if stored ones were chosen, ``num_trials`` for a search by trials.
     """
 
     model: Mapping[str, Any] | None
@@ -51,6 +51,7 @@ class PlanRequest:
     cluster_id: str | None
     calibration_id: str | None
     options: Mapping[str, Any]
+    num_trials: int | None
 
 
 @cache
@@ -105,7 +106,8 @@ def parse_form(form: Form) -> PlanRequest:
     onnx = _onnx(form) if form.text("source") == ONNX else None
     model_id, model = (None, None) if onnx else _model(form)
     cluster_id, cluster = _cluster(form)
-    return PlanRequest(model, onnx, model_id, cluster, cluster_id, form.text("calibration_id"), _options(form))
+    calibration_id, num_trials = form.text("calibration_id"), form.integer("trials")
+    return PlanRequest(model, onnx, model_id, cluster, cluster_id, calibration_id, _options(form), num_trials)
 
 
 def repeated_fields(form: Form) -> dict[str, str]:

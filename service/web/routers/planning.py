@@ -25,6 +25,7 @@ from autosbp.service.web.page_route import page_router
 from autosbp.service.web.presenters import plan_form
 from autosbp.service.web.presenters.list_rows import job_line
 from autosbp.service.web.presenters.strategy import brief
+from autosbp.service.web.presenters.tuning import tuning_view
 from autosbp.service.web.rendering import render, render_part
 
 routes = page_router("search")
@@ -60,6 +61,8 @@ def plan(request: Request, state: StateDep, given: FormDep) -> Response:
             return _form(request, state, given, 202, waiting=waiting, cluster_id=cluster_id)
         model_id = models.create(state, model)[0].id if model else asked.model_id or ""
         body = {"model_id": model_id, "cluster_id": cluster_id, "options": dict(asked.options)}
+        if asked.num_trials is not None:
+            body |= {"mode": "tune", "tuning": {"trials": asked.num_trials}}
         if asked.calibration_id:
             body["calibration_id"] = asked.calibration_id
         job, _ = searches.create(state, SearchRequest.read(body))
@@ -120,6 +123,8 @@ def _outcome(state: AppState, row: SearchRow, model: ModelRow) -> dict[str, Any]
         "problem": row.job.problem,
         "plan": brief(found, model.name, cluster) if found else None,
         "front": row.front or [],
+        "tuning": None if row.tuning is None else tuning_view(searches.tuning_summary(state, row.id)),
+        "period": "1s" if row.tuning is None else "3s",
     }
 
 

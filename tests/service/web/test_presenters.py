@@ -163,12 +163,12 @@ def test_a_form_is_the_request_that_it_stands_for() -> None:
     asked = plan_form.parse_form(
         Form.parse(
             b"source=zoo&zoo=gpt2&where=preset&preset=dgx-h100&nodes=2&devices=4&global_batch=1,024&memory_gib=16"
-            b"&schedule=1f1b&stages=&storage=use"
+            b"&schedule=1f1b&stages=&storage=use&trials=60"
         )
     )
     assert (asked.model, asked.cluster) == ({"zoo": "gpt2"}, {"preset": "dgx-h100:2x4"})
     expected = {"global_batch": 1024, "memory_limit_bytes": 2**34, "schedules": ["1f1b"], "storage": "use"}
-    assert asked.options == expected
+    assert asked.options == expected and asked.num_trials == 60
 
 
 def test_presets_and_models_that_the_form_offers_are_there() -> None:

@@ -1,0 +1,94 @@
+"""Algorithm 1 of AutoDist: sample, rank by a model that learns from trials, filter by its fidelity, choose diversely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from autosbp.plan.plan import Strategy
+from autosbp.tuning.candidate_filter import diverse, elite, fidelity_level, scored
+from autosbp.tuning.features import FeatureExtractor, StrategyFeatures
+from autosbp.tuning.proposers._base import known_strategies, measured_s
+from autosbp.tuning.ranking_model import RankingModel
+from autosbp.tuning.sampler import Proposal, Sampler
+from autosbp.tuning.strategy_space import Choices
+from autosbp.tuning.trial_store import Trial
+
+SAMPLES = 8
+"""Sampled strategies for each that is tried."""
+WARM_START = 64
+"""Sampled strategies that the model first ranks as the cost model does."""
+MUTATED_SHARE = 0.6
+"""Share of samples that mutate one of the fastest trials."""
+PARENTS = 8
+RECENT = 24
+"""Trials by which the fidelity of scores is judged."""
+EXPLORED_SHARE = 1 / 8
+"""Share of a round that is chosen at random from all samples, as in AutoTVM's epsilon-greedy choice."""
+ELITE = 2
+"""Candidates kept for each that is tried, however low they score."""
+
+
+class RankedProposer:
+    """Proposals of the guided sampler, ranked.
+
+    The model of a round starts from the cost model's ranking and is trained on all trials so far, so that a search that
+    resumes proposes what it would have proposed.
+    """
+
+    def __init__(self, sampler: Sampler, seed: int = 0) -> None:
+        self.sampler, self.seed = sampler, seed
+        self._extractor = FeatureExtractor(sampler.space.graph)
+        self._features: dict[str, StrategyFeatures] = {}
+        self._model: RankingModel | None = None
+
+    def propose(self, count: int, trials: Sequence[Trial]) -> list[Proposal]:
+        rng = Random(f"ranked {self.seed} {len(trials)}")
+        if self._model is None:
+            self._model = self._warm_started()
+        if self._model is None:
+            return []
+        model = self._model.copy()
+        model.train([self._of_trial(trial) for trial in trials], [measured_s(trial) for trial in trials])
+        parents = [trial.choices for trial in sorted(trials, key=measured_s) if trial.choices and trial.step_time_s]
+        known = known_strategies(trials)
+        sampled = self.sampler.sample(SAMPLES * count, rng, known, _first(parents), MUTATED_SHARE)
+        sampled = scored(sampled, model.scores([self._of_proposal(each) for each in sampled]))
+        num_explored = min(round(EXPLORED_SHARE * count), max(0, len(sampled) - 1))
+        explored = rng.sample(sampled, num_explored)
+        rest = [each for each in sampled if each not in explored]
+        kept = elite(rest, self._level(model, trials), ELITE * count)
+        return [*diverse(kept, count - num_explored), *explored]
+
+    def _level(self, model: RankingModel, trials: Sequence[Trial]) -> float:
+        recent = [(trial.score, trial) for trial in trials if trial.score is not None][-RECENT:]
+        current = model.scores([self._of_trial(trial) for _, trial in recent])
+        return fidelity_level([score for score, _ in recent], [measured_s(trial) for _, trial in recent], current)
+
+    def _warm_started(self) -> RankingModel | None:
+        """A model that ranks sampled strategies as the cost model does; None if there are none."""
+        sampled = self.sampler.sample(WARM_START, Random(f"warm start {self.seed}"), set())
+        if not sampled:
+            return None
+        features = [self._of_proposal(each) for each in sampled]
+        model = RankingModel(features, self.seed)
+        model.train(features, [each.candidate.costs.step_time_s for each in sampled])
+        return model
+
+    def _of_trial(self, trial: Trial) -> StrategyFeatures:
+        key = trial.strategy_id
+        if key not in self._features:
+            self._features[key] = self._extractor.extract(Strategy.from_dict(trial.strategy), trial.predicted)
+        return self._features[key]
+
+    def _of_proposal(self, proposal: Proposal) -> StrategyFeatures:
+        key = proposal.strategy_id
+        if key not in self._features:
+            candidate = proposal.candidate
+            self._features[key] = self._extractor.extract(candidate.strategy, candidate.costs.to_dict())
+        return self._features[key]
+
+
+def _first(parents: Sequence[Choices]) -> list[Choices]:
+    """The fastest different points."""
+    return list(dict.fromkeys(parents))[:PARENTS]

@@ -1,0 +1,1 @@
+"""Synchronizers on emulated clusters: ``python -m benchmarks.synchronizers``."""

@@ -1,0 +1,150 @@
+"""Step times of synchronization strategies, predicted and measured:
+
+    python -m benchmarks.synchronizers [MODEL@CLUSTER ...] [--json] [-o FILE]
+    python -m benchmarks.synchronizers --ddp [--json]
+
+Every builder x number of variables in a message trains alternately on an emulated cluster, whose links are really slow
+(root only), after a calibration of it; a step takes as long as its slowest rank. With ``-o``, results of an earlier run
+in that file stay, but those of the same cases. ``--ddp`` compares with torch's DistributedDataParallel at its own
+settings, step by step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from autosbp.api import PlanOptions, load_cluster, op_keys, predict_costs
+from autosbp.calibration import calibrate
+from autosbp.launch.local import run_ranks
+from autosbp.search.sync_builders import with_sync
+from autosbp.search.sync_search import SyncSearch
+from autosbp.testing.emulated import EmulatedCluster, unavailable_reason
+from benchmarks.lowering import __main__ as lowering
+from benchmarks.prediction.__main__ import measure, summary
+from benchmarks.prediction._strategies import Candidate
+from benchmarks.synchronizers._cases import CLUSTERS, MODELS, strategies
+
+FACTORS = {
+    "merging": ("all_reduce 128", "all_reduce 1"),
+    "partition": ("all_reduce_partitioned 128", "all_reduce 128"),
+    "hierarchy": ("all_reduce_hierarchical 128", "all_reduce 128"),
+    "sparse rows": ("sparse_all_gather 128", "all_reduce 128"),
+    "balanced servers": ("ps_balanced 128", "ps 128"),
+}
+"""Pairs whose ratio of measured step times says what a kernel brings: below 1 it wins."""
+
+
+def run(model: str, cluster_name: str, rounds: int, budget_s: float) -> dict[str, Any]:
+    """Calibrate, predict and train."""
+    case, shape = MODELS[model], CLUSTERS[cluster_name]
+    graph, cluster = case.graph(), shape.spec()
+    keys = op_keys(graph, cluster, PlanOptions(global_batch=case.batch, micro_batch=case.batch, stages=1))
+    with EmulatedCluster.of(cluster) as nodes:
+        calibration = calibrate(
+            cluster, op_keys=keys, launch=nodes.launch, budget_s=budget_s, op_s=0.02, timeout_s=600, variants=False
+        )
+        tried = dict(strategies(graph, cluster, case.batch))
+        tried["auto"] = SyncSearch(graph, tried["default"], cluster, calibration).best()
+        chosen = [
+            Candidate(label, strategy, predict_costs(graph, strategy, cluster, calibration))
+            for label, strategy in tried.items()
+        ]
+        rows = measure(graph, chosen, cluster.num_devices, rounds, nodes.launch)
+    measured = {row["strategy"]: row["measured_s"] for row in rows}
+    best = min(rows, key=lambda row: float(row["measured_s"]))
+    return {
+        "model": model,
+        "cluster": cluster_name,
+        "winner": best["strategy"],
+        "predicted_winner": min(rows, key=lambda row: float(row["predicted_s"]))["strategy"],
+        **summary(rows, "predicted_s"),
+        "factors": {
+            name: measured[one] / measured[other]
+            for name, (one, other) in FACTORS.items()
+            if {one, other} <= {*measured}
+        },
+        "rows": sorted(rows, key=lambda row: float(row["measured_s"])),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print one case: strategies from the fastest one."""
+    print(
+        f"{result['model']}@{result['cluster']}: fastest {result['winner']}, predicted {result['predicted_winner']}, "
+        f"{result['regret']:.1%} slower; Kendall tau {result['kendall_tau']:.2f}, error median {result['median_error']:.0%}; "
+        f"traffic {'exact' if result['traffic_exact'] else 'NOT exact'}"
+    )
+    print("  ratios: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in result["factors"].items()))
+    for row in result["rows"]:
+        print(
+            f"    {row['strategy']:<30} measured {1e3 * row['measured_s']:7.1f} ms, predicted {1e3 * row['predicted_s']:7.1f}"
+        )
+
+
+def against_ddp(pairs: int) -> list[dict[str, Any]]:
+    """Rows of ``benchmarks.lowering`` for the builder ``ddp``, whose messages are DistributedDataParallel's."""
+    cases = []
+    for name in lowering.MODELS:
+        told = lowering.case("ddp", name)
+        graph = lowering.MODELS[name].graph(name)
+        plain = lowering.data_parallel(graph, 4, lowering.MODELS[name].batch)
+        cases.append({**told, "strategy": with_sync(graph, plain, load_cluster("local:4"), "ddp").to_dict()})
+    with tempfile.TemporaryDirectory() as name:
+        request, result = Path(name) / "request.json", Path(name) / "result.json"
+        request.write_text(json.dumps({"pairs": pairs, "cases": cases}))
+        outcome = run_ranks(
+            "benchmarks.lowering._ranks", [str(request), str(result)], 4, Path(name) / "log", timeout_s=1800
+        )
+        if outcome.reason:
+            sys.exit(f"{outcome.reason}\n{outcome.log_tail}")
+        everyone = json.loads(result.read_text())
+    rows = [lowering.row(each, [rank[at] for rank in everyone]) for at, each in enumerate(cases)]
+    for row in rows:
+        low, high = row["ratio_quartiles"]
+        print(f"ddp {row['model']:<6} ratio {row['ratio']:.3f} ({low:.3f} to {high:.3f}), {row['pairs']} pairs")
+    print(f"median ratio {statistics.median(row['ratio'] for row in rows):.3f}")
+    return rows
+
+
+def main() -> None:
+    everything = [f"{model}@{cluster}" for cluster in CLUSTERS for model in MODELS]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("cases", nargs="*", metavar="MODEL@CLUSTER", help=f"by default {' '.join(everything)}")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="timed steps of each strategy")
+    parser.add_argument("--budget", type=float, default=40.0, metavar="S", help="for a calibration")
+    parser.add_argument("--ddp", action="store_true", help="compare with torch's DistributedDataParallel instead")
+    parser.add_argument("--pairs", type=int, default=15, metavar="N", help="of --ddp")
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="add the results to this JSON file")
+    arguments = parser.parse_args()
+    document: dict[str, Any] = {"benchmark": "synchronizers", "results": [], "ddp": []}
+    if arguments.output is not None and arguments.output.exists():
+        document = json.loads(arguments.output.read_text())
+    if arguments.ddp:
+        document["ddp"] = against_ddp(arguments.pairs)
+    else:
+        reason = unavailable_reason()
+        if reason is not None:
+            sys.exit(f"no emulated cluster here: {reason}")
+        for each in arguments.cases or everything:
+            model, _, cluster = each.partition("@")
+            if model not in MODELS or cluster not in CLUSTERS:
+                parser.error(f"expected MODEL@CLUSTER of {' '.join(everything)}, not {each}")
+            found = run(model, cluster, arguments.rounds, arguments.budget)
+            show(found)
+            kept = [old for old in document["results"] if (old["model"], old["cluster"]) != (model, cluster)]
+            document["results"] = [*kept, found]
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+    if arguments.json:
+        print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()
