@@ -37,6 +37,7 @@ __all__ = [
     "capture_hf_config",
     "capture_module",
     "capture_onnx",
+    "compare_strategies",
     "learn_from_trials",
     "load_cluster",
     "load_graph",
@@ -175,6 +176,15 @@ def tune(
         graph, cluster, folder, calibration, options, asked, launch=launch, libraries=libraries, progress=progress,
         cancelled=cancelled,
     )  # fmt: skip
+
+
+def compare_strategies(
+    plan: Plan, graph: LogicalGraph, names: Sequence[str] | None = None, **options: Any
+) -> list[Any]:
+    """Measure a plan and its baselines in one interleaved run; see ``autosbp.tuning.comparison.compare_strategies``."""
+    from autosbp.tuning.comparison import compare_strategies as run
+
+    return run(plan, graph, names, **options)
 
 
 def learn_from_trials(calibration: Calibration, folders: Sequence[Path]) -> CorrectedCalibration:
