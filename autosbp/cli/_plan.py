@@ -163,6 +163,15 @@ Pareto = Annotated[
         "--pareto", metavar="N", help="Find up to N plans (2 to 64) on the Pareto front of step time and memory."
     ),
 ]
+For = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="TOOL",
+        help="Search only what a trainer can express: torchtitan, megatron, deepspeed or accelerate. Not with "
+        "--pareto, --start or --server.",
+    ),
+]
 
 
 def plan(
@@ -192,6 +201,7 @@ def plan(
     stage: Stage = None,
     start: Start = None,
     pareto: Pareto = None,
+    trainer: For = None,
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
     output: Output = None,
@@ -228,8 +238,10 @@ def plan(
     sizes = ModelSizes(seq_len, image_size)
     if start is not None:
         options.check_warm_start()
+    if trainer is not None and (pareto, start, server) != (None, None, None):
+        raise InputError("for", trainer, "not allowed with --pareto, --start or --server")
     if server is None:
-        plans = _plan_locally(model, cluster, calibration, options, sizes, pareto, start)
+        plans = _plan_locally(model, cluster, calibration, options, sizes, pareto, start, trainer)
     else:
         plans = _plan_remotely(model, cluster, calibration, options, sizes, pareto, start, server)
     document = plans[0].summary()
@@ -283,8 +295,9 @@ def _plan_locally(
     sizes: ModelSizes,
     num_points: int | None,
     start: str | None,
+    trainer: str | None,
 ) -> Sequence[Plan]:
-    """Search locally: the fastest plan, or with ``num_points`` the Pareto front that starts with it."""
+    """Search locally: the fastest plan, that of a trainer, or the Pareto front of ``num_points`` that starts with it."""
     from autosbp import api
 
     best = float("inf")
@@ -301,6 +314,8 @@ def _plan_locally(
     measured = read_calibration(calibration)
     graph = read_model(model, sizes)
     note(f"searching strategies of {graph.name} on {there.name}: {there.num_devices} devices")
+    if trainer is not None:
+        return [api.plan_for(trainer, graph, there, measured, options, progress)]
     if num_points is None:
         return [api.make_plan(graph, there, measured, options, progress, earlier)]
     return api.pareto_front(graph, there, measured, options, num_points, progress, earlier)
@@ -343,10 +358,11 @@ def show(document: Mapping[str, Any]) -> None:
     warn(document)
     out = console()
     strategy = document["strategy"]
+    if "strategy_summary" in document:
+        out.print(document["strategy_summary"], style="bold")
     out.print(
         f"{document['plan_id']}: {document['model']} on {document['cluster']['name']}, global batch "
-        f"{strategy['global_batch']} in microbatches of {strategy['micro_batch']}",
-        style="bold",
+        f"{strategy['global_batch']} in microbatches of {strategy['micro_batch']}"
     )
     if "earlier_plan_id" in document:
         out.print(f"an earlier release wrote this as {document['earlier_plan_id']}", style="dim")

@@ -53,7 +53,7 @@ COST_FIELDS = (
 """Cost fields that a plan document has for its own strategy and for each baseline."""
 
 
-STRATEGY_ONLY_FIELDS = ("plan_id", "earlier_plan_id", "memory_breakdown", "by_stage", "ended_early")
+STRATEGY_ONLY_FIELDS = ("plan_id", "earlier_plan_id", "strategy_summary", "memory_breakdown", "by_stage", "ended_early")
 """Fields that a plan document has for its own strategy only."""
 
 
@@ -374,17 +374,22 @@ class Plan:
 
     def with_baseline(self, name: str) -> Plan:
         """This plan with the baseline's strategy and costs in place of its own; for trials of baselines."""
-        strategy = self.baseline_strategy(name)
-        costs = self.document["baselines"][name]
+        baseline = {"searcher": f"baseline {name}", "evaluations": 0, "lower_bound_s": None, "gap": None}
+        return self.with_strategy(self.baseline_strategy(name), self.document["baselines"][name], baseline)
+
+    def with_strategy(self, strategy: Strategy, costs: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
+        """This plan with another strategy.
+
+        Args:
+            costs: of the strategy, as a document has them (``COST_FIELDS``).
+            fields: further members of the document.
+        """
         document = {
             **{key: value for key, value in self.document.items() if key not in STRATEGY_ONLY_FIELDS},
             **{key: costs[key] for key in (*COST_FIELDS, "by_stage") if key in costs},
             **at_step_time(self.document, costs["step_time_s"]),
             "strategy": strategy.to_dict(),
-            "searcher": f"baseline {name}",
-            "evaluations": 0,
-            "lower_bound_s": None,
-            "gap": None,
+            **fields,
         }
         return replace(self, document={**document, "plan_id": plan_id_of(document)})
 
