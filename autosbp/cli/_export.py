@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 Target = Annotated[
     str,
     typer.Option(
-        "--to", metavar="TOOL", help="torchtitan, megatron, deepspeed, accelerate, dtensor or perfetto.", show_default=False
+        "--to",
+        metavar="TOOL",
+        help="torchtitan, megatron, deepspeed, accelerate, dtensor or perfetto.",
+        show_default=False,
     ),
 ]
 Folder = Annotated[

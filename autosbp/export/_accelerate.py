@@ -27,7 +27,11 @@ def export_accelerate(
         "microbatches a step,",
         f"# Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin({_accumulation(found)})).",
         *(["# Before that: model.gradient_checkpointing_enable()"] if again and grid.sharded == 1 else []),
-        *(["# Parameters and their optimizer state are bfloat16: load the model so."] if plan.precision == "bf16" else []),
+        *(
+            ["# Parameters and their optimizer state are bfloat16: load the model so."]
+            if plan.precision == "bf16"
+            else []
+        ),
         "compute_environment: LOCAL_MACHINE",
         f"distributed_type: {kind}",
         f"use_cpu: {str(is_cpu).lower()}",

@@ -10,7 +10,6 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.precision import planned_graph
 from autosbp.plan.plan import Plan
 
-
 NEAREST_TO = "nearest_to"
 """Member of the document of a plan that is exported in place of another one: that one's id, and the loss."""
 

@@ -86,9 +86,10 @@ def run_segment(
 
 def gather(parameters: Mapping[str, DTensor]) -> dict[str, DTensor]:
     """Parameters in the dtype and layout of their use, as leaves whose gradients stay local until ``reduce``."""
+    found = {name: tensor.detach().to(DTYPES[name]) for name, tensor in parameters.items()}
     return {
-        name: tensor.detach().to(DTYPES[name]).redistribute(tensor.device_mesh, READ[name]).requires_grad_(tensor.requires_grad)
-        for name, tensor in parameters.items()
+        name: tensor.redistribute(tensor.device_mesh, READ[name]).requires_grad_(TRAINED[name])
+        for name, tensor in found.items()
     }
 
 
@@ -104,11 +105,15 @@ def reduce(parameters: Mapping[str, DTensor], gathered: Mapping[str, DTensor]) -
 def trainable(state_dict: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> dict[str, DTensor]:
     """Every parameter in its stored layout, for an optimizer; half precision is trained in float32."""
     found = {name: tensor.detach() for name, tensor in distribute(state_dict, mesh).items()}
-    return {name: (tensor.float() if HAS_MASTER_WEIGHTS else tensor).requires_grad_(TRAINED[name]) for name, tensor in found.items()}
+    stored = {name: tensor.float() if HAS_MASTER_WEIGHTS else tensor for name, tensor in found.items()}
+    return {name: tensor.requires_grad_(TRAINED[name]) for name, tensor in stored.items()}
 
 
 def train_step(
-    parameters: Mapping[str, DTensor], optimizer: torch.optim.Optimizer, batch: Mapping[str, torch.Tensor], mesh: DeviceMesh
+    parameters: Mapping[str, DTensor],
+    optimizer: torch.optim.Optimizer,
+    batch: Mapping[str, torch.Tensor],
+    mesh: DeviceMesh,
 ) -> torch.Tensor:
     """One step on a global batch, which every rank has whole; returns its loss."""
     optimizer.zero_grad()

@@ -247,8 +247,8 @@ def _stored_otherwise(
 
 
 def _stays_whole(shape: tuple[int, ...], stored: NdSbp, read: NdSbp, mesh: Mesh, sharded: frozenset[int]) -> bool:
-    """Whether a parameter is whole because no dim divides evenly; trainers pad it."""
-    return stored == read and layout_sharded_over(shape, read, mesh, sharded) is None
+    """Whether a parameter is whole because no dim divides evenly (trainers pad it), or is a bias under a partial sum."""
+    return P in read or (stored == read and layout_sharded_over(shape, read, mesh, sharded) is None)
 
 
 def _storage_deviation(stored: Sbp, read: Sbp, role: str, *, is_sharded: bool) -> str:

@@ -55,7 +55,9 @@ def _stages(strategy: Strategy) -> str:
     if strategy.pipeline is None:
         return "no pipeline"
     virtual = f" of {strategy.pipeline.num_virtual} chunks" if strategy.pipeline.num_virtual > 1 else ""
-    return f"{strategy.num_stages} stages{virtual} ({strategy.pipeline.schedule.name}, {strategy.num_micro} microbatches)"
+    return (
+        f"{strategy.num_stages} stages{virtual} ({strategy.pipeline.schedule.name}, {strategy.num_micro} microbatches)"
+    )
 
 
 def _deviating(parallelism: Parallelism) -> str:

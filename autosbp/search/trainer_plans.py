@@ -19,7 +19,7 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import BoxingKey, Plan, Strategy
 from autosbp.program.parallelism import DATA, layout_sharded_over, parallelism_of
 from autosbp.program.strategy_name import strategy_name
-from autosbp.sbp.layout import B, I, NdSbp, P
+from autosbp.sbp.layout import I, NdSbp, P
 from autosbp.search.branch_and_bound.candidate import Candidate, fastest
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import Planner, first_plan
@@ -101,9 +101,7 @@ def _constrained(
         wanted["schedules"] = schedules
     elif options.stages != 1:
         wanted["schedules"] = PlanOptions().schedules
-    return replace(
-        options, grid=constraints.grid, baselines=options.baselines if with_baselines else (), **wanted
-    )
+    return replace(options, grid=constraints.grid, baselines=options.baselines if with_baselines else (), **wanted)
 
 
 def _most_useful(problems: Sequence[Exception], options: PlanOptions) -> Exception:
@@ -176,7 +174,9 @@ class Conformer:
         bound = self.planner.problems.bound(strategy.micro_batch)
         roles = parallelism_of(self.graph, strategy, bound).roles
         data = frozenset(axis for axis, role in enumerate(roles) if role == DATA)
-        inner = frozenset(axis for axis in data if strategy.mesh.axes[axis].level == len(strategy.mesh.level_counts) - 1)
+        inner = frozenset(
+            axis for axis in data if strategy.mesh.axes[axis].level == len(strategy.mesh.level_counts) - 1
+        )
         staged = self._with_whole_layers(strategy, bound)
         if staged is None:
             return
@@ -213,9 +213,10 @@ class Conformer:
         for leaf in bound.parameters:
             read = used.get(leaf.name, strategy.parameters[leaf.name])
             whole = tuple(I if sbp == P else sbp for sbp in read)
-            split = layout_sharded_over(leaf.meta.sizes, whole, strategy.mesh, axes) if leaf.trained else None
+            shards = leaf.trained and P not in read
+            split = layout_sharded_over(leaf.meta.sizes, read, strategy.mesh, axes) if shards else None
             parameters[leaf.name] = whole if split is None else split
-            if split is not None and whole == read and B in read:
+            if split is not None:
                 # One all-gather brings several parameters together.
                 paths[leaf.meta.sizes, leaf.meta.num_bytes, leaf.meta.is_float, split, read] = (split, read)
         boxing = self.planner.problems.boxing(strategy.mesh)

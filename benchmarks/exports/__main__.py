@@ -40,9 +40,7 @@ DATA = Path(__file__).parents[1] / "data" / "exports.json"
 def measure(model: str, preset: str, folder: Path | None) -> dict[str, Any]:
     """One row; files go to ``folder/MODEL/PRESET/TRAINER``."""
     cluster, graph = load_cluster(preset), capture(f"zoo:{model}")
-    options = PlanOptions(
-        global_batch=MODELS[model] * cluster.num_devices, time_limit_s=TIME_LIMIT_S, precision="auto"
-    )
+    options = PlanOptions(global_batch=MODELS[model] * cluster.num_devices, time_limit_s=TIME_LIMIT_S, precision="auto")
     row: dict[str, Any] = {"model": model, "preset": preset}
     try:
         plan = make_plan(graph, cluster, None, options)
@@ -108,9 +106,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How many winners export to how many trainers, exactly or with which loss."""
     planned = [row["exports"] for row in rows if "exports" in row]
     counts = Counter(sum("loss" in each for each in found.values()) for found in planned)
-    losses = {
-        name: sorted(found[name]["loss"] for found in planned if "loss" in found[name]) for name in TRAINERS
-    }
+    losses = {name: sorted(found[name]["loss"] for found in planned if "loss" in found[name]) for name in TRAINERS}
     return {
         "winners": len(planned),
         "with_two_trainers": sum(count for number, count in counts.items() if number >= 2),  # noqa: PLR2004
@@ -149,7 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.check:
         result["parsers"] = checked(rows)
     kept = [
-        row | {"exports": {name: _without_files(each) for name, each in row["exports"].items()}} if "exports" in row else row
+        row | {"exports": {name: _without_files(each) for name, each in row["exports"].items()}}
+        if "exports" in row
+        else row
         for row in rows
     ]
     print(json.dumps({**result, "rows": kept}) if asked.json else json.dumps(result, indent=1))

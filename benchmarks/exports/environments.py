@@ -25,7 +25,17 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 }
 """Requirements of pip for each environment."""
 IMPORTED: Mapping[str, Sequence[str]] = {
-    "torchtitan": ("dill", "multiprocess", "xxhash", "pyarrow", "pandas", "pytz", "python-dateutil", "pillow", "tensorboard"),
+    "torchtitan": (
+        "dill",
+        "multiprocess",
+        "xxhash",
+        "pyarrow",
+        "pandas",
+        "pytz",
+        "python-dateutil",
+        "pillow",
+        "tensorboard",
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from autosbp.launch.local import run_ranks
 from autosbp.plan.plan import Plan, plan_id_of
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
+from autosbp.zoo import zoo_graph
 from tests.export.ranks import DISTRIBUTES
 
 pytestmark = pytest.mark.integration

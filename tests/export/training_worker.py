@@ -22,7 +22,10 @@ def train(folder: Path) -> dict[str, float]:
     module: dict[str, Any] = {}
     exec(compile((folder / "parallelize.py").read_text(), "parallelize.py", "exec"), module)  # noqa: S102
     graph = from_dict(json.loads((folder / "graph.json").read_text()))
-    shapes, batch_size = json.loads((folder / "shapes.json").read_text()), module["MICRO_BATCH"] * module["NUM_MICROBATCHES"]
+    shapes, batch_size = (
+        json.loads((folder / "shapes.json").read_text()),
+        module["MICRO_BATCH"] * module["NUM_MICROBATCHES"],
+    )
     draw = torch.Generator().manual_seed(0)
     state = {name: 0.05 * torch.randn(shape, dtype=torch.float64, generator=draw) for name, shape in shapes.items()}
     bound = graph.bind(**dict.fromkeys(graph.symbols, batch_size))
