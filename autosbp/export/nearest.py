@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import UnsupportedError
 from autosbp.export import export_plan
@@ -14,9 +15,11 @@ from autosbp.plan.plan import Plan
 from autosbp.plan.schedules import RUNNABLE
 from autosbp.program.parallelism import parallelism_of
 from autosbp.search.plan_options import PlanOptions
-from autosbp.search.trainer_plans import plan_for
+from autosbp.search.trainer_plans import nearest_known, plan_for
 from autosbp.trainers import TRAINERS
 
+ENOUGH_LOSS = 0.01
+"""Loss of a known strategy up to which no other is searched."""
 _MAX_NAMED = 3
 """Differences that are listed; the rest are counted."""
 
@@ -48,8 +51,8 @@ def export_nearest(
 ) -> NearestExport:
     """Export a plan, or the nearest one that ``target`` can express.
 
-    The nearest plan is the fastest of a search restricted to what the target can express, of the plan's own strategy
-    and of its baselines, both made conform.
+    The nearest plan is the fastest of the plan's own strategy and its baselines, all made conform, and of a search
+    restricted to what the target can express. The search is left out if one of the others loses at most ``ENOUGH_LOSS``.
 
     Args:
         calibration: the plan's, if it was made with one and the target cannot express it.
@@ -67,16 +70,23 @@ def export_nearest(
         refusal = str(error).removeprefix(f"{target} ")
     graph = required_graph(plan, graph, target)
     check_calibration(plan, calibration)
-    baselines = [plan.baseline_strategy(name) for name in plan.document["baseline_strategies"]]
-    known = (plan.strategy, *baselines)
-    found = plan_for(target, graph, plan.cluster, calibration, _options(plan), known=known)
-    loss = found.document["step_time_s"] / plan.document["step_time_s"] - 1
+    known = (plan.strategy, *map(plan.baseline_strategy, plan.document["baseline_strategies"]))
+    options = _options(plan)
+    found = nearest_known(target, graph, plan, calibration, options, known)
+    if found is None or _loss(found, plan) > ENOUGH_LOSS:
+        cluster = Cluster.from_dict(plan.document["cluster"])
+        found = plan_for(target, graph, cluster, calibration, options, known=known)
+    loss = _loss(found, plan)
     deviating = [each.summary for each in parallelism_of(graph, plan.strategy).deviations]
     more = len(deviating) - _MAX_NAMED
     differences = (*deviating[:_MAX_NAMED], *([f"{more} more"] if more > 0 else []))
     stated = NearestExport({}, found, loss, differences or (refusal,))
     nearest = found.with_field(NEAREST_TO, {"plan_id": plan.plan_id, "loss": loss, "summary": stated.summary}, 0.0)
     return replace(stated, plan=nearest, files=export_plan(target, nearest, graph, calibration))
+
+
+def _loss(found: Plan, plan: Plan) -> float:
+    return float(found.document["step_time_s"] / plan.document["step_time_s"] - 1)
 
 
 def _options(plan: Plan) -> PlanOptions:

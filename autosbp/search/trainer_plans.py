@@ -7,8 +7,9 @@ layers checkpointed or none, all parameters stored alike. The fastest conform st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.calibration import Calibration
@@ -51,9 +52,7 @@ def plan_for(
         InfeasibleError: none of the trainer's strategies meets the options or fits in memory.
         UnsupportedError: the trainer cannot train the model's dtype, or with the optimizer.
     """
-    if name not in TRAINERS:
-        raise InputError("for", name, f"expected one of {', '.join(TRAINERS)}")
-    trainer, asked = TRAINERS[name], options or PlanOptions()
+    trainer, asked = _trainer(name), options or PlanOptions()
     watch = ProgressReporter(progress)
     plans: list[Plan] = []
     found: list[Candidate] = []
@@ -68,16 +67,36 @@ def plan_for(
             problems.append(error)
             continue
         plans.append(plan)
-        conformer = Conformer(trainer, planner)
-        for strategy in (winner.strategy, *(known if len(plans) == 1 else ())):
-            try:
-                found.append(conformer.conform(strategy))
-            except (InfeasibleError, UnsupportedError) as error:
-                problems.append(error)
+        strategies = (winner.strategy, *(known if len(plans) == 1 else ()))
+        found += Conformer(trainer, planner).conform_each(strategies, problems)
     best = fastest(found)
     if best is None:
         raise _most_useful(problems, asked)
-    return _document(trainer, planner, plans, best)
+    bounds = [each.document["lower_bound_s"] for each in plans]
+    bound_s = None if None in bounds else min(bounds)
+    evaluations = sum(each.document["evaluations"] for each in plans)
+    spent = replace(plans[0], search_s=sum(each.search_s or 0.0 for each in plans))
+    return _document(trainer, planner, spent, best, {"evaluations": evaluations, "lower_bound_s": bound_s})
+
+
+def nearest_known(
+    name: str,
+    graph: LogicalGraph,
+    plan: Plan,
+    calibration: Calibration | None,
+    options: PlanOptions,
+    known: Sequence[Strategy],
+) -> Plan | None:
+    """The fastest of ``known`` strategies of a plan's task, made conform to a trainer; None if there is none."""
+    planner = Planner(graph, Cluster.from_dict(plan.document["cluster"]), calibration, options, None)
+    best = fastest(Conformer(_trainer(name), planner).conform_each(known, []))
+    return None if best is None else _document(_trainer(name), planner, plan, best, {"evaluations": len(known)})
+
+
+def _trainer(name: str) -> Trainer:
+    if name not in TRAINERS:
+        raise InputError("for", name, f"expected one of {', '.join(TRAINERS)}")
+    return TRAINERS[name]
 
 
 def _constrained(
@@ -113,21 +132,18 @@ def _most_useful(problems: Sequence[Exception], options: PlanOptions) -> Excepti
     return InputError("for", options.grid, "the options exclude every strategy of this trainer")
 
 
-def _document(trainer: Trainer, planner: Planner, plans: Sequence[Plan], best: Candidate) -> Plan:
-    """The plan of the first search with the best conform strategy, and the bound of all searches."""
-    bounds = [plan.document["lower_bound_s"] for plan in plans]
-    step_s = best.costs.step_time_s
-    bound_s = None if None in bounds else min(*bounds, step_s)
-    graph, precision = planner.graph, planner.options.precision
-    fields = {
+def _document(trainer: Trainer, planner: Planner, plan: Plan, best: Candidate, fields: Mapping[str, Any]) -> Plan:
+    """A plan of the same task with a conform strategy in place of its own."""
+    step_s, bound_s = best.costs.step_time_s, fields.get("lower_bound_s", plan.document["lower_bound_s"])
+    found = parallelism_of(planner.graph, best.strategy)
+    more = {
+        **fields,
         "trainer": trainer.name,
-        "strategy_summary": strategy_name(best.strategy, parallelism_of(graph, best.strategy), precision),
-        "evaluations": sum(plan.document["evaluations"] for plan in plans),
-        "lower_bound_s": bound_s,
-        "gap": None if bound_s is None else (step_s - bound_s) / step_s,
+        "strategy_summary": strategy_name(best.strategy, found, planner.options.precision),
+        "lower_bound_s": None if bound_s is None else min(bound_s, step_s),
+        "gap": None if bound_s is None else max(0.0, step_s - bound_s) / step_s,
     }
-    found = plans[0].with_strategy(best.strategy, best.costs.to_dict(), fields)
-    return replace(found, search_s=sum(plan.search_s or 0.0 for plan in plans))
+    return plan.with_strategy(best.strategy, best.costs.to_dict(), more)
 
 
 class Conformer:
@@ -136,6 +152,16 @@ class Conformer:
     def __init__(self, trainer: Trainer, planner: Planner) -> None:
         self.trainer, self.planner = trainer, planner
         self.graph, self.precision = planner.graph, planner.options.precision
+
+    def conform_each(self, strategies: Iterable[Strategy], problems: list[Exception]) -> list[Candidate]:
+        """The conform strategies; what prevents others is added to ``problems``."""
+        found = []
+        for strategy in strategies:
+            try:
+                found.append(self.conform(strategy))
+            except (InfeasibleError, UnsupportedError) as error:
+                problems.append(error)
+        return found
 
     def conform(self, strategy: Strategy) -> Candidate:
         """The fastest strategy that differs at most in storage, cuts, checkpointing, and that fits.

@@ -32,13 +32,12 @@ MODELS = {
 }  # fmt: skip
 """Zoo models with samples per device."""
 PRESETS = ("local:2x2", "gcp-a100-16:1", "dgx-a100-80g:2", "dgx-h100:4")
-TIME_LIMIT_S = 10.0
+TIME_LIMIT_S = 3.0
 PARSERS = {name: (name, f"{name}03") if name == "torchtitan" else (name,) for name in TRAINERS}
-DATA = Path(__file__).parents[1] / "data" / "exports.json"
 
 
-def measure(model: str, preset: str, folder: Path | None) -> dict[str, Any]:
-    """One row; files go to ``folder/MODEL/PRESET/TRAINER``."""
+def measure(model: str, preset: str) -> dict[str, Any]:
+    """One row: the winner, and its export to each trainer."""
     cluster, graph = load_cluster(preset), capture(f"zoo:{model}")
     options = PlanOptions(global_batch=MODELS[model] * cluster.num_devices, time_limit_s=TIME_LIMIT_S, precision="auto")
     row: dict[str, Any] = {"model": model, "preset": preset}
@@ -47,21 +46,15 @@ def measure(model: str, preset: str, folder: Path | None) -> dict[str, Any]:
     except InfeasibleError as error:
         return row | {"infeasible": str(error)}
     row |= {"step_time_s": plan.document["step_time_s"], "strategy": plan.document["strategy_summary"]}
-    return row | {"exports": {name: _export(name, plan, graph, folder) for name in TRAINERS}}
+    return row | {"exports": {name: _export(name, plan, graph) for name in TRAINERS}}
 
 
-def _export(name: str, plan: Plan, graph: LogicalGraph, folder: Path | None) -> dict[str, Any]:
+def _export(name: str, plan: Plan, graph: LogicalGraph) -> dict[str, Any]:
     began = time.monotonic()
     try:
         found = export_nearest(name, plan, graph)
     except (UnsupportedError, InfeasibleError) as error:
         return {"error": str(error)}
-    if folder is not None:
-        place = folder / f"{plan.document['model']}-{plan.cluster.name}-{name}".replace("/", "_")
-        place.mkdir(parents=True, exist_ok=True)
-        for file, text in found.files.items():
-            (place / file).write_text(text)
-        (place / "ranks").write_text(str(plan.cluster.num_devices))
     return {
         "loss": found.loss,
         "differences": list(found.differences),
@@ -137,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if time.monotonic() - began > asked.seconds:
             print("more cases are left", file=sys.stderr)
             break
-        rows.append(measure(model, preset, None))
+        rows.append(measure(model, preset))
         _show(rows[-1])
         if asked.output is not None:
             asked.output.write_text(json.dumps(rows))

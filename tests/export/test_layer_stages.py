@@ -189,9 +189,14 @@ def test_recomputed_layers_are_those_of_each_chunk() -> None:
         export_plan("deepspeed", recomputed([2], 1, 1), graph())
 
 
-@pytest.mark.parametrize("target", EXPORTERS)
+def test_accelerate_has_no_pipelines() -> None:
+    with pytest.raises(UnsupportedError, match="has no pipelines; the plan has 2 stages"):
+        export_plan("accelerate", staged("1f1b", [2]), graph())
+
+
+@pytest.mark.parametrize("target", sorted({*EXPORTERS} - {"accelerate"}))
 def test_the_same_plan_gives_the_same_bytes_and_the_graph_is_needed(target: str) -> None:
-    plan = staged("1f1b", [2])
+    plan = sharded(staged("1f1b", [2]), graph(), "step")
     assert export_plan(target, plan, graph()) == export_plan(target, plan, graph())
     with pytest.raises(InputError, match="requires the plan's graph"):
         export_plan(target, plan)
