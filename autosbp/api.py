@@ -18,6 +18,7 @@ from autosbp.search.ops_to_time import op_keys
 from autosbp.search.pareto import pareto_front
 from autosbp.search.plan_options import PlanOptions, check_memory
 from autosbp.search.planner import make_plan
+from autosbp.search.trainer_plans import plan_for
 from autosbp.search.what_if import what_if
 from autosbp.search.why import why
 
@@ -44,6 +45,7 @@ __all__ = [
     "make_plan",
     "op_keys",
     "pareto_front",
+    "plan_for",
     "predict_costs",
     "read_onnx",
     "check_memory",
