@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from autosbp.cli._exit_codes import console, note, print_json
 from autosbp.cli._files import ModelSizes, check_output, read_calibration, read_model, read_plan, write_json
+from autosbp.cli._launchers import Launcher
+from autosbp.cli._option_checks import refuse_unused
 from autosbp.cli._options import (
     AsJson,
     Calibration,
@@ -45,8 +47,10 @@ from autosbp.cli._plan_options import (
     Storage,
     TensorParallel,
     TimeLimit,
+    Verify,
 )
 from autosbp.cli._text_tables import table
+from autosbp.cli._verification import verify_plan
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.plan.synchronizers import SyncStrategy
 from autosbp.report.findings import certificate, findings, training_terms
@@ -88,6 +92,8 @@ def plan(
     chunk: Chunk = None,
     pareto: Pareto = None,
     trainer: For = None,
+    verify: Verify = False,
+    launcher: Launcher = "local",
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
     output: Output = None,
@@ -128,6 +134,10 @@ def plan(
         raise InputError("chunk", chunk, "requires --builder")
     if trainer is not None and (pareto, start, builder, server) != (None, None, None, None):
         raise InputError("for", trainer, "not allowed with --pareto, --start, --builder or --server")
+    if verify and server is not None:
+        raise InputError("verify", True, "measures on this machine; omit this or --server")
+    if not verify:
+        refuse_unused(plan, "requires --verify", launcher=launcher)
     if server is None:
         plans = _plan_locally(model, cluster, calibration, options, sizes, pareto, start, trainer, builder, chunk)
     elif builder is not None:
@@ -141,13 +151,17 @@ def plan(
             note(f"wrote {path}")
         for path in stale_front_files(output, len(plans)) if pareto is not None else ():
             note(f"{path} belongs to an earlier front")
+    verified = verify_plan(plans[0], read_model(model, sizes), model, launcher) if verify else None
     if as_json:
         warn(document)
-        print_json(document if pareto is None else {**document, "pareto": [found.summary() for found in plans]})
+        front = {} if pareto is None else {"pareto": [found.summary() for found in plans]}
+        print_json({**document, **front, **({} if verified is None else {"verified": verified.to_dict()})})
     else:
         show(document)
         if pareto is not None:
             show_front(plans)
+        if verified is not None:
+            verified.show()
 
 
 def baseline_names(text: str) -> tuple[str, ...]:

@@ -157,3 +157,10 @@ Builder = Annotated[
 Chunk = Annotated[
     int | None, typer.Option("--chunk", metavar="N", help="Adjacent variables in one message of --builder.")
 ]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Also measure the plan and its baselines on this machine's ranks, in turn, and say how much faster it is.",
+    ),
+]

@@ -60,7 +60,7 @@ def compare_strategies(
     workdir: Path,
     launch: Launch = run_ranks,
     libraries: Sequence[str] = (),
-    log: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> list[MeasuredStrategy]:
     """Measure a plan and its baselines, the plan first, in one interleaved run.
 
