@@ -46,7 +46,7 @@ class Verification:
         console().print(self.verdict, soft_wrap=True, style="bold")
 
 
-def verify_plan(plan: Plan, graph: LogicalGraph, model: str, launcher: str) -> Verification:
+def verify_plan(plan: Plan, graph: LogicalGraph, model: str, launcher: str = "local", rounds: int = 3) -> Verification:
     """Measure the plan and its feasible baselines on ranks of this machine, or of emulated nodes."""
     from autosbp.graph_sources import factory_module
     from autosbp.report.verdict import verdict
@@ -55,6 +55,6 @@ def verify_plan(plan: Plan, graph: LogicalGraph, model: str, launcher: str) -> V
     own = factory_module(model)
     with rank_launcher(launcher, plan.cluster) as ways, temporary_folder("autosbp-verify-") as folder:
         measured = compare_strategies(
-            plan, graph, workdir=folder, launch=ways["launch"], libraries=[own] if own else [], log=note
+            plan, graph, rounds=rounds, workdir=folder, launch=ways["launch"], libraries=[own] if own else [], log=note
         )
     return Verification(measured, verdict(plan, graph, measured))
