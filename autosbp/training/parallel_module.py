@@ -18,15 +18,16 @@ import torch
 import torch.distributed as dist
 
 from autosbp.errors import InputError
+from autosbp.executor.determinism import require_determinism
 from autosbp.executor.pipeline import make_trainer
 from autosbp.graph.ir import LogicalGraph
-from autosbp.graph.precision import captured_hash, planned_graph
+from autosbp.graph.precision import TF32, captured_hash, planned_graph
 from autosbp.plan.plan import Plan, Strategy
 from autosbp.training.batch_rows import GlobalBatchSampler
 from autosbp.training.global_batch import GlobalBatch
 from autosbp.training.gradient_norm import global_gradient_norm
 from autosbp.training.sharded_parameters import ShardedParameters
-from autosbp.training.weights import Weights, WholeParameters, module_tensors
+from autosbp.training.weights import DrawnParameters, Weights, WholeParameters, module_tensors, weight_tensors
 from autosbp.utils.json_io import read_file
 
 
@@ -55,10 +56,25 @@ def parallelize(
         InputError: the plan is of another model or another number of ranks, or a weight is missing.
     """
     plan = _read_plan(plan)
-    graph = _checked_graph(module, plan, example, graph)
+    graph = _plan_graph(plan, _graph_of(module, plan, example) if graph is None else graph)
     device = _start_ranks(plan)
     whole = WholeParameters(graph, module_tensors(module, weights, seed))
     return ParallelModule(graph, plan.strategy, whole, device=device, seed=seed, compiler=compiler)
+
+
+def parallelize_graph(
+    graph: LogicalGraph, plan: Plan, *, weights: Weights | None = None, seed: int = 0
+) -> ParallelModule:
+    """Like ``parallelize``, for a captured model whose module is not at hand.
+
+    Args:
+        graph: as captured.
+        weights: initial ones; without them they are drawn, by the role of each parameter.
+    """
+    graph = _plan_graph(plan, graph)
+    device = _start_ranks(plan)
+    whole = DrawnParameters(graph, seed) if weights is None else WholeParameters(graph, weight_tensors(weights))
+    return ParallelModule(graph, plan.strategy, whole, device=device, seed=seed)
 
 
 def _read_plan(plan: Plan | Mapping[str, Any] | str | Path) -> Plan:
@@ -69,15 +85,16 @@ def _read_plan(plan: Plan | Mapping[str, Any] | str | Path) -> Plan:
     return Plan.from_dict(read_file(Path(plan)))
 
 
-def _checked_graph(
-    module: torch.nn.Module, plan: Plan, example: Mapping[str, torch.Tensor] | None, graph: LogicalGraph | None
-) -> LogicalGraph:
-    if graph is None:
-        if example is None:
-            raise InputError("example", None, "a batch to capture the module with, or graph=, is needed")
-        from autosbp.api import capture_module
+def _graph_of(module: torch.nn.Module, plan: Plan, example: Mapping[str, torch.Tensor] | None) -> LogicalGraph:
+    if example is None:
+        raise InputError("example", None, "a batch to capture the module with, or graph=, is needed")
+    from autosbp.api import capture_module
 
-        graph = capture_module(module, example, name=str(plan.document.get("model", "model")))
+    return capture_module(module, example, name=str(plan.document.get("model", "model")))
+
+
+def _plan_graph(plan: Plan, graph: LogicalGraph) -> LogicalGraph:
+    """The captured graph in the plan's precision, if it is the plan's."""
     planned = plan.document["provenance"].get("graph_hash")
     if captured_hash(graph) != planned:
         limit = f"the plan is of graph {planned}: plan this module with inputs of the same shapes"
@@ -88,6 +105,10 @@ def _checked_graph(
 def _start_ranks(plan: Plan) -> torch.device:
     """This rank's device, with the process group of torchrun's environment."""
     is_cuda = plan.cluster.device.kind == "cuda"
+    if plan.document.get("options", {}).get("deterministic", False):
+        require_determinism()
+    if plan.precision == TF32:
+        torch.set_float32_matmul_precision("high")
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             limit = f"start the script with torchrun --nproc-per-node, {plan.strategy.num_devices} ranks in all"
