@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autosbp.cli._exit_codes import note, print_json
-from autosbp.cli._files import NO_SIZES, ModelSizes, read_model, read_plan
+from autosbp.cli._files import NO_SIZES, ModelSizes, check_output, read_model, read_plan
 from autosbp.cli._options import AsJson, Baseline, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
 from autosbp.errors import InputError
 from autosbp.graph_sources import trainable_module
@@ -59,6 +59,10 @@ CheckpointEvery = Annotated[int, typer.Option("--checkpoint-every", help="Steps 
 Keep = Annotated[int, typer.Option("--keep", help="Newest checkpoints that stay.")]
 EvalEvery = Annotated[int, typer.Option("--eval-every", help="Steps between evaluations.")]
 LogEvery = Annotated[int, typer.Option("--log-every", help="Steps between reports.")]
+Export = Annotated[
+    Path | None,
+    typer.Option("--export", metavar="FILE", help="Write the trained weights to one .safetensors file at the end."),
+]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write metrics for TensorBoard.")]
 Profile = Annotated[
     int | None, typer.Option("--profile", metavar="STEP", help="Profile three steps from this one with torch.profiler.")
@@ -81,6 +85,7 @@ class _Run:
     weights: Path | None
     folder: Path
     resume: bool
+    export: Path | None
 
 
 def train(
@@ -105,6 +110,7 @@ def train(
     checkpoint_every: CheckpointEvery = 500,
     keep: Keep = 3,
     eval_every: EvalEvery = 500,
+    export: Export = None,
     log_every: LogEvery = 10,
     tensorboard: TensorBoard = False,
     profile: Profile = None,
@@ -124,10 +130,11 @@ def train(
         steps, learning_rate, schedule, warmup, weight_decay, clip, checkpoint_every, keep, eval_every, log_every,
         tensorboard, profile, seed, workers,
     )  # fmt: skip
+    check_output(export)
     found = read_plan(plan, baseline)
     run = _Run(
         found, graph, model, ModelSizes(seq_len, image_size), tuple(data), tuple(eval_data or ()), tokenizer, weights,
-        folder or Path("runs") / found.plan_id, resume,
+        folder or Path("runs") / found.plan_id, resume, export,
     )  # fmt: skip
     if model is None and graph is None:
         raise InputError("model", None, "the plan's model is needed: --model MODEL, or --graph FILE")
@@ -143,6 +150,7 @@ def train(
 def _train_rank(run: _Run, settings: TrainerSettings, as_json: bool) -> None:
     import torch.distributed as dist
 
+    from autosbp.training import export_safetensors
     from autosbp.training.data import load_dataset
     from autosbp.training.launch import prepare_rank
     from autosbp.training.trainer import Trainer
@@ -162,6 +170,8 @@ def _train_rank(run: _Run, settings: TrainerSettings, as_json: bool) -> None:
         say=note,
     )
     metrics = trainer.run()
+    if run.export is not None:
+        export_safetensors(parallel, run.export)
     if dist.get_rank() == 0 and as_json:
         print_json({"plan_id": run.plan.plan_id, "folder": str(run.folder), "step": trainer.step, **metrics})
     exit_rank()

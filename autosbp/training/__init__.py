@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from autosbp.training.batch_rows import GlobalBatchSampler
 from autosbp.training.checkpoint import Checkpoints
+from autosbp.training.export import export_safetensors
 from autosbp.training.parallel_module import ParallelModule, parallelize
 from autosbp.training.trainer import Trainer, TrainerSettings
 
-__all__ = ["Checkpoints", "GlobalBatchSampler", "ParallelModule", "Trainer", "TrainerSettings", "parallelize"]
+__all__ = [
+    "Checkpoints",
+    "GlobalBatchSampler",
+    "ParallelModule",
+    "Trainer",
+    "TrainerSettings",
+    "export_safetensors",
+    "parallelize",
+]

@@ -20,12 +20,15 @@ import torch.distributed as dist
 from autosbp.errors import InputError
 from autosbp.executor.determinism import require_determinism
 from autosbp.executor.pipeline import make_trainer
-from autosbp.graph.ir import LogicalGraph
+from autosbp.executor.training import has_master_weights
+from autosbp.graph.ir import LogicalGraph, Parameter
 from autosbp.graph.precision import TF32, captured_hash, planned_graph
+from autosbp.graph.to_fx import torch_dtype
 from autosbp.plan.plan import Plan, Strategy
 from autosbp.training.batch_rows import GlobalBatchSampler
 from autosbp.training.global_batch import GlobalBatch
 from autosbp.training.gradient_norm import global_gradient_norm
+from autosbp.training.module_state import ModuleState
 from autosbp.training.sharded_parameters import ShardedParameters
 from autosbp.training.weights import DrawnParameters, Weights, WholeParameters, module_tensors, weight_tensors
 from autosbp.utils.json_io import read_file
@@ -56,10 +59,11 @@ def parallelize(
         InputError: the plan is of another model or another number of ranks, or a weight is missing.
     """
     plan = _read_plan(plan)
-    graph = _plan_graph(plan, _graph_of(module, plan, example) if graph is None else graph)
+    captured = _graph_of(module, plan, example) if graph is None else graph
+    graph, state = _plan_graph(plan, captured), ModuleState.of(captured, module)
     device = _start_ranks(plan)
     whole = WholeParameters(graph, module_tensors(module, weights, seed))
-    return ParallelModule(graph, plan.strategy, whole, device=device, seed=seed, compiler=compiler)
+    return ParallelModule(graph, plan.strategy, whole, state, device=device, seed=seed, compiler=compiler)
 
 
 def parallelize_graph(
@@ -71,10 +75,10 @@ def parallelize_graph(
         graph: as captured.
         weights: initial ones; without them they are drawn, by the role of each parameter.
     """
-    graph = _plan_graph(plan, graph)
+    graph, state = _plan_graph(plan, graph), ModuleState.of(graph, None)
     device = _start_ranks(plan)
     whole = DrawnParameters(graph, seed) if weights is None else WholeParameters(graph, weight_tensors(weights))
-    return ParallelModule(graph, plan.strategy, whole, device=device, seed=seed)
+    return ParallelModule(graph, plan.strategy, whole, state, device=device, seed=seed)
 
 
 def _read_plan(plan: Plan | Mapping[str, Any] | str | Path) -> Plan:
@@ -134,6 +138,7 @@ class ParallelModule(torch.nn.Module):
     Args:
         graph: with a symbolic batch.
         parameters: whole initial parameters by name, of any dtype.
+        state: of the module, for ``export_safetensors``.
     """
 
     def __init__(
@@ -141,6 +146,7 @@ class ParallelModule(torch.nn.Module):
         graph: LogicalGraph,
         strategy: Strategy,
         parameters: Mapping[str, torch.Tensor],
+        state: ModuleState,
         *,
         device: torch.device,
         seed: int = 0,
@@ -150,12 +156,12 @@ class ParallelModule(torch.nn.Module):
         if compiler is not None and strategy.pipeline is not None:
             raise InputError("compiler", compiler, "plans with pipeline stages run without torch.compile")
         options: dict[str, Any] = {} if compiler is None else {"compiler": compiler}
-        self._trainer = make_trainer(
+        self.trainer = make_trainer(
             graph, strategy, parameters, device=device, seed=seed, with_optimizer=False, **options
         )
-        self.strategy, self.device = strategy, device
-        self._shards = ShardedParameters(self._trainer, parameters, self)
-        self._global_batch = GlobalBatch(self._trainer)
+        self.strategy, self.device, self.state = strategy, device, state
+        self._shards = ShardedParameters(self.trainer, parameters, self)
+        self._global_batch = GlobalBatch(self.trainer)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._undelivered: weakref.ref[_Gradients] | None = None
 
@@ -164,14 +170,14 @@ class ParallelModule(torch.nn.Module):
         whole = self._global_batch.of(batch)
         self._shards.copy_to_trainer()
         if not (self.training and torch.is_grad_enabled()):
-            return self._trainer.evaluate(whole, training=self.training)
+            return self.trainer.evaluate(whole, training=self.training)
         pending = None if self._undelivered is None else self._undelivered()
         if pending is not None:
             pending.own()
         self._shards.own_gradients()
-        loss = self._trainer.forward_backward(whole)
-        self._trainer.runtime.step += 1
-        self._trainer.issued()
+        loss = self.trainer.forward_backward(whole)
+        self.trainer.runtime.step += 1
+        self.trainer.issued()
         gradients = _Gradients(self._shards)
         self._undelivered = weakref.ref(gradients)
         result: torch.Tensor = _Loss.apply(self._anchor, loss, gradients)  # type: ignore[no-untyped-call]
@@ -197,14 +203,23 @@ class ParallelModule(torch.nn.Module):
         self._shards.scale_gradients(scale)
         return total
 
+    def local_parameter(self, name: str) -> torch.Tensor | None:
+        """This rank's part of a parameter of the graph, on the host; None if another stage has it."""
+        return self._shards.local_copy(name)
+
+    def dtype_of(self, leaf: Parameter) -> torch.dtype:
+        """Dtype in which a parameter is kept: of half-precision ones with master weights, float32."""
+        dtype = torch_dtype(leaf.meta.dtype)
+        return torch.float32 if has_master_weights(self.trainer.graph) and dtype.itemsize == 2 else dtype
+
     @property
     def rng_step(self) -> int:
         """Number of training calls; seeds dropout, so a run that goes on from a checkpoint sets it."""
-        return self._trainer.runtime.step
+        return self.trainer.runtime.step
 
     @rng_step.setter
     def rng_step(self, step: int) -> None:
-        self._trainer.runtime.step = step
+        self.trainer.runtime.step = step
 
 
 class _Gradients:

@@ -77,6 +77,11 @@ class ShardedParameters:
             targets = [self._trainer.locals[name].detach() for name in self._masters]
             torch._foreach_copy_(targets, [self._local(self._parameters[name]) for name in self._masters])
 
+    def local_copy(self, name: str) -> torch.Tensor | None:
+        """This rank's part of a parameter, copied to the host; None if another stage has it."""
+        parameter = self._parameters.get(name)
+        return None if parameter is None else self._local(parameter).detach().to("cpu", copy=True)
+
     def trainer_gradients(self) -> Gradients:
         """The gradients in the trainer's buffers."""
         return [self._trainer.locals[name].grad for name in self._trained]
