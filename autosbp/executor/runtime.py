@@ -37,7 +37,7 @@ class Runtime:
     ``gathers`` (``executor.parameter_gathers``) provides the parameters that the program does not box itself.
     ``pending`` is communication that nothing in the program waits for; ``deferred`` holds weight gradients left by a
     backward pass (``executor.deferred_wgrad``). ``denominators`` are batch-wide divisors by name of division
-    (``executor.loss_denominators``).
+    (``executor.loss_denominators``). ``loss_scale`` is the factor of every gradient (``executor.loss_scaling``).
     """
 
     mesh: Mesh
@@ -51,6 +51,7 @@ class Runtime:
     pending: list[Any] = field(default_factory=list)
     deferred_wgrads: list[Callable[[], None]] = field(default_factory=list)
     denominators: dict[str, torch.Tensor] = field(default_factory=dict)
+    loss_scale: float = 1.0
     _groups: dict[tuple[int, ...], tuple[Any, list[int]]] = field(default_factory=dict)
 
     @property

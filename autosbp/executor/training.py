@@ -9,11 +9,13 @@ from typing import Any
 import torch
 import torch._dynamo  # noqa: F401  # the first optimizer of a process imports it: here, so that ranks fork with it
 import torch.distributed as dist
+from torch.amp import GradScaler
 
 from autosbp.costmodel.step_collectives import Collective, StepCollectives
 from autosbp.errors import InputError
 from autosbp.executor.gradient_buckets import GradientBuckets
 from autosbp.executor.loss_denominators import BatchDenominators
+from autosbp.executor.loss_scaling import loss_scaler, scaled_loss
 from autosbp.executor.lowering import lower
 from autosbp.executor.master_weights import MasterWeights, clear_gradients, is_half_precision
 from autosbp.executor.optimizer_offload import HostOptimizer
@@ -37,15 +39,24 @@ class TrainingLoop(ABC):
     locals: dict[str, torch.Tensor]
     optimizer: Any
     """None if the caller steps the parameters itself."""
+    scaler: GradScaler
+    """Of the loss, enabled where the parameters are float16."""
 
     @abstractmethod
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Loss of the global batch; every parameter of this rank has its complete gradient."""
+        """Loss of the global batch; every parameter of this rank has its complete gradient.
+
+        Gradients are ``runtime.loss_scale`` times those of the loss that is returned.
+        """
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """One training step; returns the loss before the update, on the device, without waiting for it."""
+        self.runtime.loss_scale = self.scaler.get_scale()
         loss = self.forward_backward(batch)
-        self.optimizer.step()
+        self.runtime.loss_scale = 1.0
+        self.scaler.scale(loss)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.runtime.step += 1
         return loss
 
@@ -126,6 +137,7 @@ class Trainer(TrainingLoop):
         )
         self.buckets = GradientBuckets(flow, self.locals, self.runtime)
         self.optimizer = planned_optimizer(self.graph, strategy, self.locals, learning_rate) if with_optimizer else None
+        self.scaler = loss_scaler(self.graph, device)
         self._evaluation_program: Any = None
 
     @property
@@ -151,7 +163,7 @@ class Trainer(TrainingLoop):
                 self.buckets.schedule.open = at == count - 1
                 with self.gathers.saved_tensors_context():
                     loss = self._run(*self.locals.values(), *inputs)
-                (loss * self.scale if self.scale != 1.0 else loss).backward()
+                scaled_loss(loss, self.scale * self.runtime.loss_scale).backward()  # type: ignore[no-untyped-call]
                 self.gathers.end()
                 losses.append(loss.detach())
             self.gathers.finish()

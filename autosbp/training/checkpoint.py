@@ -118,6 +118,8 @@ class Checkpoints:
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=_OPTIONS)
         run: Mapping[str, Any] = state["run"]
         self.model.rng_step = run["rng_step"]
+        if self.model.grad_scaler.is_enabled():
+            self.model.grad_scaler.load_state_dict(run["grad_scaler"])
         for name, each in self.others.items():
             each.load_state_dict(run["others"][name])
         return int(run["step"])
@@ -129,6 +131,7 @@ class Checkpoints:
             "run": {
                 "step": step,
                 "rng_step": self.model.rng_step,
+                "grad_scaler": self.model.grad_scaler.state_dict(),
                 "others": {name: each.state_dict() for name, each in self.others.items()},
             },
         }

@@ -175,13 +175,22 @@ class ParallelModule(torch.nn.Module):
         if pending is not None:
             pending.own()
         self._shards.own_gradients()
+        self.trainer.runtime.loss_scale = scale = self.grad_scaler.get_scale()
         loss = self.trainer.forward_backward(whole)
+        self.trainer.runtime.loss_scale = 1.0
         self.trainer.runtime.step += 1
         self.trainer.issued()
-        gradients = _Gradients(self._shards)
+        gradients = _Gradients(self._shards, scale)
         self._undelivered = weakref.ref(gradients)
         result: torch.Tensor = _Loss.apply(self._anchor, loss, gradients)  # type: ignore[no-untyped-call]
         return result
+
+    @property
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """Gradient scaler for plans in float16, used like any ``torch.amp.GradScaler``; with other plans it does nothing.
+
+        All ranks leave out a step if a gradient on one of them is not finite."""
+        return self.trainer.scaler
 
     @property
     def batch_rows(self) -> list[int]:
@@ -223,10 +232,13 @@ class ParallelModule(torch.nn.Module):
 
 
 class _Gradients:
-    """The gradients of one call, until ``backward`` of its loss; the next call's reuse their buffers."""
+    """The gradients of one call, until ``backward`` of its loss; the next call's reuse their buffers.
 
-    def __init__(self, shards: ShardedParameters) -> None:
-        self._shards = shards
+    They are ``loss_scale`` times those of the loss.
+    """
+
+    def __init__(self, shards: ShardedParameters, loss_scale: float) -> None:
+        self._shards, self._loss_scale = shards, loss_scale
         self.values = shards.trainer_gradients()
 
     def own(self) -> None:
@@ -234,7 +246,7 @@ class _Gradients:
         self.values = [None if each is None else each.clone() for each in self.values]
 
     def deliver(self, scale: torch.Tensor) -> None:
-        self._shards.add_gradients(self.values, float(scale))
+        self._shards.add_gradients(self.values, float(scale) / self._loss_scale)
 
 
 class _Loss(torch.autograd.Function):

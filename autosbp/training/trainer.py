@@ -173,12 +173,15 @@ class Trainer:
         rate = self.settings.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = self.model(**batch)
-        loss.backward()
+        loss, scaler = self.model(**batch), self.model.grad_scaler
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.unscale_(self.optimizer)
         norm = self.model.clip_grad_norm_(self.settings.clip)
-        self.optimizer.step()
+        scaler.step(self.optimizer)
+        scaler.update()
         self.optimizer.zero_grad()
-        return {"loss": loss.detach(), "gradient_norm": norm, "learning_rate": rate}
+        scale = {"loss_scale": scaler.get_scale()} if scaler.is_enabled() else {}
+        return {"loss": loss.detach(), "gradient_norm": norm, "learning_rate": rate, **scale}
 
     def _evaluation_loader(self, dataset: Dataset[Any] | None) -> Any:
         if dataset is None:

@@ -11,6 +11,7 @@ import torch
 from autosbp.costmodel.pipeline_program import PipelineChunk
 from autosbp.executor.gradient_buckets import GradientBuckets
 from autosbp.executor.loss_denominators import BatchDenominators
+from autosbp.executor.loss_scaling import scaled_loss
 from autosbp.executor.lowering import lower
 from autosbp.executor.parameter_gathers import ParameterGathers
 from autosbp.executor.runtime import Runtime
@@ -112,7 +113,7 @@ class ChunkProgram:
             out = program(*stored, *inputs, *received)
         if self.is_last:
             self.losses[micro] = out.detach()
-            return (out * self.scale if self.scale != 1.0 else out,)
+            return (scaled_loss(out, self.scale * runtime.loss_scale),)
         pairs = zip(out, self.sends, strict=True)
         return tuple((value if sent.gradient else value.detach()).contiguous() for value, sent in pairs)
 

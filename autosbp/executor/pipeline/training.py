@@ -12,6 +12,7 @@ from autosbp.costmodel.pipeline_program import PipelineProgram, SharedGradients,
 from autosbp.costmodel.step_collectives import Collective
 from autosbp.executor import _torch_distributed
 from autosbp.executor.gradient_buckets import FlatGradients
+from autosbp.executor.loss_scaling import loss_scaler
 from autosbp.executor.master_weights import clear_gradients
 from autosbp.executor.parameter_shards import local_parameters
 from autosbp.executor.pipeline._base import PipelineRuntime
@@ -79,6 +80,7 @@ class PipelineTrainer(TrainingLoop):
             if self.stage in each.stages
         ]
         self.optimizer = planned_optimizer(self.graph, strategy, self.locals, learning_rate) if with_optimizer else None
+        self.scaler = loss_scaler(self.graph, device)
         self._all = self._cross_stage_group(tuple(range(pipeline.num_stages)))
         self.pipeline_runtime = pipeline_runtime or TorchPipelining()
         self.pipeline_runtime.build(self.chunks, pipeline, self.runtime, self._all[0])
