@@ -21,6 +21,7 @@ from autosbp.executor.master_weights import MasterWeights, clear_gradients, is_h
 from autosbp.executor.optimizer_offload import HostOptimizer
 from autosbp.executor.parameter_gathers import ParameterGathers
 from autosbp.executor.parameter_shards import local_parameters
+from autosbp.executor.running_statistics import RunningStatistics, local_statistics
 from autosbp.executor.runtime import IssuedCollective, Runtime
 from autosbp.graph.evaluation import evaluation_graph
 from autosbp.graph.index_bounds import DEFAULT_HIGH
@@ -39,6 +40,8 @@ class TrainingLoop(ABC):
     locals: dict[str, torch.Tensor]
     optimizer: Any
     """None if the caller steps the parameters itself."""
+    statistics: Mapping[str, RunningStatistics]
+    """Running statistics of batch norms by node."""
     scaler: GradScaler
     """Of the loss, enabled where the parameters are float16."""
 
@@ -85,6 +88,8 @@ class Trainer(TrainingLoop):
         seed: of dropout; the same on every rank.
         runtime: this rank's runtime; created if None.
         with_optimizer: make the strategy's optimizer; without it, call ``forward_backward`` instead of ``step``.
+        buffers: whole running statistics of batch norm layers, by the names of the module's buffers; layers without them
+            keep none (``executor.running_statistics``).
         compiler: ``torch.compile`` backend for the local ops, such as ``inductor``; None runs them one by one.
 
     After ``forward_backward`` every parameter of ``locals`` has its complete gradient. All collectives are issued in
@@ -104,6 +109,7 @@ class Trainer(TrainingLoop):
         runtime: Runtime | None = None,
         compiler: str | None = None,
         with_optimizer: bool = True,
+        buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
         self.strategy = strategy
@@ -121,7 +127,10 @@ class Trainer(TrainingLoop):
         self.denominators = BatchDenominators(
             self.graph, parts.denominators, strategy.micro_batch, strategy.num_micro, device
         )
-        program = lower(self.graph, strategy, self.runtime.rank, flow, denominators=self.denominators.names)
+        self.statistics = local_statistics(self.graph, strategy, buffers or {}, self.runtime.coordinate, device)
+        self.runtime.running_statistics = self.statistics
+        self._lowering = {"denominators": self.denominators.names, "statistics": self.statistics}
+        program = lower(self.graph, strategy, self.runtime.rank, flow, **self._lowering)
         self.program = program.to(device)
         self._run: Any = (
             self.program if compiler is None else torch.compile(self.program, backend=compiler, dynamic=False)
@@ -175,9 +184,9 @@ class Trainer(TrainingLoop):
     def evaluate(self, batch: Mapping[str, torch.Tensor], *, training: bool = False) -> torch.Tensor:
         """Loss of the global batch without gradients; without dropout unless ``training``."""
         if self._evaluation_program is None:
-            graph = evaluation_graph(self.graph)
+            graph = evaluation_graph(self.graph, self.statistics)
             flow = parameter_flow(graph, self.strategy)
-            lowered = lower(graph, self.strategy, self.runtime.rank, flow, denominators=self.denominators.names)
+            lowered = lower(graph, self.strategy, self.runtime.rank, flow, **self._lowering)
             self._evaluation_program = lowered.to(self.runtime.device)
         program = self._run if training else self._evaluation_program
         count, size = self.strategy.num_micro, self.strategy.micro_batch

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from autosbp.errors import InputError
 from autosbp.executor.determinism import require_determinism
@@ -29,7 +30,7 @@ from autosbp.training.batch_rows import GlobalBatchSampler
 from autosbp.training.global_batch import GlobalBatch
 from autosbp.training.gradient_norm import global_gradient_norm
 from autosbp.training.module_state import ModuleState
-from autosbp.training.sharded_parameters import ShardedParameters
+from autosbp.training.sharded_parameters import ShardedParameters, register_statistics
 from autosbp.training.weights import DrawnParameters, Weights, WholeParameters, module_tensors, weight_tensors
 from autosbp.utils.json_io import read_file
 
@@ -60,9 +61,11 @@ def parallelize(
     """
     plan = _read_plan(plan)
     captured = _graph_of(module, plan, example) if graph is None else graph
-    graph, state = _plan_graph(plan, captured), ModuleState.of(captured, module)
+    graph = _plan_graph(plan, captured)
+    given = None if weights is None else weight_tensors(weights)
+    state = ModuleState.of(captured, module, given)
     device = _start_ranks(plan)
-    whole = WholeParameters(graph, module_tensors(module, weights, seed))
+    whole = WholeParameters(graph, module_tensors(module, seed) if given is None else given)
     return ParallelModule(graph, plan.strategy, whole, state, device=device, seed=seed, compiler=compiler)
 
 
@@ -75,9 +78,10 @@ def parallelize_graph(
         graph: as captured.
         weights: initial ones; without them they are drawn, by the role of each parameter.
     """
-    graph, state = _plan_graph(plan, graph), ModuleState.of(graph, None)
+    given = None if weights is None else weight_tensors(weights)
+    graph, state = _plan_graph(plan, graph), ModuleState.of(graph, None, given)
     device = _start_ranks(plan)
-    whole = DrawnParameters(graph, seed) if weights is None else WholeParameters(graph, weight_tensors(weights))
+    whole = DrawnParameters(graph, seed) if given is None else WholeParameters(graph, given)
     return ParallelModule(graph, plan.strategy, whole, state, device=device, seed=seed)
 
 
@@ -138,7 +142,7 @@ class ParallelModule(torch.nn.Module):
     Args:
         graph: with a symbolic batch.
         parameters: whole initial parameters by name, of any dtype.
-        state: of the module, for ``export_safetensors``.
+        state: of the module, for running statistics and ``export_safetensors``.
     """
 
     def __init__(
@@ -155,12 +159,19 @@ class ParallelModule(torch.nn.Module):
         super().__init__()
         if compiler is not None and strategy.pipeline is not None:
             raise InputError("compiler", compiler, "plans with pipeline stages run without torch.compile")
-        options: dict[str, Any] = {} if compiler is None else {"compiler": compiler}
         self.trainer = make_trainer(
-            graph, strategy, parameters, device=device, seed=seed, with_optimizer=False, **options
+            graph,
+            strategy,
+            parameters,
+            device=device,
+            seed=seed,
+            with_optimizer=False,
+            buffers=state.statistics,
+            compiler=compiler,
         )
         self.strategy, self.device, self.state = strategy, device, state
         self._shards = ShardedParameters(self.trainer, parameters, self)
+        register_statistics(self.trainer, self)
         self._global_batch = GlobalBatch(self.trainer)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._undelivered: weakref.ref[_Gradients] | None = None
@@ -212,9 +223,13 @@ class ParallelModule(torch.nn.Module):
         self._shards.scale_gradients(scale)
         return total
 
-    def local_parameter(self, name: str) -> torch.Tensor | None:
-        """This rank's part of a parameter of the graph, on the host; None if another stage has it."""
-        return self._shards.local_copy(name)
+    def local(self, name: str) -> torch.Tensor | None:
+        """This rank's part of a parameter or buffer, copied to the host; None if another stage has it."""
+        found = {**dict(self.named_parameters()), **dict(self.named_buffers())}.get(name)
+        if found is None:
+            return None
+        part: torch.Tensor = found.to_local() if isinstance(found, DTensor) else found
+        return part.detach().to("cpu", copy=True)
 
     def dtype_of(self, leaf: Parameter) -> torch.dtype:
         """Dtype in which a parameter is kept: of half-precision ones with master weights, float32."""

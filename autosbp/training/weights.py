@@ -63,14 +63,9 @@ class DrawnParameters(Mapping[str, torch.Tensor]):
         return len(self._leaves)
 
 
-def module_tensors(module: torch.nn.Module, weights: Weights | None, seed: int) -> Mapping[str, torch.Tensor]:
-    """The module's tensors by name.
-
-    Args:
-        weights: in place of the module's own values.
-        seed: of the initialisation of tensors on the meta device; the same on every rank.
-    """
-    return _OwnTensors(module, seed) if weights is None else weight_tensors(weights)
+def module_tensors(module: torch.nn.Module, seed: int) -> Mapping[str, torch.Tensor]:
+    """The module's own parameters by name; ``seed`` is of those on the meta device, the same on every rank."""
+    return _OwnTensors(module, seed)
 
 
 def weight_tensors(weights: Weights) -> Mapping[str, torch.Tensor]:

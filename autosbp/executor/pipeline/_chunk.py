@@ -65,8 +65,12 @@ class ChunkProgram:
         self.denominators = BatchDenominators(
             chunk.graph, parts.denominators, strategy.micro_batch, strategy.num_micro, runtime.device
         )
-        divided = self.denominators.names
-        program = lower(chunk.graph, strategy, runtime.rank, chunk.flow, defers=self.defers, denominators=divided)
+        here = {node.name for node in chunk.graph.nodes}
+        self._lowering = {
+            "denominators": self.denominators.names,
+            "statistics": here.intersection(runtime.running_statistics),
+        }
+        program = lower(chunk.graph, strategy, runtime.rank, chunk.flow, defers=self.defers, **self._lowering)
         self.program = program.to(runtime.device)
         self.gathers = ParameterGathers(
             chunk.flow,
@@ -120,10 +124,8 @@ class ChunkProgram:
     def _evaluation(self) -> Any:
         """The program without dropout, lowered when first asked for."""
         if self._evaluation_program is None:
-            chunk = replace(self._chunk, graph=evaluation_graph(self.graph))
-            lowered = lower(
-                chunk.graph, self.strategy, self.runtime.rank, chunk.flow, denominators=self.denominators.names
-            )
+            chunk = replace(self._chunk, graph=evaluation_graph(self.graph, self._lowering["statistics"]))
+            lowered = lower(chunk.graph, self.strategy, self.runtime.rank, chunk.flow, **self._lowering)
             self._evaluation_program = lowered.to(self.runtime.device)
         return self._evaluation_program
 

@@ -19,6 +19,7 @@ from autosbp.executor.pipeline._base import PipelineRuntime
 from autosbp.executor.pipeline._chunk import ChunkProgram
 from autosbp.executor.pipeline._groups import StageGroups
 from autosbp.executor.pipeline._torch import TorchPipelining
+from autosbp.executor.running_statistics import local_statistics
 from autosbp.executor.runtime import IssuedCollective
 from autosbp.executor.training import Trainer, TrainingLoop, expected_issues, planned_optimizer
 from autosbp.graph.ir import LogicalGraph
@@ -49,6 +50,7 @@ class PipelineTrainer(TrainingLoop):
         groups: StageGroups | None = None,
         pipeline_runtime: PipelineRuntime | None = None,
         with_optimizer: bool = True,
+        buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
         self.strategy, self.stages = strategy, PipelineProgram(self.graph, strategy)
@@ -71,9 +73,14 @@ class PipelineTrainer(TrainingLoop):
         names = self.stages.parameters_of(self.stage)
         self.locals = local_parameters(self.graph, strategy, parameters, names, self.runtime.coordinate, device)
         self.parts = microbatch_loss_scaling(graph, strategy.global_batch, strategy.micro_batch)
-        self.chunks = [
-            ChunkProgram(chunk, strategy, self.locals, self.runtime, self.parts) for chunk in self.stages.of(self.stage)
-        ]
+        here, coordinate = self.stages.of(self.stage), self.runtime.coordinate
+        self.statistics = {
+            node: found
+            for chunk in here
+            for node, found in local_statistics(chunk.graph, strategy, buffers or {}, coordinate, device).items()
+        }
+        self.runtime.running_statistics = self.statistics
+        self.chunks = [ChunkProgram(chunk, strategy, self.locals, self.runtime, self.parts) for chunk in here]
         self.shared = [
             (each, FlatGradients([self.locals[name] for name in each.names]))
             for each in self.stages.shared
@@ -178,9 +185,15 @@ def make_trainer(
     seed: int = 0,
     compiler: str | None = None,
     with_optimizer: bool = True,
+    buffers: Mapping[str, torch.Tensor] | None = None,
 ) -> Trainer | PipelineTrainer:
     """The trainer for a strategy, see ``Trainer``; stages run without a compiler."""
-    options: dict[str, Any] = {"learning_rate": learning_rate, "seed": seed, "with_optimizer": with_optimizer}
+    options: dict[str, Any] = {
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "with_optimizer": with_optimizer,
+        "buffers": buffers,
+    }
     if strategy.pipeline is None:
         return Trainer(graph, strategy, parameters, device=device, compiler=compiler, **options)
     return PipelineTrainer(graph, strategy, parameters, device=device, **options)
