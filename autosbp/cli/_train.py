@@ -136,8 +136,10 @@ def train(
         found, graph, model, ModelSizes(seq_len, image_size), tuple(data), tuple(eval_data or ()), tokenizer, weights,
         folder or Path("runs") / found.plan_id, resume, export,
     )  # fmt: skip
-    if model is None and graph is None:
-        raise InputError("model", None, "the plan's model is needed: --model MODEL, or --graph FILE")
+    if model is None:
+        run.sizes.refuse("requires --model hf:CONFIG")
+        if graph is None:
+            raise InputError("model", None, "the plan's model is needed: --model MODEL, or --graph FILE")
     if "RANK" in os.environ:
         _train_rank(run, settings, as_json)
         return 0

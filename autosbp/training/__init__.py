@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autosbp.training.batch_rows import GlobalBatchSampler
 from autosbp.training.checkpoint import Checkpoints
+from autosbp.training.data import load_dataset
 from autosbp.training.export import export_safetensors
 from autosbp.training.parallel_module import ParallelModule, parallelize
 from autosbp.training.trainer import Trainer, TrainerSettings
@@ -15,5 +16,6 @@ __all__ = [
     "Trainer",
     "TrainerSettings",
     "export_safetensors",
+    "load_dataset",
     "parallelize",
 ]

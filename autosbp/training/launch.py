@@ -81,7 +81,11 @@ def check_devices_here(plan: Plan) -> None:
 
 
 def prepare_rank(plan: Plan) -> None:
-    """In a rank: end when the process ends that ``run_ranks_here`` ran in, and share the cores with the other ranks."""
+    """In a rank: end when the process ends that ``run_ranks_here`` ran in, and share the cores with the other ranks.
+
+    A signal to stop ends it at once, even while it waits for others.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     owner = os.environ.pop(OWNER_VARIABLE, None)
     if owner is not None:
         die_with_parent(int(owner))

@@ -204,6 +204,11 @@ class ParallelModule(torch.nn.Module):
         return self.trainer.scaler
 
     @property
+    def graph(self) -> LogicalGraph:
+        """The module's graph in the plan's precision, bound at the microbatch."""
+        return self.trainer.graph
+
+    @property
     def batch_rows(self) -> list[int]:
         """Indices of this rank's samples in each global batch."""
         return self._global_batch.rows
