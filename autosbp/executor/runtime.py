@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +38,8 @@ class Runtime:
     ``gathers`` (``executor.parameter_gathers``) provides the parameters that the program does not box itself.
     ``pending`` is communication that nothing in the program waits for; ``deferred`` holds weight gradients left by a
     backward pass (``executor.deferred_wgrad``). ``denominators`` are batch-wide divisors by name of division
-    (``executor.loss_denominators``).
+    (``executor.loss_denominators``). ``loss_scale`` is the factor of every gradient (``executor.loss_scaling``),
+    ``running_statistics`` are those of batch norms by node (``executor.running_statistics``).
     """
 
     mesh: Mesh
@@ -52,6 +53,8 @@ class Runtime:
     pending: list[Any] = field(default_factory=list)
     deferred_wgrads: list[Callable[[], None]] = field(default_factory=list)
     denominators: dict[str, torch.Tensor] = field(default_factory=dict)
+    loss_scale: float = 1.0
+    running_statistics: Mapping[str, Any] = field(default_factory=dict)
     _groups: dict[tuple[int, ...], tuple[Any, list[int]]] = field(default_factory=dict)
 
     @property
