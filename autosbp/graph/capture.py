@@ -25,6 +25,7 @@ from autosbp.graph._function_capture import FunctionCall, functions_as_ops
 from autosbp.graph._importer import BATCH, Importer
 from autosbp.graph._tracing import FakeTensors, symbolic_len
 from autosbp.graph._value_guards import value_guards
+from autosbp.graph.huggingface._scans import loops_as_scans
 from autosbp.graph.index_bounds import infer_input_bounds
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.module_check import CHECKED, ModuleCall, check_against_module
@@ -161,7 +162,7 @@ def _traced(
     fakes = FakeTensors()
     inputs = {key: fakes.tensor(tensor) for key, tensor in example_inputs.items()}
     batch = Dim(BATCH, min=2)
-    with warnings.catch_warnings(), symbolic_len(module), functions_as_ops() as functions:
+    with warnings.catch_warnings(), symbolic_len(module), loops_as_scans(), functions_as_ops() as functions:
         warnings.simplefilter("ignore")
         arguments = {**inputs, **settings}
         shapes = {key: {0: batch} if key in inputs else None for key in arguments}
