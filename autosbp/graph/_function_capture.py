@@ -116,12 +116,15 @@ class _Context:
         raise self._call.refuse("it changes its arguments in place")
 
 
+OpaqueCall = FunctionCall | ScanCall
+
+
 @dataclass
 class FunctionCalls:
     """Calls that were recorded while a model was traced, by the name of the op that stands for each."""
 
     library: torch.library.Library
-    calls: dict[str, FunctionCall | ScanCall] = field(default_factory=dict)
+    calls: dict[str, OpaqueCall] = field(default_factory=dict)
 
     def record(self, cls: Any, args: tuple[Any, ...]) -> Any:
         """Call the opaque op of a call of ``cls``."""
@@ -141,7 +144,7 @@ class FunctionCalls:
         outputs = self._opaque(call, tensors, shapes)
         return tuple(outputs) if call.returns_tuple else outputs[0]
 
-    def record_scan(self, _: Any, step: Callable[..., Any], init: Any, slices: Any) -> Any:
+    def record_scan(self, step: Callable[..., Any], init: Any, slices: Any) -> Any:
         """Call the opaque op of a scan; in place of torch's own call of the flattened scan."""
         call = scan_call(step, init, slices)
         tensors = [*init, *slices, *call.lifted]
@@ -149,7 +152,7 @@ class FunctionCalls:
         return pytree.tree_unflatten(outputs, call.structure)
 
     def _opaque(
-        self, call: FunctionCall | ScanCall, tensors: Sequence[torch.Tensor], shapes: Callable[..., Any]
+        self, call: OpaqueCall, tensors: Sequence[torch.Tensor], shapes: Callable[..., Any]
     ) -> list[torch.Tensor]:
         """Define and call an op that stands for a call."""
         name = f"call_{len(self.calls)}"
@@ -181,9 +184,7 @@ def functions_as_ops() -> Iterator[FunctionCalls]:
             delattr(_SingleLevelFunction, "apply")
 
 
-def trace_function(
-    call: FunctionCall | ScanCall, metas: Sequence[torch.Tensor], normalize: Callable[..., Any]
-) -> CustomFunction:
+def trace_function(call: OpaqueCall, metas: Sequence[torch.Tensor], normalize: Callable[..., Any]) -> CustomFunction:
     """The body of a call on tensors of these shapes.
 
     Args:
@@ -235,7 +236,7 @@ def trace_function(
 class _Body:
     """Writes a traced graph as the steps of a body."""
 
-    def __init__(self, call: FunctionCall | ScanCall, num_inputs: int, normalize: Callable[..., Any]) -> None:
+    def __init__(self, call: OpaqueCall, num_inputs: int, normalize: Callable[..., Any]) -> None:
         self.call, self.num_inputs, self.normalize = call, num_inputs, normalize
         self.values: dict[Any, Any] = {}
         self.steps: list[dict[str, Any]] = []

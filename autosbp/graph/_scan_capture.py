@@ -1,4 +1,4 @@
-"""Capture of torch's ``scan`` (``torch._higher_order_ops``): one op whose body is a step.
+"""Capture of torch's ``scan`` and ``associative_scan`` (``torch._higher_order_ops``): one op whose body is a step.
 
 torch would trace the step without its backward, at the sizes of the example. Here the call is recorded; its step and the
 step's derivative are traced into one body with sizes that follow the arguments. Tensors that the step reads from outside,
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._decomp import decomposition_table
@@ -26,7 +27,6 @@ from autosbp.errors import UnsupportedError
 from autosbp.graph.allowed_ops import ALLOWED_OPS
 
 Tensors = Sequence[torch.Tensor]
-_MODULE, _RUNNER = "torch._higher_order_ops.scan", "_maybe_compile_and_run_fn"
 
 
 @dataclass
@@ -49,7 +49,8 @@ class ScanCall:
         """The step's function and the line of its source."""
         step = _function_of(self.step)
         try:
-            return f'the scan over {step.__qualname__} at File "{inspect.getsourcefile(step)}", line {inspect.getsourcelines(step)[1]}'
+            file, line = inspect.getsourcefile(step), inspect.getsourcelines(step)[1]
+            return f'the scan over {step.__qualname__} at File "{file}", line {line}'
         except (OSError, TypeError, AttributeError):
             return "a scan"
 
@@ -63,7 +64,7 @@ class ScanCall:
     def outputs(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
         """Next states and results of one step."""
         count = self.carries + self.slices
-        with _Replaced(dict(zip(map(id, self.lifted), tensors[count:], strict=True))):
+        with _Outside(tensors, tensors[count:]):
             found = tuple(pytree.tree_leaves(self.step(*tensors[:count])))
         if not all(isinstance(out, torch.Tensor) for out in found):
             raise self.refuse("its step returns other things than tensors")
@@ -112,48 +113,76 @@ def scan_call(step: Callable[..., Any], init: Tensors, slices: Tensors) -> ScanC
 
 
 class _Outside(TorchFunctionMode):
-    """Collects the tensors that functions read, unless they are among ``known`` or results of functions."""
+    """Collects the tensors that functions read, unless they are among ``known`` or results of functions.
 
-    def __init__(self, known: Tensors) -> None:
+    With ``others``, functions read these in their place, in the order of their first use.
+    """
+
+    def __init__(self, known: Tensors, others: Tensors | None = None) -> None:
         super().__init__()
         self.known = {id(tensor): tensor for tensor in known}
         self.found: dict[int, torch.Tensor] = {}
-
-    def __torch_function__(
-        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        for leaf in pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Tensor) and id(leaf) not in self.known:
-                self.found[id(leaf)] = leaf
-        result = func(*args, **(kwargs or {}))
-        self.known.update((id(leaf), leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
-        return result
-
-
-class _Replaced(TorchFunctionMode):
-    """Functions read other tensors in place of those with these ids."""
-
-    def __init__(self, others: Mapping[int, torch.Tensor]) -> None:
-        super().__init__()
         self.others = others
 
     def __torch_function__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = pytree.tree_map(lambda leaf: self.others.get(id(leaf), leaf), (args, kwargs or {}))
-        return func(*args, **kwargs)
+        args, kwargs = pytree.tree_map(self._read, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        self.known.update((id(leaf), leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        return result
+
+    def _read(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or id(leaf) in self.known:
+            return leaf
+        place = list(self.found).index(id(leaf)) if id(leaf) in self.found else len(self.found)
+        self.found[id(leaf)] = leaf
+        return leaf if self.others is None else self.others[place]
 
 
 @contextmanager
 def recorded_scans(record: Callable[..., Any]) -> Iterator[None]:
-    """While active, ``record(run, step, init, slices)`` takes the place of each flattened scan."""
-    module = importlib.import_module(_MODULE)  # which torch's package hides behind a function of the same name
-    original = getattr(module, _RUNNER)
-    setattr(module, _RUNNER, record)
-    try:
+    """While active, ``record(step, init, slices)`` takes the place of each flattened scan, also of associative ones.
+
+    It returns last states and stacked results, in the structure that the step returns its own in.
+    """
+
+    def associative(operator: functools.partial[Any], leaves: Tensors, **_: Any) -> list[torch.Tensor]:
+        of_pair = inspect.getclosurevars(operator.keywords["combine_fn"]).nonlocals["func"]  # which torch has vmapped
+        given = {**operator.keywords, "combine_fn": of_pair}
+        step = functools.partial(_combined, combine_fn=functools.partial(operator.func, **given))
+        first, others = [each[:1] for each in leaves], [each[1:] for each in leaves]
+        if len(leaves[0]) == 1:
+            return first
+        _, found = record(step, [each.squeeze(0) for each in first], others)
+        return [torch.cat(pair) for pair in zip(first, found, strict=True)]
+
+    # The modules, which torch's package hides behind functions of the same names.
+    plain, reducing = (
+        importlib.import_module(f"torch._higher_order_ops.{name}") for name in ("scan", "associative_scan")
+    )
+    with (
+        patch.object(plain, "_maybe_compile_and_run_fn", lambda _, *given: record(*given)),
+        patch.object(reducing, "generic_associative_scan", associative),
+    ):
         yield
-    finally:
-        setattr(module, _RUNNER, original)
+
+
+def _combined(*tensors: torch.Tensor, combine_fn: Callable[..., Any]) -> Any:
+    """One step of an associative scan: its results are its next states."""
+    found = pytree.tree_leaves(combine_fn(*tensors))
+    return found, found
+
+
+def run_steps(step: Callable[..., Any], init: Tensors, slices: Tensors) -> Any:
+    """A flattened scan step by step, without torch's compiler."""
+    states, found, structure = list(init), [], None
+    for at in range(len(slices[0])):
+        leaves, structure = pytree.tree_flatten(step(*states, *(each[at] for each in slices)))
+        states, results = leaves[: len(init)], leaves[len(init) :]
+        found.append(results)
+    assert structure is not None  # noqa: S101 - torch refuses scans without steps
+    return pytree.tree_unflatten([*states, *map(torch.stack, zip(*found, strict=True))], structure)
 
 
 @lru_cache(maxsize=1)
