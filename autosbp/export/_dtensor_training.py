@@ -13,14 +13,15 @@ from autosbp.program.microbatch_loss import microbatch_loss_scaling
 _RUNTIME = '''
 
 def place(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """The tensor with these placements; a plain tensor is whole on every rank."""
+    """The tensor with these placements; a plain tensor is whole on every rank.
+
+    DTensor makes partial sums itself: what is not partial yet keeps its placement there.
+    """
     if not isinstance(tensor, DTensor):
         tensor = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    pairs = list(zip(tensor.placements, placements))
-    if any(had.is_shard() and wanted.is_partial() for had, wanted in pairs):
-        whole = [Replicate() if wanted.is_partial() and not had.is_partial() else had for had, wanted in pairs]
-        tensor = tensor.redistribute(mesh, whole)
-    return tensor.redistribute(mesh, placements)
+    return tensor.redistribute(
+        mesh, [had if wanted.is_partial() else wanted for had, wanted in zip(tensor.placements, placements)]
+    )
 
 
 def run_op(line: tuple[Any, ...], values: dict[str, Any], mesh: DeviceMesh) -> None:
@@ -37,7 +38,7 @@ def run_op(line: tuple[Any, ...], values: dict[str, Any], mesh: DeviceMesh) -> N
 
     args, kwargs = [given(arg) for arg in args], {key: given(arg) for key, arg in kwargs.items()}
     try:
-        values[name] = op(*args, **kwargs)
+        values[name] = tree_map(unmasked, op(*args, **kwargs))
     except (NotImplementedError, RuntimeError):
         if name not in OPS or not any(map(is_split, tree_leaves((args, kwargs)))):
             raise
@@ -46,6 +47,14 @@ def run_op(line: tuple[Any, ...], values: dict[str, Any], mesh: DeviceMesh) -> N
         local = tree_map(lambda leaf: whole_tensor(leaf, mesh), (args, kwargs))
         made = op(*local[0], **local[1])
         values[name] = tree_map(lambda leaf: DTensor.from_local(leaf, mesh, whole, run_check=False), made)
+
+
+def unmasked(leaf: Any) -> Any:
+    """A lookup in a split table reduced at once: its mask fits the tensor only in these placements."""
+    if not isinstance(leaf, DTensor) or all(type(each) in (Partial, Replicate, Shard) for each in leaf.placements):
+        return leaf
+    known = [each if type(each) in (Partial, Replicate, Shard) else Replicate() for each in leaf.placements]
+    return leaf.redistribute(leaf.device_mesh, known)
 
 
 def is_split(leaf: Any) -> bool:
@@ -104,7 +113,7 @@ def reduce(parameters: Mapping[str, DTensor], gathered: Mapping[str, DTensor]) -
 
 def trainable(state_dict: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> dict[str, DTensor]:
     """Every parameter in its stored layout, for an optimizer; half precision is trained in float32."""
-    found = {name: tensor.detach() for name, tensor in distribute(state_dict, mesh).items()}
+    found = {name: tensor.detach().clone() for name, tensor in distribute(state_dict, mesh).items()}
     stored = {name: tensor.float() if HAS_MASTER_WEIGHTS else tensor for name, tensor in found.items()}
     return {name: tensor.requires_grad_(TRAINED[name]) for name, tensor in stored.items()}
 
