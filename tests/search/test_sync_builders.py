@@ -95,7 +95,7 @@ def test_a_plan_takes_a_builder_with_costs_of_its_own(graph: LogicalGraph, plan:
     assert served.strategy.sync is not None
     assert served.plan_id != plan.plan_id and Plan.from_dict(served.to_dict()).plan_id == served.plan_id
     assert served.document["lower_bound_s"] is None and served.document["searcher"] == "builder ps 2"
-    assert served.document["comm_bytes_per_device"] != plan.document["comm_bytes_per_device"]
+    assert served.document["step_time_s"] != plan.document["step_time_s"]
 
 
 def test_transfer_stations_need_nodes_with_several_replicas(graph: LogicalGraph, strategy: Strategy) -> None:
