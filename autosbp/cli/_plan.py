@@ -221,6 +221,7 @@ def plan(
     from autosbp.plan.schedules import RUNNABLE
     from autosbp.search.pareto import MAX_POINTS
     from autosbp.search.plan_options import DEFAULT_BASELINES, PlanOptions
+    from autosbp.search.problem.cost_weights import UNSHARDED
 
     check_output(output)
     if pareto is not None:
@@ -230,7 +231,8 @@ def plan(
         pins=_parse_pairs(pin or [], "--pin", "NAME=LAYOUT", "pins"),
         baselines=DEFAULT_BASELINES if baselines is None else baseline_names(baselines),
         stages=stages,
-        storage=storage,
+        # Builders synchronize replicas: parameters that are stored split have none.
+        storage=UNSHARDED if builder is not None and storage is None else storage,
         recompute=recompute,
         offload=offload,
         bucket_bytes=bucket_bytes,

@@ -324,7 +324,8 @@ def builder_named(name: str, chunk: int | None = None) -> Builder:
         return BUILDERS[name]
     if name not in CHUNKED or chunk < 1:
         raise InputError("chunk", chunk, f"expected a number from 1, with one of {', '.join(sorted(CHUNKED))}")
-    return partial(BUILDERS[name], chunk=chunk)
+    chunked: Callable[..., SyncStrategy] = BUILDERS[name]
+    return partial(chunked, chunk=chunk)
 
 
 def with_sync(

@@ -119,12 +119,14 @@ def with_builder(
         chunk: number of adjacent variables in one message, for builders that have it.
 
     Raises:
-        InputError: another builder's name, or a chunk where there is none.
+        InputError: another builder's name, a chunk where there is none, or a plan without replicas.
     """
     precise = in_precision(graph, plan.precision)
     search = SyncSearch(precise, plan.strategy, plan.cluster, calibration)
     check_builder(name, chunk)
     strategy = search.best() if name == AUTO else with_sync(precise, plan.strategy, plan.cluster, name, chunk)
+    if strategy.sync is not None and not strategy.sync.parameters:
+        raise InputError("builder", name, "this plan replicates no parameter whose gradient it could synchronize")
     costs = evaluate(search.bound, strategy, search.boxing, search.compute)
     document = {
         **plan.document,

@@ -22,8 +22,13 @@ from autosbp.search.problem.strategy import strategy_of
 
 def data_parallel(graph: LogicalGraph, num_ranks: int, batch: int) -> Strategy:
     """Split only the batch."""
+    return data_parallel_on(graph, f"local:{num_ranks}", batch)
+
+
+def data_parallel_on(graph: LogicalGraph, cluster: str, batch: int) -> Strategy:
+    """Split only the batch, on a cluster of a preset."""
     roles = Roles(graph)
-    return _best(graph, f"local:{num_ranks}", batch, lambda cluster, _, option: roles.data_axis(cluster, option))
+    return _best(graph, cluster, batch, lambda op_cluster, _, option: roles.data_axis(op_cluster, option))
 
 
 def stored_split(graph: LogicalGraph, num_ranks: int, batch: int, gather: str, message: int) -> Strategy:

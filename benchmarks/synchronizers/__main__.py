@@ -16,19 +16,20 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from autosbp.api import PlanOptions, load_cluster, op_keys, predict_costs
+from autosbp.api import Calibration, Cluster, LogicalGraph, load_cluster, predict_costs
 from autosbp.calibration import calibrate
-from autosbp.launch.local import run_ranks
+from autosbp.launch.local import Launch, run_ranks
 from autosbp.search.sync_builders import with_sync
 from autosbp.search.sync_search import SyncSearch
 from autosbp.testing.emulated import EmulatedCluster, unavailable_reason
 from benchmarks.lowering import __main__ as lowering
 from benchmarks.prediction.__main__ import measure, summary
 from benchmarks.prediction._strategies import Candidate
-from benchmarks.synchronizers._cases import CLUSTERS, MODELS, strategies
+from benchmarks.synchronizers._cases import CLUSTERS, MODELS, replica_op_keys, strategies
 
 FACTORS = {
     "merging": ("all_reduce 128", "all_reduce 1"),
@@ -40,28 +41,47 @@ FACTORS = {
 """Pairs whose ratio of measured step times says what a kernel brings: below 1 it wins."""
 
 
-def run(model: str, cluster_name: str, rounds: int, budget_s: float) -> dict[str, Any]:
-    """Calibrate, predict and train."""
-    case, shape = MODELS[model], CLUSTERS[cluster_name]
-    graph, cluster = case.graph(), shape.spec()
-    keys = op_keys(graph, cluster, PlanOptions(global_batch=case.batch, micro_batch=case.batch, stages=1))
+def run(cluster_name: str, models: Sequence[str], rounds: int, budget_s: float) -> Iterator[dict[str, Any]]:
+    """Calibrate a cluster once, then predict and train the strategies of each model."""
+    cluster = CLUSTERS[cluster_name].spec()
+    graphs = {name: MODELS[name].graph() for name in models}
+    keys = [key for name in models for key in replica_op_keys(graphs[name], MODELS[name].batch, cluster.num_devices)]
     with EmulatedCluster.of(cluster) as nodes:
         calibration = calibrate(
-            cluster, op_keys=keys, launch=nodes.launch, budget_s=budget_s, op_s=0.02, timeout_s=600, variants=False
+            cluster,
+            op_keys=list(dict.fromkeys(keys)),
+            launch=nodes.launch,
+            budget_s=budget_s,
+            op_s=0.01,
+            timeout_s=600,
+            variants=False,
         )
-        tried = dict(strategies(graph, cluster, case.batch))
-        tried["auto"] = SyncSearch(graph, tried["default"], cluster, calibration).best()
-        chosen = [
-            Candidate(label, strategy, predict_costs(graph, strategy, cluster, calibration))
-            for label, strategy in tried.items()
-        ]
-        rows = measure(graph, chosen, cluster.num_devices, rounds, nodes.launch)
+        for name, graph in graphs.items():
+            yield compare(name, cluster_name, graph, cluster, calibration, rounds, nodes.launch)
+
+
+def compare(
+    model: str,
+    cluster_name: str,
+    graph: LogicalGraph,
+    cluster: Cluster,
+    calibration: Calibration,
+    rounds: int,
+    launch: Launch,
+) -> dict[str, Any]:
+    """Predict and train the strategies of one model."""
+    tried = dict(strategies(graph, cluster, MODELS[model].batch))
+    tried["auto"] = SyncSearch(graph, tried["default"], cluster, calibration).best()
+    chosen = [
+        Candidate(label, strategy, predict_costs(graph, strategy, cluster, calibration))
+        for label, strategy in tried.items()
+    ]
+    rows = measure(graph, chosen, cluster.num_devices, rounds, launch)
     measured = {row["strategy"]: row["measured_s"] for row in rows}
-    best = min(rows, key=lambda row: float(row["measured_s"]))
     return {
         "model": model,
         "cluster": cluster_name,
-        "winner": best["strategy"],
+        "winner": min(rows, key=lambda row: float(row["measured_s"]))["strategy"],
         "predicted_winner": min(rows, key=lambda row: float(row["predicted_s"]))["strategy"],
         **summary(rows, "predicted_s"),
         "factors": {
@@ -112,12 +132,17 @@ def against_ddp(pairs: int) -> list[dict[str, Any]]:
     return rows
 
 
+def _write(output: Path | None, document: dict[str, Any]) -> None:
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1) + "\n")
+
+
 def main() -> None:
     everything = [f"{model}@{cluster}" for cluster in CLUSTERS for model in MODELS]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("cases", nargs="*", metavar="MODEL@CLUSTER", help=f"by default {' '.join(everything)}")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="timed steps of each strategy")
-    parser.add_argument("--budget", type=float, default=40.0, metavar="S", help="for a calibration")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="timed steps of each strategy")
+    parser.add_argument("--budget", type=float, default=20.0, metavar="S", help="for a calibration")
     parser.add_argument("--ddp", action="store_true", help="compare with torch's DistributedDataParallel instead")
     parser.add_argument("--pairs", type=int, default=15, metavar="N", help="of --ddp")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
@@ -132,16 +157,20 @@ def main() -> None:
         reason = unavailable_reason()
         if reason is not None:
             sys.exit(f"no emulated cluster here: {reason}")
+        chosen: dict[str, list[str]] = {}
         for each in arguments.cases or everything:
             model, _, cluster = each.partition("@")
             if model not in MODELS or cluster not in CLUSTERS:
                 parser.error(f"expected MODEL@CLUSTER of {' '.join(everything)}, not {each}")
-            found = run(model, cluster, arguments.rounds, arguments.budget)
-            show(found)
-            kept = [old for old in document["results"] if (old["model"], old["cluster"]) != (model, cluster)]
-            document["results"] = [*kept, found]
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+            chosen.setdefault(cluster, []).append(model)
+        for cluster, models in chosen.items():
+            for found in run(cluster, models, arguments.rounds, arguments.budget):
+                show(found)
+                place = found["model"], found["cluster"]
+                kept = [old for old in document["results"] if (old["model"], old["cluster"]) != place]
+                document["results"] = [*kept, found]
+                _write(arguments.output, document)
+    _write(arguments.output, document)
     if arguments.json:
         print(json.dumps(document))
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 from torch import nn
 
-from autosbp.api import LogicalGraph, PlanOptions, capture_module, make_plan
-from autosbp.cluster.spec import Cluster
+from autosbp.api import LogicalGraph, PlanOptions, capture_hf_config, capture_module, op_keys
+from autosbp.cluster.spec import Cluster, load_cluster
 from autosbp.plan.plan import Strategy
 from autosbp.search.sync_builders import BUILDERS, CHUNKED, with_sync
 from autosbp.testing.emulated import Shape
-from benchmarks.prediction._models import CASES as DENSE
+from autosbp.zoo.models import MLP
+from benchmarks.lowering._strategies import data_parallel_on
 from benchmarks.prediction._models import Case
 
 CHUNKS = (1, 4, 128)
@@ -23,7 +23,7 @@ CLUSTERS: Mapping[str, Shape] = {
     "2x2-latency": Shape(2, 2, 400.0, 2.0),
 }
 """Two nodes of two ranks; four nodes; two nodes with faster links of 2 ms latency."""
-ROWS, WIDTH = 20_000, 32
+ROWS, WIDTH = 5_000, 32
 
 
 class Recommender(nn.Module):
@@ -44,21 +44,35 @@ def _recommender() -> LogicalGraph:
     return capture_module(Recommender(), inputs, name="ncf", input_high={"user": ROWS, "item": ROWS, "labels": 16})
 
 
-MODELS: Mapping[str, Case] = {
-    "ncf": Case(_recommender, 512),
-    "vgg": replace(DENSE["vgg-head"], batch=128),
-    "gpt2": replace(DENSE["gpt2"], batch=8),
-}
+def _dense() -> LogicalGraph:
+    """The dense end of VGG (Simonyan and Zisserman 2015), 28 times smaller in each width."""
+    sizes = (896, 256, 256, 64)
+    inputs = {"x": torch.zeros(4, sizes[0]), "labels": torch.zeros(4, dtype=torch.long)}
+    return capture_module(MLP(sizes), inputs, name="vgg", input_high={"labels": sizes[-1]})
 
 
-def data_parallel(graph: LogicalGraph, cluster: Cluster, batch: int) -> Strategy:
-    options = PlanOptions(global_batch=batch, micro_batch=batch, stages=1, baselines=("data_parallel",))
-    return make_plan(graph, cluster, None, options).baseline_strategy("data_parallel")
+def _gpt2() -> LogicalGraph:
+    config = {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 1024, "n_positions": 32, "n_embd": 64,
+        "n_layer": 4, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    }  # fmt: skip
+    return capture_hf_config(config, 32)
+
+
+MODELS: Mapping[str, Case] = {"ncf": Case(_recommender, 256), "vgg": Case(_dense, 128), "gpt2": Case(_gpt2, 8)}
+"""Each has about 300,000 parameters, so that a step over slow links takes a fraction of a second."""
+
+
+def replica_op_keys(graph: LogicalGraph, batch: int, replicas: int) -> list[str]:
+    """Keys of the ops of one replica."""
+    part = batch // replicas
+    return op_keys(graph, load_cluster("local:1"), PlanOptions(global_batch=part, micro_batch=part, stages=1))
 
 
 def strategies(graph: LogicalGraph, cluster: Cluster, batch: int) -> Iterator[tuple[str, Strategy]]:
     """The default buckets and every builder x number of variables in a message, each different strategy once."""
-    plain = data_parallel(graph, cluster, batch)
+    nodes, inside = (level.count for level in cluster.levels)
+    plain = data_parallel_on(graph, f"emulated:{nodes}x{inside}", batch)
     yield "default", plain
     seen = set[str]()
     for name in BUILDERS:

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from autosbp.executor.gradient_buckets import GradientBuckets
+from autosbp.program.gradient_buckets import Bucket
 
 
 def test_buckets_are_freed_with_their_owner() -> None:
     # Autograd holds the hooks of a parameter where no collector of garbage looks: trainers that were dropped kept their memory.
     parameter = torch.ones(3, requires_grad=True)
-    bucket = SimpleNamespace(axes=(0,), names=("w",), ready=0)
+    bucket = Bucket(("w",), (0,), 0)
     flow: Any = SimpleNamespace(buckets=[bucket], sources={"w": 2})
     runtime: Any = SimpleNamespace()
     buckets = GradientBuckets(flow, {"w": parameter}, runtime)

@@ -111,7 +111,8 @@ class PowerSgd(Compressor):
         if right is None:
             generator = torch.Generator().manual_seed(at)
             right = torch.randn(matrix.shape[1], rank, generator=generator, dtype=torch.float64).to(matrix)
-        return torch.linalg.qr(right)[0]
+        orthogonal: torch.Tensor = torch.linalg.qr(right)[0]
+        return orthogonal
 
 
 def _summed(tensors: list[torch.Tensor], add: Sum) -> list[torch.Tensor]:

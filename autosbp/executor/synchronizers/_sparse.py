@@ -58,7 +58,8 @@ class SparseKernel(Kernel):
         """Rounds that the fullest replica needs."""
         counts = torch.tensor([own.numel() for own in rows], dtype=torch.int64, device=rows[0].device)
         self.transport.all_reduce(counts, self.message.axes, dist.ReduceOp.MAX)
-        return max(1, *(-(-count // most) for count, most in zip(counts.tolist(), capacities, strict=True)))
+        found: list[int] = counts.tolist()
+        return max(1, *(-(-count // most) for count, most in zip(found, capacities, strict=True)))
 
     def _add_everyones(self, indices: torch.Tensor, values: torch.Tensor, capacities: Sequence[int]) -> None:
         ranks = self.message.num_ranks
