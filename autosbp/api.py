@@ -18,6 +18,7 @@ from autosbp.search.ops_to_time import op_keys
 from autosbp.search.pareto import pareto_front
 from autosbp.search.plan_options import PlanOptions, check_memory
 from autosbp.search.planner import make_plan
+from autosbp.search.trainer_plans import plan_for
 from autosbp.search.what_if import what_if
 from autosbp.search.why import why
 
@@ -37,12 +38,14 @@ __all__ = [
     "capture_hf_config",
     "capture_module",
     "capture_onnx",
+    "compare_strategies",
     "learn_from_trials",
     "load_cluster",
     "load_graph",
     "make_plan",
     "op_keys",
     "pareto_front",
+    "plan_for",
     "predict_costs",
     "read_onnx",
     "check_memory",
@@ -175,6 +178,15 @@ def tune(
         graph, cluster, folder, calibration, options, asked, launch=launch, libraries=libraries, progress=progress,
         cancelled=cancelled,
     )  # fmt: skip
+
+
+def compare_strategies(
+    plan: Plan, graph: LogicalGraph, names: Sequence[str] | None = None, **options: Any
+) -> list[Any]:
+    """Measure a plan and its baselines in one interleaved run; see ``autosbp.tuning.comparison.compare_strategies``."""
+    from autosbp.tuning.comparison import compare_strategies as run
+
+    return run(plan, graph, names, **options)
 
 
 def learn_from_trials(calibration: Calibration, folders: Sequence[Path]) -> CorrectedCalibration:

@@ -18,7 +18,7 @@ import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
@@ -28,10 +28,14 @@ from autosbp.utils.json_io import loads
 from autosbp.zoo import zoo_graph
 
 if TYPE_CHECKING:
+    import torch
+
     from autosbp.graph.module_check import ModuleCall
 
 MAX_FILE_BYTES = 256 * 2**20
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(?<!\.json)")
+"""A model on the Hugging Face hub, such as ``meta-llama/Meta-Llama-3-8B``."""
 _GZIP = 31  # zlib window bits of a gzip stream
 _FORMS = "expected a graph FILE.json or FILE.json.gz, zoo:NAME, hf:config.json, onnx:FILE or package.module:factory"
 
@@ -80,6 +84,19 @@ def load_model(
     return graph
 
 
+def trainable_module(model: str, image_size: int | None = None) -> torch.nn.Module | None:
+    """The module that a MODEL string names, initialised by its factory or by transformers; None where there is none."""
+    if model.startswith("hf:"):
+        from autosbp.graph.huggingface import build_hf_module
+
+        return build_hf_module(_read_config(model.removeprefix("hf:")), image_size)
+    if factory_module(model) is None:
+        return None
+    from autosbp.graph.user_modules import initialised_factory_call
+
+    return initialised_factory_call(model).module
+
+
 def load_module(model: str, graph: LogicalGraph) -> ModuleCall | None:
     """The torch module that a MODEL string names, for comparing with ``graph``; None where there is only a graph."""
     if factory_module(model) is None:
@@ -124,10 +141,19 @@ def _hugging_face(path: str, seq_len: int | None, image_size: int | None, check:
     from autosbp.discovery import discover_rules
     from autosbp.graph.huggingface import capture_hf_config
 
+    return discover_rules(capture_hf_config(_read_config(path), seq_len, image_size=image_size, check=check))
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    if _HUB_NAME.fullmatch(path) and not Path(path).exists():
+        limit = (
+            f"expected a config.json on this machine, nothing is downloaded; hf download {path} config.json brings it"
+        )
+        raise InputError("model", f"hf:{path}", limit)
     config = loads(_read(Path(path)), path)
     if not isinstance(config, dict):
         raise InputError(path, config, "a Hugging Face config is a JSON object")
-    return discover_rules(capture_hf_config(config, seq_len, image_size=image_size, check=check))
+    return config
 
 
 def _onnx(path: str) -> LogicalGraph:

@@ -68,6 +68,8 @@ def test_modules_of_the_working_directory_are_found(tmp_path: Path, monkeypatch:
         ("no/such/graph.json", "No such file"),
         ("graph\0.json", "null"),
         ("hf:no/such/config.json", "No such file"),
+        ("hf:meta-llama/Meta-Llama-3-8B", "hf download meta-llama/Meta-Llama-3-8B config.json brings it"),
+        ("hf:gpt2", "nothing is downloaded"),
         ("no_such_package:factory", "ModuleNotFoundError"),
         ("os:no_such_name", "AttributeError"),
         (f"{FACTORIES}:NOT_CALLABLE", "callable"),

@@ -30,6 +30,7 @@ from autosbp.cli._keys import app as keys
 from autosbp.cli._learn import learn
 from autosbp.cli._plan import plan
 from autosbp.cli._serve import serve, work
+from autosbp.cli._train import train
 from autosbp.cli._trial import trial
 from autosbp.cli._tune import tune
 
@@ -50,6 +51,7 @@ for _command in (
     learn,
     explain,
     diff,
+    train,
     trial,
     tune,
     export,

@@ -38,6 +38,7 @@ def estimate(
 ) -> None:
     """Count the parameters, FLOPs and memory of a model, without a search."""
     from autosbp.cluster.spec import load_cluster
+    from autosbp.costmodel.model_work import sequence_length
     from autosbp.graph.precision import AUTO, TF32, in_precision
     from autosbp.report.model_estimate import estimate as estimate_of
     from autosbp.search.plan_options import PlanOptions
@@ -58,6 +59,7 @@ def estimate(
             in_precision(graph, chosen), micro_batch, optimizer, found_cluster, read_calibration(calibration)
         ),
         "graph_hash": graph.graph_hash,
+        "sequence_length": sequence_length(graph.bind(**dict.fromkeys(graph.symbols, micro_batch))),
         "precision": chosen,
     }
     if as_json:
@@ -68,18 +70,37 @@ def estimate(
 
 def _show(document: dict[str, Any]) -> None:
     out = console()
-    memory, batch = document["memory_breakdown"], document["micro_batch"]
+    batch = document["micro_batch"]
     rows = [
         ("precision", document["precision"] or "as captured"),
+        ("sequence length", f"{document['sequence_length']:,} tokens" if document["sequence_length"] else "-"),
         ("parameters", f"{document['num_parameters']:,}"),
-        ("parameter bytes", num_bytes(document["parameter_bytes"])),
         ("forward FLOPs per sample", f"{count(document['flops_per_sample_forward'])}FLOP"),
-        (f"optimizer state ({document['optimizer']})", num_bytes(memory["optimizer"])),
-        (f"gradients, at peak memory of a step of batch {batch}", num_bytes(memory["gradients"])),
-        ("activations kept for backward, at peak", num_bytes(memory["activations"])),
-        ("total on one device, at peak", num_bytes(document["memory_bytes_one_device"])),
+        *((f"{row['what']}, {row['dtype']}", num_bytes(row["bytes"])) for row in document["training_state"]),
     ]
-    out.print(table(f"{document['name']} (graph {document['graph_hash']})", ("", "value"), rows))
+    peak = document["memory_breakdown"]
+    rows += [
+        (f"activations at the peak of a step of batch {batch}", num_bytes(peak["activations"])),
+        ("temporaries at the peak", num_bytes(peak["temporaries"])),
+        ("total on one device, at the peak", num_bytes(document["memory_bytes_one_device"])),
+    ]
+    title = f"{document['name']} (graph {document['graph_hash']}), optimizer {document['optimizer']}"
+    out.print(table(title, ("", "value"), rows))
+    if peak["gradients"] < sum(row["bytes"] for row in document["training_state"] if row["what"] == "gradients"):
+        held = num_bytes(peak["gradients"])
+        out.print(f"At the peak {held} of gradients exist: backward has not made the others yet.", style="dim")
+    fitting = [
+        (
+            row["device"],
+            num_bytes(row["memory_limit_bytes"]),
+            f"yes, batch {batch}" if row["fits_one_device"] else "no",
+            f"{row['least_num_devices']:,}",
+            row["preset"],
+        )
+        for row in document["presets"]
+    ]
+    columns = ("device", "memory for tensors", "fits on one", "at least", "preset")
+    out.print(table("devices of the presets", columns, fitting))
     if "cluster" not in document:
         return
     there = document["cluster"]

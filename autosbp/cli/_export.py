@@ -25,11 +25,17 @@ from autosbp.errors import InputError
 
 if TYPE_CHECKING:
     from autosbp.client import Target as Tool
+    from autosbp.costmodel.calibration import Calibration as CalibrationData
+    from autosbp.graph.ir import LogicalGraph
+    from autosbp.plan.plan import Plan
 
 Target = Annotated[
     str,
     typer.Option(
-        "--to", metavar="TOOL", help="torchtitan, megatron, deepspeed, dtensor or perfetto.", show_default=False
+        "--to",
+        metavar="TOOL",
+        help="torchtitan, megatron, deepspeed, accelerate, dtensor or perfetto.",
+        show_default=False,
     ),
 ]
 Folder = Annotated[
@@ -43,8 +49,9 @@ Folder = Annotated[
     ),
 ]
 
-TARGET_WITH_COSTS = "perfetto"
-"""The only target whose files contain predicted times."""
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Refuse what the tool cannot express, instead of exporting the nearest plan.")
+]
 
 
 def export(
@@ -57,25 +64,32 @@ def export(
     image_size: ImageSize = None,
     calibration: Calibration = None,
     baseline: Baseline = None,
+    exact: Exact = False,
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a plan as configuration of another tool, or its predicted step as a trace.
 
-    What the tool cannot express is an error that names it, never an approximation. All targets but dtensor need the
+    If the tool cannot express the plan, the fastest plan that it can express is searched and exported, with its loss.
+    With --exact or --server, that is an error which names what cannot be expressed. All targets but dtensor need the
     graph. With --server, PLAN may be the id of a strategy whose graph and calibration the service stores.
     """
     from autosbp.export import EXPORTERS, export_plan
 
     if to not in EXPORTERS:
         raise InputError("to", to, f"expected one of {', '.join(EXPORTERS)}")
-    if to != TARGET_WITH_COSTS:
-        refuse_unused(export, f"only {TARGET_WITH_COSTS} uses costs; omit it", calibration=calibration)
+    if to == "dtensor":
+        refuse_unused(export, "dtensor uses no costs; omit it", calibration=calibration)
     sizes = ModelSizes(seq_len, image_size)
+    stated: dict[str, object] = {}
     if server is None:
         found = read_plan(plan, baseline)
         logical = find_plan_graph(found, graph, model, sizes)
-        plan_id, files = found.plan_id, export_plan(to, found, logical, read_calibration(calibration))
+        measured = read_calibration(calibration)
+        if exact:
+            plan_id, files = found.plan_id, export_plan(to, found, logical, measured)
+        else:
+            plan_id, files, stated = _export_nearest(to, found, logical, measured)
     elif calibration is not None:
         raise InputError("calibration", calibration, "a service uses the strategy's own: leave out --server")
     else:
@@ -83,10 +97,25 @@ def export(
     if output is not None:
         _write(files, output)
     if as_json:
-        print_json({"plan_id": plan_id, "to": to, "files": files})
+        print_json({"plan_id": plan_id, "to": to, "files": files, **stated})
     elif output is None:
         for text in files.values():
             typer.echo(text, nl=False)
+
+
+def _export_nearest(
+    to: str, plan: Plan, graph: LogicalGraph | None, calibration: CalibrationData | None
+) -> tuple[str, dict[str, str], dict[str, object]]:
+    """Id and files of the nearest plan, and how it differs; the loss goes to standard error."""
+    from autosbp.export.nearest import export_nearest
+
+    found = export_nearest(to, plan, graph, calibration)
+    if not found.differences:
+        return plan.plan_id, dict(found.files), {}
+    note(f"{to} cannot express {plan.plan_id}; exported the nearest plan: {found.plan.document['strategy_summary']}")
+    note(found.summary)
+    stated = {"nearest_to": plan.plan_id, "loss": found.loss, "differences": list(found.differences)}
+    return found.plan.plan_id, dict(found.files), stated
 
 
 def _export_remotely(

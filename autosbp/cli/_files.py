@@ -175,7 +175,11 @@ def read_plan_graph(plan: Plan, graph_file: str | None, model: str | None, sizes
     """The plan's graph from ``--graph`` or ``--model``, which are required: a plan holds only its graph's hash."""
     graph = find_plan_graph(plan, graph_file, model, sizes)
     if graph is None:
-        raise InputError("graph", None, f"{why} requires the plan's graph: --graph FILE or --model MODEL")
+        from autosbp.zoo.catalog import read_catalog
+
+        name = str(plan.document.get("model", ""))
+        known = f", here --model zoo:{name}" if name in read_catalog() else f" of {name}" if name else ""
+        raise InputError("graph", None, f"{why} requires the plan's graph: --graph FILE or --model MODEL{known}")
     return graph
 
 

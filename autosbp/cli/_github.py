@@ -82,9 +82,9 @@ def _baseline_line(report: Mapping[str, Any]) -> list[str]:
 
 
 def _verdict(gate: Gate) -> str:
-    if gate.value is None:
-        return "not evaluated"
-    return "passed" if gate.passed else "**FAILED**"
+    if not gate.passed:
+        return "**FAILED**"
+    return "not evaluated" if gate.value is None else "passed"
 
 
 def _details(text: str) -> str:

@@ -20,7 +20,7 @@ _PROPERTIES = (
 
 def junit_of_gates(report: Mapping[str, Any], gates: Sequence[Gate], elapsed_s: float) -> str:
     """JUnit document of a trial that ran; a gate without a value to compare with is skipped."""
-    skipped = sum(gate.value is None for gate in gates)
+    skipped = sum(gate.value is None and gate.passed for gate in gates)
     failed = sum(not gate.passed for gate in gates)
     root, suite = _suite(len(gates), failures=failed, errors=0, skipped=skipped, elapsed_s=elapsed_s)
     about = {name: report[name] for name in _PROPERTIES if report.get(name) is not None}
@@ -31,10 +31,10 @@ def junit_of_gates(report: Mapping[str, Any], gates: Sequence[Gate], elapsed_s: 
     for gate in gates:
         case = ET.SubElement(suite, "testcase", classname=_classname(report), name=gate.name, time="0")
         _properties(case, {"limit": gate.limit, **({} if gate.value is None else {"value": gate.value})})
-        if gate.value is None:
-            ET.SubElement(case, "skipped", message=_text(gate.sentence))
-        elif not gate.passed:
+        if not gate.passed:
             ET.SubElement(case, "failure", type=gate.name, message=_text(gate.sentence))
+        elif gate.value is None:
+            ET.SubElement(case, "skipped", message=_text(gate.sentence))
         ET.SubElement(case, "system-out").text = _text(gate.sentence)
     return _document(root)
 

@@ -29,7 +29,8 @@ def compare_with_module(
     if isinstance(found, str):
         note(f"losses are not compared with {model} itself: {found}")
         return result
-    pairs = zip(result["losses"], found, strict=False)
-    difference = max(abs(got - want) / max(abs(want), 1e-12) for got, want in pairs)
+    from autosbp.executor.trial_metrics import relative_differences
+
+    difference = max(relative_differences(result["losses"], found))
     note(f"losses differ from those of {model} itself by {difference:.2g} relative")
-    return {**result, "module_losses": found, "loss_difference": max(result["loss_difference"], difference)}
+    return {**result, "module_losses": found, "loss_difference": max(result["loss_difference"] or 0.0, difference)}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from autosbp.cli._exit_codes import console, note, print_json
 from autosbp.cli._files import ModelSizes, check_output, read_calibration, read_model, read_plan, write_json
+from autosbp.cli._launchers import Launcher
+from autosbp.cli._option_checks import refuse_unused
 from autosbp.cli._options import (
     AsJson,
     Calibration,
@@ -24,7 +24,33 @@ from autosbp.cli._options import (
     Server,
 )
 from autosbp.cli._pareto import front_paths, show_front, stale_front_files
+from autosbp.cli._plan_options import (
+    Baselines,
+    BucketBytes,
+    Builder,
+    Chunk,
+    DataParallel,
+    Deterministic,
+    For,
+    GapTolerance,
+    MemoryLimit,
+    Offload,
+    Pareto,
+    Pin,
+    Recompute,
+    Schedule,
+    Searcher,
+    Seed,
+    Stage,
+    Stages,
+    Start,
+    Storage,
+    TensorParallel,
+    TimeLimit,
+    Verify,
+)
 from autosbp.cli._text_tables import table
+from autosbp.cli._verification import verify_plan
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.plan.synchronizers import SyncStrategy
 from autosbp.report.findings import certificate, findings, training_terms
@@ -34,149 +60,6 @@ from autosbp.utils.json_io import check_integer
 if TYPE_CHECKING:
     from autosbp.plan.plan import Plan
     from autosbp.search.plan_options import PlanOptions
-
-Searcher = Annotated[
-    str, typer.Option("--searcher", help="Search algorithm: auto, exact, exhaustive, random, and others.")
-]
-Seed = Annotated[
-    int, typer.Option("--seed", help="Random seed; the same input, seed and calibration give the same plan.")
-]
-TimeLimit = Annotated[
-    float,
-    typer.Option("--time-limit", metavar="S", help="Soft time limit in seconds; returns the best plan found."),
-]
-MemoryLimit = Annotated[
-    int | None,
-    typer.Option(
-        "--memory-limit-bytes", help="Memory limit per device in bytes; default: what the device has for tensors."
-    ),
-]
-
-GapTolerance = Annotated[
-    float,
-    typer.Option(
-        "--gap-tolerance",
-        help="Acceptable relative optimality gap. Above the default, search stops as soon as a plan is this "
-        "close to the minimum-work bound.",
-    ),
-]
-Pin = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--pin",
-        metavar="NAME=LAYOUT",
-        help="Fix a layout instead of searching it: head.weight=S0, 'tables.*=S0 -> B', linear_1=P. Repeatable.",
-    ),
-]
-Baselines = Annotated[
-    str | None,
-    typer.Option(
-        "--baselines",
-        metavar="NAME,...",
-        help="Baselines to compare with: data_parallel, zero1, zero2, zero3, fsdp2, megatron, megatron_sp, "
-        "megatron_lm, one_weird_trick, summa_2d, alpa_like, autoddl_tied, or none.",
-    ),
-]
-Stages = Annotated[
-    int | None, typer.Option("--stages", help="Number of pipeline stages; 1 forbids pipelines. Default: searched.")
-]
-Schedule = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--schedule",
-        help="Allowed pipeline schedule: gpipe, 1f1b, interleaved_1f1b or zero_bubble; default: all of these. "
-        "message_driven can be planned but not run in trials. Repeatable.",
-    ),
-]
-Storage = Annotated[
-    str | None,
-    typer.Option(
-        "--storage",
-        help="Parameter sharding: as_used (none beyond the layouts), step (ZeRO-2: gathered once per step) or use "
-        "(ZeRO-3: gathered for each use). Default: searched.",
-    ),
-]
-Recompute = Annotated[
-    int | None,
-    typer.Option(
-        "--recompute",
-        metavar="K",
-        help="Activation checkpointing: save activations only every K blocks and recompute the rest; 0 disables "
-        "it. Default: as memory requires.",
-    ),
-]
-Offload = Annotated[
-    bool,
-    typer.Option("--offload", help="Allow optimizer state in host memory, if the cluster file describes its hosts."),
-]
-BucketBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--bucket-bytes",
-        metavar="BYTES",
-        help="Maximum gradient bucket size (default 25 MiB; smaller if memory is short).",
-    ),
-]
-
-Deterministic = Annotated[
-    bool,
-    typer.Option(
-        "--deterministic", help="Use only bitwise reproducible ops and layouts; trials of the plan enforce this."
-    ),
-]
-
-DataParallel = Annotated[
-    int | None,
-    typer.Option(
-        "--data-parallel",
-        metavar="N",
-        help="Data-parallel degree within a pipeline stage; 1 disables data parallelism.",
-    ),
-]
-TensorParallel = Annotated[
-    int | None,
-    typer.Option(
-        "--tensor-parallel",
-        metavar="N",
-        help="Tensor-parallel degree within a pipeline stage; 1 disables tensor parallelism.",
-    ),
-]
-Stage = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--stage",
-        metavar="NAME=K",
-        help="Assign an op, the ops that read a parameter, or a name pattern to pipeline stage K (from 0). Repeatable.",
-    ),
-]
-Start = Annotated[
-    str | None,
-    typer.Option(
-        "--start",
-        metavar="PLAN",
-        help="Warm start from an earlier plan, also for another batch or other links; its cost is recomputed. "
-        "With --server, a plan that the service stores, or its id.",
-    ),
-]
-Builder = Annotated[
-    str | None,
-    typer.Option(
-        "--builder",
-        metavar="NAME",
-        help="Synchronize gradients as this builder does: all_reduce, ps, ps_balanced, ps_partitioned, "
-        "ps_hierarchical, all_reduce_partitioned, all_reduce_random_axis, all_reduce_hierarchical, "
-        "sparse_all_gather, parallax, ddp, horovod; or auto, the cheapest for each parameter.",
-    ),
-]
-Chunk = Annotated[
-    int | None, typer.Option("--chunk", metavar="N", help="Adjacent variables in one message of --builder.")
-]
-Pareto = Annotated[
-    int | None,
-    typer.Option(
-        "--pareto", metavar="N", help="Find up to N plans (2 to 64) on the Pareto front of step time and memory."
-    ),
-]
 
 
 def plan(
@@ -208,6 +91,9 @@ def plan(
     builder: Builder = None,
     chunk: Chunk = None,
     pareto: Pareto = None,
+    trainer: For = None,
+    verify: Verify = False,
+    launcher: Launcher = "local",
     seq_len: SeqLen = None,
     image_size: ImageSize = None,
     output: Output = None,
@@ -248,8 +134,14 @@ def plan(
         options.check_warm_start()
     if chunk is not None and builder is None:
         raise InputError("chunk", chunk, "requires --builder")
+    if trainer is not None and (pareto, start, builder, server) != (None, None, None, None):
+        raise InputError("for", trainer, "not allowed with --pareto, --start, --builder or --server")
+    if verify and server is not None:
+        raise InputError("verify", True, "measures on this machine; omit this or --server")
+    if not verify:
+        refuse_unused(plan, "requires --verify", launcher=launcher)
     if server is None:
-        plans = _plan_locally(model, cluster, calibration, options, sizes, pareto, start, builder, chunk)
+        plans = _plan_locally(model, cluster, calibration, options, sizes, pareto, start, trainer, builder, chunk)
     elif builder is not None:
         raise InputError("builder", builder, "a service plans without builders; omit this or --server")
     else:
@@ -261,13 +153,17 @@ def plan(
             note(f"wrote {path}")
         for path in stale_front_files(output, len(plans)) if pareto is not None else ():
             note(f"{path} belongs to an earlier front")
+    verified = verify_plan(plans[0], read_model(model, sizes), model, launcher) if verify else None
     if as_json:
         warn(document)
-        print_json(document if pareto is None else {**document, "pareto": [found.summary() for found in plans]})
+        front = {} if pareto is None else {"pareto": [found.summary() for found in plans]}
+        print_json({**document, **front, **({} if verified is None else {"verified": verified.to_dict()})})
     else:
         show(document)
         if pareto is not None:
             show_front(plans)
+        if verified is not None:
+            verified.show()
 
 
 def baseline_names(text: str) -> tuple[str, ...]:
@@ -306,10 +202,11 @@ def _plan_locally(
     sizes: ModelSizes,
     num_points: int | None,
     start: str | None,
+    trainer: str | None,
     builder: str | None,
     chunk: int | None,
 ) -> Sequence[Plan]:
-    """Search locally: the fastest plan, or with ``num_points`` the Pareto front that starts with it."""
+    """Search locally: the fastest plan, that of a trainer, or the Pareto front of ``num_points`` that starts with it."""
     from autosbp import api
     from autosbp.search.sync_search import check_builder, with_builder
 
@@ -329,6 +226,8 @@ def _plan_locally(
     measured = read_calibration(calibration)
     graph = read_model(model, sizes)
     note(f"searching strategies of {graph.name} on {there.name}: {there.num_devices} devices")
+    if trainer is not None:
+        return [api.plan_for(trainer, graph, there, measured, options, progress)]
     if num_points is None:
         plans = [api.make_plan(graph, there, measured, options, progress, earlier)]
     else:
@@ -375,10 +274,11 @@ def show(document: Mapping[str, Any]) -> None:
     warn(document)
     out = console()
     strategy = document["strategy"]
+    if "strategy_summary" in document:
+        out.print(document["strategy_summary"], style="bold")
     out.print(
         f"{document['plan_id']}: {document['model']} on {document['cluster']['name']}, global batch "
-        f"{strategy['global_batch']} in microbatches of {strategy['micro_batch']}",
-        style="bold",
+        f"{strategy['global_batch']} in microbatches of {strategy['micro_batch']}"
     )
     if "earlier_plan_id" in document:
         out.print(f"an earlier release wrote this as {document['earlier_plan_id']}", style="dim")

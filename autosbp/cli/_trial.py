@@ -337,9 +337,10 @@ def _show(result: Mapping[str, Any], gates: Sequence[Gate]) -> None:
     ]
     title = f"{result['plan_id']} on {result['num_ranks']} ranks, {step['steps']} steps"
     out.print(table(title, ("", "predicted", "measured"), rows))
-    out.print(f"losses differ from single-device losses by {result['loss_difference']:.2g} (relative)")
+    if result.get("loss_difference") is not None:
+        out.print(f"losses differ from single-device losses by {result['loss_difference']:.2g} (relative)")
     for reason in result.get("differs_as", ()):
         out.print(reason, soft_wrap=True)
     for gate in gates:
-        passed = "not evaluated" if gate.value is None else "passed" if gate.passed else "FAILED"
+        passed = "FAILED" if not gate.passed else "not evaluated" if gate.value is None else "passed"
         out.print(f"gate {gate.name}: {passed} ({gate.sentence})", soft_wrap=True)

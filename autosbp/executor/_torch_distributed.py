@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autosbp.executor.communication_wait import communicating, metered
+
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -19,7 +21,8 @@ def all_gather(part: torch.Tensor, dim: int, size: int, group: Any) -> torch.Ten
     """Concatenate the group's tensors along ``dim``."""
     part = part.contiguous()
     out = part.new_empty((size * part.shape[0], *part.shape[1:]) if part.dim() else (size,))
-    _all_gather(out, part, group=group)
+    with communicating():
+        _all_gather(out, part, group=group)
     return out if dim == 0 else torch.cat(out.chunk(size, 0), dim)
 
 
@@ -27,14 +30,16 @@ def reduce_scatter(full: torch.Tensor, dim: int, size: int, group: Any, op: Any 
     """Sum (or ``op``) the group's tensors and keep this rank's part along ``dim``."""
     source = full.contiguous() if dim == 0 else torch.cat(full.chunk(size, dim), 0)
     part = source.new_empty((source.shape[0] // size, *source.shape[1:]))
-    _reduce_scatter(part, source, op=op, group=group)
+    with communicating():
+        _reduce_scatter(part, source, op=op, group=group)
     return part
 
 
 def all_reduce(full: torch.Tensor, group: Any, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
     """Sum (or ``op``) of the group's tensors, in a new tensor."""
     out = full.contiguous().clone()
-    dist.all_reduce(out, op=op, group=group)
+    with communicating():
+        dist.all_reduce(out, op=op, group=group)
     return out
 
 
@@ -42,7 +47,8 @@ def all_to_all(full: torch.Tensor, split_dim: int, cat_dim: int, size: int, grou
     """Split along ``split_dim``, exchange, concatenate along ``cat_dim``."""
     source = torch.cat(full.chunk(size, split_dim), 0) if split_dim else full.contiguous()
     out = torch.empty_like(source)
-    dist.all_to_all_single(out, source, group=group)
+    with communicating():
+        dist.all_to_all_single(out, source, group=group)
     return out if cat_dim == 0 else torch.cat(out.chunk(size, 0), cat_dim)
 
 
@@ -62,8 +68,9 @@ def send_and_receive(sends: list[tuple[torch.Tensor, int]], receives: list[tuple
     """
     operations = [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receives]
     operations += [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in sends]
-    for work in dist.batch_isend_irecv(operations) if operations else ():
-        work.wait()
+    with communicating():
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
 
 
 def exchange_messages(
@@ -78,19 +85,20 @@ def exchange_messages(
 
 def broadcast(tensor: torch.Tensor, source: int, group: Any) -> None:
     """Broadcast the tensor of process ``source`` to all of the group, in place."""
-    dist.broadcast(tensor, source, group=group)
+    with communicating():
+        dist.broadcast(tensor, source, group=group)
 
 
 def start_all_reduce(flat: torch.Tensor, group: Any) -> Any:
     """Start to sum the group's flat tensors in place; returns a handle to ``wait`` for."""
-    return dist.all_reduce(flat, group=group, async_op=True)
+    return metered(dist.all_reduce(flat, group=group, async_op=True))
 
 
 def start_all_gather(whole: torch.Tensor, part: torch.Tensor, group: Any) -> Any:
     """Start to gather flat tensors into ``whole``, one after another; returns a handle to ``wait`` for."""
-    return _all_gather(whole, part, group=group, async_op=True)
+    return metered(_all_gather(whole, part, group=group, async_op=True))
 
 
 def start_reduce_scatter(part: torch.Tensor, whole: torch.Tensor, group: Any) -> Any:
     """Start to sum the group's flat tensors, each rank's part into ``part``; returns a handle to ``wait`` for."""
-    return _reduce_scatter(part, whole, group=group, async_op=True)
+    return metered(_reduce_scatter(part, whole, group=group, async_op=True))

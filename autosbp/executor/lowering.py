@@ -23,6 +23,7 @@ from autosbp.executor.activation_checkpointing import checkpoint
 from autosbp.executor.deferred_wgrad import deferred_linear
 from autosbp.executor.loss_denominators import batch_denominator
 from autosbp.executor.parameter_gathers import fetch_parameter, regather_before_backward
+from autosbp.executor.running_statistics import evaluated_batch_norm, trained_batch_norm
 from autosbp.executor.split_ops import IMPLEMENTATIONS, SplitCall
 from autosbp.graph.argument_checks import check_arguments
 from autosbp.graph.int_attributes import divide_attribute
@@ -48,6 +49,7 @@ def lower(
     *,
     defers: bool = False,
     denominators: Collection[str] = (),
+    statistics: Collection[str] = (),
 ) -> torch.fx.GraphModule:
     """The physical program of ``rank``.
 
@@ -59,13 +61,14 @@ def lower(
             program boxes them all itself.
         defers: linear ops defer their weight gradients (``executor.deferred_wgrad``).
         denominators: names of divisions by batch-wide numbers of the runtime (``executor.loss_denominators``).
+        statistics: names of batch norms with running statistics (``executor.running_statistics``).
 
     Raises:
         InputError: the strategy does not fit the graph, or there is no such rank.
     """
     if not 0 <= rank < strategy.mesh.size:
         raise InputError("rank", rank, f"expected 0 to {strategy.mesh.size - 1}")
-    return _Lowering(graph, strategy, rank, flow, defers, denominators).run()
+    return _Lowering(graph, strategy, rank, flow, defers, denominators, statistics).run()
 
 
 @cache
@@ -87,10 +90,11 @@ class _Lowering:
         flow: ParameterFlow | None = None,
         defers: bool = False,
         denominators: Collection[str] = (),
+        statistics: Collection[str] = (),
     ) -> None:
         self.graph, self.strategy, self.defers = graph, strategy, defers
         self.later: frozenset[str] = frozenset()
-        self.denominators = frozenset(denominators)
+        self.denominators, self.statistics = frozenset(denominators), frozenset(statistics)
         self.flow = flow or ParameterFlow((), (), (), frozenset())
         self.uses_gathers = flow is not None
         self.coordinate = strategy.mesh.coordinate(rank)
@@ -206,7 +210,9 @@ class _Lowering:
                     args, kwargs = divide_attribute(args, kwargs, path, axis.size)
             self._check_part(item, choices)
             program = self._implemented(item, choices, args, kwargs)
-            if program is not None:
+            if node.name in self.statistics:
+                target, args = _batch_norm(node, args, () if program is None else program[1][-1])
+            elif program is not None:
                 target, args, kwargs = compile_disabled(program[0]), list(program[1]), {}
             elif node.name in self.later:
                 target = compile_disabled(deferred_linear)
@@ -274,6 +280,14 @@ class _Lowering:
 def is_random_node(graph: LogicalGraph, node: Node) -> bool:
     """Whether an op is random: by its rule, which knows the arguments, else by torch's tags."""
     return sharding_of(graph, node).random if node.op in RULES or node.rule else is_random(node.op)
+
+
+def _batch_norm(node: Node, args: list[Any], axes: tuple[int, ...]) -> tuple[Any, list[Any]]:
+    """The call of a batch norm with running statistics; ``axes`` split what they run over."""
+    x, weight, bias, _, _, training, momentum, eps, _ = args
+    if training:
+        return compile_disabled(trained_batch_norm), [node.name, x, weight, bias, momentum, eps, axes]
+    return compile_disabled(evaluated_batch_norm), [node.name, x, weight, bias, eps]
 
 
 def _call(step: BoxingStep, value: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -55,6 +55,11 @@ class MasterWeights:
             for parameter, copy in zip(parameters, copies, strict=True)
         }
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameters, as a gradient scaler looks for them."""
+        return [{"params": self.parameters}]
+
     def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Remove or zero the gradients."""
         clear_gradients(self.parameters, set_to_none=set_to_none)

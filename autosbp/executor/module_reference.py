@@ -11,9 +11,9 @@ import torch
 
 from autosbp.executor.parameter_shards import initial_parameters
 from autosbp.executor.training import make_optimizer, random_batch
-from autosbp.graph.ir import LogicalGraph, Parameter
+from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.module_check import ModuleCall, first_output
-from autosbp.graph.to_fx import is_random, torch_dtype
+from autosbp.graph.to_fx import is_random, store_parameter, torch_dtype
 from autosbp.utils.resource_limits import free_bytes
 
 BYTES_PER_PARAMETER = 20
@@ -54,26 +54,5 @@ def _with_weights(module: torch.nn.Module, graph: LogicalGraph, weights: Mapping
     named = dict(found.named_parameters(remove_duplicate=False))
     for leaf in graph.parameters:
         with torch.no_grad():
-            _store(leaf, named[leaf.source], weights[leaf.name].to(torch_dtype(leaf.meta.dtype)))
+            store_parameter(leaf, named[leaf.source], weights[leaf.name].to(torch_dtype(leaf.meta.dtype)))
     return found
-
-
-def _store(leaf: Parameter, source: torch.Tensor, value: torch.Tensor) -> None:
-    """Write a parameter of the graph to its place in the module's tensor."""
-    place = source
-    for kind, *numbers in leaf.transforms:
-        if kind == "t":
-            place = place.t()
-        elif kind == "slice":
-            dim, start, stop = numbers
-            place = place.narrow(dim, start, stop - start)
-        else:
-            dim, count, start, stop = numbers
-            place = _apart(place, dim, count).narrow(dim + 1, start, stop - start)
-            value = _apart(value, dim, count)
-    place.copy_(value)
-
-
-def _apart(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
-    """A view with ``count`` equal blocks of a dim in a dim of their own."""
-    return tensor.view(*tensor.shape[:dim], count, -1, *tensor.shape[dim + 1 :])

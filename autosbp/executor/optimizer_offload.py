@@ -32,6 +32,11 @@ class HostOptimizer:
         """State on the device: none."""
         return {}
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameters on the device, as a gradient scaler looks for them."""
+        return [{"params": self.parameters}]
+
     def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Remove or zero the device's gradients."""
         clear_gradients(self.parameters, set_to_none=set_to_none)

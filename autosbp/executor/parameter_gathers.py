@@ -51,8 +51,9 @@ class ParameterGathers:
         arrived: called with a parameter's name when the last microbatch has returned its gradient within backward.
         late: gradients return in ``finish``, since some are complete only after backward (``program.deferred_wgrad``).
 
-    ``keep`` and ``kept`` pack and unpack all other saved tensors; a trial replaces them to count bytes. Call ``begin``
-    and ``end`` around each microbatch, in which the program calls ``fetch_parameter``; then ``finish``. Not thread-safe.
+    ``is_recomputing`` is True in a recomputation. ``keep`` and ``kept`` pack and unpack all other saved tensors; a trial
+    replaces them to count bytes. Call ``begin`` and ``end`` around each microbatch, in which the program calls
+    ``fetch_parameter``; then ``finish``. Not thread-safe.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class ParameterGathers:
         }
         self._anchor = torch.zeros((), requires_grad=True)
         self._live_copies: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
-        self._is_recomputing = False
+        self.is_recomputing = False
         self.keep: Callable[[torch.Tensor], Any] = lambda tensor: tensor
         self.kept: Callable[[Any], torch.Tensor] = lambda tensor: tensor
 
@@ -92,11 +93,11 @@ class ParameterGathers:
     def fetch(self, name: str, layout: str, item: int) -> torch.Tensor:
         """The copy for a box of the program; the first box of a gather issues the messages due there."""
         place, at = self._places[name, layout]
-        copies = self.schedule.copies(place, at, item if self._is_recomputing else None)
+        copies = self.schedule.copies(place, at, item if self.is_recomputing else None)
         copy: torch.Tensor = _ParameterUse.apply(self._anchor, copies[at], self, place, at)  # type: ignore[no-untyped-call]
         if self.each_use and not self.flow.gathers[place].kept:
             self._live_copies[copy.untyped_storage().data_ptr()] = (weakref.ref(copy), place, at)
-        if not self._is_recomputing:
+        if not self.is_recomputing:
             self.schedule.end_forward_use(place, at)
         return copy
 
@@ -109,12 +110,12 @@ class ParameterGathers:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Context of a recomputation: copies stay until their gradients have come."""
-        self._is_recomputing = True
+        self.is_recomputing = True
         try:
             with self.saved_tensors_context():
                 yield
         finally:
-            self._is_recomputing = False
+            self.is_recomputing = False
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         # An address may belong to another tensor once the copy is gone, but not while the copy lives.

@@ -7,6 +7,7 @@ ranks issue theirs in the same order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def process_group(ranks: Sequence[int], purpose: str = "") -> Any:
     _begin()
     key = purpose, tuple(ranks)
     if key not in _groups:
-        _groups[key] = dist.new_group(list(ranks))
+        _groups[key] = dist.new_group(list(ranks), timeout=_world_timeout())
     return _groups[key]
 
 
@@ -46,6 +47,14 @@ def stage_device_mesh(mesh: Mesh, num_stages: int, device_type: str) -> Any:
             ranks = torch.arange(stage * mesh.size, (stage + 1) * mesh.size).reshape(mesh.shape or (1,))
             _meshes[key] = DeviceMesh(device_type, ranks, mesh_dim_names=names or ("one",))
     return _meshes[mesh, f"{device_type} of stage {dist.get_rank() // mesh.size} of {num_stages}"]
+
+
+def _world_timeout() -> timedelta:
+    """The timeout that the job was started with; a new group has torch's default instead, 30 minutes on Gloo."""
+    world: Any = dist.group.WORLD
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    timeout: timedelta = world._get_backend(device).options._timeout
+    return timeout
 
 
 def _begin() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from autosbp.executor.process_groups import process_group
+from autosbp.launch.heartbeats import position
 from autosbp.sbp.mesh import Mesh
 
 _thread = threading.local()
@@ -37,7 +38,8 @@ class Runtime:
     ``gathers`` (``executor.parameter_gathers``) provides the parameters that the program does not box itself.
     ``pending`` is communication that nothing in the program waits for; ``deferred`` holds weight gradients left by a
     backward pass (``executor.deferred_wgrad``). ``denominators`` are batch-wide divisors by name of division
-    (``executor.loss_denominators``).
+    (``executor.loss_denominators``). ``loss_scale`` is the factor of every gradient (``executor.loss_scaling``),
+    ``running_statistics`` are those of batch norms by node (``executor.running_statistics``).
     """
 
     mesh: Mesh
@@ -51,6 +53,8 @@ class Runtime:
     pending: list[Any] = field(default_factory=list)
     deferred_wgrads: list[Callable[[], None]] = field(default_factory=list)
     denominators: dict[str, torch.Tensor] = field(default_factory=dict)
+    loss_scale: float = 1.0
+    running_statistics: Mapping[str, Any] = field(default_factory=dict)
     _groups: dict[tuple[int, ...], tuple[Any, list[int]]] = field(default_factory=dict)
 
     @property
@@ -105,11 +109,15 @@ class Runtime:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Context in which programs of this thread run on this runtime."""
+        """Context in which programs of this thread run on this runtime; errors say where in the training run they were."""
         previous = getattr(_thread, "runtime", None)
         _thread.runtime = self
         try:
             yield
+        except Exception as error:
+            last = self.issued[-1] if self.issued else IssuedCollective("", 0, ())
+            error.add_note(f"rank {self.rank} failed {position(self.step, last.kind, last.num_bytes, last.ranks)}")
+            raise
         finally:
             _thread.runtime = previous
 

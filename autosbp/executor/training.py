@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch._dynamo  # noqa: F401  # the first optimizer of a process imports it: here, so that ranks fork with it
 import torch.distributed as dist
+from torch.amp import GradScaler
 
 from autosbp.costmodel.step_collectives import Collective, StepCollectives
 from autosbp.errors import InputError
 from autosbp.executor.gradient_buckets import GradientBuckets
 from autosbp.executor.loss_denominators import BatchDenominators
+from autosbp.executor.loss_scaling import loss_scaler, scaled_loss
 from autosbp.executor.lowering import lower
 from autosbp.executor.master_weights import MasterWeights, clear_gradients, is_half_precision
 from autosbp.executor.optimizer_offload import HostOptimizer
 from autosbp.executor.parameter_gathers import ParameterGathers
 from autosbp.executor.parameter_shards import local_parameters
+from autosbp.executor.running_statistics import RunningStatistics, local_statistics
 from autosbp.executor.runtime import IssuedCollective, Runtime
 from autosbp.executor.synchronizers import (
     CommunicationThread,
@@ -46,15 +49,26 @@ class TrainingLoop(ABC):
     locals: dict[str, torch.Tensor]
     optimizer: Any
     """None if the caller steps the parameters itself."""
+    statistics: Mapping[str, RunningStatistics]
+    """Running statistics of batch norms by node."""
+    scaler: GradScaler
+    """Of the loss, enabled where the parameters are float16."""
 
     @abstractmethod
     def forward_backward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Loss of the global batch; every parameter of this rank has its complete gradient."""
+        """Loss of the global batch; every parameter of this rank has its complete gradient.
+
+        Gradients are ``runtime.loss_scale`` times those of the loss that is returned.
+        """
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """One training step; returns the loss before the update, on the device, without waiting for it."""
+        self.runtime.loss_scale = self.scaler.get_scale()
         loss = self.forward_backward(batch)
-        self.optimizer.step()
+        self.runtime.loss_scale = 1.0
+        self.scaler.scale(loss)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.runtime.step += 1
         return loss
 
@@ -89,6 +103,8 @@ class Trainer(TrainingLoop):
         seed: of dropout; the same on every rank.
         runtime: this rank's runtime; created if None.
         with_optimizer: make the strategy's optimizer; without it, call ``forward_backward`` instead of ``step``.
+        buffers: whole running statistics of batch norm layers, by the names of the module's buffers; layers without them
+            keep none (``executor.running_statistics``).
         compiler: ``torch.compile`` backend for the local ops, such as ``inductor``; None runs them one by one.
 
     After ``forward_backward`` every parameter of ``locals`` has its complete gradient. All collectives are issued in
@@ -108,6 +124,7 @@ class Trainer(TrainingLoop):
         runtime: Runtime | None = None,
         compiler: str | None = None,
         with_optimizer: bool = True,
+        buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
         self.strategy = strategy
@@ -125,7 +142,13 @@ class Trainer(TrainingLoop):
         self.denominators = BatchDenominators(
             self.graph, parts.denominators, strategy.micro_batch, strategy.num_micro, device
         )
-        program = lower(self.graph, strategy, self.runtime.rank, flow, denominators=self.denominators.names)
+        self.statistics = local_statistics(self.graph, strategy, buffers or {}, self.runtime.coordinate, device)
+        self.runtime.running_statistics = self.statistics
+        self._lowering: dict[str, Collection[str]] = {
+            "denominators": self.denominators.names,
+            "statistics": self.statistics,
+        }
+        program = lower(self.graph, strategy, self.runtime.rank, flow, **self._lowering)
         self.program = program.to(device)
         self._run: Any = (
             self.program if compiler is None else torch.compile(self.program, backend=compiler, dynamic=False)
@@ -148,6 +171,7 @@ class Trainer(TrainingLoop):
         self.optimizer = (
             synchronized_optimizer(self.locals, self.message_kernels, optimizer) if with_optimizer else None
         )
+        self.scaler = loss_scaler(self.graph, device)
         self._evaluation_program: Any = None
 
     @property
@@ -177,7 +201,7 @@ class Trainer(TrainingLoop):
                 self.buckets.schedule.open = at == count - 1
                 with self.gathers.saved_tensors_context():
                     loss = self._run(*self.locals.values(), *inputs)
-                (loss * self.scale if self.scale != 1.0 else loss).backward()
+                scaled_loss(loss, self.scale * self.runtime.loss_scale).backward()  # type: ignore[no-untyped-call]
                 self.gathers.end()
                 losses.append(loss.detach())
             self.gathers.finish()
@@ -189,9 +213,9 @@ class Trainer(TrainingLoop):
     def evaluate(self, batch: Mapping[str, torch.Tensor], *, training: bool = False) -> torch.Tensor:
         """Loss of the global batch without gradients; without dropout unless ``training``."""
         if self._evaluation_program is None:
-            graph = evaluation_graph(self.graph)
+            graph = evaluation_graph(self.graph, self.statistics)
             flow = parameter_flow(graph, self.strategy)
-            lowered = lower(graph, self.strategy, self.runtime.rank, flow, denominators=self.denominators.names)
+            lowered = lower(graph, self.strategy, self.runtime.rank, flow, **self._lowering)
             self._evaluation_program = lowered.to(self.runtime.device)
         program = self._run if training else self._evaluation_program
         count, size = self.strategy.num_micro, self.strategy.micro_batch

@@ -12,7 +12,7 @@ from autosbp.costmodel.pipeline_program import PipelineProgram
 from autosbp.errors import InputError, TrialError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.precision import planned_graph
-from autosbp.launch.local import MAX_LOCAL_RANKS, Launch, check_devices, run_ranks
+from autosbp.launch.local import CANCELLED, MAX_LOCAL_RANKS, Launch, check_devices, run_ranks
 from autosbp.plan.plan import Plan, Strategy
 from autosbp.plan.schedules import require_runtime
 from autosbp.program.program import program_items
@@ -62,7 +62,8 @@ def run_trial(
     Raises:
         InputError: the plan is of another graph, or needs more ranks or devices than there are.
         UnsupportedError: no runtime runs the plan's schedule.
-        TrialError: a rank failed, the time ran out, or the run was cancelled; with the end of the log.
+        TrialError: a rank failed or the time ran out before everything was measured, or the run was cancelled; with the
+            end of the log. If that happens while the losses are compared with one device, ``differs_as`` says so.
     """
     check_integer("steps", steps, 1, 100_000)
     check_integer("warmup", warmup, 1, 10_000)
@@ -95,18 +96,18 @@ def run_trial(
         poll=follow,
     )
     tail.read()
-    if outcome.reason:
-        raise TrialError(
-            f"trial of {plan.plan_id}: {outcome.reason}\nlast lines of the ranks' log:\n{outcome.log_tail}"
-        )
     try:
         result: dict[str, Any] = loads(read_regular(result_path), "trial result")
     except OSError as error:
-        reason = f"the ranks wrote no result ({error.strerror})"
-        raise TrialError(
-            f"trial of {plan.plan_id}: {reason}\nlast lines of the ranks' log:\n{outcome.log_tail}"
-        ) from None
-    return result
+        reason = outcome.reason or f"the ranks wrote no result ({error.strerror})"
+    else:
+        # Written once everything is measured, and again once the losses are compared with one device.
+        if outcome.reason and result["loss_difference"] is None:
+            result["differs_as"] = [f"The losses were not compared with one device: {outcome.reason}."]
+        if outcome.reason != CANCELLED:
+            return result
+        reason = outcome.reason
+    raise TrialError(f"trial of {plan.plan_id}: {reason}\nlast lines of the ranks' log:\n{outcome.log_tail}")
 
 
 def imported_libraries(graph: LogicalGraph, libraries: Sequence[str]) -> list[str]:

@@ -133,3 +133,8 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
         return values[0], values[0], values[0]
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, middle, high
+
+
+def relative_differences(losses: Sequence[float], wanted: Sequence[float]) -> list[float]:
+    """Relative differences of losses from those wanted, step by step; of the first steps, if one has more."""
+    return [abs(got - want) / max(abs(want), 1e-12) for got, want in zip(losses, wanted, strict=False)]

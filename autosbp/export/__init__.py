@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import InputError
+from autosbp.export._accelerate import export_accelerate
 from autosbp.export._base import Exporter
 from autosbp.export._deepspeed import export_deepspeed
 from autosbp.export._dtensor import export_dtensor
@@ -18,6 +19,7 @@ from autosbp.plan.plan import Plan
 __all__ = ["EXPORTERS", "Exporter", "export_plan"]
 
 EXPORTERS: Mapping[str, Exporter] = {
+    "accelerate": export_accelerate,
     "deepspeed": export_deepspeed,
     "dtensor": export_dtensor,
     "megatron": export_megatron,

@@ -10,6 +10,9 @@ from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.precision import planned_graph
 from autosbp.plan.plan import Plan
 
+NEAREST_TO = "nearest_to"
+"""Member of the document of a plan that is exported in place of another one: that one's id, and the loss."""
+
 
 class Exporter(Protocol):
     """Writes a plan in the format of another tool.
@@ -41,10 +44,23 @@ def checked_graph(plan: Plan, graph: LogicalGraph) -> LogicalGraph:
     return planned_graph(graph, plan.document)
 
 
+def check_calibration(plan: Plan, calibration: Calibration | None) -> None:
+    """Raise ``InputError`` unless the calibration is the one that made the plan's costs."""
+    wanted = plan.document["provenance"].get("calibration_id")
+    given = None if calibration is None else calibration.calibration_id
+    if wanted != given:
+        limit = f"expected the plan's calibration {wanted}" if wanted else "the plan was made without a calibration"
+        raise InputError("calibration", given, limit)
+
+
 def provenance_lines(plan: Plan) -> list[str]:
     """Origin of an export, as comment lines; they hold no line breaks, whatever the plan's names are."""
     document = plan.document
-    return [
+    lines = [
         f"{document['plan_id']} of model {document.get('model', '')!r} on cluster {plan.cluster.name!r}",
         f"written by autosbp {document['provenance'].get('version', '')!r}",
     ]
+    if NEAREST_TO in document:
+        nearest = document[NEAREST_TO]
+        lines.append(f"the nearest to {nearest['plan_id']!r} that can be expressed; {nearest['summary']!r}")
+    return lines

@@ -1,4 +1,4 @@
-"""DeepSpeed: a JSON configuration without ZeRO.
+"""DeepSpeed: a JSON configuration.
 
 Tensor parallelism uses its AutoTP; pipeline stages use a Python module that builds its ``PipelineModule``.
 """
@@ -9,14 +9,10 @@ import json
 from typing import Any
 
 from autosbp.costmodel.calibration import Calibration
-from autosbp.errors import UnsupportedError
 from autosbp.export._base import provenance_lines, required_graph
-from autosbp.export._checkpointed_layers import CheckpointedLayers, checkpointed_layers
-from autosbp.export._dp_tp_grid import parallel_grid
-from autosbp.export._layer_stages import LayerStages, check_schedule, layer_stages
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import Plan
-from autosbp.plan.schedules import ONE_F_ONE_B
+from autosbp.trainers import TRAINERS, ExpressedPlan
 
 _MODULE = '''"""Pipeline stages with equal numbers of repeated layers; other layers are on the first or last stage."""
 
@@ -52,45 +48,49 @@ def export_deepspeed(
 
     The caller chooses the optimizer, because a plan has no learning rate.
     """
-    graph = required_graph(plan, graph, "deepspeed")
-    grid, staged = parallel_grid(plan, graph, "deepspeed"), layer_stages(plan, graph, "deepspeed")
-    check_schedule(staged, (ONE_F_ONE_B,), "deepspeed")
-    grid.refuse_without_master_weights("deepspeed")
+    found = TRAINERS["deepspeed"].express(required_graph(plan, graph, "deepspeed"), plan.strategy, plan.precision)
     config: dict[str, Any] = {
-        "train_batch_size": grid.global_batch,
-        "train_micro_batch_size_per_gpu": grid.replica_batch,
-        "gradient_accumulation_steps": grid.num_micro,
-        "zero_optimization": {"stage": 0},
-        "bf16": {"enabled": grid.dtype == "bfloat16"},
-        "fp16": {"enabled": grid.dtype == "float16"},
+        "train_batch_size": found.strategy.global_batch,
+        "train_micro_batch_size_per_gpu": found.replica_batch,
+        "gradient_accumulation_steps": found.strategy.num_micro,
+        "zero_optimization": _zero(found),
+        "bf16": {"enabled": found.dtype == "bfloat16"},
+        "fp16": {"enabled": found.dtype == "float16"},
     }
-    if grid.full_precision_gradients:
-        config |= {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
-    again = checkpointed_layers(plan, graph, "deepspeed")
-    if staged.num_stages > 1:
-        module = _module(plan, staged, again, grid.tensor)
+    if found.has_float32_master_weights:
+        config["communication_data_type"] = "fp32"
+        if found.parallelism.sharded == 1:
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+    again = found.checkpointed
+    if found.staged.num_stages > 1:
+        body = _MODULE.format(
+            stages=found.staged.num_stages, layers=found.staged.layers[0], interval=found.checkpointed.interval
+        )
+        module = "\n".join(f"# {line}" for line in provenance_lines(plan)) + "\n" + body
         return {"deepspeed.json": json.dumps(config, indent=2) + "\n", "deepspeed_pipeline.py": module}
-    if grid.tensor > 1:
-        config["tensor_parallel"] = {"autotp_size": grid.tensor}
+    if found.parallelism.tensor > 1:
+        config["tensor_parallel"] = {"autotp_size": found.parallelism.tensor}
     if again.layers:
         # The model's code calls deepspeed.checkpointing for that many segments of layers.
         config["activation_checkpointing"] = {"number_checkpoints": -(-again.layers // again.interval)}
     return {"deepspeed.json": json.dumps(config, indent=2) + "\n"}
 
 
-def _module(plan: Plan, staged: LayerStages, again: CheckpointedLayers, tensor: int) -> str:
-    """Python module that partitions layers by their class; DeepSpeed supports only equal numbers of layers per stage."""
-    if not staged.is_even:
-        shown = ", ".join(map(str, staged.layers))
-        raise UnsupportedError(f"deepspeed requires equal numbers of layers per stage; the plan's stages have {shown}")
-    if tensor > 1:
-        raise UnsupportedError(
-            f"deepspeed cannot combine automatic tensor parallelism with pipeline stages; the plan has {tensor} "
-            "tensor parallel ranks per stage"
-        )
-    if again.layers not in (0, again.count):
-        raise UnsupportedError(
-            f"deepspeed can recompute only all layers of a stage; the plan recomputes {again.layers} of {again.count}"
-        )
-    body = _MODULE.format(stages=staged.num_stages, layers=staged.layers[0], interval=again.interval)
-    return "\n".join(f"# {line}" for line in provenance_lines(plan)) + "\n" + body
+def _zero(plan: ExpressedPlan) -> dict[str, Any]:
+    """The ZeRO section; its bucket sizes count elements.
+
+    Gathered once a step, ZeRO-2 reduces gradients in every microbatch, ZeRO-1 once.
+    """
+    strategy = plan.strategy
+    if plan.parallelism.sharded == 1:
+        return {"stage": 0}
+    stage = 3 if strategy.gather == "use" else 1 if strategy.num_micro > 1 else 2
+    size = strategy.bucket_bytes // (4 if plan.dtype == "float32" else 2)
+    gathered = "stage3_prefetch_bucket_size" if stage == 3 else "allgather_bucket_size"  # noqa: PLR2004
+    return {
+        "stage": stage,
+        "overlap_comm": True,
+        "reduce_bucket_size": size,
+        gathered: size,
+        **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if strategy.offload else {}),
+    }

@@ -1,4 +1,4 @@
-"""DTensor: a Python module with the plan's placements and a function that distributes a model's parameters by them."""
+"""DTensor: a Python module in plain torch that trains the plan, with its placements at every op."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.pipeline_program import PipelineProgram
 from autosbp.export._base import checked_graph, provenance_lines, required_graph
+from autosbp.export._dtensor_training import TRAINING_IMPORTS, can_train, training_lines
 from autosbp.graph.ir import LogicalGraph, Node, Parameter
 from autosbp.plan.plan import Plan, Strategy
-from autosbp.sbp.layout import NdSbp, Sbp
+from autosbp.sbp.layout import B, NdSbp, Sbp
 
 _IMPORTS = """from collections.abc import Mapping
 
@@ -69,7 +70,10 @@ def export_dtensor(
     graph: LogicalGraph | None = None,
     calibration: Calibration | None = None,  # noqa: ARG001
 ) -> dict[str, str]:
-    """Write ``parallelize.py``: mesh, stored placements of parameters, placements at op boundaries, and ``distribute``.
+    """Write ``parallelize.py``: mesh, stored placements of parameters, placements at op boundaries, and ``train_step``.
+
+    ``train_step`` runs the model's program on DTensors, each op on its inputs in the plan's placements. It needs the
+    graph, and a plan without stages whose ops are all torch's. Otherwise the module ends with ``distribute``.
 
     With the graph, parameters that are parts of one model tensor (a fused QKV) are sliced from it; without it,
     parameters are looked up by their own names. A plan with stages needs the graph: ``CHUNKS`` lists the ops and
@@ -77,6 +81,9 @@ def export_dtensor(
     rank's stage.
     """
     strategy = plan.strategy
+    trained = None if graph is None else checked_graph(plan, graph)
+    if trained is not None and not can_train(trained, strategy):
+        trained = None
     axes = [(axis.name, axis.size) for axis in strategy.mesh.axes] or [("device", 1)]
     if strategy.pipeline is not None:
         axes.insert(0, ("stage", strategy.num_stages))
@@ -84,7 +91,7 @@ def export_dtensor(
         *(f"# {line}" for line in provenance_lines(plan)),
         '"""Placements of every parameter and op on a named device mesh."""',
         "",
-        _IMPORTS,
+        _IMPORTS if trained is None else TRAINING_IMPORTS,
         f"PLAN_ID = {plan.plan_id!r}",
         f"DEVICE_TYPE = {plan.cluster.device.kind!r}",
         f"MESH_AXES = ({''.join(f'{name!r}, ' for name, _ in axes)})",
@@ -111,6 +118,7 @@ def export_dtensor(
         "",
         *_pipeline(plan, graph),
         _FUNCTIONS + (_DISTRIBUTE if strategy.pipeline is None else _DISTRIBUTE_STAGE),
+        *([] if trained is None else training_lines(trained, strategy, _read(trained, strategy))),
     ]
     return {"parallelize.py": "\n".join(lines)}
 
@@ -133,6 +141,17 @@ def _pipeline(plan: Plan, graph: LogicalGraph | None) -> list[str]:
         "]",
         "",
     ]
+
+
+def _read(graph: LogicalGraph, strategy: Strategy) -> dict[str, str]:
+    """Source text of the layout in which the first reader of each parameter has it; a partial one is whole."""
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.name in strategy.signatures:
+            for ref, layout in zip(node.refs(), strategy.signatures[node.name].ins, strict=True):
+                if ref.name in strategy.parameters:
+                    found.setdefault(ref.name, _layout(tuple(B if sbp.is_partial else sbp for sbp in layout)))
+    return found | {name: _layout(layout) for name, layout in strategy.parameters.items() if name not in found}
 
 
 def _names(named: Sequence[Node] | Sequence[Parameter]) -> tuple[str, ...]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from autosbp.costmodel.calibration import Calibration
-from autosbp.errors import UnsupportedError
 from autosbp.export._base import provenance_lines, required_graph
-from autosbp.export._checkpointed_layers import CheckpointedLayers, checkpointed_layers
-from autosbp.export._dp_tp_grid import parallel_grid
-from autosbp.export._layer_stages import LayerStages, check_schedule, layer_stages
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import Plan
-from autosbp.plan.schedules import INTERLEAVED, ONE_F_ONE_B
+from autosbp.trainers import TRAINERS, ExpressedPlan
+from autosbp.trainers.layer_stages import LayerStages
 
 _DTYPES = {"bfloat16": ["--bf16"], "float16": ["--fp16"]}
 _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}  # Megatron's adam decouples weight decay (AdamW)
@@ -22,31 +19,44 @@ def export_megatron(
     calibration: Calibration | None = None,  # noqa: ARG001
 ) -> dict[str, str]:
     """Write ``megatron_args.sh``; source it before ``torchrun pretrain_gpt.py "${AUTOSBP_ARGS[@]}"``."""
-    graph = required_graph(plan, graph, "megatron")
-    grid, staged = parallel_grid(plan, graph, "megatron"), layer_stages(plan, graph, "megatron")
-    check_schedule(staged, (ONE_F_ONE_B, INTERLEAVED), "megatron")
-    grid.refuse_without_master_weights("megatron")
+    found = TRAINERS["megatron"].express(required_graph(plan, graph, "megatron"), plan.strategy, plan.precision)
+    grid, staged = found.parallelism, found.staged
     arguments = [
         f"--tensor-model-parallel-size {grid.tensor}",
+        *(["--sequence-parallel"] if grid.tensor > 1 and grid.is_sequence_parallel else []),
         *_stages(staged),
         "--context-parallel-size 1",
-        f"--micro-batch-size {grid.replica_batch}",
-        f"--global-batch-size {grid.global_batch}",
-        f"--optimizer {_OPTIMIZERS[grid.optimizer]}",
-        *_DTYPES.get(grid.dtype, []),
-        *(["--accumulate-allreduce-grads-in-fp32"] if grid.full_precision_gradients else []),
-        *_recompute(checkpointed_layers(plan, graph, "megatron"), staged),
+        f"--micro-batch-size {found.replica_batch}",
+        f"--global-batch-size {found.strategy.global_batch}",
+        f"--optimizer {_OPTIMIZERS[found.strategy.optimizer]}",
+        *_sharding(found),
+        *_DTYPES.get(found.dtype, []),
+        *(["--accumulate-allreduce-grads-in-fp32"] if found.has_float32_master_weights else []),
+        *_recompute(found),
     ]
-    ranks = grid.data * grid.tensor * staged.num_stages
     each = f"{grid.data} data parallel replicas of {grid.tensor} ranks each"
     lines = [
         *(f"# {line}" for line in provenance_lines(plan)),
-        f"# Start {ranks} ranks: {f'{staged.num_stages} stages of ' if staged.num_stages > 1 else ''}{each}.",
+        f"# Start {found.num_ranks} ranks: {f'{staged.num_stages} stages of ' if staged.num_stages > 1 else ''}{each}.",
         "AUTOSBP_ARGS=(",
         *(f"    {argument}" for argument in arguments),
         ")",
     ]
     return {"megatron_args.sh": "\n".join(lines) + "\n"}
+
+
+def _sharding(plan: ExpressedPlan) -> list[str]:
+    """The distributed optimizer, and overlap of its messages, as the plan's prediction has it; buckets count elements."""
+    grid = plan.parallelism
+    if grid.data == 1:
+        return []
+    size = plan.strategy.bucket_bytes // (4 if plan.dtype == "float32" else 2)
+    overlapped = ["--overlap-grad-reduce", f"--ddp-bucket-size {size}"]
+    if grid.sharded == 1:
+        return overlapped
+    offload = ["--optimizer-cpu-offload", "--use-precision-aware-optimizer"] if plan.strategy.offload else []
+    instances = [f"--num-distributed-optimizer-instances {grid.replicated}"] if grid.replicated > 1 else []
+    return ["--use-distributed-optimizer", *instances, *overlapped, "--overlap-param-gather", *offload]
 
 
 def _stages(staged: LayerStages) -> list[str]:
@@ -66,20 +76,11 @@ def _stages(staged: LayerStages) -> list[str]:
     return [size, f"--pipeline-model-parallel-layout '{'|'.join(chunks)}'"]
 
 
-def _recompute(found: CheckpointedLayers, staged: LayerStages) -> list[str]:
+def _recompute(plan: ExpressedPlan) -> list[str]:
     """``uniform`` checkpoints all layers in segments; ``block`` the first layers of each chunk, one by one."""
+    found = plan.checkpointed
     if not found.layers:
         return []
-    if found.layers < found.count and not staged.is_even:
-        raise UnsupportedError(
-            "megatron recomputes the same number of layers in each chunk; the plan's chunks have different numbers "
-            "of layers"
-        )
     every = found.layers == found.count
-    method, layers = ("uniform", found.interval) if every else ("block", found.layers // len(staged.layers))
-    if method == "block" and found.interval > 1:
-        raise UnsupportedError(
-            "megatron can recompute a subset of the layers only one by one; the plan recomputes segments of "
-            f"{found.interval} layers"
-        )
+    method, layers = ("uniform", found.interval) if every else ("block", found.layers // len(plan.staged.layers))
     return ["--recompute-granularity full", f"--recompute-method {method}", f"--recompute-num-layers {layers}"]

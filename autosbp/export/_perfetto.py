@@ -13,8 +13,7 @@ from autosbp.costmodel.pipeline_cost import pipeline_spans
 from autosbp.costmodel.pipeline_timing import PassSpan as PassSpan
 from autosbp.costmodel.step_events import Timeline
 from autosbp.costmodel.step_simulator import EventSpan, Simulation
-from autosbp.errors import InputError
-from autosbp.export._base import required_graph
+from autosbp.export._base import check_calibration, required_graph
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import Plan
 
@@ -35,11 +34,7 @@ def export_perfetto(
         InputError: without the graph, or without the calibration that made the plan.
     """
     graph = required_graph(plan, graph, "perfetto")
-    wanted = plan.document["provenance"].get("calibration_id")
-    given = None if calibration is None else calibration.calibration_id
-    if wanted != given:
-        limit = f"expected the plan's calibration {wanted}" if wanted else "the plan was made without a calibration"
-        raise InputError("calibration", given, limit)
+    check_calibration(plan, calibration)
     events = (_events if plan.strategy.pipeline is None else _passes)(plan, graph, calibration)
     document = {
         "traceEvents": events,

@@ -1,19 +1,18 @@
-"""torchtitan: the parallelism and training sections of its TOML job configuration."""
+"""torchtitan: a TOML job configuration (0.2) and a Python configuration (0.3), which say the same."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from autosbp.costmodel.calibration import Calibration
-from autosbp.errors import UnsupportedError
 from autosbp.export._base import provenance_lines, required_graph
-from autosbp.export._checkpointed_layers import checkpointed_layers
-from autosbp.export._dp_tp_grid import parallel_grid
-from autosbp.export._layer_stages import LayerStages, check_schedule, layer_stages
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import Plan
 from autosbp.plan.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from autosbp.trainers import TRAINERS, ExpressedPlan
 
 _OPTIMIZERS = {"adamw": "AdamW"}
-_DTYPES = ("float32", "bfloat16")
 _SCHEDULES = {
     GPIPE: "GPipe",
     ONE_F_ONE_B: "1F1B",
@@ -21,10 +20,32 @@ _SCHEDULES = {
     ZERO_BUBBLE: "InterleavedZeroBubble",
 }
 """Names of schedules in ``torch.distributed.pipelining``."""
-_TENSOR_NOTE = (
+_SEQUENCE_NOTE = (
     "# torchtitan keeps the norms of tensor parallel ranks split over the sequence: an all-gather and a reduce-scatter",
     "# move the bytes of the plan's all-reduce.",
 )
+_PYTHON = '''"""Configuration of torchtitan 0.3; start with --module autosbp_torchtitan --config autosbp."""
+
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.models.llama3.config_registry import llama3_debugmodel as model_config  # your model's
+from torchtitan.trainer import Trainer
+
+TRAINING = {training}
+PARALLELISM = {parallelism}
+
+
+def autosbp() -> Trainer.Config:
+    """The model's configuration with the plan's batches, precision, parallelism and activation checkpointing."""
+    return apply(model_config())
+
+
+def apply(config: Trainer.Config) -> Trainer.Config:
+    for section, values in ((config.training, TRAINING), (config.parallelism, PARALLELISM)):
+        for name, value in values.items():
+            setattr(section, name, value)
+    config.activation_checkpoint = {checkpointing}
+    return config
+'''
 
 
 def export_torchtitan(
@@ -32,58 +53,86 @@ def export_torchtitan(
     graph: LogicalGraph | None = None,
     calibration: Calibration | None = None,  # noqa: ARG001
 ) -> dict[str, str]:
-    """Write ``torchtitan.toml``; replicas hold whole parameters (no FSDP), as the plan stores them."""
-    graph = required_graph(plan, graph, "torchtitan")
-    grid, staged = parallel_grid(plan, graph, "torchtitan"), layer_stages(plan, graph, "torchtitan")
-    check_schedule(staged, _SCHEDULES, "torchtitan")
-    if staged.shared:
-        raise UnsupportedError(
-            f"torchtitan cannot share parameters between stages; several stages of the plan read {staged.shared[0]}"
-        )
-    if grid.optimizer not in _OPTIMIZERS or grid.dtype not in _DTYPES:
-        raise UnsupportedError(f"torchtitan cannot train {grid.dtype} parameters with {grid.optimizer}")
-    again = checkpointed_layers(plan, graph, "torchtitan")
-    if again.layers and (again.layers, again.interval) != (again.count, 1):
-        shown = f"the first {again.layers} of {again.count} in segments of {again.interval}"
-        raise UnsupportedError(f"torchtitan can recompute only every layer, one by one; the plan recomputes {shown}")
-    lines = [
-        *(f"# {line}" for line in provenance_lines(plan)),
-        f"# Merge into a job configuration and start {grid.data * grid.tensor * staged.num_stages} ranks.",
-        *(_TENSOR_NOTE if grid.tensor > 1 else ()),
+    """Write ``torchtitan.toml`` for torchtitan 0.2 and ``autosbp_torchtitan.py`` for 0.3."""
+    found = TRAINERS["torchtitan"].express(required_graph(plan, graph, "torchtitan"), plan.strategy, plan.precision)
+    provenance = [f"# {line}" for line in provenance_lines(plan)]
+    return {
+        "torchtitan.toml": "\n".join(_toml(found, provenance)) + "\n",
+        "autosbp_torchtitan.py": "\n".join(provenance) + "\n" + _python(found),
+    }
+
+
+def _training(plan: ExpressedPlan) -> dict[str, Any]:
+    mixed, samples = plan.has_float32_master_weights, plan.replica_batch
+    return {
+        "dtype": "float32" if mixed else plan.dtype,
+        "mixed_precision_param": plan.dtype,
+        **({"mixed_precision_reduce": "float32"} if mixed else {}),
+        "local_batch_size": samples * (plan.strategy.num_micro if plan.staged.num_stages > 1 else 1),
+        "global_batch_size": plan.strategy.global_batch,
+    }
+
+
+def _parallelism(plan: ExpressedPlan, *, head: str) -> dict[str, Any]:
+    """Members of the parallelism section; ``head`` is the name of the output layer's module."""
+    grid, staged = plan.parallelism, plan.staged
+    always = plan.strategy.gather == "use"
+    found: dict[str, Any] = {
+        "data_parallel_replicate_degree": grid.replicated,
+        "data_parallel_shard_degree": grid.sharded,
+        **({"fsdp_reshard_after_forward": "always" if always else "never"} if grid.sharded > 1 else {}),
+        "tensor_parallel_degree": grid.tensor,
+        "pipeline_parallel_degree": staged.num_stages,
+        "context_parallel_degree": 1,
+    }
+    if staged.num_stages > 1:
+        parts = [[f"layers.{at}" for at in numbers] for numbers in staged.layer_ranges]
+        parts[0].insert(0, "tok_embeddings")
+        parts[-1] += ["norm", head]
+        found |= {
+            "pipeline_parallel_schedule": _SCHEDULES[staged.schedule],
+            "pipeline_parallel_microbatch_size": plan.replica_batch,
+            "module_fqns_per_model_part": parts,
+        }
+    return found
+
+
+def _toml(plan: ExpressedPlan, provenance: list[str]) -> list[str]:
+    return [
+        *provenance,
+        f"# Merge into a job configuration and start {plan.num_ranks} ranks.",
+        *(_SEQUENCE_NOTE if plan.parallelism.tensor > 1 and not plan.parallelism.is_sequence_parallel else ()),
         "",
         "[optimizer]",
-        f'name = "{_OPTIMIZERS[grid.optimizer]}"',
+        f'name = "{_OPTIMIZERS[plan.strategy.optimizer]}"',
         "",
-        "[training]",
-        f'dtype = "{"float32" if grid.full_precision_gradients else grid.dtype}"',
-        f'mixed_precision_param = "{grid.dtype}"',
-        *(['mixed_precision_reduce = "float32"'] if grid.full_precision_gradients else []),
-        f"local_batch_size = {grid.replica_batch * (grid.num_micro if staged.num_stages > 1 else 1)}",
-        f"global_batch_size = {grid.global_batch}",
-        "",
-        "[parallelism]",
-        f"data_parallel_replicate_degree = {grid.data}",
-        "data_parallel_shard_degree = 1",
-        f"tensor_parallel_degree = {grid.tensor}",
-        f"pipeline_parallel_degree = {staged.num_stages}",
-        *(_stages(staged, grid.replica_batch) if staged.num_stages > 1 else ()),
-        "context_parallel_degree = 1",
-        "",
-        "[activation_checkpoint]",
-        f'mode = "{"full" if again.layers else "none"}"',
+        *_section("training", _training(plan)),
+        *_section("parallelism", _parallelism(plan, head="output")),
+        *_section("activation_checkpoint", {"mode": "full" if plan.checkpointed.layers else "none"})[:-1],
     ]
-    return {"torchtitan.toml": "\n".join(lines) + "\n"}
 
 
-def _stages(staged: LayerStages, micro_batch: int) -> list[str]:
-    """TOML lines of the pipeline; modules are named as in torchtitan's decoders."""
-    parts = [[f"layers.{at}" for at in numbers] for numbers in staged.layer_ranges]
-    parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "output"]
-    return [
-        f'pipeline_parallel_schedule = "{_SCHEDULES[staged.schedule]}"',
-        f"pipeline_parallel_microbatch_size = {micro_batch}",
-        "module_fqns_per_model_part = [",
-        *(f"    [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in part)}]," for part in parts),
-        "]",
-    ]
+def _section(name: str, values: Mapping[str, Any]) -> list[str]:
+    return [f"[{name}]", *(f"{key} = {_value(value)}" for key, value in values.items()), ""]
+
+
+def _value(value: object) -> str:
+    """TOML of a number, a text or a list of lists of texts."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _python(plan: ExpressedPlan) -> str:
+    parallelism = _parallelism(plan, head="lm_head")
+    if plan.parallelism.tensor > 1:
+        parallelism["enable_sequence_parallel"] = plan.parallelism.is_sequence_parallel
+    return _PYTHON.format(
+        training=_dict(_training(plan)),
+        parallelism=_dict(parallelism),
+        checkpointing="FullAC.Config()" if plan.checkpointed.layers else "None",
+    )
+
+
+def _dict(values: Mapping[str, Any]) -> str:
+    return "\n".join(["{", *(f"    {name!r}: {value!r}," for name, value in values.items()), "}"])

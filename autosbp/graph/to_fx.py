@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -173,6 +174,51 @@ def initial_parameter(parameter: Parameter, sources: Mapping[str, torch.Tensor])
     for step in parameter.transforms:
         tensor = _TRANSFORMS[step[0]](tensor, *step[1:])
     return tensor.contiguous()
+
+
+def store_parameter(parameter: Parameter, source: torch.Tensor, value: torch.Tensor) -> None:
+    """Write a parameter of the graph to its place in the checkpoint tensor that contains it."""
+    place = source
+    for kind, *numbers in parameter.transforms:
+        if kind == "t":
+            place = place.t()
+        elif kind == "slice":
+            dim, start, stop = numbers
+            place = place.narrow(dim, start, stop - start)
+        else:
+            dim, count, start, stop = numbers
+            place = _apart(place, dim, count).narrow(dim + 1, start, stop - start)
+            value = _apart(value, dim, count)
+    place.copy_(value)
+
+
+def source_shape(parameters: Sequence[Parameter]) -> tuple[int, ...]:
+    """Shape of the checkpoint tensor that consists of these parameters of a graph.
+
+    Raises:
+        GraphError: they leave a part of it out.
+    """
+    shapes = []
+    for parameter in parameters:
+        shape = list(parameter.meta.sizes)
+        for kind, *numbers in reversed(parameter.transforms):
+            if kind == "t":
+                shape.reverse()
+            elif kind == "slice":
+                shape[numbers[0]] = numbers[2]
+            else:
+                shape[numbers[0]] = numbers[1] * numbers[3]
+        shapes.append(shape)
+    found = tuple(map(max, zip(*shapes, strict=True)))
+    if prod(found) != sum(prod(parameter.meta.sizes) for parameter in parameters):
+        source = parameters[0].source
+        raise GraphError(source, list(found), "the loss reads only a part of this parameter, the graph has no other")
+    return found
+
+
+def _apart(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
+    """A view with ``count`` equal blocks of a dim in a dim of their own."""
+    return tensor.view(*tensor.shape[:dim], count, -1, *tensor.shape[dim + 1 :])
 
 
 def _blocks(tensor: torch.Tensor, dim: int, count: int, start: int, stop: int) -> torch.Tensor:

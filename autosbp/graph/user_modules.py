@@ -43,17 +43,30 @@ def capture_factory(model: str, check: bool = True) -> LogicalGraph:
 
 def factory_call(model: str) -> ModuleCall:
     """Import the module and call the factory: the model, in training mode, with its example inputs."""
+    with meta_parameters():
+        return initialised_factory_call(model)
+
+
+def initialised_factory_call(model: str) -> ModuleCall:
+    """Like ``factory_call``, with the parameters as the factory initialises them."""
+    module, inputs, high = _unpack(model, call_named("model", model))
+    return ModuleCall(module.train(), inputs, {}, dict(high or {}))
+
+
+def call_named(field: str, path: str) -> Any:
+    """What the callable ``package.module:name`` returns; the working directory is on the module path.
+
+    Raises:
+        InputError: ``field``, if it cannot be imported or called.
+    """
     with _cwd_on_sys_path():
-        factory = _find(model)
+        factory = _find(field, path)
         try:
-            with meta_parameters():
-                returned = factory()
+            return factory()
         except AutosbpError:
             raise
         except Exception as error:
-            raise InputError("model", model, f"the factory raised {type(error).__name__}: {error}") from error
-    module, inputs, high = _unpack(model, returned)
-    return ModuleCall(module.train(), inputs, {}, dict(high or {}))
+            raise InputError(field, path, f"the factory raised {type(error).__name__}: {error}") from error
 
 
 @contextmanager
@@ -67,14 +80,14 @@ def _cwd_on_sys_path() -> Iterator[None]:
         sys.path.remove(here)
 
 
-def _find(model: str) -> Callable[[], Any]:
-    path, _, name = model.partition(":")
+def _find(field: str, text: str) -> Callable[[], Any]:
+    path, _, name = text.partition(":")
     try:
         factory = reduce(getattr, name.split("."), importlib.import_module(path))
     except Exception as error:
-        raise InputError("model", model, f"expected an importable factory ({type(error).__name__}: {error})") from error
+        raise InputError(field, text, f"expected an importable factory ({type(error).__name__}: {error})") from error
     if not callable(factory):
-        raise InputError("model", model, f"{name} is a {type(factory).__name__}; expected a callable")
+        raise InputError(field, text, f"{name} is a {type(factory).__name__}; expected a callable")
     return factory
 
 

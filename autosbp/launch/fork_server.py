@@ -24,13 +24,16 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from autosbp.launch.heartbeats import last_position
 from autosbp.launch.local import OWNER_VARIABLE
 from autosbp.utils.forking import die_with_parent
 
 _ADDRESS = "127.0.0.1"
 _GRACE_S = 10.0
 _POLL_S = 0.02
+_ERRORS_S = 1.0
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -60,7 +63,7 @@ def main(num_ranks: int, module: str, arguments: Sequence[str]) -> int:
         ranks[pid] = rank
     store = TCPStore(_ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
     try:
-        return _watch(ranks, owner)
+        return _watch(ranks, owner, store)
     finally:
         _stop_ranks(ranks)
         del store
@@ -96,7 +99,7 @@ def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def _watch(ranks: dict[int, int], owner: str | None) -> int:
+def _watch(ranks: dict[int, int], owner: str | None, store: Any) -> int:
     """Wait for the ranks and remove each that ends from ``ranks``.
 
     Returns:
@@ -109,9 +112,19 @@ def _watch(ranks: dict[int, int], owner: str | None) -> int:
         for rank, pid, code in ended:
             if code != 0:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-                sys.stderr.write(f"rank {rank} (process {pid}) {how}\n")
+                sys.stderr.write(f"rank {rank} (process {pid}) {how}{last_position(store, rank)}\n")
+                _await_errors(ranks)
                 return 1
     return 0
+
+
+def _await_errors(ranks: dict[int, int]) -> None:
+    """Let the remaining ranks notice that one is gone: their errors say which collective they were in."""
+    until_s = time.monotonic() + _ERRORS_S
+    while ranks and time.monotonic() < until_s:
+        for pid in _reap(ranks):
+            del ranks[pid]
+        time.sleep(_POLL_S)
 
 
 def _reap(ranks: dict[int, int]) -> dict[int, int]:

@@ -28,6 +28,8 @@ _POLL_S = 0.1
 _GRACE_S = 15.0
 _SIOCGIFADDR = 0x8915  # from linux/sockios.h: get the IPv4 address of an interface
 _DEVICE_QUERY_TIMEOUT_S = 120.0
+CANCELLED = "cancelled"
+"""``RankOutcome.reason`` of ranks that ``poll`` ended."""
 _LOG_TAIL_BYTES = 8000
 OWNER_VARIABLE = "AUTOSBP_OWNER"
 """Environment variable with the id of the process without which ``autosbp.launch.fork_server`` ends its ranks."""
@@ -122,7 +124,7 @@ def _wait_for_end(
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)
             if poll is not None and not poll():
-                reason = "cancelled"
+                reason = CANCELLED
             elif time.monotonic() > deadline:
                 reason = f"timed out after {timeout_s:g} s"
     finally:

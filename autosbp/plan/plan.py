@@ -54,7 +54,7 @@ COST_FIELDS = (
 """Cost fields that a plan document has for its own strategy and for each baseline."""
 
 
-STRATEGY_ONLY_FIELDS = ("plan_id", "earlier_plan_id", "memory_breakdown", "by_stage", "ended_early")
+STRATEGY_ONLY_FIELDS = ("plan_id", "earlier_plan_id", "strategy_summary", "memory_breakdown", "by_stage", "ended_early")
 """Fields that a plan document has for its own strategy only."""
 
 
@@ -380,23 +380,26 @@ class Plan:
     def with_baseline(self, name: str) -> Plan:
         """This plan with the baseline's strategy and costs in place of its own; for trials of baselines."""
         return self.with_strategy(
-            self.baseline_strategy(name), self.document["baselines"][name], searcher=f"baseline {name}"
+            self.baseline_strategy(name), self.document["baselines"][name], {"searcher": f"baseline {name}"}
         )
 
-    def with_strategy(self, strategy: Strategy, costs: Mapping[str, Any], *, searcher: str) -> Plan:
-        """This plan with another strategy of its model and cluster, about whose optimality nothing is proved.
+    def with_strategy(self, strategy: Strategy, costs: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
+        """This plan with another strategy of its model and cluster.
 
-        ``costs`` are those of ``Costs.to_dict``; ``searcher`` says where the strategy comes from.
+        Args:
+            costs: of the strategy, as a document has them (``COST_FIELDS``).
+            fields: further members of the document: ``searcher`` says where the strategy comes from; without
+                ``lower_bound_s`` and ``gap`` nothing is proved about it.
         """
         document = {
             **{key: value for key, value in self.document.items() if key not in STRATEGY_ONLY_FIELDS},
             **{key: costs[key] for key in (*COST_FIELDS, "by_stage") if key in costs},
             **at_step_time(self.document, costs["step_time_s"]),
             "strategy": strategy.to_dict(),
-            "searcher": searcher,
             "evaluations": 0,
             "lower_bound_s": None,
             "gap": None,
+            **fields,
         }
         return replace(self, document={**document, "plan_id": plan_id_of(document)})
 

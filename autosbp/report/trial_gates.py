@@ -13,6 +13,7 @@ from autosbp.utils.formatting import seconds
 
 _CHANCE = 4
 """Standard deviations of one device's loss, over seeds of its random ops, that are no difference."""
+_NOTCH = 1.57
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+) ?%")
 
 
@@ -22,10 +23,14 @@ class GateLimits:
 
     Args:
         step_time_s: limit of the median step time.
-        loss_difference: limit of the relative difference from one device's losses, chance of random ops aside.
+        loss_difference: limit of the relative difference from one device's losses, chance of random ops aside; None:
+            the rounding of the plan's precision, the result's ``loss_bound``.
         regression: limit of the increase of the median step time over an earlier trial's, as a fraction of the earlier
             one; a faster step counts as negative.
         prediction_error: limit of the difference between median and predicted step time, as a fraction of the median.
+
+    A limit on times is exceeded if the median exceeds it by more than its own uncertainty, which the spread of the steps
+    tells (``median_uncertainty_s``).
     """
 
     step_time_s: float | None = None
@@ -67,7 +72,10 @@ class NoReference:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Result of one gate. ``value`` is None if there was nothing to compare with; the gate then passes."""
+    """Result of one gate.
+
+    ``value`` is None if there was nothing to compare with. The gate then passes, except that of losses with a limit.
+    """
 
     name: str
     limit: float
@@ -103,27 +111,48 @@ def check_gates(
         limits: the limits.
         earlier: reference of the regression.
     """
-    median_s = result["step_time_s"]["median"]
+    median_s, uncertain_s = result["step_time_s"]["median"], median_uncertainty_s(result["step_time_s"])
     match = bool(result["collectives_match"])
     said = "issued as predicted" if match else "issued collectives differ from the predicted ones"
     gates = [Gate("collectives_match", 1, int(match), match, said)]
     if limits.step_time_s is not None:
-        words = f"{seconds(median_s)} per step, limit {seconds(limits.step_time_s)}"
-        gates.append(_at_most("max_step_time_s", limits.step_time_s, median_s, words))
-    if limits.loss_difference is not None:
-        difference, chance = result["loss_difference"], _CHANCE * result.get("loss_spread", 0.0)
-        words = f"losses differ from single-device losses by {difference:.2g}, limit {limits.loss_difference:.2g}"
-        words += f" and {chance:.2g} by chance, {_CHANCE} standard deviations over seeds of dropout" if chance else ""
-        gates.append(_at_most("max_loss_difference", limits.loss_difference + chance, difference, words))
+        words = f"{seconds(median_s)} ± {seconds(uncertain_s)} per step, limit {seconds(limits.step_time_s)}"
+        gates.append(_at_most("max_step_time_s", limits.step_time_s, median_s, words, uncertain_s))
+    if (loss := _loss_gate(result, limits.loss_difference)) is not None:
+        gates.append(loss)
     if limits.regression is not None:
-        gates.append(_regression(limits.regression, median_s, earlier))
+        gates.append(_regression(limits.regression, median_s, uncertain_s, earlier))
     if limits.prediction_error is not None:
         predicted_s = result["predicted_step_time_s"]
-        error = abs(median_s - predicted_s) / median_s
+        error, uncertain = abs(median_s - predicted_s) / median_s, uncertain_s / median_s
         words = f"{seconds(predicted_s)} predicted, {seconds(median_s)} measured: error {_percent(error)}"
-        words += f", limit {_percent(limits.prediction_error)}"
-        gates.append(_at_most("max_prediction_error", limits.prediction_error, error, words))
+        words += f" ± {_percent(uncertain)}, limit {_percent(limits.prediction_error)}"
+        gates.append(_at_most("max_prediction_error", limits.prediction_error, error, words, uncertain))
     return tuple(gates)
+
+
+def median_uncertainty_s(times: Mapping[str, Any]) -> float:
+    """Half of the 95 % confidence interval of a median: 1.57 IQR / sqrt(n) (McGill, Tukey and Larsen, 1978).
+
+    Args:
+        times: ``iqr`` and ``steps`` of a result's ``step_time_s``.
+    """
+    return _NOTCH * float(times.get("iqr", 0.0)) / math.sqrt(max(int(times.get("steps", 1)), 1))
+
+
+def _loss_gate(result: Mapping[str, Any], limit: float | None) -> Gate | None:
+    """The gate of the losses; None if no limit applies."""
+    difference, bound = result.get("loss_difference"), result.get("loss_bound")
+    if limit is None and (bound is None or difference is None):
+        return None
+    source = "limit" if limit is not None else "the rounding of this precision explains at most"
+    limit = float(bound) if limit is None else limit
+    if difference is None:
+        return Gate("max_loss_difference", limit, None, False, result["differs_as"][0])
+    chance = _CHANCE * result.get("loss_spread", 0.0)
+    words = f"losses differ from single-device losses by {difference:.2g}, {source} {limit:.2g}"
+    words += f" and {chance:.2g} by chance, {_CHANCE} standard deviations over seeds of dropout" if chance else ""
+    return _at_most("max_loss_difference", limit, difference, words, chance)
 
 
 def all_passed(gates: Sequence[Gate]) -> bool:
@@ -131,17 +160,21 @@ def all_passed(gates: Sequence[Gate]) -> bool:
     return all(gate.passed for gate in gates)
 
 
-def _regression(limit: float, median_s: float, earlier: ReferenceTrial | NoReference) -> Gate:
+def _regression(limit: float, median_s: float, uncertain_s: float, earlier: ReferenceTrial | NoReference) -> Gate:
     if isinstance(earlier, NoReference):
         return Gate("max_regression", limit, None, True, earlier.sentence)
-    change = median_s / earlier.step_time_s - 1
+    change, uncertain = median_s / earlier.step_time_s - 1, uncertain_s / earlier.step_time_s
     sign = "slower" if change > 0 else "faster"
-    words = f"{_percent(abs(change))} {sign} than {seconds(earlier.step_time_s)} of {earlier.source}"
-    return _at_most("max_regression", limit, change, f"{words}, limit {_percent(limit)} slower")
+    spread = f" ± {_percent(uncertain)}" if uncertain else ""
+    words = f"{_percent(abs(change))}{spread} {sign} than {seconds(earlier.step_time_s)} of {earlier.source}"
+    return _at_most("max_regression", limit, change, f"{words}, limit {_percent(limit)} slower", uncertain)
 
 
-def _at_most(name: str, limit: float, value: float, words: str) -> Gate:
-    return Gate(name, limit, value, value <= limit, words)
+def _at_most(name: str, limit: float, value: float, words: str, uncertain: float) -> Gate:
+    """A gate that passes up to the limit, and above it within the value's uncertainty."""
+    if limit < value <= limit + uncertain:
+        words += "; the difference is within the spread"
+    return Gate(name, limit, value, value <= limit + uncertain, words)
 
 
 def _percent(part: float) -> str:

@@ -66,7 +66,8 @@ class Baselines:
     ) -> None:
         self.search, self.options, self.asked, self.roles, self.mesh = search, options, asked, roles, mesh
         self.problems, self.clock, self.can_fill = search.problems, search.clock, fills
-        given = asked.pins or asked.degrees or options.stage_of or options.storage not in (None, UNSHARDED)
+        given = asked.pins or asked.degrees or options.stage_of or options.grid
+        given = given or options.storage not in (None, UNSHARDED)
         self._may_start_search = not given
 
     def all(self, began: float, *, needed: bool = True) -> list[Baseline]:
@@ -98,6 +99,7 @@ class Baselines:
             "data_parallel": options.data_parallel is not None,
             "tensor_parallel": options.tensor_parallel is not None,
             "stage_of": bool(options.stage_of),
+            "grid": options.grid is not None,
             "stages": options.stages not in (None, strategy.num_stages),
             "micro_batch": options.micro_batch not in (None, strategy.micro_batch),
             "storage": options.storage is not None and (apart or options.storage != UNSHARDED),

@@ -24,6 +24,7 @@ NAMES = (
     "tensor_parallel",
     "recompute",
     "deterministic",
+    "grid",
 )
 """Options that exclude strategies, those that need others first. Batch and optimizer belong to the task."""
 MAPPING_OPTIONS = ("pins", "stage_of")

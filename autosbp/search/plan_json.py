@@ -9,11 +9,13 @@ from autosbp import __version__
 from autosbp.cluster.memory_reserve import memory_reserve
 from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.calibration import Calibration
-from autosbp.costmodel.model_work import ModelWork
+from autosbp.costmodel.model_work import model_work
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.precision import TF32, captured_hash
 from autosbp.plan.plan import SCHEMA, Baseline, Costs, Strategy, plan_id_of
 from autosbp.plan.throughput import throughput
+from autosbp.program.parallelism import parallelism_of
+from autosbp.program.strategy_name import strategy_name
 from autosbp.search._warnings import (
     batch_warnings,
     calibration_warnings,
@@ -38,7 +40,7 @@ def plan_document(
     evaluations: int,
     warm_start_rejection: str = "",
     *,
-    work: ModelWork,
+    bound: LogicalGraph,
     ended_early: bool = False,
 ) -> Mapping[str, Any]:
     """All members of a plan document.
@@ -49,16 +51,18 @@ def plan_document(
         bound_s: lower bound on the step time; None or -inf if nothing is proved.
         evaluations: number of costed values.
         start_aside: why the warm-start strategy was not used; empty if it was.
-        work: of one sample, for throughput.
+        bound: the graph at the strategy's microbatch size.
         ended_early: whether the search stopped before it had covered its space.
     """
     strategy, costs = winner
+    work = model_work(bound, strategy.micro_batch)
     rated = cluster.with_tf32() if options.precision == TF32 else cluster
     ideal_s = work.ideal_s(strategy.global_batch, rated)
     proved_s = None if bound_s is None or bound_s == float("-inf") else min(bound_s, costs.step_time_s)
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "model": graph.name,
+        "strategy_summary": strategy_name(strategy, parallelism_of(graph, strategy, bound), options.precision),
         **({"precision": options.precision} if options.precision else {}),
         **costs.to_dict(),
         **throughput(costs.step_time_s, strategy.global_batch, work.sequence_length, ideal_s, cluster.price_per_hour),

@@ -21,9 +21,11 @@ from autosbp.search.problem.cost_weights import GATHER_PER_STEP, GATHER_PER_USE,
 from autosbp.utils.json_io import Fields, check_integer
 
 MAX_BATCH = 2**30
-UNCHECKED_IN_WARM_START = ("pins", "data_parallel", "tensor_parallel", "stage_of", "storage", "recompute")
+UNCHECKED_IN_WARM_START = ("pins", "data_parallel", "tensor_parallel", "stage_of", "storage", "recompute", "grid")
 """Options not checked against a warm-start strategy."""
 GAP_TOLERANCE = 2e-3
+GRIDS = ("data_parallel", "megatron", "megatron_sp")
+"""Baselines whose device grids ``grid`` may name."""
 STORAGES = (UNSHARDED, GATHER_PER_STEP, GATHER_PER_USE)
 BOUNDING_SEARCHERS = ("auto", "exact", "anytime")
 """Searchers that prove a bound, and so can stop at a gap."""
@@ -41,6 +43,7 @@ _OMITTED_IF_DEFAULT = (
     "bucket_bytes",
     "deterministic",
     "precision",
+    "grid",
 )
 
 
@@ -74,6 +77,8 @@ class PlanOptions:
         offload: allow the optimizer state on the host, if the cluster file describes one: all of it or none.
         precision: training precision, a key of ``graph.precision.PRECISIONS``; ``auto``: bf16-mixed on devices with
             tensor cores for bfloat16, else fp32. None: the dtypes of the graph.
+        grid: a baseline, one of ``GRIDS``, whose device grids alone are searched: every layer is data x tensor parallel
+            over the same axes.
     """
 
     global_batch: int | None = None
@@ -97,6 +102,7 @@ class PlanOptions:
     bucket_bytes: int | None = None
     deterministic: bool = False
     precision: str | None = None
+    grid: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.searcher, str) or self.searcher not in SEARCHERS:
@@ -142,6 +148,8 @@ class PlanOptions:
                 raise InputError(name, getattr(self, name), "expected true or false")
         if self.precision not in (None, AUTO, *PRECISIONS):
             raise InputError("precision", self.precision, f"expected one of {', '.join((AUTO, *PRECISIONS))}")
+        if self.grid is not None and self.grid not in GRIDS:
+            raise InputError("grid", self.grid, f"expected one of {', '.join(GRIDS)}")
         if self.bucket_bytes is not None:
             check_integer("bucket_bytes", self.bucket_bytes, 1, 2**40)
         for name in ("global_batch", "micro_batch"):
@@ -179,6 +187,8 @@ class PlanOptions:
             )
         if self.schedules != RUNNABLE and self.pins and self.stages is None:
             raise InputError("schedules", self.schedules, "plans with pins have one stage unless stages is set")
+        if self.grid is not None and self.pins:
+            raise InputError("grid", self.grid, "not allowed with pins, which set layouts by themselves")
         if self.storage is not None and self.pins:
             raise InputError("storage", self.storage, "not allowed with pins, which set how parameters are stored")
         if self.gap_tolerance != GAP_TOLERANCE and self.searcher not in BOUNDING_SEARCHERS:
@@ -201,6 +211,7 @@ class PlanOptions:
             "bucket_bytes": self.bucket_bytes,
             "deterministic": self.deterministic or None,
             "precision": self.precision,
+            "grid": self.grid,
         }
         return plain | {name: value for name, value in seldom.items() if value is not None}
 

@@ -18,7 +18,6 @@ from autosbp.cluster.memory_reserve import usable_memory_bytes
 from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel
-from autosbp.costmodel.model_work import model_work
 from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.offload import host_of
 from autosbp.errors import InfeasibleError, InputError
@@ -271,7 +270,7 @@ class Planner:
             (winner.strategy, winner.costs), baselines,
             max(self._work_bound.seconds, proved_s if self._problems_are_lower_bounds else -INFINITE), tally.evaluations,
             self.warm_start.reason,
-            work=model_work(self.problems.bound(winner.strategy.micro_batch), winner.strategy.micro_batch),
+            bound=self.problems.bound(winner.strategy.micro_batch),
             ended_early=self.kind().searcher_proves_bounds and tally.cut and not enough,
         )  # fmt: skip
         return Plan(document, time.monotonic() - self.started), winner

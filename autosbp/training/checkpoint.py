@@ -95,7 +95,7 @@ class Checkpoints:
             final = self.folder / f"step-{step}"
             shutil.rmtree(final, ignore_errors=True)
             (self.folder / f"step-{step}.part").rename(final)
-            for old in self._steps()[: -self.keep]:
+            for old in self.steps[: -self.keep]:
                 shutil.rmtree(self.folder / f"step-{old}")
         dist.barrier(self._group)
 
@@ -105,7 +105,7 @@ class Checkpoints:
         Raises:
             InputError: there is no such checkpoint.
         """
-        steps = self._steps()
+        steps = self.steps
         if step is None and not steps:
             return 0
         step = steps[-1] if step is None else step
@@ -118,6 +118,8 @@ class Checkpoints:
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=_OPTIONS)
         run: Mapping[str, Any] = state["run"]
         self.model.rng_step = run["rng_step"]
+        if self.model.grad_scaler.is_enabled():
+            self.model.grad_scaler.load_state_dict(run["grad_scaler"])
         for name, each in self.others.items():
             each.load_state_dict(run["others"][name])
         return int(run["step"])
@@ -129,11 +131,13 @@ class Checkpoints:
             "run": {
                 "step": step,
                 "rng_step": self.model.rng_step,
+                "grad_scaler": self.model.grad_scaler.state_dict(),
                 "others": {name: each.state_dict() for name, each in self.others.items()},
             },
         }
 
-    def _steps(self) -> list[int]:
+    @property
+    def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)

@@ -10,24 +10,35 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping
+from datetime import timedelta
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
 
 from autosbp.errors import InputError
+from autosbp.executor.determinism import require_determinism
 from autosbp.executor.pipeline import make_trainer
-from autosbp.graph.ir import LogicalGraph
-from autosbp.graph.precision import captured_hash, planned_graph
+from autosbp.executor.rank_monitor import RankMonitor
+from autosbp.executor.training import has_master_weights
+from autosbp.graph.ir import LogicalGraph, Parameter
+from autosbp.graph.precision import TF32, captured_hash, planned_graph
+from autosbp.graph.to_fx import torch_dtype
 from autosbp.plan.plan import Plan, Strategy
 from autosbp.training.batch_rows import GlobalBatchSampler
 from autosbp.training.global_batch import GlobalBatch
 from autosbp.training.gradient_norm import global_gradient_norm
-from autosbp.training.sharded_parameters import ShardedParameters
-from autosbp.training.weights import Weights, WholeParameters, module_tensors
+from autosbp.training.module_state import ModuleState
+from autosbp.training.sharded_parameters import ShardedParameters, register_statistics
+from autosbp.training.weights import DrawnParameters, Weights, WholeParameters, module_tensors, weight_tensors
 from autosbp.utils.json_io import read_file
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""How long a rank may keep the others waiting, for its data or a checkpoint, in a process group that ``parallelize`` starts."""
 
 
 def parallelize(
@@ -55,10 +66,34 @@ def parallelize(
         InputError: the plan is of another model or another number of ranks, or a weight is missing.
     """
     plan = _read_plan(plan)
-    graph = _checked_graph(module, plan, example, graph)
+    captured = _graph_of(module, plan, example) if graph is None else graph
+    graph = _plan_graph(plan, captured)
+    given = None if weights is None else weight_tensors(weights)
+    state = ModuleState.of(captured, module, given)
     device = _start_ranks(plan)
-    whole = WholeParameters(graph, module_tensors(module, weights, seed))
-    return ParallelModule(graph, plan.strategy, whole, device=device, seed=seed, compiler=compiler)
+    whole = WholeParameters(graph, module_tensors(module, seed) if given is None else given)
+    return _monitored(ParallelModule(graph, plan.strategy, whole, state, device=device, seed=seed, compiler=compiler))
+
+
+def parallelize_graph(
+    graph: LogicalGraph, plan: Plan, *, weights: Weights | None = None, seed: int = 0
+) -> ParallelModule:
+    """Like ``parallelize``, for a captured model whose module is not at hand.
+
+    Args:
+        graph: as captured.
+        weights: initial ones; without them they are drawn, by the role of each parameter.
+    """
+    given = None if weights is None else weight_tensors(weights)
+    graph, state = _plan_graph(plan, graph), ModuleState.of(graph, None, given)
+    device = _start_ranks(plan)
+    whole = DrawnParameters(graph, seed) if given is None else WholeParameters(graph, given)
+    return _monitored(ParallelModule(graph, plan.strategy, whole, state, device=device, seed=seed))
+
+
+def _monitored(module: ParallelModule) -> ParallelModule:
+    module.monitor.start()
+    return module
 
 
 def _read_plan(plan: Plan | Mapping[str, Any] | str | Path) -> Plan:
@@ -69,15 +104,16 @@ def _read_plan(plan: Plan | Mapping[str, Any] | str | Path) -> Plan:
     return Plan.from_dict(read_file(Path(plan)))
 
 
-def _checked_graph(
-    module: torch.nn.Module, plan: Plan, example: Mapping[str, torch.Tensor] | None, graph: LogicalGraph | None
-) -> LogicalGraph:
-    if graph is None:
-        if example is None:
-            raise InputError("example", None, "a batch to capture the module with, or graph=, is needed")
-        from autosbp.api import capture_module
+def _graph_of(module: torch.nn.Module, plan: Plan, example: Mapping[str, torch.Tensor] | None) -> LogicalGraph:
+    if example is None:
+        raise InputError("example", None, "a batch to capture the module with, or graph=, is needed")
+    from autosbp.api import capture_module
 
-        graph = capture_module(module, example, name=str(plan.document.get("model", "model")))
+    return capture_module(module, example, name=str(plan.document.get("model", "model")))
+
+
+def _plan_graph(plan: Plan, graph: LogicalGraph) -> LogicalGraph:
+    """The captured graph in the plan's precision, if it is the plan's."""
     planned = plan.document["provenance"].get("graph_hash")
     if captured_hash(graph) != planned:
         limit = f"the plan is of graph {planned}: plan this module with inputs of the same shapes"
@@ -88,11 +124,15 @@ def _checked_graph(
 def _start_ranks(plan: Plan) -> torch.device:
     """This rank's device, with the process group of torchrun's environment."""
     is_cuda = plan.cluster.device.kind == "cuda"
+    if plan.document.get("options", {}).get("deterministic", False):
+        require_determinism()
+    if plan.precision == TF32:
+        torch.set_float32_matmul_precision("high")
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             limit = f"start the script with torchrun --nproc-per-node, {plan.strategy.num_devices} ranks in all"
             raise InputError("RANK", None, limit)
-        dist.init_process_group("nccl" if is_cuda else "gloo")
+        _join_process_group("nccl" if is_cuda else "gloo")
     if dist.get_world_size() != plan.strategy.num_devices:
         limit = f"the plan is for {plan.strategy.num_devices} devices, one rank each"
         raise InputError("WORLD_SIZE", dist.get_world_size(), limit)
@@ -101,6 +141,15 @@ def _start_ranks(plan: Plan) -> torch.device:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
+
+
+def _join_process_group(backend: str) -> None:
+    """Start the process group, with keys of this start: torchrun keeps its store when it restarts ranks, and Gloo would find
+    the addresses of ranks that are gone."""
+    store, rank, world_size = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefixed = dist.PrefixStore(f"autosbp/{attempt}", store)  # type: ignore[attr-defined]  # exists, but is not exported by name
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
 
 
 class ParallelModule(torch.nn.Module):
@@ -113,6 +162,7 @@ class ParallelModule(torch.nn.Module):
     Args:
         graph: with a symbolic batch.
         parameters: whole initial parameters by name, of any dtype.
+        state: of the module, for running statistics and ``export_safetensors``.
     """
 
     def __init__(
@@ -120,6 +170,7 @@ class ParallelModule(torch.nn.Module):
         graph: LogicalGraph,
         strategy: Strategy,
         parameters: Mapping[str, torch.Tensor],
+        state: ModuleState,
         *,
         device: torch.device,
         seed: int = 0,
@@ -128,33 +179,58 @@ class ParallelModule(torch.nn.Module):
         super().__init__()
         if compiler is not None and strategy.pipeline is not None:
             raise InputError("compiler", compiler, "plans with pipeline stages run without torch.compile")
-        options: dict[str, Any] = {} if compiler is None else {"compiler": compiler}
-        self._trainer = make_trainer(
-            graph, strategy, parameters, device=device, seed=seed, with_optimizer=False, **options
+        self.trainer = make_trainer(
+            graph,
+            strategy,
+            parameters,
+            device=device,
+            seed=seed,
+            with_optimizer=False,
+            buffers=state.statistics,
+            compiler=compiler,
         )
-        self.strategy, self.device = strategy, device
-        self._shards = ShardedParameters(self._trainer, parameters, self)
-        self._global_batch = GlobalBatch(self._trainer)
+        self.strategy, self.device, self.state = strategy, device, state
+        self._shards = ShardedParameters(self.trainer, parameters, self)
+        register_statistics(self.trainer, self)
+        self._global_batch = GlobalBatch(self.trainer)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._undelivered: weakref.ref[_Gradients] | None = None
+        self.monitor = RankMonitor(self.trainer.runtime)
+        """Ends the job if a rank is suspended, dead or unreachable; ``parallelize`` starts it."""
 
     def forward(self, **batch: torch.Tensor) -> torch.Tensor:
         """The loss of the global batch, the same on every rank."""
         whole = self._global_batch.of(batch)
         self._shards.copy_to_trainer()
         if not (self.training and torch.is_grad_enabled()):
-            return self._trainer.evaluate(whole, training=self.training)
+            loss = self.trainer.evaluate(whole, training=self.training)
+            self.trainer.issued()
+            return loss
         pending = None if self._undelivered is None else self._undelivered()
         if pending is not None:
             pending.own()
         self._shards.own_gradients()
-        loss = self._trainer.forward_backward(whole)
-        self._trainer.runtime.step += 1
-        self._trainer.issued()
-        gradients = _Gradients(self._shards)
+        self.trainer.runtime.loss_scale = scale = self.grad_scaler.get_scale()
+        loss = self.trainer.forward_backward(whole)
+        self.trainer.runtime.loss_scale = 1.0
+        self.trainer.runtime.step += 1
+        self.trainer.issued()
+        gradients = _Gradients(self._shards, scale)
         self._undelivered = weakref.ref(gradients)
         result: torch.Tensor = _Loss.apply(self._anchor, loss, gradients)  # type: ignore[no-untyped-call]
         return result
+
+    @property
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """Gradient scaler for plans in float16, used like any ``torch.amp.GradScaler``; with other plans it does nothing.
+
+        All ranks leave out a step if a gradient on one of them is not finite."""
+        return self.trainer.scaler
+
+    @property
+    def graph(self) -> LogicalGraph:
+        """The module's graph in the plan's precision, bound at the microbatch."""
+        return self.trainer.graph
 
     @property
     def batch_rows(self) -> list[int]:
@@ -176,21 +252,37 @@ class ParallelModule(torch.nn.Module):
         self._shards.scale_gradients(scale)
         return total
 
+    def local(self, name: str) -> torch.Tensor | None:
+        """This rank's part of a parameter or buffer, copied to the host; None if another stage has it."""
+        found = {**dict(self.named_parameters()), **dict(self.named_buffers())}.get(name)
+        if found is None:
+            return None
+        part: torch.Tensor = found.to_local() if isinstance(found, DTensor) else found
+        return part.detach().to("cpu", copy=True)
+
+    def dtype_of(self, leaf: Parameter) -> torch.dtype:
+        """Dtype in which a parameter is kept: of half-precision ones with master weights, float32."""
+        dtype = torch_dtype(leaf.meta.dtype)
+        return torch.float32 if has_master_weights(self.trainer.graph) and dtype.itemsize == 2 else dtype
+
     @property
     def rng_step(self) -> int:
         """Number of training calls; seeds dropout, so a run that goes on from a checkpoint sets it."""
-        return self._trainer.runtime.step
+        return self.trainer.runtime.step
 
     @rng_step.setter
     def rng_step(self, step: int) -> None:
-        self._trainer.runtime.step = step
+        self.trainer.runtime.step = step
 
 
 class _Gradients:
-    """The gradients of one call, until ``backward`` of its loss; the next call's reuse their buffers."""
+    """The gradients of one call, until ``backward`` of its loss; the next call's reuse their buffers.
 
-    def __init__(self, shards: ShardedParameters) -> None:
-        self._shards = shards
+    They are ``loss_scale`` times those of the loss.
+    """
+
+    def __init__(self, shards: ShardedParameters, loss_scale: float) -> None:
+        self._shards, self._loss_scale = shards, loss_scale
         self.values = shards.trainer_gradients()
 
     def own(self) -> None:
@@ -198,7 +290,7 @@ class _Gradients:
         self.values = [None if each is None else each.clone() for each in self.values]
 
     def deliver(self, scale: torch.Tensor) -> None:
-        self._shards.add_gradients(self.values, float(scale))
+        self._shards.add_gradients(self.values, float(scale) / self._loss_scale)
 
 
 class _Loss(torch.autograd.Function):

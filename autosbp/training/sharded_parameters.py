@@ -16,6 +16,7 @@ from autosbp.executor.master_weights import is_half_precision
 from autosbp.executor.parameter_shards import distributed_tensor, shard
 from autosbp.executor.pipeline import PipelineTrainer
 from autosbp.executor.process_groups import stage_device_mesh
+from autosbp.executor.running_statistics import BATCHES, MEAN, VARIANCE, batch_norm_layers
 from autosbp.executor.training import Trainer, has_master_weights
 
 Gradients = list[torch.Tensor | None]
@@ -128,11 +129,30 @@ class ShardedParameters:
         return local
 
 
+def register_statistics(trainer: Trainer | PipelineTrainer, module: torch.nn.Module) -> None:
+    """Register this rank's running statistics on ``module`` under their own names; collective, as it makes device meshes."""
+    strategy, names = trainer.strategy, batch_norm_layers(trainer.graph)
+    mesh = stage_device_mesh(strategy.mesh, strategy.num_stages, trainer.runtime.device.type)
+    shapes = {node.name: node.outputs[0].sizes[1:2] for node in trainer.graph.nodes if node.name in names}
+    for node, each in trainer.statistics.items():
+        owner, _ = _owner(module, names[node])
+        if MEAN not in owner._buffers:
+            for name, local in ((MEAN, each.mean), (VARIANCE, each.variance)):
+                owner.register_buffer(name, distributed_tensor(local, each.layout, shapes[node], mesh))
+            owner.register_buffer(BATCHES, each.batches)
+
+
 def _register(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
     """Register a parameter under a dotted name, in modules made for it."""
+    owner, own = _owner(module, name)
+    owner.register_parameter(own, parameter)
+
+
+def _owner(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
+    """The module that has a tensor of a dotted name, made if it is missing, and the tensor's own name."""
     *path, own = name.split(".")
     for part in path:
         if part not in module._modules:
             module.add_module(part, torch.nn.Module())
         module = module.get_submodule(part)
-    module.register_parameter(own, parameter)
+    return module, own

@@ -10,6 +10,7 @@ from zlib import crc32
 import torch
 
 from autosbp.errors import InputError
+from autosbp.executor.parameter_shards import random_parameter
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.to_fx import initial_parameter
 
@@ -45,18 +46,31 @@ class WholeParameters(Mapping[str, torch.Tensor]):
         return len(self._leaves)
 
 
-def module_tensors(module: torch.nn.Module, weights: Weights | None, seed: int) -> Mapping[str, torch.Tensor]:
-    """The module's tensors by name.
+class DrawnParameters(Mapping[str, torch.Tensor]):
+    """Whole random parameters of a graph by name, each drawn when it is read; the same on every rank."""
 
-    Args:
-        weights: in place of the module's own values.
-        seed: of the initialisation of tensors on the meta device; the same on every rank.
-    """
-    if weights is None:
-        return _OwnTensors(module, seed)
-    if isinstance(weights, Mapping):
-        return weights
-    return _SafetensorsFile(Path(weights))
+    def __init__(self, graph: LogicalGraph, seed: int) -> None:
+        self._graph, self._seed = graph, seed
+        self._leaves = {leaf.name: leaf for leaf in graph.parameters}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return random_parameter(self._graph, self._leaves[name], self._seed)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+
+def module_tensors(module: torch.nn.Module, seed: int) -> Mapping[str, torch.Tensor]:
+    """The module's own parameters by name; ``seed`` is of those on the meta device, the same on every rank."""
+    return _OwnTensors(module, seed)
+
+
+def weight_tensors(weights: Weights) -> Mapping[str, torch.Tensor]:
+    """Tensors by the module's names."""
+    return weights if isinstance(weights, Mapping) else _SafetensorsFile(Path(weights))
 
 
 class _OwnTensors(Mapping[str, torch.Tensor]):

@@ -282,7 +282,7 @@ def as_plan(plan: Plan, trial: Trial) -> Plan:
     """The trial's strategy as a plan; ``plan`` itself if it is that one's."""
     if trial.strategy == plan.document["strategy"]:
         return plan
-    return plan.with_strategy(Strategy.from_dict(trial.strategy), trial.predicted, searcher=SEARCHER)
+    return plan.with_strategy(Strategy.from_dict(trial.strategy), trial.predicted, {"searcher": SEARCHER})
 
 
 def fastest_plans(result: TuningResult, count: int) -> list[Plan]:

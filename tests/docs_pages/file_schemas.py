@@ -33,6 +33,8 @@ PLAN = """## Plan
 | `step_time_s` | the predicted step: simulated, with communication hidden behind computation where the executor hides it |
 | `breakdown` | parts of the step: `compute_s`, `exposed_comm_s`, `exposed_comm_by_purpose_s`, `bubble_s`, `optimizer_s`; beside the step `hidden_comm_s` |
 | `precision` | [training precision](../how-to/choose-a-precision.md); absent for the dtypes of the graph as captured |
+| `strategy_summary` | the strategy in words: degrees, storage, stages, precision, and what is split otherwise |
+| `trainer`, `nearest_to` | of plans for another trainer: its name, and the plan that it stands for, with the loss |
 | `samples_per_s`, `sequence_length`, `tokens_per_s`, `mfu` | throughput and utilisation ([cost model](../concepts/cost-model.md#throughput-utilisation-price)); tokens are null for models without a sequence |
 | `hours_per_billion_tokens`, `price_per_billion_tokens` | hours of the cluster and US dollars for 10^9 tokens; the price is null unless the cluster states `price_per_device_hour` |
 | `comm_bytes_per_device` | bytes that one device sends in a step |

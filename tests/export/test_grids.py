@@ -1,7 +1,8 @@
-"""torchtitan, Megatron-LM and DeepSpeed: what is a grid is written with its degrees, what is not is refused."""
+"""torchtitan, Megatron-LM, DeepSpeed and Accelerate: a grid is written with its degrees and storage, or refused."""
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
 from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.recompute import checkpointing_segments, recomputable_blocks
@@ -17,12 +19,13 @@ from autosbp.errors import InputError, UnsupportedError
 from autosbp.export import EXPORTERS, export_plan
 from autosbp.graph.ir import LogicalGraph
 from autosbp.plan.plan import Plan, plan_id_of
+from autosbp.program.parameter_sharding import shard_parameters
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
 
 pytestmark = pytest.mark.integration
 
-GRIDS = ("torchtitan", "megatron", "deepspeed")
+GRIDS = ("torchtitan", "megatron", "deepspeed", "accelerate")
 DEGREES = {"data_parallel": (4, 1), "megatron": (2, 2)}
 
 
@@ -40,16 +43,94 @@ def changed(plan: Plan, **strategy: Any) -> Plan:
     return Plan.from_dict({**document, "plan_id": plan_id_of(document)})
 
 
+def sharded(plan: Plan, graph: LogicalGraph, gather: str = "use") -> Plan:
+    """The plan with parameters stored split over the ranks that use whole copies."""
+    strategy = plan.strategy
+    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    found = shard_parameters(bound, strategy, gather).to_dict()
+    return changed(plan, **{name: found[name] for name in ("parameters", "paths", "gather") if name in found})
+
+
+def titan(plan: Plan, graph: LogicalGraph) -> dict[str, Any]:
+    return tomllib.loads(export_plan("torchtitan", plan, graph)["torchtitan.toml"])
+
+
+def titan_python(plan: Plan, graph: LogicalGraph) -> dict[str, Any]:
+    """The constants of the module for torchtitan 0.3, without importing torchtitan."""
+    source = export_plan("torchtitan", plan, graph)["autosbp_torchtitan.py"]
+    found = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    return {node.targets[0].id: ast.literal_eval(node.value) for node in found}  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("baseline", DEGREES)
 def test_torchtitan_gets_the_degrees_and_batches(plan: Plan, graph: LogicalGraph, baseline: str) -> None:
     data, tensor = DEGREES[baseline]
-    subject = plan.with_baseline(baseline)
-    config = tomllib.loads(export_plan("torchtitan", subject, graph)["torchtitan.toml"])
-    degrees = config["parallelism"]
-    assert (degrees["data_parallel_replicate_degree"], degrees["tensor_parallel_degree"]) == (data, tensor)
-    assert degrees["data_parallel_shard_degree"] == degrees["pipeline_parallel_degree"] == 1
-    assert config["training"]["global_batch_size"] == 16
-    assert config["training"]["local_batch_size"] == subject.strategy.micro_batch // data
+    subject = sharded(plan.with_baseline(baseline), graph)
+    config, python = titan(subject, graph), titan_python(subject, graph)
+    for degrees in (config["parallelism"], python["PARALLELISM"]):
+        assert (degrees["data_parallel_shard_degree"], degrees["tensor_parallel_degree"]) == (data, tensor)
+        assert degrees["data_parallel_replicate_degree"] == degrees["pipeline_parallel_degree"] == 1
+        assert degrees["fsdp_reshard_after_forward"] == "always"
+    for training in (config["training"], python["TRAINING"]):
+        assert training["global_batch_size"] == 16
+        assert training["local_batch_size"] == subject.strategy.micro_batch // data
+
+
+def test_torchtitan_has_ddp_by_itself_and_synchronises_in_every_microbatch(plan: Plan, graph: LogicalGraph) -> None:
+    whole = changed(plan.with_baseline("data_parallel"), micro_batch=16)
+    assert titan(whole, graph)["parallelism"]["data_parallel_replicate_degree"] == 4
+    assert "fsdp_reshard_after_forward" not in titan(whole, graph)["parallelism"]
+    assert titan(sharded(whole, graph, "step"), graph)["parallelism"]["fsdp_reshard_after_forward"] == "never"
+    with pytest.raises(UnsupportedError, match="once for 2 microbatches"):
+        titan(plan.with_baseline("data_parallel"), graph)
+    with pytest.raises(UnsupportedError, match="next to other parallelism; the plan shards none"):
+        titan(changed(plan.with_baseline("megatron"), micro_batch=16), graph)
+
+
+def test_stages_of_zero_are_written_as_each_tool_says_them(plan: Plan, graph: LogicalGraph) -> None:
+    base = plan.with_baseline("data_parallel")
+
+    def zero(subject: Plan) -> Any:
+        return json.loads(export_plan("deepspeed", subject, graph)["deepspeed.json"])["zero_optimization"]
+
+    def fsdp(subject: Plan) -> Any:
+        return yaml.safe_load(export_plan("accelerate", subject, graph)["accelerate.yaml"])
+
+    once, use = sharded(base, graph, "step"), sharded(base, graph)
+    assert zero(base) == {"stage": 0}
+    assert (zero(once)["stage"], zero(changed(once, micro_batch=16))["stage"], zero(use)["stage"]) == (1, 2, 3)
+    assert zero(once)["reduce_bucket_size"] == base.strategy.bucket_bytes // 4
+    assert "offload_optimizer" not in zero(use)
+    assert zero(changed(use, offload=True))["offload_optimizer"]["device"] == "cpu"
+    arguments = export_plan("megatron", once, graph)["megatron_args.sh"]
+    assert "--use-distributed-optimizer" in arguments
+    assert "--use-distributed-optimizer" not in export_plan("megatron", base, graph)["megatron_args.sh"]
+    found = fsdp(use)
+    assert (found["distributed_type"], found["num_processes"], found["use_cpu"]) == ("FSDP", 4, True)
+    assert found["fsdp_config"]["fsdp_reshard_after_forward"] is True and "parallelism_config" not in found
+    assert fsdp(base)["distributed_type"] == "MULTI_CPU"
+    with pytest.raises(UnsupportedError, match="once a step; the plan gathers them for each use"):
+        export_plan("megatron", use, graph)
+    with pytest.raises(UnsupportedError, match="can offload only sharded optimizer state"):
+        zero(changed(base, offload=True))
+
+
+def test_hsdp_shards_over_the_inner_ranks(plan: Plan, graph: LogicalGraph) -> None:
+    use = sharded(plan.with_baseline("data_parallel"), graph)
+    assert [axis.name for axis in use.strategy.mesh.axes] == ["n0", "g0"]
+    stored = {name: "B," + text.partition(",")[2] for name, text in use.document["strategy"]["parameters"].items()}
+    inner = changed(use, parameters=stored)
+    degrees = titan(inner, graph)["parallelism"]
+    assert (degrees["data_parallel_replicate_degree"], degrees["data_parallel_shard_degree"]) == (2, 2)
+    text = yaml.safe_load(export_plan("accelerate", inner, graph)["accelerate.yaml"])["parallelism_config"]
+    assert (text["parallelism_config_dp_replicate_size"], text["parallelism_config_dp_shard_size"]) == (2, 2)
+    once = changed(inner, gather="step")
+    assert "--num-distributed-optimizer-instances 2" in export_plan("megatron", once, graph)["megatron_args.sh"]
+    with pytest.raises(UnsupportedError, match="the plan shards over 2 of 4"):
+        export_plan("deepspeed", inner, graph)
+    stored = {name: text.partition(",")[0] + ",B" for name, text in use.document["strategy"]["parameters"].items()}
+    with pytest.raises(UnsupportedError, match="shards parameters over the innermost data parallel axes"):
+        titan(changed(use, parameters=stored), graph)
 
 
 @pytest.mark.parametrize("baseline", DEGREES)
@@ -131,12 +212,12 @@ def test_the_graph_is_needed_and_checked(plan: Plan, graph: LogicalGraph, target
 
 @pytest.mark.parametrize("target", EXPORTERS)
 def test_the_same_plan_gives_the_same_bytes(plan: Plan, graph: LogicalGraph, target: str) -> None:
-    subject = plan.with_baseline("megatron")
+    subject = changed(plan.with_baseline("data_parallel"), micro_batch=16)
     assert export_plan(target, subject, graph) == export_plan(target, subject, graph)
 
 
 def test_an_unknown_target_lists_the_known_ones(plan: Plan) -> None:
-    with pytest.raises(InputError, match="deepspeed, dtensor, megatron, perfetto, torchtitan"):
+    with pytest.raises(InputError, match="accelerate, deepspeed, dtensor, megatron, perfetto, torchtitan"):
         export_plan("horovod", plan)
 
 
@@ -146,11 +227,14 @@ def test_recomputed_layers_are_written_as_each_tool_says_it(plan: Plan, graph: L
 
     def exported(target: str, interval: int, kept: int) -> str:
         runs = [list(run) for run in checkpointing_segments(blocks, interval, (), kept)]
-        return "".join(export_plan(target, changed(plan.with_baseline("megatron"), recompute=runs), graph).values())
+        base = plan.with_baseline("megatron")
+        base = sharded(base, graph) if target == "torchtitan" else base
+        return next(iter(export_plan(target, changed(base, recompute=runs), graph).values()))
 
     assert "--recompute-method uniform\n    --recompute-num-layers 2" in exported("megatron", 2, 0)
     assert "--recompute-method block\n    --recompute-num-layers 3" in exported("megatron", 1, 1)
     assert tomllib.loads(exported("torchtitan", 1, 0))["activation_checkpoint"]["mode"] == "full"
+    assert "--sequence-parallel" not in exported("megatron", 1, 0)
     assert json.loads(exported("deepspeed", 2, 0))["activation_checkpointing"] == {"number_checkpoints": 2}
     with pytest.raises(UnsupportedError, match="the first 3 of 4"):
         exported("torchtitan", 1, 1)
@@ -162,7 +246,7 @@ def test_recomputed_layers_are_written_as_each_tool_says_it(plan: Plan, graph: L
 
 def test_the_tools_train_in_the_plan_s_precision(graph: LogicalGraph, cluster: Cluster) -> None:
     def planned(precision: str) -> Plan:
-        options = PlanOptions(global_batch=16, micro_batch=8, baselines=("data_parallel",), precision=precision)
+        options = PlanOptions(global_batch=16, micro_batch=16, baselines=("data_parallel",), precision=precision)
         return make_plan(graph, cluster, options=options).with_baseline("data_parallel")
 
     mixed, pure, half = map(planned, ("bf16-mixed", "bf16", "fp16-mixed"))
@@ -177,5 +261,7 @@ def test_the_tools_train_in_the_plan_s_precision(graph: LogicalGraph, cluster: C
     for target in ("megatron", "deepspeed"):
         with pytest.raises(UnsupportedError, match="bf16 has none"):
             export_plan(target, pure, graph)
+    texts = [export_plan("accelerate", each, graph)["accelerate.yaml"] for each in (mixed, pure, half)]
+    assert [yaml.safe_load(text)["mixed_precision"] for text in texts] == ["bf16", "no", "fp16"]
     with pytest.raises(UnsupportedError, match="float16"):
         export_plan("torchtitan", half, graph)

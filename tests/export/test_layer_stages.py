@@ -22,7 +22,7 @@ from autosbp.launch.local import run_ranks
 from autosbp.plan.plan import Plan
 from tests.executor.pipeline.strategies import tensor_parallel
 from tests.export.ranks import DISTRIBUTES
-from tests.export.test_grids import changed
+from tests.export.test_grids import changed, sharded
 from tests.search.plans import graph_of, planned
 
 pytestmark = [pytest.mark.some(2), pytest.mark.integration]
@@ -66,7 +66,8 @@ def arguments(plan: Plan, model: str = "llama-demo") -> list[str]:
 
 
 def titan(plan: Plan) -> dict[str, Any]:
-    return tomllib.loads(export_plan("torchtitan", plan, graph())["torchtitan.toml"])
+    """The configuration with sharded parameters, which torchtitan needs next to stages."""
+    return tomllib.loads(export_plan("torchtitan", sharded(plan, graph(), "step"), graph())["torchtitan.toml"])
 
 
 def after(words: list[str], name: str) -> str:
@@ -91,7 +92,8 @@ def test_torchtitan_gets_the_modules_of_each_chunk_the_schedule_and_the_microbat
     found = titan(staged("zero_bubble", [1, 2, 3]))
     parallelism = found["parallelism"]
     assert parallelism["pipeline_parallel_degree"] == 2
-    assert parallelism["data_parallel_replicate_degree"] == 2
+    assert (parallelism["data_parallel_replicate_degree"], parallelism["data_parallel_shard_degree"]) == (1, 2)
+    assert parallelism["fsdp_reshard_after_forward"] == "never"
     assert parallelism["pipeline_parallel_schedule"] == "InterleavedZeroBubble"
     assert parallelism["module_fqns_per_model_part"] == [
         ["tok_embeddings", "layers.0"],
@@ -187,9 +189,14 @@ def test_recomputed_layers_are_those_of_each_chunk() -> None:
         export_plan("deepspeed", recomputed([2], 1, 1), graph())
 
 
-@pytest.mark.parametrize("target", EXPORTERS)
+def test_accelerate_has_no_pipelines() -> None:
+    with pytest.raises(UnsupportedError, match="has no pipelines; the plan has 2 stages"):
+        export_plan("accelerate", staged("1f1b", [2]), graph())
+
+
+@pytest.mark.parametrize("target", sorted({*EXPORTERS} - {"accelerate"}))
 def test_the_same_plan_gives_the_same_bytes_and_the_graph_is_needed(target: str) -> None:
-    plan = staged("1f1b", [2])
+    plan = sharded(staged("1f1b", [2]), graph(), "step")
     assert export_plan(target, plan, graph()) == export_plan(target, plan, graph())
     with pytest.raises(InputError, match="requires the plan's graph"):
         export_plan(target, plan)

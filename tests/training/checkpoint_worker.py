@@ -20,7 +20,6 @@ from tests.training.user_model import LanguageModel, Sentences, example
 
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
     module = LanguageModel(dropout=request["dropout"]).double()
     model = autosbp.parallelize(module, request["plan"], example=example())
@@ -30,6 +29,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
     checkpoints = Checkpoints(request["folder"], model, optimizer, keep=2, scheduler=scheduler, sampler=sampler)
     step, losses = checkpoints.load(), {}
+    sys.stdout.write(f"rank {dist.get_rank()} begins after step {step}\n")
     while step < request["steps"]:
         for batch in DataLoader(dataset, batch_sampler=sampler):
             loss = model(**batch)
@@ -40,8 +40,8 @@ def main() -> None:
             step += 1
             losses[step] = float(loss.detach()).hex()
             checkpoints.save(step)
-            if step == request["die_at"] and dist.get_rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if step == request["die_at"] and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                os.kill(os.getpid(), signal.Signals[request["signal"]])
             if step == request["steps"]:
                 break
     checkpoints.wait()

@@ -12,7 +12,7 @@ from torch import nn
 from autosbp.api import capture_module
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.training.weights import WholeParameters, module_tensors
+from autosbp.training.weights import WholeParameters, module_tensors, weight_tensors
 from tests.training.user_model import LanguageModel, example
 
 
@@ -23,7 +23,7 @@ def graph() -> LogicalGraph:
 
 def test_the_modules_own_values_are_the_default(graph: LogicalGraph) -> None:
     module = LanguageModel()
-    whole = WholeParameters(graph, module_tensors(module, None, 0))
+    whole = WholeParameters(graph, module_tensors(module, 0))
     own = dict(module.named_parameters())
     assert set(whole) == set(own)
     assert all(torch.equal(whole[name], own[name]) for name in whole)
@@ -32,7 +32,7 @@ def test_the_modules_own_values_are_the_default(graph: LogicalGraph) -> None:
 def test_a_safetensors_file_takes_the_place_of_the_modules_values(graph: LogicalGraph, tmp_path: Path) -> None:
     other = {name: torch.randn_like(each) for name, each in LanguageModel().named_parameters()}
     save_file(other, tmp_path / "weights.safetensors")
-    whole = WholeParameters(graph, module_tensors(LanguageModel(), tmp_path / "weights.safetensors", 0))
+    whole = WholeParameters(graph, weight_tensors(tmp_path / "weights.safetensors"))
     assert all(torch.equal(whole[name], other[name]) for name in whole)
 
 
@@ -40,7 +40,7 @@ def test_meta_parameters_get_the_same_values_in_any_order_and_those_of_their_lay
     with torch.device("meta"):
         module = LanguageModel()
     names = list(WholeParameters(graph, {}))
-    ahead, back = (WholeParameters(graph, module_tensors(module, None, 5)) for _ in range(2))
+    ahead, back = (WholeParameters(graph, module_tensors(module, 5)) for _ in range(2))
     values = {name: ahead[name] for name in names}
     assert all(torch.equal(back[name], values[name]) for name in reversed(names))
     assert torch.equal(values["blocks.0.norm.weight"], torch.ones(32))
@@ -66,9 +66,9 @@ def test_a_layer_that_cannot_initialise_itself_is_named() -> None:
             self.scale = nn.Parameter(torch.ones(3, device="meta"))
 
     with pytest.raises(InputError, match="Scale has no reset_parameters"):
-        module_tensors(Scale(), None, 0)["scale"]
+        module_tensors(Scale(), 0)["scale"]
 
 
 def test_a_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no.safetensors"):
-        module_tensors(LanguageModel(), tmp_path / "no.safetensors", 0)
+        weight_tensors(tmp_path / "no.safetensors")

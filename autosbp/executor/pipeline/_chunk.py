@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from autosbp.costmodel.pipeline_program import PipelineChunk
 from autosbp.executor.gradient_buckets import GradientBuckets
 from autosbp.executor.loss_denominators import BatchDenominators
+from autosbp.executor.loss_scaling import scaled_loss
 from autosbp.executor.lowering import lower
 from autosbp.executor.parameter_gathers import ParameterGathers
 from autosbp.executor.runtime import Runtime
@@ -68,8 +69,12 @@ class ChunkProgram:
         self.denominators = BatchDenominators(
             chunk.graph, parts.denominators, strategy.micro_batch, strategy.num_micro, runtime.device
         )
-        divided = self.denominators.names
-        program = lower(chunk.graph, strategy, runtime.rank, chunk.flow, defers=self.defers, denominators=divided)
+        here = {node.name for node in chunk.graph.nodes}
+        self._lowering: dict[str, Collection[str]] = {
+            "denominators": self.denominators.names,
+            "statistics": here.intersection(runtime.running_statistics),
+        }
+        program = lower(chunk.graph, strategy, runtime.rank, chunk.flow, defers=self.defers, **self._lowering)
         self.program = program.to(runtime.device)
         self.gathers = ParameterGathers(
             chunk.flow,
@@ -117,17 +122,15 @@ class ChunkProgram:
             out = program(*stored, *inputs, *received)
         if self.is_last:
             self.losses[micro] = out.detach()
-            return (out * self.scale if self.scale != 1.0 else out,)
+            return (scaled_loss(out, self.scale * runtime.loss_scale),)
         pairs = zip(out, self.sends, strict=True)
         return tuple((value if sent.gradient else value.detach()).contiguous() for value, sent in pairs)
 
     def _evaluation(self) -> Any:
         """The program without dropout, lowered when first asked for."""
         if self._evaluation_program is None:
-            chunk = replace(self._chunk, graph=evaluation_graph(self.graph))
-            lowered = lower(
-                chunk.graph, self.strategy, self.runtime.rank, chunk.flow, denominators=self.denominators.names
-            )
+            chunk = replace(self._chunk, graph=evaluation_graph(self.graph, self._lowering["statistics"]))
+            lowered = lower(chunk.graph, self.strategy, self.runtime.rank, chunk.flow, **self._lowering)
             self._evaluation_program = lowered.to(self.runtime.device)
         return self._evaluation_program
 

@@ -23,6 +23,7 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import _Action, _ComputationType
 
+from autosbp.executor.communication_wait import metered
 from autosbp.executor.pipeline._base import meta_tensor
 from autosbp.executor.pipeline._chunk import ChunkProgram, StageTensor
 from autosbp.executor.runtime import IssuedCollective, Runtime
@@ -111,7 +112,7 @@ class _PostedReceive(dist.P2POp):
 
     def __init__(self, asked: dist.P2POp) -> None:
         super().__init__(asked.op, asked.tensor, asked.peer, asked.group, asked.tag)
-        work = dist.irecv(asked.tensor, asked.peer, asked.group, asked.tag)
+        work = metered(dist.irecv(asked.tensor, asked.peer, asked.group, asked.tag))
 
         def irecv(*_: Any, **__: Any) -> Any:
             return work

@@ -13,12 +13,14 @@ from autosbp.costmodel.pipeline_program import PipelineProgram, SharedGradients,
 from autosbp.costmodel.step_collectives import Collective
 from autosbp.executor import _torch_distributed
 from autosbp.executor.gradient_buckets import FlatGradients
+from autosbp.executor.loss_scaling import loss_scaler
 from autosbp.executor.master_weights import clear_gradients
 from autosbp.executor.parameter_shards import local_parameters
 from autosbp.executor.pipeline._base import PipelineRuntime
 from autosbp.executor.pipeline._chunk import ChunkProgram
 from autosbp.executor.pipeline._groups import StageGroups
 from autosbp.executor.pipeline._torch import TorchPipelining
+from autosbp.executor.running_statistics import local_statistics
 from autosbp.executor.runtime import IssuedCollective
 from autosbp.executor.synchronizers import MessageKernels
 from autosbp.executor.training import (
@@ -57,6 +59,7 @@ class PipelineTrainer(TrainingLoop):
         groups: StageGroups | None = None,
         pipeline_runtime: PipelineRuntime | None = None,
         with_optimizer: bool = True,
+        buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.graph = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
         self.strategy, self.stages = strategy, PipelineProgram(self.graph, strategy)
@@ -82,14 +85,20 @@ class PipelineTrainer(TrainingLoop):
         names = self.stages.parameters_of(self.stage)
         self.locals = local_parameters(self.graph, strategy, parameters, names, self.runtime.coordinate, device)
         self.parts = microbatch_loss_scaling(graph, strategy.global_batch, strategy.micro_batch)
+        here, coordinate = self.stages.of(self.stage), self.runtime.coordinate
+        self.statistics = {
+            node: found
+            for chunk in here
+            for node, found in local_statistics(chunk.graph, strategy, buffers or {}, coordinate, device).items()
+        }
+        self.runtime.running_statistics = self.statistics
         optimizer = partial(planned_optimizer, self.graph, strategy, learning_rate=learning_rate)
         flows = [chunk.flow for chunk in self.stages.chunks]
         make_kernels = message_kernels_factory(
             flows, strategy, self.runtime, self.runtime.rank, optimizer if with_optimizer else None
         )
         self.chunks = [
-            ChunkProgram(chunk, strategy, self.locals, self.runtime, self.parts, make_kernels)
-            for chunk in self.stages.of(self.stage)
+            ChunkProgram(chunk, strategy, self.locals, self.runtime, self.parts, make_kernels) for chunk in here
         ]
         self.shared = [
             (each, FlatGradients([self.locals[name] for name in each.names]))
@@ -99,6 +108,7 @@ class PipelineTrainer(TrainingLoop):
         self.optimizer = (
             synchronized_optimizer(self.locals, self.message_kernels, optimizer) if with_optimizer else None
         )
+        self.scaler = loss_scaler(self.graph, device)
         self._all = self._cross_stage_group(tuple(range(pipeline.num_stages)))
         self.pipeline_runtime = pipeline_runtime or TorchPipelining()
         self.pipeline_runtime.build(self.chunks, pipeline, self.runtime, self._all[0])
@@ -123,7 +133,7 @@ class PipelineTrainer(TrainingLoop):
             for shared, gradients in self.shared:
                 self._reduce_shared(shared, gradients)
             self.runtime.finish()
-        return self._broadcast_losses().double().sum() * self.parts.scale
+            return self._broadcast_losses().double().sum() * self.parts.scale
 
     @torch.no_grad()
     def evaluate(self, batch: Mapping[str, torch.Tensor], *, training: bool = False) -> torch.Tensor:
@@ -138,7 +148,7 @@ class PipelineTrainer(TrainingLoop):
             for chunk in self.chunks:
                 chunk.gathers.schedule.drop_copies()
             self.runtime.finish()
-        return self._broadcast_losses().double().sum() * self.parts.scale
+            return self._broadcast_losses().double().sum() * self.parts.scale
 
     def _pass_on(self, chunk: ChunkProgram, micro: int, training: bool) -> None:
         """Forward pass of a chunk alone: receive from the chunk before, send to the one after."""
@@ -200,9 +210,15 @@ def make_trainer(
     seed: int = 0,
     compiler: str | None = None,
     with_optimizer: bool = True,
+    buffers: Mapping[str, torch.Tensor] | None = None,
 ) -> Trainer | PipelineTrainer:
     """The trainer for a strategy, see ``Trainer``; stages run without a compiler."""
-    options: dict[str, Any] = {"learning_rate": learning_rate, "seed": seed, "with_optimizer": with_optimizer}
+    options: dict[str, Any] = {
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "with_optimizer": with_optimizer,
+        "buffers": buffers,
+    }
     if strategy.pipeline is None:
         return Trainer(graph, strategy, parameters, device=device, compiler=compiler, **options)
     return PipelineTrainer(graph, strategy, parameters, device=device, **options)

@@ -7,6 +7,7 @@ normalised values, packed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from autosbp.executor.split_ops._base import SplitCall
 from autosbp.executor.split_ops._collectives import gather_parts, reduce_parts, statistics_dtype
 
 Axes = tuple[int, ...]
+StatisticsUpdate = Callable[[torch.Tensor, torch.Tensor, int], None]
 
 
 def layer_norm_split(
@@ -42,12 +44,20 @@ def rms_norm_split(
 
 
 def batch_norm_split(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, axes: Axes
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    axes: Axes,
+    update: StatisticsUpdate | None = None,
 ) -> torch.Tensor:
-    """Batch norm in training of ``x`` whose batch or space is split on ``axes``: synchronised statistics."""
+    """Batch norm in training of ``x`` whose batch or space is split on ``axes``: synchronised statistics.
+
+    ``update`` gets them: mean, biased variance, and the number of values of a channel.
+    """
     dims = (0, *range(2, x.dim()))
     shape = (1, -1, *[1] * (x.dim() - 2))
-    return _normalise(x, _view(weight, shape), _view(bias, shape), dims, eps, axes, constant=True)
+    return _normalise(x, _view(weight, shape), _view(bias, shape), dims, eps, axes, constant=True, update=update)
 
 
 def group_norm_split(
@@ -84,13 +94,15 @@ def _normalise(
     *,
     centred: bool = True,
     constant: bool = False,
+    update: StatisticsUpdate | None = None,
 ) -> torch.Tensor:
     """``(x - mean) / sqrt(variance + eps) * weight + bias`` over ``dims``; without ``centred`` the mean is 0.
 
     Weight and bias have all of ``x``'s dims; ``constant`` ones do not vary along ``dims``.
     """
     constant = constant or weight is None
-    out: torch.Tensor = _Normalise.apply(x, weight, bias, dims, eps, axes, centred, constant, current())  # type: ignore[no-untyped-call]
+    apply: Any = _Normalise.apply
+    out: torch.Tensor = apply(x, weight, bias, dims, eps, axes, centred, constant, update, current())
     return out
 
 
@@ -106,9 +118,12 @@ class _Normalise(torch.autograd.Function):
         axes: Axes,
         centred: bool,
         constant: bool,
+        update: StatisticsUpdate | None,
         runtime: Runtime,
     ) -> torch.Tensor:
         mean, variance, out = (_centred if centred else _uncentred)(x.to(statistics_dtype(x)), dims, axes, runtime)
+        if update is not None and mean is not None:
+            update(mean, variance, _num_values(x, dims, axes, runtime))
         scale = (variance + eps).rsqrt()
         out = out.mul_(scale) if centred else out * scale
         if weight is not None:
@@ -136,13 +151,18 @@ class _Normalise(torch.autograd.Function):
             grad, factor = grad * weight, scale
             sums = [product.mul_(weight).sum(ctx.dims, keepdim=True), grad.sum(ctx.dims, keepdim=True)]
         if not ctx.needs_input_grad[0]:
-            return None, grad_weight, grad_bias, None, None, None, None, None, None
-        count = prod(x.shape[dim] for dim in ctx.dims) * ctx.runtime.mesh.group_size(ctx.axes)
+            return None, grad_weight, grad_bias, *[None] * 7
+        count = _num_values(x, ctx.dims, ctx.axes, ctx.runtime)
         means = reduce_parts(torch.stack(sums if mean is not None else sums[:1]), ctx.axes, ctx.runtime).div_(count)
         grad_x = normal.mul_(-means[0]).add_(grad)
         if mean is not None:
             grad_x.sub_(means[1])
-        return grad_x.mul_(factor).to(x.dtype), grad_weight, grad_bias, None, None, None, None, None, None
+        return grad_x.mul_(factor).to(x.dtype), grad_weight, grad_bias, *[None] * 7
+
+
+def _num_values(x: torch.Tensor, dims: tuple[int, ...], axes: Axes, runtime: Runtime) -> int:
+    """Number of values over all ranks' ``dims``."""
+    return prod(x.shape[dim] for dim in dims) * runtime.mesh.group_size(axes)
 
 
 def _weight_gradients(

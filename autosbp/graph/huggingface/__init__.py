@@ -13,6 +13,9 @@ from autosbp.utils.resource_limits import memory_limit
 _MOST_BYTES = 8 * 2**30
 
 if TYPE_CHECKING:
+    import torch
+
+    from autosbp.graph.huggingface._classes import TrainingClass
     from autosbp.graph.huggingface._inputs import ExampleInputs
 
 
@@ -37,26 +40,16 @@ def capture_hf_config(
         InputError: for an unknown model type, a class without a training loss, or a size beyond the config's limits.
         UnsupportedError: if transformers is not installed, or the model cannot be captured.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise UnsupportedError(
-            "capturing a Hugging Face model requires the extra hf: pip install 'autosbp[hf]'"
-        ) from error
+    chosen, hf_config, dtype = _training_class(config)
+    import transformers
+
     from autosbp.graph.capture import build_on_meta
-    from autosbp.graph.huggingface._classes import training_class
-    from autosbp.graph.huggingface._config import read_config, rejected_config_error
+    from autosbp.graph.huggingface._config import rejected_config_error
     from autosbp.graph.huggingface._experts import use_expert_op
     from autosbp.graph.huggingface._inputs import example_inputs
     from autosbp.graph.huggingface._sizes import RequestedSizes, set_image_size
 
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    hf_config = read_config(config)
     set_image_size(hf_config, image_size)
-    dtype = getattr(torch, _dtype(config))
-    chosen = training_class(hf_config, config)
     with memory_limit(_MOST_BYTES):  # meta parameters need none, but a million layers or a large position table do
         try:
             module = build_on_meta(lambda: chosen.cls._from_config(hf_config, dtype=dtype), dtype)
@@ -75,6 +68,32 @@ def capture_hf_config(
             provenance,
             check,
         )
+
+
+def build_hf_module(config: Mapping[str, Any], image_size: int | None = None) -> torch.nn.Module:
+    """The module that ``config`` describes, in training mode, with the values that transformers initialises it with."""
+    chosen, hf_config, dtype = _training_class(config)
+    from autosbp.graph.huggingface._sizes import set_image_size
+
+    set_image_size(hf_config, image_size)
+    module: torch.nn.Module = chosen.cls._from_config(hf_config, dtype=dtype)
+    return module.train()
+
+
+def _training_class(config: Mapping[str, Any]) -> tuple[TrainingClass, Any, torch.dtype]:
+    """The class that trains the config, the config object, and the dtype."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise UnsupportedError("a Hugging Face model requires the extra hf: pip install 'autosbp[hf]'") from error
+    from autosbp.graph.huggingface._classes import training_class
+    from autosbp.graph.huggingface._config import read_config
+
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    hf_config = read_config(config)
+    return training_class(hf_config, config), hf_config, getattr(torch, _dtype(config))
 
 
 def _capture_with_fallback(

@@ -10,7 +10,7 @@ from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
 from autosbp.sbp.mesh import Mesh
 from autosbp.search.plan_options import PlanOptions
-from autosbp.search.problem.baselines import Roles
+from autosbp.search.problem.baselines import Roles, recipe
 from autosbp.search.problem.cost_weights import UNSHARDED
 from autosbp.search.problem.mesh_views import MAX_AXES, mesh_views, tensor_parallel_view
 from autosbp.search.problem.parallel_degrees import (
@@ -46,6 +46,7 @@ class PipelineStructures:
     def all(self, fills: Callable[[int], bool]) -> list[PipelineStructure]:
         """The structures to search; ``fills`` tells whether model and batch fill a number of stages."""
         ways = self._by_degrees if self.degrees else self._pinned if self.pins else self._free
+        ways = self._on_grids if self.options.grid else ways
         found = [structure for structure in ways(fills) if structure.stages > self.last_stage]
         if not found and self.last_stage:
             detail = "a stage with this number requires more stages than are allowed, or than model and batch can fill"
@@ -74,6 +75,19 @@ class PipelineStructures:
             axes = MAX_AXES if stages == 1 or self.options.stages else STAGE_AXES
             ways = constrained_views(mesh, self.pins, self.degrees, self.roles, axes)
             found += [PipelineStructure(stages, view, allowed) for view, allowed in ways]
+        if not found:
+            raise degree_contradiction(self.degrees, self.cluster.num_devices, self.options.stages)
+        return found
+
+    def _on_grids(self, fills: Callable[[int], bool]) -> list[PipelineStructure]:
+        """Structures of the device grids of a baseline, of the requested degrees."""
+        found = []
+        for stages, mesh in self.meshes(fills):
+            for count, (view, allowed) in enumerate(recipe(self.options.grid or "", mesh, self.roles).grids):
+                tensor = mesh.group_size(range(mesh.ndim - count, mesh.ndim))
+                degrees = ParallelDegrees(mesh.size // tensor, tensor)
+                if self.degrees.data in (None, degrees.data) and self.degrees.tensor in (None, degrees.tensor):
+                    found.append(PipelineStructure(stages, view, allowed))
         if not found:
             raise degree_contradiction(self.degrees, self.cluster.num_devices, self.options.stages)
         return found

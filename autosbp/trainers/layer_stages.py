@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,7 +9,7 @@ from autosbp.costmodel.pipeline_program import PipelineProgram
 from autosbp.costmodel.recompute import recomputable_blocks
 from autosbp.errors import UnsupportedError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan.plan import Plan
+from autosbp.plan.plan import Strategy
 from autosbp.plan.schedules import ONE_F_ONE_B, Schedule
 
 
@@ -44,21 +43,17 @@ class LayerStages:
         return [range(start, stop) for start, stop in pairwise(starts)]
 
 
-def layer_stages(plan: Plan, graph: LogicalGraph, target: str) -> LayerStages:
-    """A plan's pipeline stages; a single stage with 0 layers if the plan has no pipeline.
+def layer_stages(graph: LogicalGraph, strategy: Strategy, target: str) -> LayerStages:
+    """A strategy's pipeline stages; a single stage with 0 layers if it has no pipeline.
 
     Raises:
         UnsupportedError: for a cut that is neither before a layer nor after the last one.
     """
-    strategy = plan.strategy
     if strategy.pipeline is None:
         return LayerStages(1, (0,), ONE_F_ONE_B)
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
     blocks, pipeline = recomputable_blocks(bound), strategy.pipeline
-    starts = {block[0]: at for at, block in enumerate(blocks)}
-    if blocks:
-        names = [node.name for node in bound.nodes if node.name in bound.parameter_dependent]
-        starts |= dict.fromkeys(names[names.index(blocks[-1][-1]) + 1 :][:1], len(blocks))
+    starts = layer_starts(bound)
     for cut in pipeline.cuts:
         if cut not in starts:
             raise UnsupportedError(
@@ -71,15 +66,11 @@ def layer_stages(plan: Plan, graph: LogicalGraph, target: str) -> LayerStages:
     return LayerStages(pipeline.num_stages, layers, pipeline.schedule, shared, pipeline.weights_lag)
 
 
-def check_schedule(staged: LayerStages, known: Iterable[Schedule], target: str) -> None:
-    """Raise ``UnsupportedError`` if a pipeline's schedule is not among those of the tool."""
-    names = [schedule.name for schedule in known]
-    if staged.num_stages > 1 and staged.schedule.name not in names:
-        raise UnsupportedError(
-            f"{target} supports the schedules {', '.join(names)}; the plan uses {staged.schedule.name}"
-        )
-    if staged.weights_lag is not None:
-        raise UnsupportedError(
-            f"{target} delays weight gradients by the number of stages; the plan delays them by "
-            f"{staged.weights_lag} passes"
-        )
+def layer_starts(bound: LogicalGraph) -> dict[str, int]:
+    """Number of layers before each op that begins a layer, and before the first op after the last layer."""
+    blocks = recomputable_blocks(bound)
+    starts = {block[0]: at for at, block in enumerate(blocks)}
+    if blocks:
+        names = [node.name for node in bound.nodes if node.name in bound.parameter_dependent]
+        starts |= dict.fromkeys(names[names.index(blocks[-1][-1]) + 1 :][:1], len(blocks))
+    return starts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autosbp.costmodel.recompute import checkpointing_segments, recomputable_blocks
 from autosbp.errors import UnsupportedError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.plan.plan import Plan
+from autosbp.plan.plan import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +23,17 @@ class CheckpointedLayers:
     interval: int
 
 
-def checkpointed_layers(plan: Plan, graph: LogicalGraph, target: str) -> CheckpointedLayers:
-    """The layers that a plan checkpoints.
+def checkpointed_layers(graph: LogicalGraph, strategy: Strategy, target: str) -> CheckpointedLayers:
+    """The layers that a strategy checkpoints.
 
     Raises:
         UnsupportedError: if they are not the first layers of each chunk, in segments of one length.
     """
-    runs = plan.strategy.recompute
-    bound = graph.bind(**dict.fromkeys(graph.symbols, plan.strategy.micro_batch))
-    blocks = recomputable_blocks(bound) if runs else ()
+    runs = strategy.recompute
     if not runs:
         return CheckpointedLayers(0, 0, 0)
-    cuts = plan.strategy.pipeline.cuts if plan.strategy.pipeline else ()
+    blocks = recomputable_blocks(graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch)))
+    cuts = strategy.pipeline.cuts if strategy.pipeline else ()
     for interval in range(1, len(blocks) + 1):
         for kept in range(len(blocks)):
             if checkpointing_segments(blocks, interval, cuts, kept) == runs:

@@ -1,0 +1,166 @@
+"""Options of ``autosbp plan`` that no other command has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Searcher = Annotated[
+    str, typer.Option("--searcher", help="Search algorithm: auto, exact, exhaustive, random, and others.")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", help="Random seed; the same input, seed and calibration give the same plan.")
+]
+TimeLimit = Annotated[
+    float,
+    typer.Option("--time-limit", metavar="S", help="Soft time limit in seconds; returns the best plan found."),
+]
+MemoryLimit = Annotated[
+    int | None,
+    typer.Option(
+        "--memory-limit-bytes", help="Memory limit per device in bytes; default: what the device has for tensors."
+    ),
+]
+
+GapTolerance = Annotated[
+    float,
+    typer.Option(
+        "--gap-tolerance",
+        help="Acceptable relative optimality gap. Above the default, search stops as soon as a plan is this "
+        "close to the minimum-work bound.",
+    ),
+]
+Pin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin",
+        metavar="NAME=LAYOUT",
+        help="Fix a layout instead of searching it: head.weight=S0, 'tables.*=S0 -> B', linear_1=P. Repeatable.",
+    ),
+]
+Baselines = Annotated[
+    str | None,
+    typer.Option(
+        "--baselines",
+        metavar="NAME,...",
+        help="Baselines to compare with: data_parallel, zero1, zero2, zero3, fsdp2, megatron, megatron_sp, "
+        "megatron_lm, one_weird_trick, summa_2d, alpa_like, autoddl_tied, or none.",
+    ),
+]
+Stages = Annotated[
+    int | None, typer.Option("--stages", help="Number of pipeline stages; 1 forbids pipelines. Default: searched.")
+]
+Schedule = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--schedule",
+        help="Allowed pipeline schedule: gpipe, 1f1b, interleaved_1f1b or zero_bubble; default: all of these. "
+        "message_driven can be planned but not run in trials. Repeatable.",
+    ),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        help="Parameter sharding: as_used (none beyond the layouts), step (ZeRO-2: gathered once per step) or use "
+        "(ZeRO-3: gathered for each use). Default: searched.",
+    ),
+]
+Recompute = Annotated[
+    int | None,
+    typer.Option(
+        "--recompute",
+        metavar="K",
+        help="Activation checkpointing: save activations only every K blocks and recompute the rest; 0 disables "
+        "it. Default: as memory requires.",
+    ),
+]
+Offload = Annotated[
+    bool,
+    typer.Option("--offload", help="Allow optimizer state in host memory, if the cluster file describes its hosts."),
+]
+BucketBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--bucket-bytes",
+        metavar="BYTES",
+        help="Maximum gradient bucket size (default 25 MiB; smaller if memory is short).",
+    ),
+]
+
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic", help="Use only bitwise reproducible ops and layouts; trials of the plan enforce this."
+    ),
+]
+
+DataParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--data-parallel",
+        metavar="N",
+        help="Data-parallel degree within a pipeline stage; 1 disables data parallelism.",
+    ),
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--tensor-parallel",
+        metavar="N",
+        help="Tensor-parallel degree within a pipeline stage; 1 disables tensor parallelism.",
+    ),
+]
+Stage = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stage",
+        metavar="NAME=K",
+        help="Assign an op, the ops that read a parameter, or a name pattern to pipeline stage K (from 0). Repeatable.",
+    ),
+]
+Start = Annotated[
+    str | None,
+    typer.Option(
+        "--start",
+        metavar="PLAN",
+        help="Warm start from an earlier plan, also for another batch or other links; its cost is recomputed. "
+        "With --server, a plan that the service stores, or its id.",
+    ),
+]
+Pareto = Annotated[
+    int | None,
+    typer.Option(
+        "--pareto", metavar="N", help="Find up to N plans (2 to 64) on the Pareto front of step time and memory."
+    ),
+]
+For = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="TOOL",
+        help="Search only what a trainer can express: torchtitan, megatron, deepspeed or accelerate. Not with "
+        "--pareto, --start or --server.",
+    ),
+]
+Builder = Annotated[
+    str | None,
+    typer.Option(
+        "--builder",
+        metavar="NAME",
+        help="Synchronize gradients as this builder does: all_reduce, ps, ps_balanced, ps_partitioned, "
+        "ps_hierarchical, all_reduce_partitioned, all_reduce_random_axis, all_reduce_hierarchical, "
+        "sparse_all_gather, parallax, ddp, horovod; or auto, the cheapest for each parameter.",
+    ),
+]
+Chunk = Annotated[
+    int | None, typer.Option("--chunk", metavar="N", help="Adjacent variables in one message of --builder.")
+]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Also measure the plan and its baselines on this machine's ranks, in turn, and say how much faster it is.",
+    ),
+]

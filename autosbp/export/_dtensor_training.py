@@ -1,0 +1,241 @@
+"""Source text that trains a plan in plain torch: its program as data, and functions that run it on DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autosbp.costmodel.recompute import Segments
+from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Ref
+from autosbp.plan.plan import Strategy
+from autosbp.program.microbatch_loss import microbatch_loss_scaling
+
+_RUNTIME = '''
+
+def place(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """The tensor with these placements; a plain tensor is whole on every rank."""
+    if not isinstance(tensor, DTensor):
+        tensor = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    pairs = list(zip(tensor.placements, placements))
+    if any(had.is_shard() and wanted.is_partial() for had, wanted in pairs):
+        whole = [Replicate() if wanted.is_partial() and not had.is_partial() else had for had, wanted in pairs]
+        tensor = tensor.redistribute(mesh, whole)
+    return tensor.redistribute(mesh, placements)
+
+
+def run_op(line: tuple[Any, ...], values: dict[str, Any], mesh: DeviceMesh) -> None:
+    """Run one op of the program on its inputs in the plan's placements."""
+    name, op, args, kwargs = line
+    wanted = iter(OPS[name][0] if name in OPS else ())
+
+    def given(arg: Any) -> Any:
+        if isinstance(arg, Value):
+            found = values[arg.name]
+            found = found[arg.index] if isinstance(found, (tuple, list)) else found
+            return place(found, mesh, next(wanted)) if name in OPS else found
+        return [given(item) for item in arg] if isinstance(arg, tuple) else arg
+
+    args, kwargs = [given(arg) for arg in args], {key: given(arg) for key, arg in kwargs.items()}
+    try:
+        values[name] = op(*args, **kwargs)
+    except (NotImplementedError, RuntimeError):
+        if name not in OPS or not any(map(is_split, tree_leaves((args, kwargs)))):
+            raise
+        # DTensor has no rule for these placements: every rank computes the whole op.
+        whole = [Replicate()] * mesh.ndim
+        local = tree_map(lambda leaf: whole_tensor(leaf, mesh), (args, kwargs))
+        made = op(*local[0], **local[1])
+        values[name] = tree_map(lambda leaf: DTensor.from_local(leaf, mesh, whole, run_check=False), made)
+
+
+def is_split(leaf: Any) -> bool:
+    return isinstance(leaf, DTensor) and not all(each.is_replicate() for each in leaf.placements)
+
+
+def whole_tensor(leaf: Any, mesh: DeviceMesh) -> Any:
+    return leaf.redistribute(mesh, [Replicate()] * mesh.ndim).to_local() if isinstance(leaf, DTensor) else leaf
+
+
+def run(parameters: Mapping[str, DTensor], batch: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> torch.Tensor:
+    """The loss of one microbatch, whole on every rank; ``batch`` holds the microbatch whole on every rank."""
+    device = next(iter(batch.values())).device
+    values: dict[str, Any] = {**parameters, **{name: constant(name).to(device) for name in CONSTANTS}}
+    values |= {name: batch[name] for name in INPUTS}
+    at = 0
+    while at < len(PROGRAM):
+        stop, reads, makes = SEGMENTS.get(at, (at + 1, (), ()))
+        if makes:
+            made = checkpoint(run_segment, at, stop, makes, mesh, reads, *map(values.get, reads), use_reentrant=False)
+            values.update(zip(makes, made))
+        else:
+            run_op(PROGRAM[at], values, mesh)
+        at = stop
+    loss = values[LOSS]
+    return whole_tensor(loss[0] if isinstance(loss, (tuple, list)) else loss, mesh)
+
+
+def run_segment(
+    first: int, stop: int, makes: Sequence[str], mesh: DeviceMesh, names: Sequence[str], *given: Any
+) -> tuple[Any, ...]:
+    """The values of a checkpointed segment that later ops read."""
+    values = dict(zip(names, given))
+    for line in PROGRAM[first:stop]:
+        run_op(line, values, mesh)
+    return tuple(values[name] for name in makes)
+
+
+def gather(parameters: Mapping[str, DTensor]) -> dict[str, DTensor]:
+    """Parameters in the dtype and layout of their use, as leaves whose gradients stay local until ``reduce``."""
+    found = {name: tensor.detach().to(DTYPES[name]) for name, tensor in parameters.items()}
+    return {
+        name: tensor.redistribute(tensor.device_mesh, READ[name]).requires_grad_(TRAINED[name])
+        for name, tensor in found.items()
+    }
+
+
+def reduce(parameters: Mapping[str, DTensor], gathered: Mapping[str, DTensor]) -> None:
+    """Add the gradients of gathered parameters to those of the stored ones, in their layouts."""
+    for name, tensor in parameters.items():
+        found = gathered[name].grad
+        if found is not None:
+            found = found.to(tensor.dtype).redistribute(tensor.device_mesh, tensor.placements)
+            tensor.grad = found if tensor.grad is None else tensor.grad + found
+
+
+def trainable(state_dict: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> dict[str, DTensor]:
+    """Every parameter in its stored layout, for an optimizer; half precision is trained in float32."""
+    found = {name: tensor.detach() for name, tensor in distribute(state_dict, mesh).items()}
+    stored = {name: tensor.float() if HAS_MASTER_WEIGHTS else tensor for name, tensor in found.items()}
+    return {name: tensor.requires_grad_(TRAINED[name]) for name, tensor in stored.items()}
+
+
+def train_step(
+    parameters: Mapping[str, DTensor],
+    optimizer: torch.optim.Optimizer,
+    batch: Mapping[str, torch.Tensor],
+    mesh: DeviceMesh,
+) -> torch.Tensor:
+    """One step on a global batch, which every rank has whole; returns its loss."""
+    optimizer.zero_grad()
+    total, gathered = torch.zeros(()), gather(parameters)
+    for at in range(NUM_MICROBATCHES):
+        part = slice(at * MICRO_BATCH, (at + 1) * MICRO_BATCH)
+        loss = run(gathered, {name: tensor[part] for name, tensor in batch.items()}, mesh) * LOSS_SCALE
+        loss.backward()
+        total = total + loss.detach().cpu()
+        if GATHERED_FOR_EACH_MICROBATCH or at == NUM_MICROBATCHES - 1:
+            reduce(parameters, gathered)
+            gathered = gather(parameters) if at < NUM_MICROBATCHES - 1 else gathered
+    optimizer.step()
+    return total
+
+
+def constant(name: str) -> torch.Tensor:
+    dtype, shape, text = CONSTANTS[name]
+    data = bytearray(zlib.decompress(base64.b64decode(text)))
+    return torch.frombuffer(data, dtype=dtype).reshape(shape).clone() if data else torch.empty(shape, dtype=dtype)
+'''
+
+TRAINING_IMPORTS = """import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
+"""
+
+
+def can_train(graph: LogicalGraph, strategy: Strategy) -> bool:
+    """Whether plain torch has every op: no stages, and no ops that autosbp or the model define themselves."""
+    return strategy.pipeline is None and not any(
+        node.op.split(".")[0] in ("autosbp", "function") for node in graph.nodes
+    )
+
+
+def training_lines(graph: LogicalGraph, strategy: Strategy, read: dict[str, str]) -> list[str]:
+    """Source lines: the program of one microbatch as data, then the functions that run it.
+
+    Args:
+        graph: in the plan's precision, with a symbolic batch.
+        read: source text of the placements in which each parameter is used.
+    """
+    bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
+    scale = microbatch_loss_scaling(graph, strategy.global_batch, strategy.micro_batch).scale
+    has_master_weights = any(leaf.meta.dtype in ("bfloat16", "float16") for leaf in bound.trained)
+    return [
+        "",
+        "class Value(NamedTuple):",
+        '    """Output of an op, or a parameter, input or constant."""',
+        "",
+        "    name: str",
+        "    index: int = 0",
+        "",
+        "",
+        "# parameter: placements in which ops use it",
+        f"READ = {{{', '.join(f'{name!r}: {text}' for name, text in read.items())}}}",
+        f"DTYPES = {{{', '.join(f'{leaf.name!r}: torch.{leaf.meta.dtype}' for leaf in bound.parameters)}}}",
+        f"TRAINED = {{{', '.join(f'{leaf.name!r}: {leaf.trained}' for leaf in bound.parameters)}}}",
+        f"HAS_MASTER_WEIGHTS = {has_master_weights}",
+        f"INPUTS = {tuple(leaf.name for leaf in bound.inputs)!r}",
+        f"LOSS = {bound.loss.name!r}",
+        f"NUM_MICROBATCHES, MICRO_BATCH, LOSS_SCALE = {strategy.num_micro}, {strategy.micro_batch}, {scale!r}",
+        f"GATHERED_FOR_EACH_MICROBATCH = {strategy.gather == 'use'}",
+        "CONSTANTS = {",
+        *(
+            f"    {each.name!r}: (torch.{each.meta.dtype}, {each.meta.sizes!r}, {each.data!r}),"
+            for each in bound.constants
+        ),
+        "}",
+        "",
+        "# (op's name, op, arguments), in order",
+        "PROGRAM = [",
+        *(f"    {_line(node)}," for node in bound.nodes),
+        "]",
+        "",
+        "# first op: (end, values that the checkpointed segment reads, values that later ops read)",
+        f"SEGMENTS = {_segments(bound, strategy.recompute)!r}",
+        _RUNTIME,
+    ]
+
+
+def _line(node: Node) -> str:
+    args = f"({''.join(f'{_source(arg)}, ' for arg in node.args)})"
+    kwargs = ", ".join(f"{key!r}: {_source(arg)}" for key, arg in node.kwargs.items())
+    return f"({node.name!r}, torch.ops.{node.op}, {args}, {{{kwargs}}})"
+
+
+def _source(arg: Arg) -> str:
+    """Source text of an argument of a bound graph."""
+    if isinstance(arg, Ref):
+        return f"Value({arg.name!r}, {arg.index})"
+    if isinstance(arg, DType):
+        return f"torch.{arg.name}"
+    if isinstance(arg, tuple):
+        return f"({''.join(f'{_source(item)}, ' for item in arg)})"
+    if isinstance(arg, float):
+        return f"float({str(arg)!r})"
+    return repr(arg)
+
+
+def _segments(bound: LogicalGraph, recompute: Segments) -> dict[int, tuple[int, tuple[str, ...], tuple[str, ...]]]:
+    """For the index of each segment's first op: its end, and the values that cross its ends.
+
+    Ops that depend on no parameter may lie between those of a segment, and run with it.
+    """
+    at = {node.name: place for place, node in enumerate(bound.nodes)}
+    found: dict[int, tuple[int, tuple[str, ...], tuple[str, ...]]] = {}
+    for first, last in recompute:
+        start, stop = at[first], at[last] + 1
+        inside = {node.name for node in bound.nodes[start:stop]}
+        reads = _names(bound.nodes[start:stop], lambda name, inside=inside: name not in inside)
+        makes = _names(bound.nodes[stop:], lambda name, inside=inside: name in inside)
+        found[start] = (stop, reads, (*makes, *({bound.loss.name} & inside - set(makes))))
+    return found
+
+
+def _names(nodes: Sequence[Node], wanted: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(ref.name for node in nodes for ref in node.refs() if wanted(ref.name)))

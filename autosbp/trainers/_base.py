@@ -1,0 +1,166 @@
+"""The contract of trainers: their search space as constraints of a plan, and the check that a strategy is in it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, NoReturn
+
+from autosbp.errors import UnsupportedError
+from autosbp.graph.ir import LogicalGraph
+from autosbp.plan.plan import Strategy
+from autosbp.plan.schedules import Schedule
+from autosbp.program.parallelism import DATA, SEQUENCE, TENSOR, Parallelism, parallelism_of
+from autosbp.trainers.checkpointed_layers import CheckpointedLayers, checkpointed_layers
+from autosbp.trainers.layer_stages import LayerStages, layer_stages
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """A part of a trainer's search space, in terms of ``search.plan_options.PlanOptions``.
+
+    Args:
+        grid: baseline whose device grids bound the layouts: ``data_parallel``, ``megatron`` or ``megatron_sp``.
+        stages: 1 forbids pipelines; None leaves the number open.
+        storage: parameter sharding; None leaves it open.
+        has_whole_batch: the step is one microbatch.
+    """
+
+    grid: str
+    stages: int | None = None
+    storage: str | None = None
+    has_whole_batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpressedPlan:
+    """A strategy in the terms of trainers.
+
+    Args:
+        dtype: of all parameters.
+        precision: see ``graph.precision``; None where it is the graph's.
+    """
+
+    strategy: Strategy
+    parallelism: Parallelism
+    staged: LayerStages
+    checkpointed: CheckpointedLayers
+    dtype: str
+    precision: str | None
+
+    @property
+    def replica_batch(self) -> int:
+        """Samples of one microbatch on one data parallel replica."""
+        return self.strategy.micro_batch // self.parallelism.data
+
+    @property
+    def has_float32_master_weights(self) -> bool:
+        """Whether gradients of half-precision parameters are accumulated and reduced in float32."""
+        return self.precision in ("bf16-mixed", "fp16-mixed")
+
+    @property
+    def num_ranks(self) -> int:
+        return self.strategy.num_devices
+
+
+class Trainer(ABC):
+    """A trainer: what it can express of a strategy. Instances have no state."""
+
+    name: ClassVar[str]
+    """Name in commands."""
+    constraints: ClassVar[tuple[Constraints, ...]]
+    """Parts of its search space, which together hold all that it can express, and more: ``refusal`` decides."""
+    schedules: ClassVar[tuple[Schedule, ...]] = ()
+    """Pipeline schedules; none if it has no pipelines."""
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+    """Dtypes of parameters in forward and backward passes."""
+    optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd")
+    trains_pure_bfloat16: ClassVar[bool] = True
+    """Whether bfloat16 parameters may have no float32 master weights."""
+    cuts_anywhere: ClassVar[bool] = True
+    """Whether stages may have unequal numbers of layers."""
+    offloads_optimizer: ClassVar[bool] = False
+    """Whether sharded optimizer state alone may be on the host."""
+
+    def express(self, graph: LogicalGraph, strategy: Strategy, precision: str | None) -> ExpressedPlan:
+        """The strategy in the trainer's terms.
+
+        Args:
+            graph: in the plan's precision, with a symbolic batch.
+
+        Raises:
+            UnsupportedError: names the first op, parameter or choice that the trainer cannot express.
+        """
+        found = parallelism_of(graph, strategy)
+        self._check_grid(strategy, found)
+        dtypes = sorted({leaf.meta.dtype for leaf in graph.parameters})
+        if len(dtypes) > 1:
+            self.refuse(f"stores all parameters in one dtype; the model has {', '.join(dtypes)}")
+        if strategy.micro_batch % found.data:
+            self.refuse(f"cannot split a microbatch of {strategy.micro_batch} evenly over {found.data} replicas")
+        plan = ExpressedPlan(
+            strategy,
+            found,
+            layer_stages(graph, strategy, self.name),
+            checkpointed_layers(graph, strategy, self.name),
+            dtypes[0],
+            precision,
+        )
+        self._check_stages(plan)
+        self._check_training(plan)
+        self.check(plan)
+        return plan
+
+    @abstractmethod
+    def check(self, plan: ExpressedPlan) -> None:
+        """Raise ``UnsupportedError`` for what the table of class variables does not say."""
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise ``UnsupportedError``: the trainer's name, and what it has, then what the plan has."""
+        raise UnsupportedError(f"{self.name} {why}")
+
+    def _check_grid(self, strategy: Strategy, found: Parallelism) -> None:
+        advice = "use --to dtensor for this plan"
+        if found.deviations:
+            self.refuse(f"supports only data x tensor parallel grids: {found.deviations[0]}; {advice}")
+        shown = ", ".join(f"{axis.name}: {role}" for axis, role in zip(strategy.mesh.axes, found.roles, strict=True))
+        if set(found.roles) - {DATA, TENSOR}:
+            what = "has context parallelism" if SEQUENCE in found.roles else "repeats all its work on an axis"
+            self.refuse(f"supports only data x tensor parallel grids; the plan {what}: {shown}; {advice}")
+        if not found.has_tensor_ranks_innermost:
+            self.refuse(f"requires the tensor parallel axis innermost; the plan's mesh axes are {shown}")
+        if not found.has_sharded_ranks_innermost:
+            self.refuse(f"shards parameters over the innermost data parallel axes; the plan's mesh axes are {shown}")
+
+    def _check_stages(self, plan: ExpressedPlan) -> None:
+        staged = plan.staged
+        if staged.num_stages == 1:
+            return
+        names = [schedule.name for schedule in self.schedules]
+        if not names:
+            self.refuse(f"has no pipelines; the plan has {staged.num_stages} stages")
+        if staged.schedule.name not in names:
+            self.refuse(f"supports the schedules {', '.join(names)}; the plan uses {staged.schedule.name}")
+        if staged.weights_lag is not None:
+            lag = f"the plan delays them by {staged.weights_lag} passes"
+            self.refuse(f"delays weight gradients by the number of stages; {lag}")
+        if not staged.is_even and not self.cuts_anywhere:
+            shown = ", ".join(map(str, staged.layers))
+            self.refuse(f"requires equal numbers of layers per stage; the plan's stages have {shown}")
+
+    def _check_training(self, plan: ExpressedPlan) -> None:
+        if plan.strategy.optimizer not in self.optimizers or plan.dtype not in self.dtypes:
+            self.refuse(f"cannot train {plan.dtype} parameters with {plan.strategy.optimizer}")
+        if plan.precision == "bf16" and not self.trains_pure_bfloat16:
+            self.refuse("keeps float32 master weights; the plan's precision bf16 has none")
+        if plan.strategy.offload and not (self.offloads_optimizer and plan.parallelism.sharded > 1):
+            what = "only sharded optimizer state" if self.offloads_optimizer else "no optimizer state alone"
+            self.refuse(f"can offload {what}; the plan shards it over {plan.parallelism.sharded} ranks")
+
+    def check_checkpointing(self, plan: ExpressedPlan, allowed: Iterable[tuple[int, int]]) -> None:
+        """Refuse checkpointing other than the given pairs of a number of layers and of layers per segment."""
+        again = plan.checkpointed
+        if again.layers and (again.layers, again.interval) not in allowed:
+            shown = f"the first {again.layers} of {again.count} in segments of {again.interval}"
+            self.refuse(f"can recompute only every layer, one by one; the plan recomputes {shown}")

@@ -1,0 +1,73 @@
+"""Virtual environments of the trainers, with torch of this one: ``python -m benchmarks.exports.environments``.
+
+Each trainer has a folder of its own below ``AUTOSBP_TRAINERS`` (by default the user's cache), in which pip installs the
+trainer and what it imports, without its dependencies: torch and numpy come from the environment that runs this.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "torchtitan": ("torchtitan==0.2.2", "tyro", "docstring_parser", "typeguard", "einops", "datasets", "torchdata"),
+    "torchtitan03": (
+        *("torchtitan==0.3.0", "tyro", "docstring_parser", "typeguard", "einops", "datasets", "torchdata"),
+        *("spmd_types==0.2.3", "torch_checkpointing"),
+    ),
+    "deepspeed": ("deepspeed==0.19.8", "hjson", "py-cpuinfo", "ninja", "einops", "msgpack"),
+    "megatron": ("megatron-core==0.16.1", "einops"),
+    "accelerate": ("accelerate==1.15.0",),
+}
+"""Requirements of pip for each environment."""
+IMPORTED: Mapping[str, Sequence[str]] = {
+    "torchtitan": (
+        "dill",
+        "multiprocess",
+        "xxhash",
+        "pyarrow",
+        "pandas",
+        "pytz",
+        "python-dateutil",
+        "pillow",
+        "tensorboard",
+    ),
+}
+
+
+def root() -> Path:
+    return Path(os.environ.get("AUTOSBP_TRAINERS", Path.home() / ".cache" / "autosbp-trainers"))
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of a trainer's environment, which need not be there."""
+    return root() / name / "bin" / "python"
+
+
+def is_installed(name: str) -> bool:
+    return (root() / name / "installed").exists()
+
+
+def install(name: str) -> Path:
+    """Make a trainer's environment unless it is there; returns its interpreter."""
+    folder = root() / name
+    if is_installed(name):
+        return python_of(name)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    inside = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    (inside / "torch_of_autosbp.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    environment = os.environ | {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
+    wanted = [*PACKAGES[name], *IMPORTED.get(name.removesuffix("03"), ())]
+    command = [str(python_of(name)), "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", *wanted]
+    subprocess.run(command, check=True, env=environment)
+    (folder / "installed").write_text("\n".join(wanted) + "\n")
+    return python_of(name)
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or PACKAGES:
+        print(install(each))

@@ -1,0 +1,1 @@
+"""Training of a GPT-2 under plans against one device."""
