@@ -27,6 +27,7 @@ from autosbp.utils.json_io import canonical, tagged_number
 # Backward FLOPs per forward FLOP if both operands need a gradient: two matmuls of the same size (Kaplan et al. 2020,
 # section 2.1); attention recomputes its scores (Dao 2023, section 3.1).
 BACKWARD_FLOPS: Mapping[str, float] = {"aten.scaled_dot_product_attention.default": 2.5}
+ONE_LAUNCH = (1.0, 1.0)
 SIZE_ARGUMENTS: Mapping[str, int] = {"aten.reshape.default": 1, "aten.expand.default": 1}
 """Position of the argument that must become the local output shape."""
 
@@ -166,20 +167,31 @@ class ComputeModel:
         return peak_flops(self.device, dtype) * (self.curves.matmul if self.curves else self.device.efficiency)
 
     def _roofline(
-        self, op: str, dtype: str, flops: NDArray[np.float64], num_bytes: NDArray[np.float64]
+        self,
+        op: str,
+        dtype: str,
+        flops: NDArray[np.float64],
+        num_bytes: NDArray[np.float64],
+        launches: tuple[float, float] = ONE_LAUNCH,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        device, factor = self.device, BACKWARD_FLOPS.get(op, 2.0)
+        device, factor = self.device, max(BACKWARD_FLOPS.get(op, 2.0), launches[1] / max(launches[0], 1.0))
         if self.curves:
             work_s = roofline_s(device, self.curves, dtype, flops, num_bytes)
         else:
             work_s = np.maximum(flops / self.flops_per_s(dtype), num_bytes / device.memory_bandwidth_bytes_per_s)
-        return self.scale * (work_s + device.op_overhead_s), self.scale * (factor * work_s + device.op_overhead_s)
+        forward_s, backward_s = (count * device.op_overhead_s for count in launches)
+        return self.scale * (work_s + forward_s), self.scale * (factor * work_s + backward_s)
 
     def roofline_s(
-        self, op: str, dtype: str, flops: NDArray[np.float64], num_bytes: NDArray[np.float64]
+        self,
+        op: str,
+        dtype: str,
+        flops: NDArray[np.float64],
+        num_bytes: NDArray[np.float64],
+        launches: tuple[float, float] = ONE_LAUNCH,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Forward and backward seconds for arrays of local FLOPs and bytes moved, corrected by measurements."""
-        forward, backward = self._roofline(op, dtype, flops, num_bytes)
+        forward, backward = self._roofline(op, dtype, flops, num_bytes, launches)
         name = op if op in self._forward else "products" if np.any(flops > 0) else "others"
         if name in self._forward:
             forward = forward * self._forward[name].at(forward)

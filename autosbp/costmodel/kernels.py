@@ -18,6 +18,7 @@ from autosbp.cluster.hardware import Device, EfficiencyCurves
 from autosbp.costmodel.efficiency import MatmulShape, kernel_s
 from autosbp.costmodel.local_op_work import LocalOpWork, Operand
 from autosbp.program.program import Op
+from autosbp.sbp.factor_notation import Sharding
 from autosbp.sbp.rules import sharding_of
 
 FORWARD, INPUT, WEIGHT = "forward", "input gradient", "weight gradient"
@@ -28,16 +29,18 @@ _ACCUMULATION_PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch; ``part`` says what it computes. Matmuls have a ``result``."""
+    """One kernel, or ``launches`` equal ones; ``part`` says what they compute. Matmuls have a ``result``."""
 
     part: str
     dtype: str
     flops: float
     num_bytes: float
     result: MatmulShape | None = None
+    launches: float = 1.0
 
     def seconds(self, device: Device, curves: EfficiencyCurves) -> float:
-        return kernel_s(device, curves, self.dtype, self.flops, self.num_bytes, self.result)
+        once_s = kernel_s(device, curves, self.dtype, self.flops, self.num_bytes, self.result)
+        return once_s + (self.launches - 1) * device.op_overhead_s
 
 
 def program_kernels(work: LocalOpWork, groups: Sequence[Sequence[Op]]) -> Mapping[str, tuple[Kernel, ...]]:
@@ -50,10 +53,24 @@ def _kernels(work: LocalOpWork, group: Sequence[Op]) -> Iterator[Kernel]:
     flops = sum(work.flops(item) for item in group)
     read = sum(operand.num_bytes for operand in work.operands(group))
     written = sum(work.result_bytes(item) for item in work.ops_read_outside(group)) + work.mask_bytes(group)
+    sharding = sharding_of(work.graph, group[0].node)
+    if sharding.launches != (1.0, 1.0):
+        yield from _step_kernels(work, group[0], sharding, flops, read + written)
+        return
     yield Kernel(FORWARD, dtype, flops, read + written, work.made(group) if flops else None)
     if any(item.node.name in work.graph.differentiable for item in group):
         yield from _product_backward(work, group, dtype, flops) if flops else _pass_backward(work, group, dtype)
         yield from _accumulation_kernels(work, group, dtype)
+
+
+def _step_kernels(work: LocalOpWork, item: Op, sharding: Sharding, flops: float, num_bytes: float) -> Iterator[Kernel]:
+    """Kernels of an op that runs steps one after another."""
+    dtype, (forward, backward) = item.node.outputs[0].dtype, sharding.launches
+    moved, again = sharding.traffic * num_bytes, max(2.0, backward / forward)
+    yield Kernel(FORWARD, dtype, flops, moved, launches=forward)
+    if item.node.name in work.graph.differentiable:
+        yield Kernel(INPUT, dtype, again * flops, again * moved, launches=backward)
+        yield from _accumulation_kernels(work, [item], dtype)
 
 
 def _product_backward(work: LocalOpWork, group: Sequence[Op], dtype: str, flops: float) -> Iterator[Kernel]:

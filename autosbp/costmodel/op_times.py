@@ -41,7 +41,8 @@ def op_times_s(graph: LogicalGraph, strategy: Strategy, item: Op, compute: Compu
     work = prod(axis.size for axis, choice in zip(mesh.axes, choices, strict=True) if choice.divides)
     skewed = prod(axis.size for axis, choice in zip(mesh.axes, choices, strict=True) if choice.skewed)
     flops = sharding.flops / work * (2 - 1 / skewed)  # the last of n parts of a triangle is (2n - 1) / n of the mean
-    forward, backward = compute.roofline_s(node.op, node.outputs[0].dtype, np.array([flops]), np.array([touched]))
+    moved = np.array([sharding.traffic * touched])
+    forward, backward = compute.roofline_s(node.op, node.outputs[0].dtype, np.array([flops]), moved, sharding.launches)
     return float(forward[0]), float(backward[0])
 
 

@@ -33,6 +33,7 @@ from autosbp.program.parameter_gathers import NEVER, Gather
 from autosbp.program.program import Boxing, Item, Op
 from autosbp.sbp.boxing import COLLECTIVES, BoxingStep, message_bytes, split_factor
 from autosbp.sbp.layout import format_nd_sbp
+from autosbp.sbp.rules import sharding_of
 
 MAX_REDUCE_SCATTERS_IN_FLIGHT = 2
 """Maximum number of reduce-scatters of gathered parameters' gradients in flight (``executor.parameter_gathers``)."""
@@ -80,9 +81,13 @@ class Timeline:
         self._returning: list[Hashable] = []
         place = self.flow.place
         self._is_gathered = [isinstance(item, Boxing) and item.key in place for item in self.flow.items]
-        computed = [isinstance(item, Op) and item.signature is not None for item in self.flow.items]
-        self._num_ops = sum(computed)
-        self._num_recomputed = sum(sum(computed[each.first : each.last + 1]) for each in self.flow.ends.values())
+        launches = [
+            sharding_of(graph, item.node).launches if isinstance(item, Op) and item.signature else (0.0, 0.0)
+            for item in self.flow.items
+        ]
+        forward = [count for count, _ in launches]
+        self._num_forward, self._num_backward = sum(forward), sum(count for _, count in launches)
+        self._num_recomputed = sum(sum(forward[each.first : each.last + 1]) for each in self.flow.ends.values())
         self._own_events: dict[tuple[int, str], list[Event]] = {}
         self._sent_events: dict[tuple[int, str], list[Event]] = {}
         self._returned_events: dict[tuple[int, int], list[Event]] = {}
@@ -127,7 +132,9 @@ class Timeline:
         """One microbatch forward, see ``_micro``."""
         events, launches = self._forward_events(gathers), self.compute.launches
         return (
-            events if launches is None else with_launch_overhead(events, self._num_ops * launches.forward_s, "forward")
+            events
+            if launches is None
+            else with_launch_overhead(events, self._num_forward * launches.forward_s, "forward")
         )
 
     def backward_pass(self, last: bool) -> Iterator[Event]:
@@ -135,7 +142,7 @@ class Timeline:
         events, launches = self._backward_events(last), self.compute.launches
         if launches is None:
             return events
-        host_s = self._num_ops * launches.backward_s + self._num_recomputed * launches.forward_s
+        host_s = self._num_backward * launches.backward_s + self._num_recomputed * launches.forward_s
         return with_launch_overhead(events, host_s, "backward")
 
     def _forward_events(self, gathers: bool) -> Iterator[Event]:

@@ -26,6 +26,7 @@ from autosbp.executor.parameter_gathers import fetch_parameter, regather_before_
 from autosbp.executor.running_statistics import evaluated_batch_norm, trained_batch_norm
 from autosbp.executor.split_ops import IMPLEMENTATIONS, SplitCall
 from autosbp.graph.argument_checks import check_arguments
+from autosbp.graph.custom_functions import scan_of
 from autosbp.graph.int_attributes import divide_attribute
 from autosbp.graph.ir import Arg, LogicalGraph, Node, Ref, TensorMeta
 from autosbp.graph.to_fx import constant_tensor, is_random, resolve_op, to_fx_arg
@@ -75,8 +76,8 @@ def lower(
 def compile_disabled(target: Callable[..., Any]) -> Any:
     """``target`` excluded from ``torch.compile``.
 
-    Functions that communicate, draw random numbers or keep records run as they are, in the program's order, between
-    compiled local ops.
+    Functions that communicate, draw random numbers, keep records or run the steps of a scan run as they are, in the program's
+    order, between compiled local ops.
     """
     return torch.compiler.disable(target)  # type: ignore[no-untyped-call]
 
@@ -197,6 +198,8 @@ class _Lowering:
         args = [self._argument(arg, reads) for arg in node.args]
         kwargs = {key: self._argument(arg, reads) for key, arg in node.kwargs.items()}
         target = resolve_op(node.op)
+        if scan_of(node.op) is not None:
+            target = compile_disabled(target)
         if node.name in self.denominators:
             args[1] = self.fx.call_function(compile_disabled(batch_denominator), (args[1], node.name))
         if item.signature is not None:

@@ -1,4 +1,4 @@
-"""Capture of a model's own ``torch.autograd.Function``: each call becomes one op with its backward.
+"""Capture of a model's own ``torch.autograd.Function``, and of torch's ``scan``: each call becomes one op with its backward.
 
 While a model is traced, a call of such a class is recorded and traced as an opaque op; its forward pass, which torch
 would otherwise trace without the class's backward, runs for shapes only. Afterwards forward and backward are traced into
@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from autosbp.errors import AutosbpError, UnsupportedError
+from autosbp.graph._scan_capture import ScanCall, backward_decompositions, recorded_scans, scan_call
 from autosbp.graph.allowed_ops import ALLOWED_OPS
 from autosbp.graph.custom_functions import INT_OPS, CustomFunction, intern_function
 from autosbp.utils.json_io import tagged_number
@@ -34,6 +36,10 @@ class FunctionCall:
     args: tuple[Any, ...]
     needs_gradient: tuple[bool, ...]
     returns_tuple: bool = False
+
+    @property
+    def label(self) -> str:
+        return str(self.cls.__name__)[:128]
 
     @property
     def where(self) -> str:
@@ -67,6 +73,20 @@ class FunctionCall:
             raise self.refuse("its forward returns other things than tensors")
         return context, found
 
+    def outputs(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What the forward pass returns for these tensors."""
+        return self.forward(tensors)[1]
+
+    def passes(
+        self, tensors: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor | None], Sequence[int]]:
+        """Outputs, gradients of the tensors for ``incoming`` ones, and places of outputs without a gradient."""
+        context, outputs = self.forward(tensors)
+        constant = [at for at, out in enumerate(outputs) if any(out is each for each in context.constant_outputs)]
+        found = self.cls.backward(context, *incoming)
+        found = found if isinstance(found, tuple) else (found,)
+        return outputs, [each for each, arg in zip(found, self.args, strict=True) if arg is _SLOT], constant
+
 
 _SLOT = object()
 
@@ -96,12 +116,15 @@ class _Context:
         raise self._call.refuse("it changes its arguments in place")
 
 
+OpaqueCall = FunctionCall | ScanCall
+
+
 @dataclass
 class FunctionCalls:
     """Calls that were recorded while a model was traced, by the name of the op that stands for each."""
 
     library: torch.library.Library
-    calls: dict[str, FunctionCall] = field(default_factory=dict)
+    calls: dict[str, OpaqueCall] = field(default_factory=dict)
 
     def record(self, cls: Any, args: tuple[Any, ...]) -> Any:
         """Call the opaque op of a call of ``cls``."""
@@ -113,23 +136,36 @@ class FunctionCalls:
                 raise call.refuse("an argument is a size that depends on the batch")
             if isinstance(arg, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in arg):
                 raise call.refuse("an argument is a list of tensors")
+
+        def shapes(*values: torch.Tensor) -> list[torch.Tensor]:
+            with torch.no_grad():
+                return [torch.empty_like(out) for out in call.outputs(values)]
+
+        outputs = self._opaque(call, tensors, shapes)
+        return tuple(outputs) if call.returns_tuple else outputs[0]
+
+    def record_scan(self, step: Callable[..., Any], init: Any, slices: Any) -> Any:
+        """Call the opaque op of a scan; in place of torch's own call of the flattened scan."""
+        call = scan_call(step, init, slices)
+        tensors = [*init, *slices, *call.lifted]
+        outputs = self._opaque(call, tensors, lambda *values: call.stacked(values))
+        return pytree.tree_unflatten(outputs, call.structure)
+
+    def _opaque(
+        self, call: OpaqueCall, tensors: Sequence[torch.Tensor], shapes: Callable[..., Any]
+    ) -> list[torch.Tensor]:
+        """Define and call an op that stands for a call."""
         name = f"call_{len(self.calls)}"
         self.calls[name] = call
         schema = f"{name}({', '.join(f'Tensor x{at}' for at in range(len(tensors)))}) -> Tensor[]"
         self.library.define(schema)  # type: ignore[no-untyped-call]
-
-        def shapes(*values: torch.Tensor) -> list[torch.Tensor]:
-            with torch.no_grad():
-                return [torch.empty_like(out) for out in call.forward(values)[1]]
-
         torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=self.library)
-        outputs = getattr(getattr(torch.ops, NAMESPACE), name).default(*tensors)
-        return tuple(outputs) if call.returns_tuple else outputs[0]
+        return list(getattr(getattr(torch.ops, NAMESPACE), name).default(*tensors))
 
 
 @contextmanager
 def functions_as_ops() -> Iterator[FunctionCalls]:
-    """While active, calls of ``torch.autograd.Function`` classes outside of torch are recorded as opaque ops."""
+    """While active, torch's scans and calls of ``torch.autograd.Function`` classes outside of torch are opaque ops."""
     with torch.library._scoped_library(NAMESPACE, "FRAGMENT") as library:
         calls = FunctionCalls(library)
 
@@ -142,12 +178,13 @@ def functions_as_ops() -> Iterator[FunctionCalls]:
         # Also found by bound methods that a model keeps, such as ``round_ste = RoundSTE.apply``.
         setattr(_SingleLevelFunction, "apply", classmethod(apply))  # noqa: B010 - torch's stubs lack it
         try:
-            yield calls
+            with recorded_scans(calls.record_scan):
+                yield calls
         finally:
             delattr(_SingleLevelFunction, "apply")
 
 
-def trace_function(call: FunctionCall, metas: Sequence[torch.Tensor], normalize: Callable[..., Any]) -> CustomFunction:
+def trace_function(call: OpaqueCall, metas: Sequence[torch.Tensor], normalize: Callable[..., Any]) -> CustomFunction:
     """The body of a call on tensors of these shapes.
 
     Args:
@@ -159,24 +196,24 @@ def trace_function(call: FunctionCall, metas: Sequence[torch.Tensor], normalize:
     """
     constant: list[int] = []
     present: list[bool] = []
+    scan = isinstance(call, ScanCall)
+    metas = call.step_arguments(metas) if isinstance(call, ScanCall) else metas
 
     def joint(*values: torch.Tensor) -> list[torch.Tensor]:
-        context, outputs = call.forward(values[: len(metas)])
-        constant[:] = [at for at, out in enumerate(outputs) if any(out is each for each in context.constant_outputs)]
-        found = call.cls.backward(context, *values[len(metas) :])
-        found = found if isinstance(found, tuple) else (found,)
-        gradients = [each for each, arg in zip(found, call.args, strict=True) if arg is _SLOT]
+        outputs, gradients, constant[:] = call.passes(values[: len(metas)], values[len(metas) :])
         present[:] = [each is not None for each in gradients]
         return [*outputs, *(each for each in gradients if each is not None)]
 
     try:
         with torch.no_grad():
-            outputs = call.forward(metas)[1]
+            outputs = call.outputs(metas)
             incoming = [torch.empty_like(out) for out in outputs]
-            traced = make_fx(joint, tracing_mode="symbolic", pre_dispatch=True)(*metas, *incoming)
+            how: dict[str, Any] = {"decomposition_table": backward_decompositions()} if scan else {"pre_dispatch": True}
+            traced = make_fx(joint, tracing_mode="symbolic", **how)(*metas, *incoming)
             if any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in traced.graph.nodes):
-                functional = torch.func.functionalize(joint)
-                traced = make_fx(functional, tracing_mode="symbolic")(*metas, *incoming)
+                functional = torch.func.functionalize(traced if scan else joint)
+                how.pop("pre_dispatch", None)
+                traced = make_fx(functional, tracing_mode="symbolic", **how)(*metas, *incoming)
     except AutosbpError:
         raise
     except Exception as error:  # user code raises errors of many types
@@ -191,14 +228,15 @@ def trace_function(call: FunctionCall, metas: Sequence[torch.Tensor], normalize:
         "outputs": refs[: len(outputs)],
         "gradients": [next(gradients) if there else None for there in present],
         **({"constant_outputs": constant} if constant else {}),
+        **({"scan": {"carries": call.carries, "slices": call.slices}} if isinstance(call, ScanCall) else {}),
     }
-    return intern_function(call.cls.__name__[:128], document)
+    return intern_function(call.label, document)
 
 
 class _Body:
     """Writes a traced graph as the steps of a body."""
 
-    def __init__(self, call: FunctionCall, num_inputs: int, normalize: Callable[..., Any]) -> None:
+    def __init__(self, call: OpaqueCall, num_inputs: int, normalize: Callable[..., Any]) -> None:
         self.call, self.num_inputs, self.normalize = call, num_inputs, normalize
         self.values: dict[Any, Any] = {}
         self.steps: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from autosbp.errors import UnsupportedError
 from autosbp.graph._exported_program import AUTOCAST, NO_GRAD, region_kind
-from autosbp.graph._function_capture import NAMESPACE, FunctionCall, trace_function
+from autosbp.graph._function_capture import NAMESPACE, OpaqueCall, trace_function
 from autosbp.graph.allowed_ops import ALLOWED_OPS
 from autosbp.graph.custom_functions import CustomFunction
 from autosbp.graph.ir import (
@@ -56,7 +56,7 @@ class Importer:
     """Turns an exported program into the IR, without what only torch's tracing needs."""
 
     def __init__(
-        self, module: torch.nn.Module, program: Any, input_high: dict[str, int], calls: Mapping[str, FunctionCall]
+        self, module: torch.nn.Module, program: Any, input_high: dict[str, int], calls: Mapping[str, OpaqueCall]
     ) -> None:
         self.module, self.program, self.input_high = module, program, input_high
         self.values: dict[Any, Arg] = {}

@@ -21,10 +21,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from autosbp.errors import UnsupportedError
 from autosbp.graph._capture_errors import depends_on_values, explain_failure
 from autosbp.graph._exported_program import functionalize
-from autosbp.graph._function_capture import FunctionCall, functions_as_ops
+from autosbp.graph._function_capture import OpaqueCall, functions_as_ops
 from autosbp.graph._importer import BATCH, Importer
 from autosbp.graph._tracing import FakeTensors, symbolic_len
 from autosbp.graph._value_guards import value_guards
+from autosbp.graph.huggingface._scans import loops_as_scans
 from autosbp.graph.index_bounds import infer_input_bounds
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.module_check import CHECKED, ModuleCall, check_against_module
@@ -132,7 +133,7 @@ def _traced_with_guards(
     example_inputs: Mapping[str, torch.Tensor],
     settings: Mapping[str, Any],
     noted: dict[str, str],
-) -> tuple[Any, Mapping[str, FunctionCall]]:
+) -> tuple[Any, Mapping[str, OpaqueCall]]:
     """Trace; where the model branches on values, once more with ``value_guards``, which ``noted`` then says."""
     failure: Exception
     try:
@@ -156,12 +157,12 @@ def _traced_with_guards(
 
 def _traced(
     module: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
-) -> tuple[Any, Mapping[str, FunctionCall]]:
+) -> tuple[Any, Mapping[str, OpaqueCall]]:
     """The functional exported program, and the calls of autograd functions in it."""
     fakes = FakeTensors()
     inputs = {key: fakes.tensor(tensor) for key, tensor in example_inputs.items()}
     batch = Dim(BATCH, min=2)
-    with warnings.catch_warnings(), symbolic_len(module), functions_as_ops() as functions:
+    with warnings.catch_warnings(), symbolic_len(module), loops_as_scans(), functions_as_ops() as functions:
         warnings.simplefilter("ignore")
         arguments = {**inputs, **settings}
         shapes = {key: {0: batch} if key in inputs else None for key in arguments}

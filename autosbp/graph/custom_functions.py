@@ -5,6 +5,11 @@ incoming ones. Values are called ``x0, x1, ...`` (tensor arguments), ``g0, ...``
 and by their step. Sizes are computed from those of the arguments (ops of ``int``), so that a function runs on parts of
 its tensors, too. Its op is ``function.CLASS.hHASH``, with the hash of the body: equal names mean equal bodies. Nothing
 here needs torch (``autosbp.graph.function_ops`` runs a body).
+
+A body with ``scan`` is one step of torch's ``scan``: its first arguments are the carried states, then come slices of
+tensors along their dim 0, then tensors that every step reads whole; its outputs are the next states, then slices of
+results (``autosbp.graph.scan_ops`` runs all steps). A ``torch.autograd.Function`` and a scan are the same kind of op for
+everything else.
 """
 
 from __future__ import annotations
@@ -29,6 +34,10 @@ MAX_STEPS = 4096
 MAX_DEPTH = 8
 _REFUSED = frozenset(("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input"))
 """Ops of which only a call with known shapes can be checked."""
+_VIEWS = tuple(
+    f"aten.{name}."
+    for name in ("detach", "expand", "permute", "select", "slice", "squeeze", "t", "transpose", "unsqueeze", "view")
+)
 _NAME = re.compile(r"[A-Za-z_]\w{0,127}")
 _known: WeakValueDictionary[str, CustomFunction] = WeakValueDictionary()
 
@@ -38,7 +47,7 @@ class CustomFunction:
     """One function; ``text`` is its canonical JSON: ``inputs``, ``steps``, ``outputs``, ``gradients``.
 
     ``gradients`` has an entry for each argument, null where there is none. ``constant_outputs`` are those that the class
-    marked as not differentiable.
+    marked as not differentiable. ``scan`` has the numbers of ``carries`` and of ``slices`` among the arguments.
     """
 
     label: str
@@ -52,6 +61,35 @@ class CustomFunction:
     @cached_property
     def document(self) -> dict[str, Any]:
         return dict(json.loads(self.text))
+
+    @cached_property
+    def scan(self) -> ScanBody | None:
+        """The steps of a scan; None for a function that runs once."""
+        found = self.document.get("scan")
+        return None if found is None else ScanBody(self.document, found["carries"], found["slices"])
+
+
+@dataclass(frozen=True)
+class ScanBody:
+    """One step of a scan: its document, and how many of its arguments are carried states and slices."""
+
+    document: Mapping[str, Any]
+    carries: int
+    slices: int
+
+    @cached_property
+    def kernels(self) -> tuple[int, int]:
+        """Ops of a step that move data, forward and backward; backward computes the values of the step anew."""
+        forward = reachable(self.document, self.document["outputs"])
+        backward = reachable(self.document, [each for each in self.document["gradients"] if each is not None])
+        moving = [step["name"] for step in self.document["steps"] if not step["op"].startswith(("int.", *_VIEWS))]
+        return sum(name in forward for name in moving), sum(name in backward for name in moving)
+
+    def saved(self, has_gradient: Collection[int]) -> tuple[int, ...]:
+        """Arguments that backward reads, if these have a gradient; carried states always do."""
+        wanted = [ref for at, ref in enumerate(self.document["gradients"]) if at < self.carries or at in has_gradient]
+        read = reachable(self.document, [ref for ref in wanted if ref is not None])
+        return tuple(at for at in range(self.document["inputs"]) if f"x{at}" in read)
 
 
 def intern_function(label: str, document: Mapping[str, Any]) -> CustomFunction:
@@ -76,6 +114,12 @@ def known_function(name: str) -> CustomFunction | None:
     return _known.get(name)
 
 
+def scan_of(op: str) -> ScanBody | None:
+    """The step of an op that is a scan; None for all other ops."""
+    function = _known.get(op) if op.startswith(f"{LIBRARY}.") else None
+    return None if function is None else function.scan
+
+
 def read_functions(data: Mapping[Any, Any], dtypes: Collection[str]) -> dict[str, CustomFunction]:
     """Read a graph document's ``functions``; raise ``GraphError`` or ``InputError`` at the first field that breaks a rule."""
     if len(data) > MAX_FUNCTIONS:
@@ -97,7 +141,7 @@ class _Body:
 
     def __init__(self, entry: object, path: str, dtypes: Collection[str]) -> None:
         self.path, self.dtypes = path, dtypes
-        self.fields = Fields(entry, path, ("inputs", "steps", "outputs", "gradients", "constant_outputs"))
+        self.fields = Fields(entry, path, ("inputs", "steps", "outputs", "gradients", "constant_outputs", "scan"))
         self.values: set[str] = set()
 
     def read(self) -> dict[str, Any]:
@@ -124,9 +168,19 @@ class _Body:
         body = {"inputs": number, "steps": read, "outputs": outputs, "gradients": gradients}
         if constant:
             body["constant_outputs"] = constant
+        if fields.has("scan"):
+            body["scan"] = self._scan(number, len(outputs))
         if reachable(body, outputs) & incoming:
             raise GraphError(fields.at("outputs"), outputs, "expected outputs that no incoming gradient reaches")
         return body
+
+    def _scan(self, inputs: int, outputs: int) -> dict[str, int]:
+        path = self.fields.at("scan")
+        fields = Fields(self.fields.mapping("scan"), path, ("carries", "slices"))
+        found = {name: fields.integer(name, low=1, high=256) for name in ("carries", "slices")}
+        if found["carries"] > outputs or sum(found.values()) > inputs:
+            raise GraphError(path, found, f"expected at most {outputs} carries, and {inputs} carries and slices")
+        return found
 
     def _step(self, entry: object, path: str) -> dict[str, Any]:
         fields = Fields(entry, path, ("name", "op", "args", "kwargs"))

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from autosbp.errors import UnsupportedError
+from autosbp.graph._scan_capture import recorded_scans, run_steps
 from autosbp.graph.dtype_cast import cast_floats
 from autosbp.graph.ir import FLOATS, LogicalGraph
 from autosbp.graph.to_fx import initial_parameter, is_random, to_graph_module, torch_dtype
@@ -173,7 +174,7 @@ def _module_results(call: ModuleCall, graph: LogicalGraph, dtype: str) -> _Resul
         batch = _random_batch(call, graph, lie, dtype)
         torch.manual_seed(7)
         try:
-            with _mode(dtype):
+            with _mode(dtype), recorded_scans(run_steps):
                 loss = first_output(module(**batch, **call.settings))
                 loss.backward()  # type: ignore[no-untyped-call]
         except Exception as error:  # code of users raises errors of many types

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from math import gcd, prod
 
 from autosbp.errors import GraphError
+from autosbp.graph.custom_functions import scan_of
 from autosbp.graph.discovered_rules import DiscoveredOption, DiscoveredRule
 from autosbp.graph.int_attributes import attribute
 from autosbp.graph.ir import Node, TensorMeta
 from autosbp.sbp.factor_notation import AxisOption, Sharding
 from autosbp.sbp.layout import B, Sbp, parse_sbp
+
+_OPERANDS = 3
 
 
 def discovered_sharding(rule: DiscoveredRule, node: Node, metas: Sequence[TensorMeta]) -> Sharding:
@@ -29,12 +32,26 @@ def discovered_sharding(rule: DiscoveredRule, node: Node, metas: Sequence[Tensor
     for place in rule.saved:
         if place >= len(metas):
             raise GraphError(f"{node.name}.rule.saved", place, f"expected a tensor argument of {node.op}")
+    launches, traffic = _steps(node, metas)
     return Sharding(
         (),
         flops=rule.flops * prod(metas[tensor].sizes[dim] for tensor, dim in rule.sizes),
         random=rule.random,
         extra=tuple(option for option in options if option.size != 1),
+        launches=launches,
+        traffic=traffic,
     )
+
+
+def _steps(node: Node, metas: Sequence[TensorMeta]) -> tuple[tuple[float, float], float]:
+    """``launches`` and ``traffic`` of an op: each kernel of a scan's step reads two tensors as large as a state, writes one."""
+    scan = scan_of(node.op)
+    if scan is None:
+        return (1.0, 1.0), 1.0
+    length = metas[scan.carries].sizes[0]
+    forward, backward = (float(length * count) for count in scan.kernels)
+    moved = forward * _OPERANDS * max(meta.num_bytes for meta in metas[: scan.carries])
+    return (forward, backward), max(1.0, moved / sum(meta.num_bytes for meta in (*metas, *node.outputs)))
 
 
 def _option(option: DiscoveredOption, node: Node, metas: Sequence[TensorMeta], at: int) -> AxisOption:

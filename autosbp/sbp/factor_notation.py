@@ -39,7 +39,8 @@ class Sharding:
     are the whole factors that a split implementation serves; ``extra`` are layouts that factors cannot express.
     ``reduction`` combines the partial results of a split contracted factor; ``max`` and ``min`` have no gradient, so
     these options are offered only for outputs without one. ``skewed`` are the factors whose even split leaves one rank
-    up to twice the even share of the work.
+    up to twice the even share of the work. ``launches`` counts kernels, forward and backward, and ``traffic`` how often
+    each byte of the inputs and outputs is read or written: more than once by ops that run steps one after another.
     """
 
     factors: tuple[Factor, ...]
@@ -52,6 +53,8 @@ class Sharding:
     extra: tuple[AxisOption, ...] = ()
     reduction: str = "sum"
     skewed: frozenset[str] = frozenset()
+    launches: tuple[float, float] = (1.0, 1.0)
+    traffic: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

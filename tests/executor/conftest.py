@@ -34,6 +34,7 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 128,
 }  # fmt: skip
+MAMBA = {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "vocab_size": 64}
 
 
 @cache
@@ -43,6 +44,8 @@ def graph_of(name: str) -> LogicalGraph:
         return capture_hf_config(GPT2, seq_len=32)
     if name == "llama":
         return capture_hf_config(LLAMA, seq_len=32)
+    if name == "mamba":
+        return capture_hf_config(MAMBA, seq_len=8)
     made = {"three_matmuls": three_matmuls, "rescaled": rescaled}
     return made[name]() if name in made else capture("zoo:mlp-small")
 
@@ -83,7 +86,7 @@ def run_cases(folder: Path, dtype: str, counts: dict[str, int]) -> dict[tuple[st
         elif name == "rescaled":
             strategies = {f"partial extrema {at}": each for at, each in enumerate(partial_extrema(rescaled(), count))}
         else:
-            strategies = labelled_strategies(name, count, every=dtype == "float64")
+            strategies = labelled_strategies(name, count, every=dtype == "float64" and name != "mamba")
         if name == "gpt2":
             strategies["2-D"] = two_dimensional(graph_of(name))
         cases.append({
@@ -107,8 +110,8 @@ def run_cases(folder: Path, dtype: str, counts: dict[str, int]) -> dict[tuple[st
 @pytest.fixture(scope="session")
 def float64_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict[str, Any]]]:
     counts = form(
-        {"gpt2": 5, "mlp": 4, "llama": 2, "three_matmuls": 0, "rescaled": 4},
-        {"gpt2": 12, "mlp": 10, "llama": 4, "three_matmuls": 0, "rescaled": 4},
+        {"gpt2": 5, "mlp": 4, "llama": 2, "mamba": 3, "three_matmuls": 0, "rescaled": 4},
+        {"gpt2": 12, "mlp": 10, "llama": 4, "mamba": 6, "three_matmuls": 0, "rescaled": 4},
     )
     return run_cases(tmp_path_factory.mktemp("float64"), "float64", counts)
 

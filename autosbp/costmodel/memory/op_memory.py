@@ -12,6 +12,7 @@ from autosbp.costmodel.memory.autograd import MetaAutograd
 from autosbp.costmodel.memory.meta_tensors import MetaTensor, Shape
 from autosbp.costmodel.memory.pointwise import UNARY
 from autosbp.costmodel.memory.saved_tensors import saved_inputs, saves_output, workspace_bytes
+from autosbp.graph.custom_functions import scan_of
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node, Ref
 
 
@@ -44,6 +45,10 @@ class OpCall:
         return self.widths[0]
 
 
+_STEP_STATES = 7
+"""Values that one step of a scan holds, in sizes of its largest state."""
+
+
 def widths_of(node: Node) -> list[int]:
     """Bytes per element of each output."""
     return [DTYPE_BYTES[meta.dtype] for meta in node.outputs]
@@ -53,7 +58,7 @@ def run_op(call: OpCall) -> list[MetaTensor]:
     """Outputs of the op.
 
     An op without a handler saves the tensors of ``saved_tensors.SAVED`` or its rule, and allocates a gradient for each
-    input that has one.
+    input that has one; a scan also holds the values of one step.
     """
     name = call.node.op
     if name in UNARY and call.node.outputs[0].is_float and len(call.ins) == 1:
@@ -65,7 +70,7 @@ def run_op(call: OpCall) -> list[MetaTensor]:
 
 
 def _generic_op(call: OpCall) -> list[MetaTensor]:
-    m = call.m
+    m, scan = call.m, scan_of(call.node.op)
     outs = [m.new(shape, width) for shape, width in zip(call.shapes, call.widths, strict=True)]
     kept = [call.ins[at] for at in saved_inputs(call.graph, call.node) if at < len(call.ins)]
     kept += outs[:1] if saves_output(call.graph, call.node) else []
@@ -73,7 +78,15 @@ def _generic_op(call: OpCall) -> list[MetaTensor]:
     kept += [m.new((beside,), 1)] if beside else []
     wanted = [None if each.node is None else (each.shape, each.width) for each in call.ins]
     floats = [out for out, meta in zip(outs, call.node.outputs, strict=True) if meta.is_float]
-    m.record(floats, call.ins, kept, lambda _, __: [None if each is None else m.new(*each) for each in wanted])
+    of_step = 0 if scan is None else _STEP_STATES * max(each.num_bytes for each in call.ins[: scan.carries])
+
+    def run(_: Sequence[Any], __: Sequence[Any]) -> list[MetaTensor | None]:
+        found = [None if each is None else m.new(*each) for each in wanted]
+        m.new((of_step,), 1)  # freed at once
+        return found
+
+    m.new((of_step,), 1)  # freed at once
+    m.record(floats, call.ins, kept, run)
     return outs
 
 

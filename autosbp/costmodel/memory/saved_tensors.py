@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from autosbp.costmodel.memory import recurrent
+from autosbp.graph.custom_functions import ScanBody, scan_of
 from autosbp.graph.discovered_rules import OUTPUT
 from autosbp.graph.ir import DTYPE_BYTES, LogicalGraph, Node
 
@@ -79,7 +80,10 @@ SAVED: Mapping[str, str] = {
 
 
 def saved_inputs(graph: LogicalGraph, node: Node) -> tuple[int, ...]:
-    """Positions of the saved inputs, by ``SAVED``, else by the graph's rule."""
+    """Positions of the saved inputs, by ``SAVED``, else by the graph's rule; of a scan, without its first states."""
+    scan = scan_of(node.op)
+    if scan is not None:
+        return tuple(at for at in _saved_by_scan(graph, node, scan) if at >= scan.carries)
     if node.rule and node.op not in SAVED:
         return tuple(position for position in graph.rules[node.rule].saved if position >= 0)
     return tuple(int(letter) for letter in SAVED.get(node.op, "") if letter.isdigit())
@@ -88,8 +92,14 @@ def saved_inputs(graph: LogicalGraph, node: Node) -> tuple[int, ...]:
 def workspace_bytes(graph: LogicalGraph, node: Node, shapes: Sequence[Sequence[int]]) -> int:
     """Bytes saved in addition to inputs and output, for inputs of these shapes.
 
-    For a recurrent layer these follow from its steps, else from the graph's rule.
+    For a recurrent layer these follow from its steps, for a scan they are its states before each step, else they follow
+    from the graph's rule.
     """
+    scan = scan_of(node.op)
+    if scan is not None:
+        widths = [DTYPE_BYTES[graph.meta(ref).dtype] for ref in node.refs()]
+        states = [at for at in _saved_by_scan(graph, node, scan) if at < scan.carries]
+        return int(shapes[scan.carries][0]) * sum(widths[at] * prod(shapes[at]) for at in states)
     if not node.rule or node.op in SAVED:
         return 0
     layers = recurrent.layers_of(node, len(shapes))
@@ -101,8 +111,13 @@ def workspace_bytes(graph: LogicalGraph, node: Node, shapes: Sequence[Sequence[i
     return round(rule.workspace * prod(shapes[tensor][dim] for tensor, dim in rule.workspace_sizes)) * width
 
 
+def _saved_by_scan(graph: LogicalGraph, node: Node, scan: ScanBody) -> tuple[int, ...]:
+    """Arguments that backward of a scan reads."""
+    return scan.saved([at for at, ref in enumerate(node.refs()) if graph.has_gradient(ref)])
+
+
 def saves_output(graph: LogicalGraph, node: Node) -> bool:
     """Whether the first output is saved, by ``SAVED``, else by the graph's rule."""
-    if node.rule and node.op not in SAVED:
+    if node.rule and node.op not in SAVED and scan_of(node.op) is None:
         return OUTPUT in graph.rules[node.rule].saved
     return "o" in SAVED.get(node.op, "")

@@ -102,7 +102,7 @@ def _ops(graph: LogicalGraph) -> Iterator[tuple[Node, tuple[float, ...]]]:
     for node in graph.nodes:
         if node.name in graph.parameter_dependent and not (sharding := sharding_of(graph, node)).free:
             metas = (*map(graph.meta, node.refs()), *node.outputs)
-            yield node, (sharding.flops, *(float(meta.num_bytes) for meta in metas))
+            yield node, (sharding.flops, *(sharding.traffic * meta.num_bytes for meta in metas))
 
 
 def _min_work(graphs: Sequence[tuple[LogicalGraph, float]]) -> Work:

@@ -284,7 +284,9 @@ class UnaryCosts:
         for index, meta in enumerate(node.outputs):
             states = cluster.output_states(Ref(node.name, index))
             touched += meta.num_bytes / domain.split_product([sbp.is_split for sbp in states])
-        forward, backward = self.compute.roofline_s(node.op, node.outputs[0].dtype, sharding.flops / work, touched)
+        forward, backward = self.compute.roofline_s(
+            node.op, node.outputs[0].dtype, sharding.flops / work, sharding.traffic * touched, sharding.launches
+        )
         if self.compute.measured:
             times = [self.compute.measured.get(key) for key in self.op_keys(domain, node, at)]
             known = np.array([time is not None for time in times])
