@@ -19,10 +19,11 @@ from autosbp.cli import app
 from autosbp.errors import TrialError
 from autosbp.launch.local import rank_environment
 from autosbp.tuning.options import TuneOptions
+from autosbp.tuning.strategy_space import StrategySpace
 from autosbp.tuning.summary import tuning_summary
 from autosbp.tuning.trial_pool import TrialEffort, TrialPool
-from autosbp.tuning.trial_store import TRIALS_FILE, read_trials
-from autosbp.tuning.tuner import CONFIRMED
+from autosbp.tuning.trial_store import TRIALS_FILE, Trial, TrialStore, read_trials
+from autosbp.tuning.tuner import CONFIRMED, Tuner
 from tests.tuning.conftest import OPTIONS
 
 pytestmark = pytest.mark.integration
@@ -92,6 +93,23 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(set(tried)) == len(tried)
     assert json.loads(plan.read_text())["plan_id"] == result["plan"]["plan_id"]
     assert report.read_text().startswith("<svg") and "Hit rate" in report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("times_the_bound", "minutes", "reason"), [(1.0, None, "bound"), (1.5, 1e-9, "minutes"), (1.0, 1e-9, "minutes")]
+)
+def test_a_search_ends_at_the_plans_bound_or_after_its_minutes(
+    graph: LogicalGraph, cluster: Cluster, plan: Plan, tmp_path: Path, times_the_bound: float, minutes: float | None,
+    reason: str,
+) -> None:  # fmt: skip
+    bound_s, costs = plan.document["lower_bound_s"], {"step_time_s": plan.document["step_time_s"]}
+    space = StrategySpace(graph, cluster, None, OPTIONS)
+    pool = TrialPool(space.graph, 2, tmp_path)
+    with TrialStore(tmp_path, {}) as store:
+        store.append(Trial("plan", plan.document["strategy"], costs, step_time_s=times_the_bound * bound_s))
+        tuner = Tuner(plan, space, store, pool, TuneOptions(trials=4, minutes=minutes), OPTIONS.gap_tolerance)
+        assert tuner.run(lambda _: True) == reason
+    assert pool.starts == 0
 
 
 def test_unusable_options_are_named(tmp_path: Path) -> None:
