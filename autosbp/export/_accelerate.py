@@ -32,6 +32,11 @@ def export_accelerate(
             if plan.precision == "bf16"
             else []
         ),
+        *(
+            ["# accelerate launch starts no ranks of CPUs: use torchrun with ACCELERATE_USE_CPU=true."]
+            if kind == "MULTI_CPU"
+            else []
+        ),
         "compute_environment: LOCAL_MACHINE",
         f"distributed_type: {kind}",
         f"use_cpu: {str(is_cpu).lower()}",

@@ -9,6 +9,7 @@ from autosbp.costmodel.recompute import Segments
 from autosbp.graph.ir import Arg, DType, LogicalGraph, Node, Ref
 from autosbp.plan.plan import Strategy
 from autosbp.program.microbatch_loss import microbatch_loss_scaling
+from autosbp.sbp.layout import S
 
 _RUNTIME = '''
 
@@ -37,9 +38,14 @@ def run_op(line: tuple[Any, ...], values: dict[str, Any], mesh: DeviceMesh) -> N
         return [given(item) for item in arg] if isinstance(arg, tuple) else arg
 
     args, kwargs = [given(arg) for arg in args], {key: given(arg) for key, arg in kwargs.items()}
+    if name in GRADIENTS:
+        gradients = iter(GRADIENTS[name])
+        local = tree_map(lambda leaf: leaf.to_local(grad_placements=next(gradients)) if is_tensor(leaf) else leaf, args)
+        values[name] = DTensor.from_local(op(*local, **kwargs), mesh, OPS[name][1][0], run_check=False)
+        return
     try:
         values[name] = tree_map(unmasked, op(*args, **kwargs))
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, ValueError):
         if name not in OPS or not any(map(is_split, tree_leaves((args, kwargs)))):
             raise
         # DTensor has no rule for these placements: every rank computes the whole op.
@@ -57,8 +63,12 @@ def unmasked(leaf: Any) -> Any:
     return leaf.redistribute(leaf.device_mesh, known)
 
 
+def is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, DTensor)
+
+
 def is_split(leaf: Any) -> bool:
-    return isinstance(leaf, DTensor) and not all(each.is_replicate() for each in leaf.placements)
+    return is_tensor(leaf) and not all(each.is_replicate() for each in leaf.placements)
 
 
 def whole_tensor(leaf: Any, mesh: DeviceMesh) -> Any:
@@ -205,10 +215,32 @@ def training_lines(graph: LogicalGraph, strategy: Strategy, read: dict[str, str]
         *(f"    {_line(node)}," for node in bound.nodes),
         "]",
         "",
+        "# convolutions that split the batch alone run on local tensors: placements of their inputs' gradients",
+        f"GRADIENTS = {{{', '.join(f'{name!r}: {text}' for name, text in _local_gradients(bound, strategy).items())}}}",
+        "",
         "# first op: (end, values that the checkpointed segment reads, values that later ops read)",
         f"SEGMENTS = {_segments(bound, strategy.recompute)!r}",
         _RUNTIME,
     ]
+
+
+def _local_gradients(bound: LogicalGraph, strategy: Strategy) -> dict[str, str]:
+    """Source text of the gradients' placements of convolutions, for which DTensor has no rule on several mesh axes.
+
+    On an axis that splits the batch, what is whole has a partial gradient.
+    """
+    found = {}
+    for node in bound.nodes:
+        signature = strategy.signatures.get(node.name)
+        if signature is None or not node.op.startswith("aten.conv") or len(node.outputs) != 1:
+            continue
+        data, *others = signature.ins
+        splits_batch_alone = all(sbp.is_replicated or sbp == S(0) for sbp in (*data, *signature.outs[0]))
+        if splits_batch_alone and all(sbp.is_replicated for layout in others for sbp in layout):
+            whole = ", ".join("Partial()" if sbp.is_split else "Replicate()" for sbp in signature.outs[0])
+            first = ", ".join("Shard(0)" if sbp.is_split else "Replicate()" for sbp in data)
+            found[node.name] = f"({', '.join([f'({first},)', *[f'({whole},)'] * len(others)])},)"
+    return found
 
 
 def _line(node: Node) -> str:

@@ -27,8 +27,8 @@ from autosbp.trainers import TRAINERS
 from benchmarks.exports.environments import is_installed, python_of
 
 MODELS = {
-    "gpt2-demo": 4, "gpt2": 8, "gpt2-1.5b": 8, "bert-large": 8, "vit-large": 8, "t5-large": 8, "llama-demo": 4,
-    "llama-7b": 4, "resnet50": 32, "vgg16": 32, "wide-deep": 64, "moe": 4,
+    "gpt2-demo": 4, "llama-demo": 4, "vgg16": 32, "resnet50": 32, "wide-deep": 64, "gpt2": 8, "vit-large": 8,
+    "gpt2-1.5b": 8, "bert-large": 8, "llama-7b": 4, "t5-large": 8, "moe": 4,
 }  # fmt: skip
 """Zoo models with samples per device."""
 PRESETS = ("local:2x2", "gcp-a100-16:1", "dgx-a100-80g:2", "dgx-h100:4")

@@ -62,8 +62,9 @@ def install(name: str) -> Path:
     (inside / "torch_of_autosbp.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     environment = os.environ | {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
     wanted = [*PACKAGES[name], *IMPORTED.get(name.removesuffix("03"), ())]
-    command = [str(python_of(name)), "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", *wanted]
-    subprocess.run(command, check=True, env=environment)
+    pip = [str(python_of(name)), "-m", "pip", "install", "-q"]
+    subprocess.run([*pip, "-U", "setuptools", "wheel"], check=True)
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", *wanted], check=True, env=environment)
     (folder / "installed").write_text("\n".join(wanted) + "\n")
     return python_of(name)
 

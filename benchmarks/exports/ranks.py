@@ -91,6 +91,7 @@ def accelerate(folder: Path) -> tuple[list[float], list[float]]:
     plugin = GradientAccumulationPlugin(num_steps=batch["num_micro"], sync_each_batch=batch["sync_each_batch"])
     accelerator = Accelerator(gradient_accumulation_plugin=plugin)
     model = small_model()
+    model._no_split_modules = ["Layer"]  # as models of Hugging Face name the layers to wrap
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     model, optimizer = accelerator.prepare(model, optimizer)
     size, rank, losses = batch["replica_batch"], accelerator.process_index, []
