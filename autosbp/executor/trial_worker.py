@@ -125,6 +125,8 @@ def main() -> None:
                 f"dropout draws other numbers on one device, whose own losses differ by {spread:.2g} from seed to seed"
             )
             result["differs_as"].append(f"The difference is statistical: {text}.")
+        if strategy.sync is not None and not strategy.sync.is_exact:
+            result["differs_as"].append("Some gradients are synchronized with losses or late.")
         if size != strategy.global_batch:
             text = f"The whole batch does not fit on one device: its losses were computed in microbatches of {size}."
             result["differs_as"].append(text)

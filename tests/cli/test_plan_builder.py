@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autosbp.plan.plan import Plan
+from autosbp.search.sync_builders import BUILDERS
 from tests.cli.conftest import Run
 
 pytestmark = pytest.mark.integration
@@ -36,6 +37,11 @@ def test_diff_names_the_synchronizer_of_each_parameter(run: Run, folder: Path, t
     found = json.loads(run("diff", tmp_path / "all_reduce.json", tmp_path / "ps.json", "--json").stdout)
     assert found["sync"]["layers.0.weight"] == {"a": "all-reduce [0]", "b": "parameter-server at 0 [0]"}
     assert "different sync" in run("diff", tmp_path / "all_reduce.json", tmp_path / "ps.json").stdout
+
+
+def test_help_names_every_builder(run: Run) -> None:
+    shown = " ".join(run("plan", "--help").stdout.replace("│", " ").split())
+    assert all(name in shown.replace("_ ", "_") for name in (*BUILDERS, "auto"))
 
 
 def test_auto_is_no_slower_than_the_default(run: Run, folder: Path) -> None:
