@@ -153,6 +153,8 @@ def compared_losses(
     spread = reference.loss_spread(batch)
     wanted = [float(reference.step(batch)) for _ in range(min(REFERENCE_STEPS, len(losses)))]
     differs_as = whole_batch_differences(graph, strategy.global_batch, strategy.micro_batch)
+    if strategy.sync is not None and not strategy.sync.is_exact:
+        differs_as.append("Some gradients are synchronized with losses or late.")
     bound = None if differs_as else rounding_of_losses(plan, graph)
     if spread:
         text = f"dropout draws other numbers on one device, whose own losses differ by {spread:.2g} from seed to seed"

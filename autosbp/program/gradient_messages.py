@@ -32,7 +32,8 @@ PUSH, PULL = "push", "pull"
 class Shard:
     """Rows ``start`` to ``start + shape[dim]`` along ``dim`` of one device's part of a parameter.
 
-    ``whole`` says whether they are all of it; ``destination`` is the replica that serves it, -1 without a server.
+    ``whole`` says whether they are all of it; ``destination`` is the replica that serves it, -1 without a server;
+    ``sparse_rows`` is that of the parameter's synchronizer.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Shard:
     shape: tuple[int, ...]
     whole: bool
     destination: int = -1
+    sparse_rows: int = 0
 
     @property
     def num_elements(self) -> int:
@@ -71,7 +73,7 @@ class Message:
     """Shards of one kind that travel together.
 
     Args:
-        sync: how; its groups, partition and destinations are those of the shards.
+        sync: how; groups, partition, destinations and sparse rows are those of each shard.
         axes: reduction axes.
         order: these axes by turn.
         width: bytes per element of the gradients.
@@ -179,7 +181,7 @@ class Message:
 
     def row_capacities(self, shards: Sequence[Shard]) -> tuple[int, ...]:
         """Rows of each shard that a replica sends in one round."""
-        return tuple(min(self.sync.sparse_rows, shard.shape[0]) for shard in shards)
+        return tuple(min(shard.sparse_rows, shard.shape[0]) for shard in shards)
 
     def union_capacities(self, shards: Sequence[Shard]) -> tuple[int, ...]:
         """Rows of each shard that a server sends in one round: those of all replicas."""
@@ -212,10 +214,10 @@ class Message:
         else:
             yield from self._all_reduce(self.num_elements, width)
 
-    def update(self, *, of_gradients: bool = False) -> Iterator[MessageCall]:
-        """Collectives that bring the servers' new values (or ``of_gradients``: the sums) to all replicas."""
+    def update(self) -> Iterator[MessageCall]:
+        """Collectives that bring the servers' new values to all replicas."""
         if self.is_served:
-            yield from chain.from_iterable(self.pulls(self.width if of_gradients else self.value_width))
+            yield from chain.from_iterable(self.pulls(self.value_width))
 
     def _all_reduce(self, elements: int, width: int) -> Iterator[MessageCall]:
         """All-reduce in the turns of ``order``."""
@@ -275,13 +277,14 @@ def shards_of(graph: LogicalGraph, strategy: Strategy, name: str, sync: Paramete
     shape = local_shape(graph.meta(Ref(name)).sizes, strategy.parameters[name], strategy.mesh)
     destinations = sync.destinations or (-1,) * sync.num_shards
     if sync.partition is None:
-        return (Shard(name, 0, 0, shape, True, destinations[0]),)
+        return (Shard(name, 0, 0, shape, True, destinations[0], sync.sparse_rows),)
     dim, count = sync.partition.dim, sync.partition.shards
     rows, more = divmod(shape[dim], count)
     found, start = [], 0
     for at, destination in enumerate(destinations):
         size = rows + (at < more)
-        found.append(Shard(name, dim, start, (*shape[:dim], size, *shape[dim + 1 :]), False, destination))
+        part = (*shape[:dim], size, *shape[dim + 1 :])
+        found.append(Shard(name, dim, start, part, False, destination, sync.sparse_rows))
         start += size
     return tuple(found)
 

@@ -150,8 +150,8 @@ def main() -> None:
     everything = [f"{model}@{cluster}" for cluster in CLUSTERS for model in MODELS]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("cases", nargs="*", metavar="MODEL@CLUSTER", help=f"by default {' '.join(everything)}")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="timed steps of each strategy")
-    parser.add_argument("--budget", type=float, default=20.0, metavar="S", help="for a calibration")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="timed steps of each strategy")
+    parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="for a calibration")
     parser.add_argument("--ddp", action="store_true", help="compare with torch's DistributedDataParallel instead")
     parser.add_argument("--pairs", type=int, default=15, metavar="N", help="of --ddp")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")

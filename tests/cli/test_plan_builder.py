@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from autosbp.cli import app
 from autosbp.plan.plan import Plan
+from autosbp.search.sync_builders import BUILDERS
 from tests.cli.conftest import Run
 
 pytestmark = pytest.mark.integration
@@ -36,6 +40,12 @@ def test_diff_names_the_synchronizer_of_each_parameter(run: Run, folder: Path, t
     found = json.loads(run("diff", tmp_path / "all_reduce.json", tmp_path / "ps.json", "--json").stdout)
     assert found["sync"]["layers.0.weight"] == {"a": "all-reduce [0]", "b": "parameter-server at 0 [0]"}
     assert "different sync" in run("diff", tmp_path / "all_reduce.json", tmp_path / "ps.json").stdout
+
+
+def test_help_names_every_builder() -> None:
+    program: Any = typer.main.get_command(app)
+    (option,) = (each for each in program.commands["plan"].params if each.name == "builder")
+    assert all(name in option.help for name in (*BUILDERS, "auto"))
 
 
 def test_auto_is_no_slower_than_the_default(run: Run, folder: Path) -> None:

@@ -24,7 +24,7 @@ from autosbp.utils.processes import exit_rank
 from tests.executor.equality_worker import rescale
 
 Tensors = dict[str, torch.Tensor]
-STEPS = 4
+STEPS = 3
 
 
 def reference_run(graph: LogicalGraph, strategy: Strategy, staleness: int) -> tuple[list[float], Tensors, Tensors]:
