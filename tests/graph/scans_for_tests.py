@@ -41,7 +41,11 @@ class TwoStates(nn.Module):
 
     def __init__(self, width: int = 12) -> None:
         super().__init__()
-        self.into, self.norm, self.own = nn.Linear(width, width), nn.LayerNorm(width), nn.Linear(width, width, bias=False)
+        self.into, self.norm, self.own = (
+            nn.Linear(width, width),
+            nn.LayerNorm(width),
+            nn.Linear(width, width, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         def step(states: tuple[Tensor, Tensor], now: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
