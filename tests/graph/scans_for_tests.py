@@ -75,6 +75,19 @@ class Averages(nn.Module):
         return out
 
 
+class Transcriber(nn.Module):
+    """Connectionist temporal classification of frames, of which not all count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(12, 7)
+
+    def forward(self, x: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+        log_probs = self.scores(x).log_softmax(-1).transpose(0, 1)
+        frames = torch.full_like(counts, x.shape[1] - 1)
+        return nn.functional.ctc_loss(log_probs, labels, frames, counts, blank=2)
+
+
 class Growing(nn.Module):
     """Refused: its state changes its shape."""
 
