@@ -208,6 +208,10 @@ def trace_function(call: OpaqueCall, metas: Sequence[torch.Tensor], normalize: C
         with torch.no_grad():
             outputs = call.outputs(metas)
             incoming = [torch.empty_like(out) for out in outputs]
+            if scan:  # derivatives are traced as those of a CPU: torch knows fewer of meta tensors
+                metas, incoming = (
+                    [torch.empty(each.shape, dtype=each.dtype) for each in one] for one in (metas, incoming)
+                )
             how: dict[str, Any] = {"decomposition_table": backward_decompositions()} if scan else {"pre_dispatch": True}
             traced = make_fx(joint, tracing_mode="symbolic", **how)(*metas, *incoming)
             if any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in traced.graph.nodes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ class Importer:
         self.here: Any = None
         self.calls = calls
         self.functions: dict[str, CustomFunction] = {}
+        self.bodies: dict[Hashable, CustomFunction] = {}
         self.buffers: dict[str, str] = {}
         self.lines: dict[str, str] = {}
         """Where the user's code calls each op that graphs may not name, by node."""
@@ -265,7 +266,11 @@ class Importer:
             )
             for meta in shapes
         ]
-        function = trace_function(self.calls[short], metas, _normalized_arguments)
+        call = self.calls[short]
+        key = (getattr(call, "computation", short), *shapes)  # equal layers are traced once
+        if key not in self.bodies:
+            self.bodies[key] = trace_function(call, metas, _normalized_arguments)
+        function = self.bodies[key]
         return self.functions.setdefault(function.name, function).name
 
     def _arg(self, arg: Any) -> Arg:

@@ -11,7 +11,7 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,11 +38,12 @@ class ScanCall:
     slices: int
     lifted: list[torch.Tensor]
     structure: Any
+    computation: Hashable
+    """Equal for calls with the same body on tensors of the same shapes."""
 
     @property
     def label(self) -> str:
-        name = str(getattr(_function_of(self.step), "__qualname__", "scan")).replace("<locals>.", "")
-        return re.sub(r"\W+", "_", name).strip("_")[-128:]
+        return step_label(self.step)
 
     @property
     def where(self) -> str:
@@ -104,18 +105,26 @@ class ScanCall:
         return states + [out.new_empty((length, *out.shape)) for out in outputs[self.carries :]]
 
 
+def step_label(step: Callable[..., Any]) -> str:
+    """The name of a scan's op, from the step's function."""
+    name = str(getattr(_function_of(step), "__qualname__", "scan")).replace("<locals>.", "")
+    return re.sub(r"\W+", "_", name).strip("_")[-128:]
+
+
 def scan_call(step: Callable[..., Any], init: Tensors, slices: Tensors) -> ScanCall:
     """The record of a scan; runs its step once to see what it reads and returns."""
     arguments = [*init, *(tensor.select(0, 0) for tensor in slices)]
     with torch.no_grad(), _Outside(arguments) as outside:
-        structure = pytree.tree_structure(step(*arguments))
-    return ScanCall(step, len(init), len(slices), list(outside.found.values()), structure)
+        outputs, structure = pytree.tree_flatten(step(*arguments))
+        computation = (step_label(step), *outside.calls, *map(outside.named, outputs))
+    return ScanCall(step, len(init), len(slices), list(outside.found.values()), structure, computation)
 
 
 class _Outside(TorchFunctionMode):
     """Collects the tensors that functions read, unless they are among ``known`` or results of functions.
 
-    With ``others``, functions read these in their place, in the order of their first use.
+    With ``others``, functions read these in their place, in the order of their first use. ``calls`` tells equal
+    computations: every function that was called, with its arguments; tensors are numbered.
     """
 
     def __init__(self, known: Tensors, others: Tensors | None = None) -> None:
@@ -123,14 +132,24 @@ class _Outside(TorchFunctionMode):
         self.known = {id(tensor): tensor for tensor in known}
         self.found: dict[int, torch.Tensor] = {}
         self.others = others
+        self.calls: list[Hashable] = []
+        self.numbers = {id(tensor): at for at, tensor in enumerate(known)}
 
     def __torch_function__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, kwargs = pytree.tree_map(self._read, (args, kwargs or {}))
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        self.calls.append((func, str(structure), *map(self.named, leaves)))
         result = func(*args, **kwargs)
         self.known.update((id(leaf), leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
         return result
+
+    def named(self, leaf: Any) -> Hashable:
+        """A tensor's number, or another argument as text."""
+        if isinstance(leaf, torch.Tensor):
+            return self.numbers.setdefault(id(leaf), len(self.numbers))
+        return str(leaf.node.expr) if isinstance(leaf, torch.SymInt) else repr(leaf)
 
     def _read(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or id(leaf) in self.known:

@@ -41,7 +41,11 @@ class TwoStates(nn.Module):
 
     def __init__(self, width: int = 12) -> None:
         super().__init__()
-        self.into, self.norm, self.own = nn.Linear(width, width), nn.LayerNorm(width), nn.Linear(width, width, bias=False)
+        self.into, self.norm, self.own = (
+            nn.Linear(width, width),
+            nn.LayerNorm(width),
+            nn.Linear(width, width, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         def step(states: tuple[Tensor, Tensor], now: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
@@ -69,6 +73,19 @@ class Averages(nn.Module):
         found = associative_scan(combine, pair, dim=1, combine_mode="generic")
         out: Tensor = found[1].square().mean()
         return out
+
+
+class Transcriber(nn.Module):
+    """Connectionist temporal classification of frames, of which not all count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(12, 7)
+
+    def forward(self, x: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+        log_probs = self.scores(x).log_softmax(-1).transpose(0, 1)
+        frames = torch.full_like(counts, x.shape[1] - 1)
+        return nn.functional.ctc_loss(log_probs, labels, frames, counts, blank=2)
 
 
 class Growing(nn.Module):

@@ -32,6 +32,7 @@ from autosbp.utils.json_io import canonical, loads
 from benchmarks.lowering._strategies import data_parallel
 from tests.executor.test_memory_profiled import allocated
 from tests.graph import scans_for_tests as scans
+from tests.graph.numerics import assert_same
 
 pytestmark = pytest.mark.integration
 
@@ -102,6 +103,19 @@ def test_what_is_kept_and_the_peak_are_what_torch_allocates(tokens: int, width: 
     with SavedBytes([*trainer.locals.values(), *data.values()]) as saved:
         trainer.step(data)
     assert memory.kept == pytest.approx(saved.bytes, rel=0.002)
+
+
+def test_ctc_loss_is_a_scan_over_frames() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = {
+        "x": torch.randn(5, 12, 12, dtype=torch.float64, generator=generator),
+        "labels": torch.randint(3, 7, (5, 4), generator=generator),
+        "counts": torch.tensor([4, 3, 1, 0, 2]),
+    }
+    module = scans.Transcriber().double()
+    graph = capture(module, batch, name="transcriber", input_high={"labels": 7, "counts": 5})
+    assert len(scan_nodes(graph)) == 1
+    assert_same(graph, module, batch)
 
 
 def test_a_step_follows_the_dtype_of_its_graph() -> None:

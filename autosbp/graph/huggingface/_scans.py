@@ -1,22 +1,24 @@
-"""Recurrences that transformers' models compute token by token in Python, as torch's ``scan``.
+"""Recurrences that transformers' models compute token by token in Python, and losses of paths, as torch's ``scan``.
 
-While a model is traced, each function of ``SCANS`` stands for the one of the same mathematics in a module of transformers, so
-that a layer is one op instead of thousands. Models otherwise run transformers' own code: captures are checked against it.
+While a model is traced, each function of ``SCANS`` stands for the one of the same mathematics in a module of transformers or
+torch, so that a layer is one op instead of thousands. Models otherwise run that code: captures are checked against it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._higher_order_ops.scan import scan
 
+from autosbp.graph.huggingface._ctc_loss import ctc_loss, transformers_ctc_loss
+
 Tensor = torch.Tensor
-_MODELS = "transformers.models"
 
 
 def _wide(*tensors: Tensor) -> torch.dtype:
@@ -99,32 +101,32 @@ def gated_linear_recurrence(
     return out, last
 
 
+_MODELS = "transformers.models"
 SCANS: Mapping[str, Callable[..., Any]] = {
     **{
-        f"{name}.modeling_{name}:mamba_selective_scan": selective_scan
+        f"{_MODELS}.{name}.modeling_{name}:mamba_selective_scan": selective_scan
         for name in ("mamba", "jamba", "falcon_mamba", "zamba")
     },
-    "rwkv.modeling_rwkv:rwkv_linear_attention_cpu": rwkv_attention,
-    "recurrent_gemma.modeling_recurrent_gemma:RecurrentGemmaRglru._rnn_scan": gated_linear_recurrence,
+    f"{_MODELS}.rwkv.modeling_rwkv:rwkv_linear_attention_cpu": rwkv_attention,
+    f"{_MODELS}.recurrent_gemma.modeling_recurrent_gemma:RecurrentGemmaRglru._rnn_scan": gated_linear_recurrence,
+    "transformers.loss.loss_utils:LOSS_MAPPING.ForCTC": transformers_ctc_loss,
+    "torch.nn.functional:ctc_loss": ctc_loss,
 }
-"""By the module of ``transformers.models`` and the function or method in it."""
+"""By module, and the function, the method or the entry of a table in it."""
 
 
 @contextmanager
 def loops_as_scans() -> Iterator[None]:
     """While active, the functions of ``SCANS`` replace those of the modules that are loaded."""
-    replaced: list[tuple[Any, str, Any]] = []
-    for place, function in SCANS.items():
-        module, _, path = place.partition(":")
-        owner: Any = sys.modules.get(f"{_MODELS}.{module}")
-        *classes, name = path.split(".")
-        for each in classes:
-            owner = getattr(owner, each, None)
-        if hasattr(owner, name):
-            replaced.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, function)
-    try:
+    with ExitStack() as stack:
+        for place, function in SCANS.items():
+            module, _, path = place.partition(":")
+            owner: Any = sys.modules.get(module)
+            *outer, name = path.split(".")
+            for each in outer:
+                owner = getattr(owner, each, None)
+            if isinstance(owner, dict) and name in owner:
+                stack.enter_context(patch.dict(owner, {name: function}))
+            elif hasattr(owner, name):
+                stack.enter_context(patch.object(owner, name, function))
         yield
-    finally:
-        for owner, name, original in replaced:
-            setattr(owner, name, original)
