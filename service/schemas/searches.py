@@ -12,10 +12,9 @@ from autosbp.service.schemas.jobs import Job
 from autosbp.service.schemas.options import PlanOptions
 
 
-class SearchRequest(Request):
-    """Request to search the best strategy of a model on a cluster."""
+class SearchOfCapture(Request):
+    """Request to search the best strategy of a model on a cluster, without the model, which is captured first."""
 
-    model_id: BodyId
     cluster_id: BodyId
     calibration_id: BodyId | None = None
     options: PlanOptions = PlanOptions()
@@ -30,6 +29,12 @@ class SearchRequest(Request):
         le=MAX_POINTS,
         description="Maximum number of strategies on the Pareto front of step time and memory, fastest first.",
     )
+
+
+class SearchRequest(SearchOfCapture):
+    """Request to search the best strategy of a model on a cluster."""
+
+    model_id: BodyId
 
 
 class Search(Response):

@@ -1,7 +1,12 @@
-"""Searches: validated in the request, run as jobs, answered by stored strategies; equal searches share one job."""
+"""Searches: validated in the request, run as jobs, answered by stored strategies; equal searches share one job.
+
+A search may be posted with its model's capture, which queues it in the transaction that stores the model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from sqlalchemy import bindparam, select
@@ -13,11 +18,12 @@ from autosbp.errors import InputError
 from autosbp.service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, SearchRow, StrategyRow, table_of
 from autosbp.service.request_state import AppState
 from autosbp.service.schemas._base import Document
-from autosbp.service.schemas.searches import SearchRequest
+from autosbp.service.schemas.searches import SearchOfCapture, SearchRequest
 from autosbp.service.services import jobs, strategies
 from autosbp.service.services._fast_reads import columns
 from autosbp.service.services._list_page import ListPage
-from autosbp.service.services._queries import Paged, existing, page, require, require_referenced
+from autosbp.service.services._queries import Paged, existing, new_id, page, require, require_referenced
+from autosbp.service.settings import Settings
 from autosbp.service.tenancy import restricted_to_tenant
 from autosbp.utils.json_io import digest
 
@@ -35,12 +41,7 @@ def create(state: AppState, request: SearchRequest, *, fresh: bool = False) -> t
     Returns:
         The job, and whether it is new.
     """
-    options = request.options.checked()
-    longest_s = state.settings.max_time_limit_s
-    if options.time_limit_s > longest_s:
-        raise InputError("options.time_limit_s", options.time_limit_s, f"at most {longest_s:g} s is allowed here")
-    if request.start_id is not None:
-        _check_start(options)
+    options = check_options(state.settings, request)
     asked = _hash(request, options)
     if state.call.key is None and not fresh and (answered := _find_equal_fast(state, asked)) is not None:
         return answered, False
@@ -49,31 +50,70 @@ def create(state: AppState, request: SearchRequest, *, fresh: bool = False) -> t
             return job, True
         if not fresh and (earlier := _find_equal_locked(session, asked)) is not None:
             return earlier.job, False
-        model = require_referenced(session, ModelRow, request.model_id, "model_id", "model")
-        cluster = require_referenced(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
-        summary = model.summary
-        there = api.Cluster.from_dict(cluster.document)
-        api.check_memory(summary["num_parameters"], summary["parameter_bytes"], there, options)
-        if request.calibration_id is not None:
-            _check_calibration(session, request.calibration_id, request.cluster_id)
-        if request.start_id is not None:
-            require_referenced(session, StrategyRow, request.start_id, "start_id", "strategy")
-        search_id = state.new_id("sea")
-        asked_s = options.time_limit_s * (request.num_points or 1)
-        job = jobs.submit(state, session, "search", {"search_id": search_id}, f"/v1/searches/{search_id}", asked_s)
-        row = SearchRow(
-            id=search_id,
-            model_id=request.model_id,
-            cluster_id=request.cluster_id,
-            calibration_id=request.calibration_id,
-            job_id=job.id,
-            options=options.to_dict(),
-            start_id=request.start_id,
-            num_points=request.num_points,
-            request_hash=asked,
-        )
-        session.add(row)
-        return job, True
+        return _store_request(session, request, options, state.new_id("sea"), partial(jobs.submit, state)), True
+
+
+def create_after_capture(settings: Settings, session: Session, request: SearchRequest) -> JobRow:
+    """Store a search of a model that was just captured and queue its job, or find an equal one.
+
+    Args:
+        settings: of the service.
+        session: the one that stores the capture's result.
+        request: the search, which ``check_options`` and ``check_references`` accepted when the capture was posted.
+
+    Raises:
+        AutosbpError: the model does not fit, or what the request refers to was deleted.
+        ProblemError: the queue is full.
+    """
+    options = check_options(settings, request)
+    if (earlier := _find_equal_locked(session, _hash(request, options))) is not None:
+        return earlier.job
+    return _store_request(session, request, options, new_id("sea"), partial(jobs.submit_following, settings))
+
+
+def check_options(settings: Settings, request: SearchOfCapture) -> api.PlanOptions:
+    """Return the options of the search; raise ``InputError``."""
+    options = request.options.checked()
+    longest_s = settings.max_time_limit_s
+    if options.time_limit_s > longest_s:
+        raise InputError("options.time_limit_s", options.time_limit_s, f"at most {longest_s:g} s is allowed here")
+    if request.start_id is not None:
+        _check_start(options)
+    return options
+
+
+def check_references(session: Session, request: SearchOfCapture) -> ClusterRow:
+    """Return the cluster; raise ``InputError`` if the cluster, calibration or warm start is not stored."""
+    cluster = require_referenced(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
+    if request.calibration_id is not None:
+        _check_calibration(session, request.calibration_id, request.cluster_id)
+    if request.start_id is not None:
+        require_referenced(session, StrategyRow, request.start_id, "start_id", "strategy")
+    return cluster
+
+
+def _store_request(
+    session: Session, request: SearchRequest, options: api.PlanOptions, search_id: str, submit: Callable[..., JobRow]
+) -> JobRow:
+    """Store the search and queue its job; nothing is stored if it is refused."""
+    summary = require_referenced(session, ModelRow, request.model_id, "model_id", "model").summary
+    there = api.Cluster.from_dict(check_references(session, request).document)
+    api.check_memory(summary["num_parameters"], summary["parameter_bytes"], there, options)
+    asked_s = options.time_limit_s * (request.num_points or 1)
+    job = submit(session, "search", {"search_id": search_id}, f"/v1/searches/{search_id}", asked_s)
+    row = SearchRow(
+        id=search_id,
+        model_id=request.model_id,
+        cluster_id=request.cluster_id,
+        calibration_id=request.calibration_id,
+        job_id=job.id,
+        options=options.to_dict(),
+        start_id=request.start_id,
+        num_points=request.num_points,
+        request_hash=_hash(request, options),
+    )
+    session.add(row)
+    return job
 
 
 def _hash(request: SearchRequest, options: api.PlanOptions) -> str:

@@ -19,6 +19,7 @@ from autosbp.service.http.root_path import ROOT_PATH_KEY
 from autosbp.service.request_state import STATE_KEY, AppState
 from autosbp.service.web import number_format
 from autosbp.service.web.assets import asset_url
+from autosbp.service.web.presenters.request_words import refusal_words
 
 _ROOT = Path(__file__).parent / "templates"
 _ADDRESS = re.compile(r'\s(?:href|src|action|hx-get)="(?=/(?!/))')
@@ -46,7 +47,7 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     made.globals |= {"static": asset_url, "release": autosbp.__version__}
-    made.filters |= number_format.FILTERS
+    made.filters |= {**number_format.FILTERS, "refusal": refusal_words}
     return made
 
 
