@@ -24,6 +24,8 @@ _PANELS: Mapping[str, tuple[str, ...]] = {
     ),
     "Measurement": ("backend", "sizes", "repeats", "budget", "variants", "method", "point_s", "op_s"),
     "nccl-tests": ("nccl_log", "nccl_tests", "in_place"),
+    "Questions": ("program", "rank", "why", "most", "what_if", "factor"),
+    "Filters": ("tenant", "strangers", "status", "last"),
     "Address": ("host", "port", "root_path"),
     "Data and work": ("database", "data_dir", "worker"),
     "Service": ("server", "wait"),

@@ -55,13 +55,12 @@ def test_a_wall_time_beyond_the_limit_is_explained_by_its_parts() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["plan", "trial", "calibrate", "serve", "estimate", "capture", "explain"])
+@pytest.mark.parametrize("name", ["plan", "trial", "calibrate", "serve", "estimate", "explain"])
 def test_options_of_help_are_grouped(name: str) -> None:
     options = [
         each
         for each in typer.main.get_command(app).commands[name].params  # type: ignore[attr-defined]
         if each.param_type_name == "option"
     ]
-    alone = [each.name for each in options if each.rich_help_panel is None]
-    assert alone == [] or name in ("capture", "explain"), alone
+    assert [each.name for each in options if each.rich_help_panel is None] == []
     assert len({each.rich_help_panel for each in options}) >= 2
