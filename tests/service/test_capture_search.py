@@ -88,7 +88,7 @@ def captured(database: Database, settings: Settings) -> Iterator[tuple[Any, JobR
     own = database.of(TENANT)
     with own.write() as session:
         cluster = documents.cluster()
-        session.add(ClusterRow(id="clu-1", name="c", num_devices=4, content_hash="1", document=cluster))
+        session.add(ClusterRow(id="clu-1", name="c", cluster_hash="h", num_devices=4, document=cluster))
         search = {"cluster_id": "clu-1", "options": documents.OPTIONS}
         session.add(JobRow(id="job-1", kind="capture", state="running", payload={"onnx": {}, "search": search}))
     with own.write() as session:
