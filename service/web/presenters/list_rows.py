@@ -258,6 +258,8 @@ def job_message(row: JobRow) -> str:
         return f"{problem['title']}: {refusal_words(problem['detail'])}"
     if row.state == "queued":
         return "queued"
+    if row.state in _FINAL and row.message == row.state:
+        return ""  # the state says it
     return "cancelling" if row.cancel_requested and row.state == "running" else row.message
 
 
