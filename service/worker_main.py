@@ -16,12 +16,12 @@ from autosbp.service.db import Database, one_line_message
 from autosbp.service.file_permissions import restrict_permissions
 from autosbp.service.jobs._base import Kinds
 from autosbp.service.jobs._fair_queue import FairQueue
-from autosbp.service.jobs._job_rows import QueueLimits
 from autosbp.service.jobs._runner import DurableRunner, RunnerOptions
 from autosbp.service.jobs.heartbeat import Heartbeat
 from autosbp.service.maintenance import Maintenance, maintenance_tasks
 from autosbp.service.process_lock import ProcessLock
 from autosbp.service.services.job_kinds import kinds as all_kinds
+from autosbp.service.services.jobs import queue_limits
 from autosbp.service.settings import Settings
 
 _log = logging.getLogger("autosbp.service")
@@ -44,10 +44,7 @@ def make_runner(settings: Settings, database: Database, kinds: Kinds | None = No
     if settings.worker and settings.measures_here and (weakness := settings.confinement.weakness):
         _log.warning("%s", weakness)
     options = RunnerOptions(
-        limits=QueueLimits(
-            *(settings.max_queued_jobs, settings.max_queued_jobs_of_tenant),
-            *(settings.max_queued_s, settings.max_queued_s_of_tenant),
-        ),
+        limits=queue_limits(settings),
         max_attempts=settings.max_attempts,
         cancel_grace_s=settings.cancel_grace_s,
         lanes={"plan": settings.plan_jobs, "measure": settings.measure_jobs},

@@ -26,6 +26,7 @@ from autosbp.cli._estimate import estimate
 from autosbp.cli._exit_codes import with_exit_codes
 from autosbp.cli._explain import explain
 from autosbp.cli._export import export
+from autosbp.cli._help_panels import with_panels
 from autosbp.cli._keys import app as keys
 from autosbp.cli._learn import learn
 from autosbp.cli._plan import plan
@@ -60,7 +61,7 @@ for _command in (
     audit,
     demo,
 ):
-    app.command(_command.__name__)(with_exit_codes(_command))
+    app.command(_command.__name__)(with_exit_codes(with_panels(_command)))
 app.add_typer(keys)
 app.add_typer(admin)
 

@@ -23,6 +23,7 @@ from autosbp.cli._options import (
     SeqLen,
     Server,
 )
+from autosbp.cli._pairs import parse_pairs, parse_stages
 from autosbp.cli._pareto import front_paths, show_front, stale_front_files
 from autosbp.cli._plan_options import (
     Baselines,
@@ -49,9 +50,10 @@ from autosbp.cli._plan_options import (
     TimeLimit,
     Verify,
 )
+from autosbp.cli._progress import SearchProgress, WallTime
 from autosbp.cli._text_tables import table
 from autosbp.cli._verification import verify_plan
-from autosbp.errors import InfeasibleError, InputError
+from autosbp.errors import InputError
 from autosbp.plan.synchronizers import SyncStrategy
 from autosbp.report.findings import certificate, findings, training_terms
 from autosbp.utils.formatting import count, num_bytes, percent, seconds
@@ -114,7 +116,7 @@ def plan(
         check_integer("pareto", pareto, 2, MAX_POINTS)
     options = PlanOptions(
         *(global_batch, micro_batch, searcher, seed, time_limit, optimizer, memory_limit_bytes, gap_tolerance),
-        pins=_parse_pairs(pin or [], "--pin", "NAME=LAYOUT", "pins"),
+        pins=parse_pairs(pin or [], "--pin", "NAME=LAYOUT", "pins"),
         baselines=DEFAULT_BASELINES if baselines is None else baseline_names(baselines),
         stages=stages,
         # Builders synchronize replicas: parameters that are stored split have none.
@@ -125,7 +127,7 @@ def plan(
         deterministic=deterministic,
         data_parallel=data_parallel,
         tensor_parallel=tensor_parallel,
-        stage_of=_stages(stage or []),
+        stage_of=parse_stages(stage or []),
         schedules=tuple(schedule) if schedule else RUNNABLE,
         precision=precision,
     )
@@ -140,12 +142,15 @@ def plan(
         raise InputError("verify", True, "measures on this machine; omit this or --server")
     if not verify:
         refuse_unused(plan, "requires --verify", launcher=launcher)
+    times = WallTime()
     if server is None:
-        plans = _plan_locally(model, cluster, calibration, options, sizes, pareto, start, trainer, builder, chunk)
+        plans = _plan_locally(model, cluster, calibration, options, sizes, pareto, start, trainer, builder, chunk, times)
     elif builder is not None:
         raise InputError("builder", builder, "a service plans without builders; omit this or --server")
     else:
-        plans = _plan_remotely(model, cluster, calibration, options, sizes, pareto, start, server)
+        plans = _plan_remotely(model, cluster, calibration, options, sizes, pareto, start, server, times)
+    if (explanation := times.explanation(time_limit * (pareto or 1))) is not None:
+        note(explanation)
     document = plans[0].summary()
     if output is not None:
         for path, found in zip(front_paths(output, len(plans)), plans, strict=True):
@@ -174,26 +179,6 @@ def baseline_names(text: str) -> tuple[str, ...]:
     return () if names == ("none",) else names
 
 
-def _parse_pairs(texts: list[str], option: str, form: str, member: str) -> dict[str, str]:
-    """Parse ``NAME=VALUE`` options; repeating a pair is fine, two values for a name are an ``InfeasibleError``."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if not (name and equals and value):
-            raise InputError(option, text, f"expected {form}")
-        if pairs.setdefault(name, value) != value:
-            raise InfeasibleError(f"{member}.{name}", value, None, f"{name} is already assigned {pairs[name]}")
-    return pairs
-
-
-def _stages(texts: list[str]) -> dict[str, int]:
-    pairs = _parse_pairs(texts, "--stage", "NAME=K", "stage_of")
-    for name, stage in pairs.items():
-        if not (stage.isascii() and stage.isdigit() and len(stage) < 10):
-            raise InputError("--stage", f"{name}={stage}", "expected NAME=K with a stage number K from 0")
-    return {name: int(stage) for name, stage in pairs.items()}
-
-
 def _plan_locally(
     model: str,
     cluster: str,
@@ -205,6 +190,7 @@ def _plan_locally(
     trainer: str | None,
     builder: str | None,
     chunk: int | None,
+    times: WallTime,
 ) -> Sequence[Plan]:
     """Search locally: the fastest plan, that of a trainer, or the Pareto front of ``num_points`` that starts with it."""
     from autosbp import api
@@ -212,19 +198,20 @@ def _plan_locally(
 
     check_builder(builder, chunk)
 
-    best = float("inf")
+    times.end("loading")
+    shown, has_problem = SearchProgress(), False
 
     def progress(stage: str, best_s: float) -> bool:
-        nonlocal best
-        if best_s < best * (1 - 1e-3):
-            note(f"{stage}: {seconds(best_s)} per step")
-            best = best_s
-        return True
+        nonlocal has_problem
+        times.end(stage if has_problem else "building the problem")
+        has_problem = True
+        return shown.report(stage, best_s)
 
     earlier = None if start is None else read_plan(start).strategy
     there = api.load_cluster(cluster)
     measured = read_calibration(calibration)
     graph = read_model(model, sizes)
+    times.end("capturing the model")
     note(f"searching strategies of {graph.name} on {there.name}: {there.num_devices} devices")
     if trainer is not None:
         return [api.plan_for(trainer, graph, there, measured, options, progress)]
@@ -232,9 +219,10 @@ def _plan_locally(
         plans = [api.make_plan(graph, there, measured, options, progress, earlier)]
     else:
         plans = list(api.pareto_front(graph, there, measured, options, num_points, progress, earlier))
-    if builder is None:
-        return plans
-    return [with_builder(plan, graph, measured, builder, chunk) for plan in plans]
+    if builder is not None:
+        plans = [with_builder(plan, graph, measured, builder, chunk) for plan in plans]
+    times.end("finishing")
+    return plans
 
 
 def _plan_remotely(
@@ -246,7 +234,9 @@ def _plan_remotely(
     num_points: int | None,
     start: str | None,
     server: str,
+    times: WallTime,
 ) -> Sequence[Plan]:
+    """Search with a service: the fastest plan, or with ``num_points`` the Pareto front that starts with it."""
     from autosbp.cli._remote import id_of, open_client, post_calibration, post_cluster, post_model, wait
     from autosbp.plan.plan import Plan
 
@@ -257,10 +247,13 @@ def _plan_remotely(
         model_id = post_model(client, model, sizes)
         asked = (model_id, cluster_id, calibration_id, options.to_dict())
         ways: dict[str, Any] = {"num_points": num_points, "start_id": start_id}
-        found_by = wait(client, lambda key: client.search(*asked, **ways, idempotency_key=key))
+        times.end("storing and capturing the model")
+        found_by = wait(client, lambda key: client.search(*asked, **ways, idempotency_key=key), times)
         search = client.get_search(found_by["search_id"])
         found = search["front"] or [str(search["strategy_id"])]
-        return [Plan.from_dict(client.get_strategy(each)) for each in found]
+        plans = [Plan.from_dict(client.get_strategy(each)) for each in found]
+    times.end("fetching the plan")
+    return plans
 
 
 def warn(document: Mapping[str, Any]) -> None:

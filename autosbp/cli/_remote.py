@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autosbp.cli._exit_codes import note
 from autosbp.cli._files import NO_SIZES, ModelSizes, read_calibration, read_model, read_plan
 from autosbp.cli._job_cancellation import Submit, cancel_on_exit
+from autosbp.cli._progress import JobProgress, WallTime
 from autosbp.errors import AutosbpError, InputError, ServiceError, TrialError
 from autosbp.utils.json_io import read_file
 
@@ -147,16 +148,19 @@ def wait_for_analysis(client: Client, submit: Submit) -> Document:
     return found
 
 
-def wait(client: Client, submit: Submit) -> dict[str, Any]:
-    """Submit a job, print its progress on standard error and return its result; cancel it if the wait ends early."""
-    shown = ""
+def wait(client: Client, submit: Submit, times: WallTime | None = None) -> dict[str, Any]:
+    """Submit a job, print its progress on standard error and return its result; cancel it if the wait ends early.
+
+    ``times`` counts the time in the queue and at work.
+    """
+    progress, is_queued = JobProgress(), True
 
     def follow(seen: Job) -> None:
-        nonlocal shown
-        line = f"{seen.kind} {seen.state}: {seen.message}" if seen.message else f"{seen.kind} {seen.state}"
-        if line != shown:
-            note(line)
-            shown = line
+        nonlocal is_queued
+        progress.report(seen)
+        if times is not None and seen.state != "queued":
+            times.end("waiting in the queue" if is_queued else "searching")
+            is_queued = False
 
     with cancel_on_exit(client, submit) as job:
         return dict(client.wait(job, on_progress=follow).result)

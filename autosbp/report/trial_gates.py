@@ -118,7 +118,7 @@ def check_gates(
     if limits.step_time_s is not None:
         words = f"{seconds(median_s)} ± {seconds(uncertain_s)} per step, limit {seconds(limits.step_time_s)}"
         gates.append(_at_most("max_step_time_s", limits.step_time_s, median_s, words, uncertain_s))
-    if (loss := _loss_gate(result, limits.loss_difference)) is not None:
+    if (loss := loss_gate(result, limits.loss_difference)) is not None:
         gates.append(loss)
     if limits.regression is not None:
         gates.append(_regression(limits.regression, median_s, uncertain_s, earlier))
@@ -140,8 +140,8 @@ def median_uncertainty_s(times: Mapping[str, Any]) -> float:
     return _NOTCH * float(times.get("iqr", 0.0)) / math.sqrt(max(int(times.get("steps", 1)), 1))
 
 
-def _loss_gate(result: Mapping[str, Any], limit: float | None) -> Gate | None:
-    """The gate of the losses; None if no limit applies."""
+def loss_gate(result: Mapping[str, Any], limit: float | None = None) -> Gate | None:
+    """The gate of the losses, by default against rounding and chance alone; None if no limit applies."""
     difference, bound = result.get("loss_difference"), result.get("loss_bound")
     if limit is None and (bound is None or difference is None):
         return None

@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints
 
 from autosbp.errors import InputError
 from autosbp.service.schemas._base import Document, Request, Response
+from autosbp.service.schemas.searches import SearchOfCapture
 from autosbp.zoo import zoo_names
 
 
@@ -21,15 +22,29 @@ class ZooModel(Request):
     )
 
 
-class HfModel(Request):
+class CaptureRequest(Request):
+    """What requests for a capture have in common."""
+
+    search: SearchOfCapture | None = Field(
+        None,
+        description="Search to queue as soon as the model is stored. The job's result then has search_id and "
+        "search_job_id; if the search is refused, it has search_problem instead, and the model is kept.",
+    )
+
+
+class HfModel(CaptureRequest):
     """A model as a Hugging Face configuration; remote code is never run."""
 
     hf_config: dict[str, Any] = Field(description="Contents of a config.json.")
     image_size: int | None = Field(None, ge=1, le=2**14, description="Pixels per side; default: that of the model.")
     seq_len: int | None = Field(None, ge=1, le=2**20, description="Sequence length; default: that of the model.")
 
+    def payload(self) -> Document:
+        """The capture job's payload."""
+        return self.model_dump(exclude={"search"})
 
-class OnnxModel(Request):
+
+class OnnxModel(CaptureRequest):
     """A model as an ONNX file without external data; its weights are not stored.
 
     A process with limits parses the file. If the first output is a float scalar, it is the training loss.

@@ -47,10 +47,9 @@ class Tuning(Request):
             raise InputError(f"tuning.{error.field}", error.value, error.limit) from None
 
 
-class SearchRequest(Request):
-    """Request to search the best strategy of a model on a cluster."""
+class SearchOfCapture(Request):
+    """Request to search the best strategy of a model on a cluster, without the model, which is captured first."""
 
-    model_id: BodyId
     cluster_id: BodyId
     calibration_id: BodyId | None = None
     options: PlanOptions = PlanOptions()
@@ -71,6 +70,12 @@ class SearchRequest(Request):
         "with the plan and its baselines; it needs the scope ``trial``.",
     )
     tuning: Tuning | None = Field(default=None, description="Budgets of the mode ``tune``, which has defaults.")
+
+
+class SearchRequest(SearchOfCapture):
+    """Request to search the best strategy of a model on a cluster."""
+
+    model_id: BodyId
 
 
 class Search(Response):

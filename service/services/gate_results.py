@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session, undefer
@@ -42,7 +43,7 @@ def judge(state: AppState, trial_id: str, request: JudgeRequest, check: Callable
                 unjudged.values(passed=passed, gates=found), execution_options={"synchronize_session": False}
             )
             session.refresh(row)
-        if _limits_of(row.gates or ()) != limits:
+        if not _has_limits(row, limits):
             raise conflict(f"trial {trial_id} was already evaluated with other limits; run another trial")
         return row
 
@@ -64,6 +65,14 @@ def _document(gate: Gate, earlier: ReferenceTrial | NoReference) -> Document:
     if gate.name == "max_regression" and isinstance(earlier, ReferenceTrial):
         found["compared_with"] = earlier.to_dict()
     return found
+
+
+def _has_limits(row: TrialRow, limits: GateLimits) -> bool:
+    """Whether these limits gave the stored verdict; without a limit of their own, losses were judged by rounding."""
+    stored = _limits_of(row.gates or ())
+    if limits.loss_difference is None and stored.loss_difference == (row.result or {}).get("loss_bound"):
+        stored = replace(stored, loss_difference=None)
+    return stored == limits
 
 
 def _limits_of(gates: Sequence[Document]) -> GateLimits:

@@ -9,13 +9,15 @@ from sqlalchemy.orm import Session
 
 from autosbp.service.auth.authentication import check_scope
 from autosbp.service.db import Database
+from autosbp.service.jobs import _job_rows
+from autosbp.service.jobs._job_rows import QueueLimits
 from autosbp.service.models import DEFAULT_EXPECTED_S, JobRow
 from autosbp.service.problem_details import not_found
 from autosbp.service.request_state import AppState
 from autosbp.service.schemas._base import Document
 from autosbp.service.services._fast_reads import read_page, require_row
 from autosbp.service.services._list_page import ListPage
-from autosbp.service.services._queries import Paged, find
+from autosbp.service.services._queries import Paged, find, new_id
 from autosbp.service.settings import Settings
 
 SCOPE_OF: Mapping[str, str] = {
@@ -45,6 +47,25 @@ def submit(
 ) -> JobRow:
     """Queue a job for the call; call ``find_retried`` first."""
     return state.runner.submit(session, kind, payload, resource, state.new_id("job"), expected_s)
+
+
+def submit_following(
+    settings: Settings, session: Session, kind: str, payload: Document, resource: str, expected_s: float
+) -> JobRow:
+    """Queue a job that follows a planning job, in the transaction that stores that job's result.
+
+    Raises ``ProblemError`` 429 if the queue is full.
+    """
+    row = JobRow(id=new_id("job"), kind=kind, payload=payload, resource=resource, expected_s=expected_s)
+    return _job_rows.add(session, row, queue_limits(settings))
+
+
+def queue_limits(settings: Settings) -> QueueLimits:
+    """Limits of waiting jobs."""
+    return QueueLimits(
+        *(settings.max_queued_jobs, settings.max_queued_jobs_of_tenant),
+        *(settings.max_queued_s, settings.max_queued_s_of_tenant),
+    )
 
 
 def attempt_number(settings: Settings, job: JobRow) -> int:

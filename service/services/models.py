@@ -14,13 +14,15 @@ from typing import Any
 from sqlalchemy.orm import Session, undefer
 
 from autosbp import api
-from autosbp.errors import InputError
+from autosbp.errors import AutosbpError, InputError
 from autosbp.service.auth.authentication import too_many
 from autosbp.service.models import JobRow, ModelRow, content_id
+from autosbp.service.problem_details import ProblemError, problem_of
 from autosbp.service.request_state import AppState
 from autosbp.service.schemas._base import Document
 from autosbp.service.schemas.models import HfModel, OnnxModel, ZooModel
-from autosbp.service.services import jobs, quotas
+from autosbp.service.schemas.searches import SearchOfCapture, SearchRequest
+from autosbp.service.services import jobs, quotas, searches
 from autosbp.service.services._fast_reads import read_page, require_row
 from autosbp.service.services._insert_once import insert_content_fast
 from autosbp.service.services._list_page import ListPage
@@ -49,19 +51,32 @@ def create(state: AppState, body: Document) -> tuple[ModelRow, bool]:
 
 
 def capture(state: AppState, body: Document) -> JobRow:
-    """Queue the capture of a configuration or an ONNX model."""
-    return submit(state, _onnx(state.settings, body) if "onnx" in body else HfModel.read(body).model_dump())
+    """Queue the capture of a configuration or an ONNX model, and with ``search`` also what follows it."""
+    if "onnx" in body:
+        onnx = OnnxModel.read(body)
+        return submit(state, read_onnx(state.settings, onnx.content(), onnx.name), onnx.search)
+    config = HfModel.read(body)
+    return submit(state, config.payload(), config.search)
 
 
-def submit(state: AppState, payload: Document) -> JobRow:
-    """Queue a capture with a parsed payload."""
+def submit(state: AppState, payload: Document, search: SearchOfCapture | None = None) -> JobRow:
+    """Queue a capture with a parsed payload; ``search`` is checked here and queued when the model is stored."""
     with state.database.write() as session:
-        return jobs.find_retried(state, session) or jobs.submit(state, session, "capture", payload)
+        if (job := jobs.find_retried(state, session)) is not None:
+            return job
+        if search is not None:
+            _check_search(state, session, search)
+            payload = {**payload, "search": search.model_dump(mode="json", exclude_unset=True)}
+        return jobs.submit(state, session, "capture", payload)
 
 
-def _onnx(settings: Settings, body: Document) -> Document:
-    request = OnnxModel.read(body)
-    return read_onnx(settings, request.content(), request.name)
+def _check_search(state: AppState, session: Session, search: SearchOfCapture) -> None:
+    try:
+        searches.check_options(state.settings, search)
+        searches.check_tuning(state, search)
+        searches.check_references(session, search)
+    except InputError as error:
+        raise InputError(f"search.{error.field}", error.value, error.limit) from None
 
 
 def read_onnx(settings: Settings, content: bytes, name: str | None, file_name: str | None = None) -> Document:
@@ -125,12 +140,22 @@ def prepare_capture(_session: Session, job: JobRow) -> Document:
 
 
 def store_capture(settings: Settings, session: Session, job: JobRow, found: Document) -> Document:
-    """Store the captured graph."""
+    """Store the captured graph, and queue the search that was posted with it.
+
+    A refused search does not lose the model: the job succeeds, and its result has the reason as ``search_problem``.
+    """
     _check_size(settings, len(found["nodes"]))
     new = _row(api.load_graph(found), _source(job.payload))
     row, _ = insert_content(session, new, _room(settings, new))
     job.resource = f"/v1/models/{row.id}"
-    return {"model_id": row.id}
+    result: Document = {"model_id": row.id}
+    if (asked := job.payload.get("search")) is None:
+        return result
+    try:
+        following = searches.create_after_capture(settings, session, SearchRequest.read({**asked, **result}))
+    except (AutosbpError, ProblemError) as error:
+        return {**result, "search_problem": problem_of(error, f"/v1/jobs/{job.id}")}
+    return {**result, "search_id": following.payload["search_id"], "search_job_id": following.id}
 
 
 def _source(payload: Mapping[str, Any]) -> str:

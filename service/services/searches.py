@@ -1,7 +1,12 @@
-"""Searches: validated in the request, run as jobs, answered by stored strategies; equal searches share one job."""
+"""Searches: validated in the request, run as jobs, answered by stored strategies; equal searches share one job.
+
+A search may be posted with its model's capture, which queues it in the transaction that stores the model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -17,11 +22,11 @@ from autosbp.service.models import CalibrationRow, ClusterRow, JobRow, ModelRow,
 from autosbp.service.problem_details import not_found
 from autosbp.service.request_state import AppState
 from autosbp.service.schemas._base import Document
-from autosbp.service.schemas.searches import SearchRequest, Tuning
+from autosbp.service.schemas.searches import SearchOfCapture, SearchRequest, Tuning
 from autosbp.service.services import jobs, quotas, strategies
 from autosbp.service.services._fast_reads import columns
 from autosbp.service.services._list_page import ListPage
-from autosbp.service.services._queries import Paged, existing, page, require, require_referenced
+from autosbp.service.services._queries import Paged, existing, new_id, page, require, require_referenced
 from autosbp.service.settings import Settings
 from autosbp.service.tenancy import restricted_to_tenant
 from autosbp.tuning.options import TuneOptions
@@ -43,13 +48,8 @@ def create(state: AppState, request: SearchRequest, *, fresh: bool = False) -> t
     Returns:
         The job, and whether it is new.
     """
-    options = request.options.checked()
-    longest_s = state.settings.max_time_limit_s
-    if options.time_limit_s > longest_s:
-        raise InputError("options.time_limit_s", options.time_limit_s, f"at most {longest_s:g} s is allowed here")
-    if request.start_id is not None:
-        _check_start(options)
-    tuning = _checked_tuning(state, request)
+    options = check_options(state.settings, request)
+    check_tuning(state, request)
     asked = _hash(request, options)
     if state.call.key is None and not fresh and (answered := _find_equal_fast(state, asked)) is not None:
         return answered, False
@@ -58,36 +58,82 @@ def create(state: AppState, request: SearchRequest, *, fresh: bool = False) -> t
             return job, True
         if not fresh and (earlier := _find_equal_locked(session, asked)) is not None:
             return earlier.job, False
-        model = require_referenced(session, ModelRow, request.model_id, "model_id", "model")
-        cluster = require_referenced(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
-        summary = model.summary
-        there = api.Cluster.from_dict(cluster.document)
-        api.check_memory(summary["num_parameters"], summary["parameter_bytes"], there, options)
-        if request.calibration_id is not None:
-            _check_calibration(session, request.calibration_id, request.cluster_id)
-        if request.start_id is not None:
-            require_referenced(session, StrategyRow, request.start_id, "start_id", "strategy")
-        search_id = state.new_id("sea")
-        if tuning is not None:
-            _check_tuned_cluster(there, request.cluster_id)
-            quotas.require_room(session, state.settings, quotas.FILES, 0)
-        asked_s = _expected_s(options, request, tuning)
-        kind = "search" if tuning is None else "tune"
-        job = jobs.submit(state, session, kind, {"search_id": search_id}, f"/v1/searches/{search_id}", asked_s)
-        row = SearchRow(
-            id=search_id,
-            model_id=request.model_id,
-            cluster_id=request.cluster_id,
-            calibration_id=request.calibration_id,
-            job_id=job.id,
-            options=options.to_dict(),
-            start_id=request.start_id,
-            num_points=request.num_points,
-            tuning=None if tuning is None else tuning.to_dict(),
-            request_hash=asked,
-        )
-        session.add(row)
-        return job, True
+        submit = partial(jobs.submit, state)
+        return _store_request(session, state.settings, request, options, state.new_id("sea"), submit), True
+
+
+def create_after_capture(settings: Settings, session: Session, request: SearchRequest) -> JobRow:
+    """Store a search of a model that was just captured and queue its job, or find an equal one.
+
+    Args:
+        settings: of the service.
+        session: the one that stores the capture's result.
+        request: the search, which ``check_options`` and ``check_references`` accepted when the capture was posted.
+
+    Raises:
+        AutosbpError: the model does not fit, or what the request refers to was deleted.
+        ProblemError: the queue is full.
+    """
+    options = check_options(settings, request)
+    if (earlier := _find_equal_locked(session, _hash(request, options))) is not None:
+        return earlier.job
+    submit = partial(jobs.submit_following, settings)
+    return _store_request(session, settings, request, options, new_id("sea"), submit)
+
+
+def check_options(settings: Settings, request: SearchOfCapture) -> api.PlanOptions:
+    """Return the options of the search; raise ``InputError``."""
+    options = request.options.checked()
+    longest_s = settings.max_time_limit_s
+    if options.time_limit_s > longest_s:
+        raise InputError("options.time_limit_s", options.time_limit_s, f"at most {longest_s:g} s is allowed here")
+    if request.start_id is not None:
+        _check_start(options)
+    return options
+
+
+def check_references(session: Session, request: SearchOfCapture) -> ClusterRow:
+    """Return the cluster; raise ``InputError`` if the cluster, calibration or warm start is not stored."""
+    cluster = require_referenced(session, ClusterRow, request.cluster_id, "cluster_id", "cluster")
+    if request.calibration_id is not None:
+        _check_calibration(session, request.calibration_id, request.cluster_id)
+    if request.start_id is not None:
+        require_referenced(session, StrategyRow, request.start_id, "start_id", "strategy")
+    return cluster
+
+
+def _store_request(
+    session: Session,
+    settings: Settings,
+    request: SearchRequest,
+    options: api.PlanOptions,
+    search_id: str,
+    submit: Callable[..., JobRow],
+) -> JobRow:
+    """Store the search and queue its job; nothing is stored if it is refused."""
+    summary = require_referenced(session, ModelRow, request.model_id, "model_id", "model").summary
+    there = api.Cluster.from_dict(check_references(session, request).document)
+    api.check_memory(summary["num_parameters"], summary["parameter_bytes"], there, options)
+    tuning = _tune_options(request)
+    if tuning is not None:
+        _check_tuned_cluster(there, request.cluster_id)
+        quotas.require_room(session, settings, quotas.FILES, 0)
+    kind, asked_s = "search" if tuning is None else "tune", _expected_s(options, request, tuning)
+    job = submit(session, kind, {"search_id": search_id}, f"/v1/searches/{search_id}", asked_s)
+    row = SearchRow(
+        id=search_id,
+        model_id=request.model_id,
+        cluster_id=request.cluster_id,
+        calibration_id=request.calibration_id,
+        job_id=job.id,
+        options=options.to_dict(),
+        start_id=request.start_id,
+        num_points=request.num_points,
+        tuning=None if tuning is None else tuning.to_dict(),
+        request_hash=_hash(request, options),
+    )
+    session.add(row)
+    return job
 
 
 def _hash(request: SearchRequest, options: api.PlanOptions) -> str:
@@ -173,19 +219,24 @@ def store(session: Session, job: JobRow, found: Document) -> Document:
     return {"search_id": search.id, "strategy_id": ids[0], "curve": found.get("curve", [])}
 
 
-def _checked_tuning(state: AppState, request: SearchRequest) -> TuneOptions | None:
-    """The options of a search by trials; None for a search without."""
+def check_tuning(state: AppState, request: SearchOfCapture) -> None:
+    """Refuse a search by trials that the caller may not ask for, or that this service cannot run."""
     if request.mode == "plan":
         if request.tuning is not None:
             raise InputError("tuning", "given", 'expected with mode "tune" only')
-        return None
+        return
     check_scope(state.call.caller, (jobs.SCOPE_OF["tune"],))
     for name in ("num_points", "start_id"):
         if getattr(request, name) is not None:
             raise InputError(name, getattr(request, name), 'not allowed with mode "tune"')
     if state.settings.launching is not None:
         raise InputError("mode", "tune", "expected a service whose ranks run on its own machine, without a launcher")
-    return (request.tuning or Tuning()).checked()
+    _tune_options(request)
+
+
+def _tune_options(request: SearchOfCapture) -> TuneOptions | None:
+    """The options of a search by trials; None for a search without."""
+    return None if request.mode == "plan" else (request.tuning or Tuning()).checked()
 
 
 def _check_tuned_cluster(cluster: api.Cluster, cluster_id: str) -> None:

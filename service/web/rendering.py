@@ -19,6 +19,7 @@ from autosbp.service.http.root_path import ROOT_PATH_KEY
 from autosbp.service.request_state import STATE_KEY, AppState
 from autosbp.service.web import number_format
 from autosbp.service.web.assets import asset_url
+from autosbp.service.web.presenters.request_words import refusal_words
 
 _ROOT = Path(__file__).parent / "templates"
 _ADDRESS = re.compile(r'\s(?:href|src|action|hx-get)="(?=/(?!/))')
@@ -36,6 +37,24 @@ _HELP = {
 }
 
 
+_GUIDES: Mapping[str, tuple[str, str]] = {
+    "": ("how-to/use-the-pages", "use the pages"),
+    "plan": ("how-to/constrain-a-plan", "constrain a plan"),
+    "searches": ("concepts/search", "the search and its bound"),
+    "strategies": ("how-to/read-an-explanation", "read an explanation"),
+    "questions": ("how-to/read-an-explanation", "read an explanation"),
+    "compare": ("how-to/read-an-explanation", "read an explanation"),
+    "models": ("how-to/choose-a-model", "choose a model"),
+    "clusters": ("how-to/describe-a-cluster", "describe a cluster"),
+    "calibrations": ("concepts/calibration", "calibration"),
+    "trials": ("how-to/ci", "trials and gates in CI"),
+    "jobs": ("concepts/jobs", "jobs"),
+    "sign-in": ("how-to/keys-and-tenants", "keys and tenants"),
+    "docs": ("how-to/use-the-http-api", "use the HTTP API"),
+}
+"""Page of the documentation that explains a section, and what it is about."""
+
+
 def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(_ROOT),
@@ -46,7 +65,7 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     made.globals |= {"static": asset_url, "release": autosbp.__version__}
-    made.filters |= number_format.FILTERS
+    made.filters |= {**number_format.FILTERS, "refusal": refusal_words}
     return made
 
 
@@ -90,14 +109,16 @@ def problem_page(request: Request, body: bytes, status: int, headers: Mapping[st
 
 
 def _common_context(request: Request) -> dict[str, Any]:
-    """Values that every template gets: the caller, the scopes, and the section of the navigation."""
+    """Values that every template gets: the caller, the scopes, the section of the navigation and its guide."""
     own: AppState | None = request.scope.get(STATE_KEY)
     call = None if own is None else own.call
     scopes = call.caller.scopes if call else frozenset()
+    section = request.url.path.strip("/").partition("/")[0]
     return {
+        "guide": _GUIDES.get(section, _GUIDES[""]),
         "signed_in": call is not None and call.caller.key_id is not None,
         "tenant": call.caller.tenant if call else "",
         "may": {scope: scope in scopes for scope in SCOPES},
         "root": request.scope.get(ROOT_PATH_KEY, ""),
-        "section": request.url.path.strip("/").partition("/")[0],
+        "section": section,
     }

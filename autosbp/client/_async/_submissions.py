@@ -62,6 +62,32 @@ class Submissions(Jobs):
                 await self.cancel(answer["id"])
             raise
 
+    async def capture(
+        self,
+        *,
+        hf_config: Mapping[str, Any] | None = None,
+        seq_len: int | None = None,
+        image_size: int | None = None,
+        onnx: bytes | Path | None = None,
+        name: str | None = None,
+        search: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Queue the capture of a Hugging Face config or an ONNX file; ``result["model_id"]`` is its outcome.
+
+        Args:
+            hf_config: Hugging Face config; ``seq_len`` and ``image_size`` override its sizes.
+            onnx: ONNX file or its content.
+            name: name of the ONNX model.
+            search: body of a search without ``model_id``, which the service queues when it stores the model. The result
+                then has its ``search_id`` and ``search_job_id``, or ``search_problem`` if the search is refused.
+        """
+        sizes = {"seq_len": seq_len, "image_size": image_size}
+        body = {**model_body(None, None, hf_config, onnx, sizes=sizes, name=name)}
+        if search is not None:
+            body["search"] = dict(search)
+        return Job.from_dict(await self._at.post("/v1/models:capture", body, key=idempotency_key))
+
     async def post_cluster(
         self, cluster: Cluster | Mapping[str, Any] | str, *, idempotency_key: str | None = None
     ) -> str:

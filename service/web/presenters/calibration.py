@@ -11,6 +11,7 @@ from autosbp.costmodel.network import fitted_s
 from autosbp.service.models import CalibrationRow
 from autosbp.service.web.number_format import number, rate, seconds, share, short, time_unit
 from autosbp.service.web.presenters.page_parts import Chart, Fact, Figure, Table
+from autosbp.service.web.presenters.request_words import op_words
 
 _LINE_POINTS = 48
 _LOW, _HIGH = 2, 4
@@ -67,15 +68,26 @@ def _figures(row: CalibrationRow, found: Calibration) -> tuple[Figure, ...]:
     errors = sorted(fit.median_relative_error for fit in found.collectives)
     worst = max((fit.max_relative_error for fit in found.collectives), default=0.0)
     middle = errors[len(errors) // 2] if errors else None
-    complete = Figure("Run", "complete", f"over {found.backend}", tone="good")
     return (
         Figure("Collectives", number(row.num_collectives), f"fitted by {found.method}"),
         Figure("Ops", number(row.num_ops), "timed"),
         Figure("Median error", share(middle), "of the fits, relative to medians"),
         Figure("Largest error", share(worst), "of any point"),
-        complete if row.complete else Figure("Run", "ended early", f"over {found.backend}", tone="warn"),
+        _run(row, found),
         Figure("Trials", number(row.num_trials), "used for this version"),
     )
+
+
+def _run(row: CalibrationRow, found: Calibration) -> Figure:
+    """How the run ended, and whether its fits explain what was measured."""
+    bad = [name_of(fit) for fit in found.collectives if fit.r2 < 0]
+    if bad:
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        note = f"R² below 0 for {bad[0]}{more}: a constant would predict better. Measure again on an idle cluster."
+        return Figure("Run", "poor fit" if row.complete else "ended early, poor fit", note, tone="bad")
+    if row.complete:
+        return Figure("Run", "complete", f"over {found.backend}", tone="good")
+    return Figure("Run", "ended early", f"over {found.backend}", tone="warn")
 
 
 def _chart(fit: CollectiveFit, at: int) -> Chart:
@@ -169,7 +181,7 @@ def _fits(fits: tuple[CollectiveFit, ...]) -> Table:
 def _ops(found: Calibration, most: int) -> Table:
     largest = sorted(found.ops.items(), key=lambda item: -(item[1].forward_s + item[1].backward_s))[:most]
     unit = time_unit([time.forward_s for _, time in largest])
-    rows = tuple((key, unit.of(time.forward_s), unit.of(time.backward_s)) for key, time in largest)
+    rows = tuple((op_words(key), unit.of(time.forward_s), unit.of(time.backward_s)) for key, time in largest)
     return Table(("Op", f"Forward ({unit.name})", f"Backward ({unit.name})"), rows)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from autosbp.plan.plan import upgrade_document
 from autosbp.report.findings import PURPOSES
 from autosbp.report.plan_diff import COSTS
-from autosbp.service.web.number_format import seconds, signed_share, time_unit, title
+from autosbp.service.web.number_format import seconds, signed_share, time_unit
 from autosbp.service.web.presenters.page_parts import Chart, Stack, Table
+from autosbp.service.web.presenters.request_words import option_name, option_words
 from autosbp.service.web.presenters.step_breakdown import HIDDEN, HIDDEN_WORDS, PARTS, chart_parts, time_stack
 from autosbp.utils.formatting import num_bytes
 
@@ -94,19 +94,18 @@ def _cost(words: str, pair: Mapping[str, float | None], write: Callable[[float |
 def _choices(found: Mapping[str, Any]) -> Table | None:
     rows = [] if found["mesh"]["a"] == found["mesh"]["b"] else [("Mesh", found["mesh"]["a"], found["mesh"]["b"])]
     rows += [
-        (title(name), _format_choice(pair["a"]), _format_choice(pair["b"])) for name, pair in found["choices"].items()
+        (option_name(name), _format_choice(name, pair["a"]), _format_choice(name, pair["b"]))
+        for name, pair in found["choices"].items()
     ]
     return Table(("Choice", "First", "Second"), tuple(rows), 3) if rows else None
 
 
-def _format_choice(value: Any) -> str:
-    if value is None:
-        return "none"
+def _format_choice(name: str, value: Any) -> str:
     if isinstance(value, dict) and "num_stages" in value:
         return f"{value['num_stages']} stages, {value['schedule']}, {len(value['cuts']) + 1} chunks"
     if isinstance(value, list):
         return f"{len(value)} recomputed segments"
-    return value if isinstance(value, str) else json.dumps(value)
+    return option_words(name, value)
 
 
 def _changes(what: str, changes: Mapping[str, Mapping[str, str | None]]) -> Table:

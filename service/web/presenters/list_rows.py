@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from autosbp.plan.plan import predicted_step_s
 from autosbp.service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, StrategyRow, TrialRow
-from autosbp.service.web.number_format import lasted, number, seconds, signed_share, size_unit, time_unit
+from autosbp.service.services.list_details import StrategyDetails
+from autosbp.service.web.number_format import lasted, number, ratio, seconds, signed_share
+from autosbp.service.web.presenters.request_words import refusal_words
 from autosbp.utils.formatting import count, num_bytes
 
 _WHAT = {
@@ -25,27 +27,41 @@ _FINAL = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
-class StrategyLine:
-    """A strategy in a list; amounts omit their units."""
+class Cell:
+    """A number of a list with its unit; lists sort by ``order``, and those without a value come last."""
 
-    id: str
-    heading: str
-    searcher: str
-    calibrated: bool
-    step: str
-    memory: str
-    traffic: str
-    created_at: datetime
+    text: str
+    order: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class StrategyLines:
-    """A page of strategies; each column has one unit."""
+class State:
+    """A state in words; ``tone`` is the job state whose colour it has."""
 
-    lines: tuple[StrategyLine, ...]
-    step_unit: str
-    memory_unit: str
-    traffic_unit: str
+    words: str
+    tone: str
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyLine:
+    """A strategy in a list; ``gain`` is the best baseline's step time relative to its own."""
+
+    id: str
+    model: str
+    cluster: str
+    batch: Cell
+    searcher: str
+    calibrated: bool
+    step: Cell
+    gain: Cell
+    memory: Cell
+    traffic: Cell
+    created_at: datetime
+
+    @property
+    def heading(self) -> str:
+        """Model and cluster."""
+        return f"{self.model} on {self.cluster}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +109,15 @@ class TrialLine:
     id: str
     strategy_id: str
     what: str
-    state: str
-    predicted: str
-    measured: str
-    error: str
+    model: str
+    cluster: str
+    batch: Cell
+    label: str
+    state: State
+    predicted: Cell
+    measured: Cell
+    error: Cell
     created_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class TrialLines:
-    """A page of trials, whose times have one unit."""
-
-    lines: tuple[TrialLine, ...]
-    unit: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +126,7 @@ class JobLine:
 
     id: str
     what: str
-    state: str
+    state: State
     message: str
     progress: float | None
     figure: str
@@ -124,27 +136,25 @@ class JobLine:
     created_at: datetime
 
 
-def strategy_lines(
-    rows: Sequence[StrategyRow], models: Mapping[str, str], clusters: Mapping[str, str]
-) -> StrategyLines:
-    """Build a page of strategies; ``models`` and ``clusters`` are names by id."""
-    times = time_unit([row.step_time_s for row in rows])
-    memory = size_unit([row.memory_bytes_per_device for row in rows])
-    traffic = size_unit([row.comm_bytes_per_device for row in rows])
-    lines = tuple(
-        StrategyLine(
-            row.id,
-            f"{models.get(row.model_id, row.model_id)} on {clusters.get(row.cluster_id, row.cluster_id)}",
-            row.searcher,
-            row.calibration_id is not None,
-            times.of(row.step_time_s),
-            memory.of(row.memory_bytes_per_device),
-            traffic.of(row.comm_bytes_per_device),
-            row.created_at,
-        )
-        for row in rows
+def strategy_lines(rows: Sequence[StrategyRow], details: Mapping[str, StrategyDetails]) -> tuple[StrategyLine, ...]:
+    """Build a page of strategies; ``details`` by their ids, without those that were just deleted."""
+    return tuple(_strategy_line(row, details[row.id]) for row in rows if row.id in details)
+
+
+def _strategy_line(row: StrategyRow, more: StrategyDetails) -> StrategyLine:
+    return StrategyLine(
+        row.id,
+        more.model,
+        more.cluster,
+        Cell(number(more.global_batch), more.global_batch),
+        row.searcher,
+        row.calibration_id is not None,
+        Cell(seconds(row.step_time_s), row.step_time_s),
+        Cell(ratio(more.gain), more.gain),
+        Cell(num_bytes(row.memory_bytes_per_device), row.memory_bytes_per_device),
+        Cell(num_bytes(row.comm_bytes_per_device), row.comm_bytes_per_device),
+        row.created_at,
     )
-    return StrategyLines(lines, times.name, memory.name, traffic.name)
 
 
 def model_line(row: ModelRow) -> ModelLine:
@@ -182,31 +192,57 @@ def calibration_line(row: CalibrationRow) -> CalibrationLine:
     )
 
 
-def trial_lines(rows: Sequence[TrialRow]) -> TrialLines:
-    """Build a page of trials with predicted and measured times."""
-    unit = time_unit([*(predicted_step_s(row.predicted) for row in rows), *(row.measured_step_time_s for row in rows)])
-    lines = tuple(
-        TrialLine(
-            row.id,
-            row.strategy_id,
-            f"baseline {row.baseline}" if row.baseline else "the strategy",
-            row.job.state,
-            unit.of(predicted_step_s(row.predicted)),
-            unit.of(row.measured_step_time_s),
-            signed_share(row.relative_error),
-            row.created_at,
-        )
-        for row in rows
+def trial_lines(rows: Sequence[TrialRow], details: Mapping[str, StrategyDetails]) -> tuple[TrialLine, ...]:
+    """Build a page of trials with predicted and measured times; ``details`` by the ids of their strategies."""
+    return tuple(_trial_line(row, details[row.strategy_id]) for row in rows if row.strategy_id in details)
+
+
+def _trial_line(row: TrialRow, more: StrategyDetails) -> TrialLine:
+    predicted_s, measured_s, error = predicted_step_s(row.predicted), row.measured_step_time_s, row.relative_error
+    return TrialLine(
+        row.id,
+        row.strategy_id,
+        f"baseline {row.baseline}" if row.baseline else "the strategy",
+        more.model,
+        more.cluster,
+        Cell(number(more.global_batch), more.global_batch),
+        row.label or "",
+        trial_state(row),
+        Cell(seconds(predicted_s), predicted_s),
+        Cell(seconds(measured_s), measured_s),
+        Cell(signed_share(error), error),
+        row.created_at,
     )
-    return TrialLines(lines, unit.name)
 
 
-def job_line(row: JobRow) -> JobLine:
-    """Build a job's row."""
+def trial_state(row: TrialRow) -> State:
+    """State of a trial: that of its job, unless it failed a gate."""
+    if row.job.state == "succeeded" and row.passed is not None:
+        return State("passed its gates", "succeeded") if row.passed else _FAILED_GATE
+    return State(row.job.state, row.job.state)
+
+
+_FAILED_GATE = State("failed its gate", "failed")
+
+
+def job_state(row: JobRow, failed_gates: Collection[str] = ()) -> State:
+    """State of a job; ``failed_gates`` are ids of jobs whose trial failed a gate."""
+    if row.state == "succeeded" and row.id in failed_gates:
+        return _FAILED_GATE
+    return State("search refused", "failed") if _refusal(row) else State(row.state, row.state)
+
+
+def _refusal(row: JobRow) -> Mapping[str, Any] | None:
+    """Why the search that was posted with a capture was refused."""
+    return (row.result or {}).get("search_problem") if row.kind == "capture" else None
+
+
+def job_line(row: JobRow, failed_gates: Collection[str] = ()) -> JobLine:
+    """Build a job's row; ``failed_gates`` are ids of jobs whose trial failed a gate."""
     return JobLine(
         row.id,
         _WHAT.get(row.kind, row.kind),
-        row.state,
+        job_state(row, failed_gates),
         job_message(row),
         row.progress,
         _figure(row.figures),
@@ -219,10 +255,12 @@ def job_line(row: JobRow) -> JobLine:
 
 def job_message(row: JobRow) -> str:
     """A job's message, or why it failed."""
-    if row.problem:
-        return f"{row.problem['title']}: {row.problem['detail']}"
+    if problem := row.problem or _refusal(row):
+        return f"{problem['title']}: {refusal_words(problem['detail'])}"
     if row.state == "queued":
         return "queued"
+    if row.state in _FINAL and row.message == row.state:
+        return ""  # the state says it
     return "cancelling" if row.cancel_requested and row.state == "running" else row.message
 
 
@@ -230,6 +268,9 @@ def job_page(row: JobRow) -> str:
     """The page of a job's resource; the job's own page if there is none yet."""
     if row.kind in ("search", "tune"):
         return f"/searches/{row.payload['search_id']}"
+    if row.kind == "capture" and "search" in row.payload:
+        found = (row.result or {}).get("search_id")
+        return f"/searches/{found}" if found else f"/plan/captures/{row.id}"
     if row.kind in ("why", "what-if"):
         return f"/questions/{row.payload['analysis_id']}"
     if row.resource is not None and row.resource.startswith(("/v1/models/", "/v1/calibrations/", "/v1/trials/")):

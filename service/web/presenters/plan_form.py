@@ -21,12 +21,16 @@ from autosbp.zoo.catalog import read_catalog
 _GIB = 2**30
 ONNX = "onnx"
 """Name of the ONNX file's field, and of that model source."""
-FAILED_CAPTURE_FIELD = "again"
-"""Name of the field with a failed capture's id: the form is shown again as it was."""
 MOST_CONFIG_BYTES = 2**20
 """Maximum size of a configuration, typed or in a file; browsers display it as text."""
 _FORM_OVERHEAD_BYTES = 2**16
 _LOCAL_PRESETS = ("local", "emulated")
+_RESTORED = (
+    *("source", "hf_config", "seq_len", "image_size", "model_id", "where", "cluster_id", "calibration_id"),
+    *("global_batch", "micro_batch", "time_limit_s", "searcher", "optimizer", "precision", "memory_gib", "stages"),
+    *("schedule", "storage", "recompute", "data_parallel", "tensor_parallel"),
+)
+"""Fields of the form that a capture's payload tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +114,34 @@ def parse_form(form: Form) -> PlanRequest:
     return PlanRequest(model, onnx, model_id, cluster, cluster_id, calibration_id, _options(form), num_trials)
 
 
-def repeated_fields(form: Form) -> dict[str, str]:
-    """Fields that the form repeats after the capture of its model."""
-    return {
-        name: value
-        for name, value in form.fields.items()
-        if name not in ("source", "hf_config", "zoo", "model_id", FAILED_CAPTURE_FIELD)
-    }
-
-
-def restore_form(form: Form, captured: Mapping[str, Any]) -> Form:
-    """The form as it was before the capture of its model.
+def restore_form(captured: Mapping[str, Any], model_id: str | None) -> Form:
+    """The form that a capture was posted with.
 
     Args:
-        form: the repeated form.
-        captured: payload of the capture job, which tells the model's source.
+        captured: payload of the capture job.
+        model_id: the captured model, which is chosen in place of its source.
     """
-    fields = {name: value for name, value in form.fields.items() if name not in (FAILED_CAPTURE_FIELD, "model_id")}
-    if "onnx" in captured:
-        return Form({**fields, "source": ONNX})
-    return Form({**fields, "source": "config", "hf_config": json.dumps(captured.get("hf_config"), indent=2)})
+    asked = captured.get("search") or {}
+    found: dict[str, Any] = {**captured, **asked, **_form_options(asked.get("options", {}))}
+    if "cluster_id" in asked:
+        found["where"] = "stored"
+    if model_id is not None:
+        found |= {"source": "stored", "model_id": model_id}
+    elif ONNX in captured:
+        found["source"] = ONNX
+    else:
+        found |= {"source": "config", "hf_config": json.dumps(captured.get("hf_config"), indent=2)}
+    return Form({name: str(found[name]) for name in _RESTORED if found.get(name) is not None})
+
+
+def _form_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as the form has them."""
+    found = {name: f"{value:g}" if isinstance(value, float) else value for name, value in options.items()}
+    if (limit := options.get("memory_limit_bytes")) is not None:
+        found["memory_gib"] = f"{limit / _GIB:.12g}"
+    if schedules := options.get("schedules"):
+        found["schedule"] = schedules[0]
+    return found
 
 
 def _model(form: Form) -> tuple[str | None, dict[str, Any] | None]:

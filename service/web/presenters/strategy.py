@@ -13,6 +13,7 @@ from autosbp.service.web.number_format import number, ratio, seconds, share, siz
 from autosbp.service.web.presenters.baselines import baselines
 from autosbp.service.web.presenters.mesh_axes import AxisUse, axis_uses
 from autosbp.service.web.presenters.page_parts import Chart, Fact, Figure, Stack, stack
+from autosbp.service.web.presenters.request_words import option_facts
 from autosbp.service.web.presenters.step_breakdown import exposed_stack, hidden_note, time_stack
 from autosbp.utils.formatting import count, num_bytes
 
@@ -190,12 +191,12 @@ def _layout(plan: Mapping[str, Any]) -> tuple[Fact, ...]:
 def _provenance(row: StrategyRow, plan: Mapping[str, Any]) -> tuple[Fact, ...]:
     source, options = plan["provenance"], plan["options"]
     known = row.calibration_id
-    asked = [f"{title(name).lower()} {value}" for name, value in options.items() if value not in (None, {}, [], "")]
+    asked = [f"{one.term}: {one.value}" for one in option_facts(options)]
     return (
         Fact("Model", source.get("graph_hash", ""), f"/models/{row.model_id}"),
         Fact("Cluster", source.get("cluster_hash", ""), f"/clusters/{row.cluster_id}"),
         Fact("Costs", known or "the cluster’s data sheet", f"/calibrations/{known}" if known else ""),
         Fact("Searcher", f"{row.searcher}, seed {source.get('seed')}, {number(plan['evaluations'])} evaluations"),
-        Fact("Requested", ", ".join(asked)),
+        Fact("Requested", "; ".join(asked)),
         Fact("Release", str(source.get("version"))),
     )

@@ -7,19 +7,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosbp.plan.plan import predicted_step_s
+from autosbp.report.trial_gates import loss_gate, median_uncertainty_s
 from autosbp.service.models import TrialRow
-from autosbp.service.web.number_format import number, seconds, share, signed_share, size_unit, time_unit
+from autosbp.service.web.number_format import number, seconds, share, signed_share, time_unit
+from autosbp.service.web.presenters.list_rows import State, trial_state
 from autosbp.service.web.presenters.page_parts import Chart, Fact, Figure, Table
 from autosbp.utils.formatting import num_bytes
 
 _GOOD, _FAIR = 0.1, 0.25
+_GATES = {
+    "collectives_match": "Collectives",
+    "max_step_time_s": "Step time",
+    "max_loss_difference": "Losses",
+    "max_regression": "Regression",
+    "max_prediction_error": "Prediction error",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
     """Content of the page besides the job; charts exist once there is a result."""
 
+    state: State
     figures: tuple[Figure, ...]
+    gates: Table | None
     pairs: Table | None
     times: Chart | None
     losses: Chart | None
@@ -39,13 +50,14 @@ def trial_view(row: TrialRow) -> TrialView:
         *(() if result is None else (Fact("Ranks", number(result.get("num_ranks", 0))),)),
     )
     if result is None:
-        return TrialView(_predicted(row), None, None, None, facts)
-    return TrialView(_measured(row, result), _pairs(row, result), _times(row, result), _losses(result), facts)
+        return TrialView(trial_state(row), _predicted(row), None, None, None, None, facts)
+    parts = _measured(row, result), _gate_table(row), _pairs(row, result), _times(row, result), _losses(result)
+    return TrialView(trial_state(row), *parts, facts)
 
 
 def _gates(row: TrialRow) -> str:
     """Outcome of the gates."""
-    failed = [str(gate["name"]) for gate in row.gates or () if not gate["passed"]]
+    failed = [_GATES.get(gate["name"], gate["name"]).lower() for gate in row.gates or () if not gate["passed"]]
     return f"failed: {', '.join(failed)}" if failed else "passed"
 
 
@@ -62,36 +74,53 @@ def _measured(row: TrialRow, result: Mapping[str, Any]) -> tuple[Figure, ...]:
     tone = "good" if abs(error) <= _GOOD else "warn" if abs(error) <= _FAIR else "bad"
     times = result["step_time_s"]
     match = bool(result.get("collectives_match"))
-    difference = result.get("loss_difference")
     return (
-        Figure("Measured step", seconds(times["median"]), f"median, spread {seconds(times['iqr'])}"),
+        Figure("Measured step", median_words(times), "median and its uncertainty, from the spread of the steps"),
         Figure("Predicted step", seconds(predicted_step_s(row.predicted))),
         Figure("Error", signed_share(row.relative_error), "(measured − predicted) / measured", tone),
         Figure(
             "Collectives", "as predicted" if match else "not as predicted", "on every rank", "good" if match else "bad"
         ),
-        Figure("Loss", "–" if difference is None else f"{difference:.1e}", "difference from one device"),
+        _loss(result),
     )
 
 
+def median_words(times: Mapping[str, Any]) -> str:
+    """A measured median with half of its confidence interval, by which gates judge it."""
+    return f"{seconds(times['median'])} ± {seconds(median_uncertainty_s(times))}"
+
+
+def _loss(result: Mapping[str, Any]) -> Figure:
+    difference, bound = result.get("loss_difference"), result.get("loss_bound")
+    if difference is None:
+        return Figure("Loss", "–", "not compared with one device")
+    gate = loss_gate(result)
+    tone = "" if gate is None else "good" if gate.passed else "bad"
+    limit = "" if bound is None else f"; rounding explains {bound:.1e}"
+    return Figure("Loss", f"{difference:.1e}", f"difference from one device{limit}", tone)
+
+
+def _gate_table(row: TrialRow) -> Table | None:
+    """Every gate with what was measured and its limit, in words."""
+    if not row.gates:
+        return None
+    words = {True: "passed", False: "failed"}
+    rows = tuple(
+        (_GATES.get(gate["name"], gate["name"]), words[gate["passed"]], gate["sentence"]) for gate in row.gates
+    )
+    return Table(("Gate", "Outcome", "Measured and limit"), rows, 3)
+
+
 def _pairs(row: TrialRow, result: Mapping[str, Any]) -> Table:
-    measured_s, predicted_s = result["step_time_s"]["median"], predicted_step_s(row.predicted)
-    times = time_unit([measured_s, predicted_s])
+    predicted_s = predicted_step_s(row.predicted)
     memory, expected = result.get("memory_bytes"), row.predicted["memory_bytes_per_device"]
     sent, charged = result.get("comm_bytes_per_device"), row.predicted["comm_bytes_per_device"]
-    sizes, traffic = size_unit([memory, expected]), size_unit([sent, charged])
     return Table(
-        ("Quantity", "Predicted", "Measured", "Error", "Unit"),
+        ("Quantity", "Predicted", "Measured", "Error"),
         (
-            ("Step", times.of(predicted_s), times.of(measured_s), signed_share(row.relative_error), times.name),
-            ("Memory per device", sizes.of(expected), sizes.of(memory), _relative_error(expected, memory), sizes.name),
-            (
-                "Traffic per device",
-                traffic.of(charged),
-                traffic.of(sent),
-                _relative_error(charged, sent),
-                traffic.name,
-            ),
+            ("Step", seconds(predicted_s), median_words(result["step_time_s"]), signed_share(row.relative_error)),
+            ("Memory per device", num_bytes(expected), num_bytes(memory), _relative_error(expected, memory)),
+            ("Traffic per device", num_bytes(charged), num_bytes(sent), _relative_error(charged, sent)),
         ),
     )
 

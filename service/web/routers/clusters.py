@@ -13,7 +13,7 @@ from autosbp.service.problem_details import ProblemError, problem_of
 from autosbp.service.request_state import AppState, StateDep
 from autosbp.service.schemas._base import PathId
 from autosbp.service.schemas.calibrations import CalibrationRequest
-from autosbp.service.services import artifacts, calibrations, clusters, display_names, strategies
+from autosbp.service.services import artifacts, calibrations, clusters, list_details, strategies
 from autosbp.service.services._list_page import ListPage
 from autosbp.service.web.page_route import page_router
 from autosbp.service.web.presenters import cluster as present
@@ -94,7 +94,5 @@ def _cluster(
         calibrations=[calibration_line(each) for each in measured],
         newest=newest,
         view=calibration_view(newest, 0) if newest else None,
-        strategies=strategy_lines(
-            found, display_names.model_names(state, (each.model_id for each in found)), {row.id: row.name}
-        ),
+        strategies=strategy_lines(found, list_details.strategy_details(state, (each.id for each in found))),
     )

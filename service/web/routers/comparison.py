@@ -11,15 +11,16 @@ from autosbp.service.http.api_route import in_thread
 from autosbp.service.models import StrategyRow
 from autosbp.service.request_state import AppState, StateDep
 from autosbp.service.schemas._base import ID_PATTERN
-from autosbp.service.services import clusters, display_names, models, strategies
+from autosbp.service.services import clusters, list_details, models, strategies, trials
 from autosbp.service.services._list_page import ListPage
 from autosbp.service.web.page_route import page_router
 from autosbp.service.web.presenters.comparison import MOST_CHANGES, comparison_view
-from autosbp.service.web.presenters.list_rows import strategy_lines
+from autosbp.service.web.presenters.list_rows import strategy_lines, trial_lines
 from autosbp.service.web.rendering import render
 
 routes = page_router()
 _CHOICES = 50
+_FEW = 10
 Ids = Annotated[list[Annotated[str, Query(pattern=ID_PATTERN)]], Query(alias="id", min_length=1, max_length=2)]
 
 
@@ -31,22 +32,20 @@ def compare(request: Request, state: StateDep, ids: Ids) -> Response:
     headings = [_heading(state, row) for row in rows]
     if len(rows) == 1:
         others, _ = strategies.listing(state, ListPage(_CHOICES), model_id=rows[0].model_id)
-        named = display_names.cluster_names(state, (row.cluster_id for row in others))
-        lines = strategy_lines(
-            [row for row in others if row.id != rows[0].id],
-            display_names.model_names(state, [rows[0].model_id]),
-            named,
-        )
+        details = list_details.strategy_details(state, (row.id for row in others))
+        lines = strategy_lines([row for row in others if row.id != rows[0].id], details)
         return render(request, "compare_with.html", row=rows[0], heading=headings[0], strategies=lines)
     if ids[0] == ids[1]:
         raise InputError("id", ids[0], "expected two different strategies")
     found = strategies.compare(state, *ids)
+    tried = [row for each in ids for row in trials.listing(state, ListPage(_FEW), None, strategy_id=each)[0]]
     return render(
         request,
         "compare.html",
         ids=ids,
         headings=headings,
         view=comparison_view(found, rows[0].plan, rows[1].plan),
+        trials=trial_lines(tried, list_details.strategy_details(state, ids)),
         most=MOST_CHANGES,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request, Response
 
 from autosbp.service.request_state import AppState, StateDep
-from autosbp.service.services import display_names, jobs, strategies, trials
+from autosbp.service.services import jobs, list_details, strategies, trials
 from autosbp.service.services._list_page import ListPage
 from autosbp.service.web.page_route import page_router
 from autosbp.service.web.presenters.list_rows import JobLine, job_line, strategy_lines, trial_lines
@@ -20,15 +20,14 @@ _MOST_ACTIVE = 50
 def home(request: Request, state: StateDep) -> Response:
     """Shows the home page."""
     found, _ = strategies.listing(state, ListPage(_FEW))
-    models = display_names.model_names(state, (row.model_id for row in found))
-    clusters = display_names.cluster_names(state, (row.cluster_id for row in found))
     tried, _ = trials.listing(state, ListPage(_FEW), None)
+    details = list_details.strategy_details(state, (*(row.id for row in found), *(row.strategy_id for row in tried)))
     return render(
         request,
         "home.html",
         active=_active(state),
-        strategies=strategy_lines(found, models, clusters),
-        trials=trial_lines(tried),
+        strategies=strategy_lines(found, details),
+        trials=trial_lines(tried, details),
     )
 
 

@@ -10,7 +10,7 @@ from autosbp import api
 from autosbp.service.http.api_route import in_thread
 from autosbp.service.request_state import StateDep
 from autosbp.service.schemas._base import PathId
-from autosbp.service.services import clusters, display_names, models, strategies
+from autosbp.service.services import clusters, list_details, models, strategies
 from autosbp.service.services._list_page import ListPage
 from autosbp.service.web.lru_cache import LruCache
 from autosbp.service.web.page_route import page_router
@@ -38,13 +38,12 @@ def one(request: Request, state: StateDep, model_id: PathId) -> Response:
     """Shows the model's summary and its strategies."""
     row = models.get(state, model_id)
     found, _ = strategies.listing(state, ListPage(_FEW), model_id=row.id)
-    named = display_names.cluster_names(state, (each.cluster_id for each in found))
     return render(
         request,
         "model.html",
         row=row,
         line=model_line(row),
-        strategies=strategy_lines(found, {row.id: row.name}, named),
+        strategies=strategy_lines(found, list_details.strategy_details(state, (each.id for each in found))),
         clusters=clusters.listing(state, ListPage(_FEW))[0],
     )
 

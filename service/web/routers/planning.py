@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
@@ -15,15 +14,17 @@ from autosbp.service.jobs._base import FINAL_STATES
 from autosbp.service.models import JobRow, ModelRow, SearchRow
 from autosbp.service.problem_details import ProblemError, not_found, problem_of
 from autosbp.service.request_state import AppState, StateDep
-from autosbp.service.schemas._base import ID_PATTERN, Document, PathId
+from autosbp.service.schemas._base import Document, PathId, QueryId
+from autosbp.service.schemas.models import HfModel
 from autosbp.service.schemas.options import PlanOptions
-from autosbp.service.schemas.searches import SearchRequest
+from autosbp.service.schemas.searches import SearchOfCapture, SearchRequest
 from autosbp.service.services import calibrations, clusters, jobs, models, searches, strategies
 from autosbp.service.services._list_page import ListPage
 from autosbp.service.web.forms import Form, FormDep, Upload
 from autosbp.service.web.page_route import page_router
 from autosbp.service.web.presenters import plan_form
 from autosbp.service.web.presenters.list_rows import job_line
+from autosbp.service.web.presenters.request_words import option_facts
 from autosbp.service.web.presenters.strategy import brief
 from autosbp.service.web.presenters.tuning import tuning_view
 from autosbp.service.web.rendering import render, render_part
@@ -34,8 +35,12 @@ Chosen = Annotated[str, Query(max_length=64)]
 
 
 @routes.get("/plan")
-def form(request: Request, state: StateDep, model_id: Chosen = "", cluster_id: Chosen = "") -> Response:
-    """Shows the form; a model or cluster may be preselected."""
+def form(
+    request: Request, state: StateDep, model_id: Chosen = "", cluster_id: Chosen = "", capture_id: QueryId = None
+) -> Response:
+    """Shows the form; a model or cluster may be preselected, or all that an earlier capture was posted with."""
+    if capture_id is not None:
+        return _restored_form(request, state, capture_id)
     given = {
         **({"source": "stored", "model_id": model_id} if model_id else {}),
         **({"where": "stored", "cluster_id": cluster_id} if cluster_id else {}),
@@ -47,25 +52,24 @@ def form(request: Request, state: StateDep, model_id: Chosen = "", cluster_id: C
 @max_body(None)
 @in_capture_threads
 def plan(request: Request, state: StateDep, given: FormDep) -> Response:
-    """Stores new inputs and starts the search; a Hugging Face configuration or ONNX file is first captured by a job."""
+    """Stores new inputs and queues the search; of a Hugging Face configuration or ONNX file, a capture that queues it."""
     try:
-        if (failed := given.text(plan_form.FAILED_CAPTURE_FIELD)) is not None:
-            return _restored_form(request, state, given, failed)
         asked = plan_form.parse_form(given)
         PlanOptions.read(dict(asked.options)).checked()
         parsed = None if asked.onnx is None else _parsed(state, asked.onnx)
         cluster_id = asked.cluster_id or clusters.create(state, dict(asked.cluster or {}))[0].id
         model = dict(asked.model or {})
-        if parsed is not None or "hf_config" in model:
-            waiting = models.capture(state, model) if parsed is None else models.submit(state, parsed)
-            return _form(request, state, given, 202, waiting=waiting, cluster_id=cluster_id)
-        model_id = models.create(state, model)[0].id if model else asked.model_id or ""
-        body = {"model_id": model_id, "cluster_id": cluster_id, "options": dict(asked.options)}
+        body: Document = {"cluster_id": cluster_id, "options": dict(asked.options)}
         if asked.num_trials is not None:
             body |= {"mode": "tune", "tuning": {"trials": asked.num_trials}}
         if asked.calibration_id:
             body["calibration_id"] = asked.calibration_id
-        job, _ = searches.create(state, SearchRequest.read(body))
+        if parsed is not None or "hf_config" in model:
+            following = SearchOfCapture.read(body)
+            payload = HfModel.read(model).payload() if parsed is None else parsed
+            return RedirectResponse(f"/plan/captures/{models.submit(state, payload, following).id}", 303)
+        model_id = models.create(state, model)[0].id if model else asked.model_id or ""
+        job, _ = searches.create(state, SearchRequest.read({**body, "model_id": model_id}))
     except (AutosbpError, ProblemError) as error:
         problem = problem_of(error)
         return _form(request, state, given, int(problem["status"]), problem=problem)
@@ -81,21 +85,28 @@ def _parsed(state: AppState, file: Upload) -> Document:
     return models.read_onnx(state.settings, file.content, model_name(file.name), file.name)
 
 
-def _restored_form(request: Request, state: AppState, given: Form, job_id: str) -> Response:
-    """Show the form as it was before its model could not be captured, with the reason."""
-    if re.fullmatch(ID_PATTERN, job_id) is None or (job := jobs.get(state, job_id)).kind != "capture":
+def _capture_job(state: AppState, job_id: str) -> JobRow:
+    """A capture's job; raises 404."""
+    job = jobs.get(state, job_id)
+    if job.kind != "capture":
         raise not_found("capture", job_id)
-    return _form(request, state, plan_form.restore_form(given, job.payload), problem=job.problem)
+    return job
+
+
+def _restored_form(request: Request, state: AppState, job_id: str) -> Response:
+    """Show the form that a capture was posted with, and why the capture failed or its search was refused."""
+    job = _capture_job(state, job_id)
+    result = job.result or {}
+    given = plan_form.restore_form(job.payload, result.get("model_id"))
+    return _form(request, state, given, problem=job.problem or result.get("search_problem"))
 
 
 @routes.get("/plan/captures/{job_id}")
 def capture(request: Request, state: StateDep, job_id: PathId) -> Response:
-    """Shows the progress of a capture; when it is done, the page submits the form again."""
-    job = jobs.get(state, job_id)
-    model_id = (job.result or {}).get("model_id")
-    return render_part(
-        request, "capture.html", "Model capture", "/plan", job=job, line=job_line(job), model_id=model_id
-    )
+    """Shows the progress of a capture, which the service searches next, and leads to that search."""
+    job = _capture_job(state, job_id)
+    shown = {"job": job, "line": job_line(job), "result": job.result or {}}
+    return render_part(request, "capture.html", "The model is being captured", "/plan", **shown)
 
 
 @routes.get("/searches/{search_id}")
@@ -103,7 +114,8 @@ def search(request: Request, state: StateDep, search_id: PathId) -> Response:
     """Shows the request, the progress, and the plan once it is found."""
     row = searches.get(state, search_id)
     model, cluster = models.get(state, row.model_id), clusters.get(state, row.cluster_id)
-    return render(request, "search.html", row=row, model=model, cluster=cluster, **_outcome(state, row, model))
+    shown = {"options": option_facts(row.options), **_outcome(state, row, model)}
+    return render(request, "search.html", row=row, model=model, cluster=cluster, **shown)
 
 
 @routes.get("/searches/{search_id}/outcome")
@@ -134,8 +146,6 @@ def _form(
     given: Form,
     status: int = 200,
     problem: dict[str, Any] | None = None,
-    waiting: JobRow | None = None,
-    cluster_id: str = "",
 ) -> Response:
     window = ListPage(_CHOICES)
     known_clusters, _ = clusters.listing(state, window)
@@ -159,7 +169,4 @@ def _form(
         models=models.listing(state, window)[0],
         clusters=known_clusters,
         calibrations=[(row.id, f"{names.get(row.cluster_id, row.cluster_id)}, {row.backend}") for row in kept],
-        waiting=waiting,
-        line=job_line(waiting) if waiting else None,
-        carried={**plan_form.repeated_fields(given), "where": "stored", "cluster_id": cluster_id} if waiting else {},
     )

@@ -11,7 +11,7 @@ from autosbp.search import SEARCHERS
 from autosbp.service.http.api_route import in_thread
 from autosbp.service.request_state import AppState, StateDep
 from autosbp.service.schemas._base import PathId
-from autosbp.service.services import analyses, clusters, display_names, models, searches, strategies, trials
+from autosbp.service.services import analyses, clusters, list_details, models, searches, strategies, trials
 from autosbp.service.services._list_page import ListPage
 from autosbp.service.web.page_route import page_router
 from autosbp.service.web.presenters.list_rows import strategy_lines, trial_lines
@@ -20,7 +20,7 @@ from autosbp.service.web.presenters.strategy import strategy_view
 from autosbp.service.web.rendering import render
 
 routes = page_router("search")
-_PAGE = 25
+_PAGE = 50
 _CHOICES = 100
 _FEW = 20
 _EXPORTS = (
@@ -52,11 +52,7 @@ def listing(
     return render(
         request,
         "strategies.html",
-        strategies=strategy_lines(
-            rows,
-            display_names.model_names(state, (row.model_id for row in rows)),
-            display_names.cluster_names(state, (row.cluster_id for row in rows)),
-        ),
+        strategies=strategy_lines(rows, list_details.strategy_details(state, (row.id for row in rows))),
         filters=_filters(state),
         chosen=chosen,
         following=f"/strategies?{urlencode({**kept, 'cursor': following})}" if following else None,
@@ -80,7 +76,7 @@ def one(request: Request, state: StateDep, strategy_id: PathId) -> Response:
         exports=_EXPORTS,
         curve=search_curve(row.plan, found[0].job) if found else None,
         questions=asked,
-        trials=trial_lines(tried),
+        trials=trial_lines(tried, list_details.strategy_details(state, [row.id])),
     )
 
 

@@ -15,7 +15,7 @@ from autosbp.service.request_state import AppState, StateDep
 from autosbp.service.schemas._base import PathId
 from autosbp.service.schemas.jobs import JobState
 from autosbp.service.schemas.trials import TrialRequest
-from autosbp.service.services import artifacts, clusters, models, strategies, trials
+from autosbp.service.services import artifacts, clusters, list_details, models, strategies, trials
 from autosbp.service.services._list_page import ListPage
 from autosbp.service.web.forms import FormDep
 from autosbp.service.web.page_route import page_router
@@ -24,7 +24,7 @@ from autosbp.service.web.presenters.trial import trial_view
 from autosbp.service.web.rendering import render, render_part
 
 routes = page_router("trial")
-_PAGE = 25
+_PAGE = 50
 _MOST_BYTES = 64 * 1024
 _STATES = ("queued", "running", "succeeded", "failed", "cancelled")
 Cursor = Annotated[str | None, Query(max_length=200)]
@@ -52,7 +52,7 @@ def listing(
     return render(
         request,
         "trials.html",
-        trials=trial_lines(rows),
+        trials=trial_lines(rows, list_details.strategy_details(state, (row.strategy_id for row in rows))),
         states=_STATES,
         wanted=wanted,
         following=f"/trials?{more}cursor={following}" if following else None,

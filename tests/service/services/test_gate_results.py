@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from autosbp.report.trial_gates import NoReference, ReferenceTrial
+from autosbp.report.trial_gates import GateLimits, NoReference, ReferenceTrial
 from autosbp.service.db import Database
 from autosbp.service.models import ClusterRow, JobRow, ModelRow, StrategyRow, TrialRow
 from autosbp.service.services._queries import existing
-from autosbp.service.services.gate_results import _reference_trial
+from autosbp.service.services.gate_results import _has_limits, _reference_trial
 
 Row = tuple[str, str | None, str | None, bool | None]
 _STRATEGIES = {"plan-1": "tiny", "plan-2": "tiny", "plan-9": "other"}
@@ -78,6 +78,15 @@ def test_a_trial_is_compared_with_the_last_ones_of_its_kind_that_passed(
     assert isinstance(earlier, ReferenceTrial) and list(earlier.trials) == found
     assert earlier.step_time_s == statistics.median(1.0 + int(name[4:]) for name in found)
     assert earlier.source.endswith(", ".join(found)) and "labelled main" in earlier.source
+
+
+def test_losses_that_rounding_judges_are_no_limit_that_a_client_asked_for() -> None:
+    gates = [{"name": "max_step_time_s", "limit": 0.5}, {"name": "max_loss_difference", "limit": 1e-5}]
+    row = TrialRow(id="tri-1", result={"loss_bound": 1e-5}, gates=gates)
+    assert _has_limits(row, GateLimits(step_time_s=0.5)) and _has_limits(row, GateLimits(0.5, 1e-5))
+    assert not _has_limits(row, GateLimits(step_time_s=0.4)) and not _has_limits(row, GateLimits(0.5, 1e-6))
+    row.result = {"loss_bound": 1e-6}
+    assert not _has_limits(row, GateLimits(step_time_s=0.5))
 
 
 def test_without_a_label_those_of_any_count_and_another_tenants_never_do(database: Database) -> None:

@@ -162,6 +162,65 @@ def test_charts_are_drawn_and_the_timeline_is_not_empty(seen: Seen) -> None:
     page.close()
 
 
+TEXTS = """(places) => places.map((place) => {
+  const chart = echarts.getInstanceByDom(place);
+  return chart.getZr().storage.getDisplayList().filter((one) => one.type === "tspan").map((one) => {
+    const rect = one.getBoundingRect().clone();
+    if (one.transform) rect.applyTransform(one.transform);
+    const [right, bottom] = [rect.x + rect.width, rect.y + rect.height];
+    const inside = rect.x >= -1 && rect.y >= -1 && right <= chart.getWidth() + 1 && bottom <= chart.getHeight() + 1;
+    return [one.style.text, inside];
+  });
+})"""
+TICKS = """async () => {
+  const address = document.querySelector("script[src*='js/charts']").src.replace("charts.js", "chart-options.js");
+  const { ticks } = await import(address);
+  return [587.7452859854549, 0, 1000, 0.1 + 0.2, -12.5].map(ticks);
+}"""
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_texts_of_charts_are_rounded_whole_and_inside(seen: Seen, width: int) -> None:
+    page = seen.browser.new_page(viewport={"width": width, "height": 900})
+    count = 0
+    for path in (seen.strategy, *seen.others):
+        opened(page, seen, path)
+        for texts in page.locator("[data-chart]:visible").evaluate_all(TEXTS):
+            for text, inside in texts:
+                count += 1
+                assert inside and "…" not in text, (path, text)
+                assert all(len(number) <= 8 for number in re.findall(r"\d+\.\d+", text)), (path, text)
+    assert count > 40
+    if width == NARROW:
+        opened(page, seen, seen.strategy)
+        assert page.evaluate(TICKS) == ["587.745", "0", "1000", "0.3", "-12.5"]
+    page.close()
+
+
+def test_a_click_on_a_column_sorts_a_list_by_its_values(seen: Seen) -> None:
+    with Client(seen.url) as client:
+        known = client.get_strategy(seen.strategy.rsplit("/", 1)[1])
+        (row,) = [each for each in client.strategies() if each["id"] == known["plan_id"]]
+        for batch in (4, 32):
+            options = {"global_batch": batch, "time_limit_s": 5.0}
+            client.wait(client.search(row["model_id"], row["cluster_id"], options=options))
+    page = seen.browser.new_page(viewport={"width": NARROW, "height": 800})
+    said = complaints(page)
+    opened(page, seen, "/strategies")
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
+    header = page.get_by_role("columnheader", name="Batch")
+    at = header.evaluate("(cell) => cell.cellIndex + 1")
+    cells = page.locator(f"table[data-sortable] tbody tr > :nth-child({at})")
+    header.get_by_role("button").click()
+    expect(header).to_have_attribute("aria-sort", "ascending")
+    ascending = [int(text.replace(",", "")) for text in cells.all_inner_texts()]
+    assert ascending == sorted(ascending) and {4, 8, 32} <= set(ascending)
+    header.get_by_role("button").click()
+    assert [int(text.replace(",", "")) for text in cells.all_inner_texts()] == ascending[::-1]
+    assert said == []
+    page.close()
+
+
 def test_dark_mode_is_a_button_that_is_remembered(seen: Seen) -> None:
     page = seen.browser.new_context(color_scheme="light").new_page()
     opened(page, seen, "/")

@@ -34,26 +34,21 @@ def values(page: Page) -> dict[str, str]:
     return {one.attributes.get("name", ""): one.attributes.get("value", "") for one in page.all("input")}
 
 
-def waited(stored: Stored, answer: Response) -> tuple[Page, dict[str, Any]]:
-    """The page that waits for a capture, and the job once it has ended."""
-    page = Page.of(answer.text)
-    path = next(one.attributes["hx-get"] for one in page.elements if "hx-get" in one.attributes)
-    return page, documents.wait(stored.client, path.rsplit("/", 1)[1])
+def waited(stored: Stored, answer: Response) -> dict[str, Any]:
+    """The job of a capture that a form was answered with, once it has ended."""
+    assert answer.status_code == 303, answer.text
+    return documents.wait(stored.client, answer.headers["location"].removeprefix("/plan/captures/"))
 
 
 def test_an_onnx_file_is_captured_and_planned_under_the_name_of_the_file(stored: Stored) -> None:
     answer = send(stored.client, "My perceptron (2).onnx", onnx_files.good())
-    assert answer.status_code == 202 and "is being captured" in answer.text
-    page, job = waited(stored, answer)
+    job = waited(stored, answer)  # no page is looked at
     assert job["state"] == "succeeded", job
     model = stored.client.get(job["resource"]).json()
     assert (model["name"], model["source"], model["summary"]["num_parameters"]) == ("My-perceptron-2-", "onnx", 15)
-    carried = {name: value for name, value in values(page).items() if value}
-    carried |= {"source": "stored", "model_id": model["id"]}
-    planned = stored.client.post("/plan", data=carried, headers=HEADERS, follow_redirects=False)
-    assert planned.status_code == 303, planned.text
-    search = stored.client.get(f"/v1{planned.headers['location']}").json()
+    search = stored.client.get(f"/v1/searches/{job['result']['search_id']}").json()
     assert search["model_id"] == model["id"] and search["options"]["stages"] == 1
+    assert f'data-go-on href="/searches/{search["id"]}"' in stored.client.get(answer.headers["location"]).text
     stored.client.post(f"/v1/jobs/{search['job']['id']}:cancel")
 
 
@@ -97,37 +92,39 @@ def test_no_file_is_a_missing_field(stored: Stored) -> None:
 
 
 def test_a_model_that_cannot_be_captured_leads_back_to_the_form_as_it_was(stored: Stored) -> None:
-    page, job = waited(stored, send(stored.client, "wide.onnx", onnx_files.of_any_width()))
+    job = waited(stored, send(stored.client, "wide.onnx", onnx_files.of_any_width(), memory_gib="1.5"))
     assert job["state"] == "failed" and "fixed sizes for all dims except the batch" in job["problem"]["detail"]
     shown = stored.client.get(f"/plan/captures/{job['id']}", headers={"hx-request": "true"}).text
-    back = next(one for one in Page.of(shown).all("button") if "Back to the form" in one.text)
-    fields = {**{name: value for name, value in values(page).items() if value}, "again": back.attributes["value"]}
-    answer = stored.client.post("/plan", data=fields, headers=HEADERS)
+    back = next(one for one in Page.of(shown).all("a") if "Back to the form" in one.text)
+    answer = stored.client.get(back.attributes["href"])
     again = Page.of(answer.text)
     assert answer.status_code == 200 and "fixed sizes for all dims except the batch" in answer.text
-    assert values(again)["stages"] == "1" and values(again)["global_batch"] == "8"
+    kept = {"stages": "1", "global_batch": "8", "time_limit_s": "5", "memory_gib": "1.5"}
+    assert {name: values(again)[name] for name in kept} == kept
     chosen = [one.attributes.get("value") for one in again.all("input") if "checked" in one.attributes]
-    assert "onnx" in chosen
+    assert {"onnx", "stored"} <= set(chosen)
 
 
 def test_a_configuration_that_cannot_be_captured_comes_back_too(stored: Stored) -> None:
     fields = {**FILLED, "source": "config", "hf_config": '{"model_type": "abacus"}'}
-    _, job = waited(stored, stored.client.post("/plan", data=fields, headers=HEADERS))
-    answer = stored.client.post("/plan", data={**FILLED, "again": job["id"]}, headers=HEADERS)
+    fields["seq_len"] = "64"
+    job = waited(stored, stored.client.post("/plan", data=fields, headers=HEADERS, follow_redirects=False))
+    answer = stored.client.get(f"/plan?capture_id={job['id']}")
     assert answer.status_code == 200 and "&#34;model_type&#34;: &#34;abacus&#34;" in answer.text
-    for unknown in ("job-none", "\x00", stored.job):
-        answer = stored.client.post("/plan", data={**FILLED, "again": unknown}, headers=HEADERS)
-        assert answer.status_code == 404, unknown
+    assert values(Page.of(answer.text))["seq_len"] == "64"
+    for unknown, status in (("job-none", 404), ("%00", 422), (stored.job, 404)):
+        assert stored.client.get(f"/plan?capture_id={unknown}", headers=HTML).status_code == status, unknown
 
 
 def test_a_configuration_file_is_read_where_no_script_has_read_it(stored: Stored) -> None:
     def chosen(content: bytes) -> Response:
         fields = {**FILLED, "source": "config"}
-        return stored.client.post("/plan", data=fields, files={"hf_config_file": ("c.json", content)}, headers=HEADERS)
+        files = {"hf_config_file": ("c.json", content)}
+        return stored.client.post("/plan", data=fields, files=files, headers=HEADERS, follow_redirects=False)
 
-    _, job = waited(stored, chosen(b'{"model_type": "abacus"}'))
+    job = waited(stored, chosen(b'{"model_type": "abacus"}'))
     assert "abacus" in str(job["problem"])
-    _, job = waited(stored, chosen(b'\xef\xbb\xbf{"model_type": "abacus"}'))
+    job = waited(stored, chosen(b'\xef\xbb\xbf{"model_type": "abacus"}'))
     assert "abacus" in str(job["problem"])
     refused = {b"\xff\xfe": "UTF-8", b"{": "JSON", b"[1]": "object", b" " * (2**20 + 1): "at most 1048576 bytes"}
     for content, words in refused.items():

@@ -265,12 +265,14 @@ def test_the_form_searches_and_the_plan_appears(stored: Stored) -> None:
 
 def test_a_configuration_is_captured_before_it_is_searched(stored: Stored) -> None:
     fields = {"source": "config", "hf_config": '{"model_type": "abacus"}', "preset": "local", "nodes": "2"}
-    answer = stored.client.post("/plan", data=fields, headers={**HTML, **FORM})
-    assert answer.status_code == 202 and "is being captured" in answer.text
-    path = next(one.attributes["hx-get"] for one in Page.of(answer.text).elements if "hx-get" in one.attributes)
+    answer = stored.client.post("/plan", data=fields, headers={**HTML, **FORM}, follow_redirects=False)
+    assert answer.status_code == 303
+    path = answer.headers["location"]
+    assert "is being captured" in stored.client.get(path).text
     stored.client.post(f"/v1/jobs/{path.rsplit('/', 1)[1]}:cancel")
     ended = stored.client.get(path, headers={"hx-request": "true"})
     assert ended.status_code == 200 and "data-go-on" not in ended.text
+    assert stored.client.get(f"/plan/captures/{stored.job}").status_code == 404
 
 
 def test_questions_and_trials_are_asked_from_the_page_and_can_be_cancelled(stored: Stored) -> None:

@@ -28,12 +28,14 @@ from autosbp.service.web.presenters.baselines import baselines
 from autosbp.service.web.presenters.calibration import predict
 from autosbp.service.web.presenters.comparison import comparison_view
 from autosbp.service.web.presenters.layer_folding import split_into_layers
+from autosbp.service.web.presenters.list_rows import State
 from autosbp.service.web.presenters.mesh_axes import layouts_of
 from autosbp.service.web.presenters.page_parts import stack
 from autosbp.service.web.presenters.sharding_map import sharding_map
 from autosbp.service.web.presenters.step_breakdown import exposed_stack, hidden_note, time_stack
 from autosbp.service.web.presenters.timeline import MOST_SPANS, events_chart, pipeline_chart
 from autosbp.service.web.presenters.trial import trial_view
+from tests.service.web.test_list_rows import done
 
 
 @cache
@@ -181,6 +183,7 @@ def test_a_trial_sets_what_was_measured_beside_what_was_predicted() -> None:
     predicted = {"step_time_s": 0.2, "simulated_step_time_s": 0.18, "comm_bytes_per_device": 100}
     row = TrialRow(
         id="tri-1",
+        job=done("trial"),
         options={"steps": 20, "warmup": 3, "seed": 0},
         predicted={**predicted, "memory_bytes_per_device": 2**20},
         relative_error=0.1,
@@ -198,13 +201,19 @@ def test_a_trial_sets_what_was_measured_beside_what_was_predicted() -> None:
     }
     view = trial_view(row)
     assert view.pairs is not None and view.losses is not None
-    assert view.pairs.rows[0] == ("Step", "180.00", "200.00", "+10.0 %", "ms")
-    assert view.pairs.rows[1] == ("Memory per device", "1.00", "2.00", "+50.0 %", "MiB")
+    assert view.pairs.rows[0] == ("Step", "180 ms", "200 ms ± 3.511 ms", "+10.0 %")
+    assert view.pairs.rows[1] == ("Memory per device", "1 MiB", "2 MiB", "+50.0 %")
     assert view.losses.table.rows == (("1", "3.000000", "3.000000"), ("2", "2.000000", "–"))
-    assert [figure.value for figure in view.figures][2:4] == ["+10.0 %", "as predicted"]
-    row.label, row.passed, row.gates = "main", False, [{"name": "max_step_time_s", "passed": False}]
-    told = {fact.term: fact.value for fact in trial_view(row).facts}
-    assert (told["Label"], told["Gates"]) == ("main", "failed: max_step_time_s")
+    assert [figure.value for figure in view.figures][:4] == ["200 ms ± 3.511 ms", "180 ms", "+10.0 %", "as predicted"]
+    assert (view.state, view.gates, view.figures[4].tone) == (State("succeeded", "succeeded"), None, "")
+    row.label, row.passed = "main", False
+    row.gates = [{"name": "max_step_time_s", "passed": False, "sentence": "200 ms ± 3.511 ms per step, limit 150 ms"}]
+    row.result = {**row.result, "loss_bound": 1e-8}
+    view = trial_view(row)
+    told = {fact.term: fact.value for fact in view.facts}
+    assert (told["Label"], told["Gates"]) == ("main", "failed: step time")
+    assert view.state == State("failed its gate", "failed") and view.figures[4].tone == "bad"
+    assert view.gates is not None and view.gates.rows[0][1:] == ("failed", "200 ms ± 3.511 ms per step, limit 150 ms")
 
 
 def test_the_answers_to_questions_say_what_would_change() -> None:

@@ -14,7 +14,27 @@ function seconds(value) {
   return value ? `${+(value / scale).toPrecision(3)} ${unit}` : "0";
 }
 
-const digits = (value) => (value === 0 ? "0" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : `${+value.toPrecision(4)}`);
+export const digits = (value) => (value === 0 ? "0" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : `${+value.toPrecision(4)}`);
+
+// Labels of an axis: close together they need more digits than single values.
+export const ticks = (value) => (Math.abs(value) >= 1e6 || (value && Math.abs(value) < 1e-4) ? value.toExponential(2) : `${+value.toPrecision(6)}`);
+
+const LEGEND_ROW = 22;
+
+// Height of the legend above a chart: its rows at about 7 pixels a letter.
+function legendHeight(names, paint) {
+  let rows = 1;
+  let used = 0;
+  for (const name of names) {
+    const width = 7 * name.length + 36;
+    if (used && used + width > paint.width) [rows, used] = [rows + 1, 0];
+    used += width;
+  }
+  return 14 + LEGEND_ROW * rows;
+}
+
+// Labels of bars: whole, in several lines, and at most a third of a narrow chart.
+const names = (paint, most) => ({ color: paint.text, fontFamily: paint.font, width: Math.min(most, Math.round(paint.width / 3)), overflow: "break", lineHeight: 14, hideOverlap: false, interval: 0 });
 
 function base(paint, more) {
   return {
@@ -34,7 +54,7 @@ function axis(paint, more) {
     nameLocation: "middle",
     axisLine: { lineStyle: { color: paint.line } },
     axisTick: { show: false },
-    axisLabel: { color: paint.soft, fontFamily: paint.font, hideOverlap: true },
+    axisLabel: { color: paint.soft, fontFamily: paint.font, hideOverlap: true, ...(more.type === "value" ? { formatter: ticks } : {}) },
     splitLine: { lineStyle: { color: paint.line } },
     minorSplitLine: { show: false },
     ...more,
@@ -49,9 +69,9 @@ function stacked(data, paint) {
   })).filter((series) => series.data.some((value) => value > 0));
   return base(paint, {
     tooltip: { ...base(paint).tooltip, trigger: "axis", axisPointer: { type: "none" }, valueFormatter: (value) => `${digits(value)} ${data.unit}` },
-    grid: { left: 8, right: 24, top: 40, bottom: 28, containLabel: true },
+    grid: { left: 8, right: 24, top: legendHeight(bars.map((series) => series.name), paint), bottom: 28, containLabel: true },
     xAxis: axis(paint, { type: "value", name: data.unit, nameGap: 26 }),
-    yAxis: axis(paint, { type: "category", data: data.names, inverse: true, axisLabel: { color: paint.text, fontFamily: paint.font, width: 150, overflow: "truncate" }, splitLine: { show: false } }),
+    yAxis: axis(paint, { type: "category", data: data.names, inverse: true, axisLabel: names(paint, 150), splitLine: { show: false } }),
     series: bars,
   });
 }
@@ -67,7 +87,7 @@ function curve(data, paint) {
     grid: { left: 24, right: 24, top: 16, bottom: 30, containLabel: true },
     tooltip: { ...base(paint).tooltip, trigger: "axis", valueFormatter: digits },
     xAxis: axis(paint, { type: "value", name: data.x, nameGap: 26, min: 0, splitLine: { show: false } }),
-    yAxis: axis(paint, { type: "value", name: data.y, nameGap: 44, scale: true, min: (range) => Math.min(range.min, least) - 0.08 * (range.max - Math.min(range.min, least) || range.max) }),
+    yAxis: axis(paint, { type: "value", name: data.y, nameGap: 44, scale: true, axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: ticks, showMinLabel: false }, min: (range) => Math.min(range.min, least) - 0.08 * (range.max - Math.min(range.min, least) || range.max) }),
     series: [{ name: data.y, type: "line", step: "end", symbol: "circle", symbolSize: 6, data: data.points, lineStyle: { width: 2 }, ...bound }],
   });
 }
@@ -94,7 +114,7 @@ function gantt(data, paint) {
   }));
   return base(paint, {
     tooltip: { ...base(paint).tooltip, formatter: ({ value }) => `${value[5]}\n${digits(value[1])} to ${digits(value[2])} ${data.unit}  (${digits(value[2] - value[1])} ${data.unit})` },
-    grid: { left: 8, right: 20, top: 36, bottom: 62, containLabel: true },
+    grid: { left: 8, right: 20, top: legendHeight(tones.map((tone) => tone.name), paint), bottom: 62, containLabel: true },
     dataZoom: [{ type: "slider", filterMode: "weakFilter", bottom: 4, height: 20, borderColor: paint.line, fillerColor: "rgba(120,140,170,.18)", handleStyle: { color: paint.soft }, textStyle: { color: paint.soft }, labelFormatter: (value) => digits(value), showDataShadow: false, brushSelect: false }, { type: "inside", filterMode: "weakFilter", zoomOnMouseWheel: "ctrl" }],
     xAxis: axis(paint, { type: "value", name: data.unit, nameGap: 24, min: 0, max: data.end, axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: digits } }),
     yAxis: axis(paint, { type: "category", data: data.lanes, inverse: true, axisLabel: { color: paint.text, fontFamily: paint.font }, splitLine: { show: false } }),
@@ -116,7 +136,7 @@ function fit(data, paint) {
   const tip = ({ value }) => `${bytes(value[0])}: ${seconds(value[1])}`;
   return base(paint, {
     tooltip: { ...base(paint).tooltip, formatter: tip },
-    grid: { left: 20, right: 24, top: 40, bottom: 30, containLabel: true },
+    grid: { left: 20, right: 24, top: legendHeight(["Fit", "Spread", "Measured", "Outliers"], paint), bottom: 30, containLabel: true },
     xAxis: axis(paint, { type: "log", logBase: 4, min: Math.min(...sizes), max: Math.max(...sizes), name: "message", nameGap: 26, axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: bytes, hideOverlap: true } }),
     yAxis: axis(paint, { type: "log", name: "time", nameGap: 52, axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: seconds } }),
     series: [
@@ -133,9 +153,9 @@ function bars(data, paint) {
   return base(paint, {
     tooltip: { ...base(paint).tooltip, trigger: "axis", axisPointer: { type: "none" }, valueFormatter: (value) => (value === null ? "–" : `${digits(value)} ${data.unit}`) },
     legend: data.series.length > 1 ? base(paint).legend : undefined,
-    grid: { left: 8, right: 24, top: data.series.length > 1 ? 40 : 12, bottom: 30, containLabel: true },
+    grid: { left: 8, right: 24, top: data.series.length > 1 ? legendHeight(data.series.map((series) => series.name), paint) : 12, bottom: 30, containLabel: true },
     xAxis: axis(paint, { type: "value", name: data.unit, nameGap: 26 }),
-    yAxis: axis(paint, { type: "category", data: data.names, inverse: true, axisLabel: { color: paint.text, fontFamily: paint.font, width: 190, overflow: "truncate" }, splitLine: { show: false } }),
+    yAxis: axis(paint, { type: "category", data: data.names, inverse: true, axisLabel: names(paint, 190), splitLine: { show: false } }),
     series: data.series.map((series, at) => ({ name: series.name, type: "bar", barMaxWidth: 18, barGap: "15%", data: series.values, itemStyle: { color: paint.tones[at], borderRadius: [0, 3, 3, 0] } })),
   });
 }
@@ -145,7 +165,7 @@ function lines(data, paint) {
   return base(paint, {
     tooltip: { ...base(paint).tooltip, trigger: "axis", valueFormatter: digits },
     legend: data.series.length > 1 ? base(paint).legend : undefined,
-    grid: { left: 24, right: 24, top: data.series.length > 1 ? 40 : 14, bottom: 30, containLabel: true },
+    grid: { left: 24, right: 24, top: data.series.length > 1 ? legendHeight(data.series.map((series) => series.name), paint) : 14, bottom: 30, containLabel: true },
     xAxis: axis(paint, { type: "value", name: data.x, nameGap: 26, minInterval: 1, min: "dataMin", max: "dataMax", splitLine: { show: false } }),
     yAxis: axis(paint, { type: "value", name: data.y, nameGap: 44, scale: true }),
     series: data.series.map((series, at) => ({ name: series.name, type: "line", data: series.points, symbol: "circle", symbolSize: 5, lineStyle: { width: at ? 2 : 3, type: at ? "dashed" : "solid" }, itemStyle: { color: paint.tones[at] } })),

@@ -6,7 +6,7 @@ const resized = new ResizeObserver((entries) => {
   for (const entry of entries) drawn.get(entry.target)?.resize();
 });
 
-function palette() {
+function palette(place) {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(`--${name}`).trim();
   return {
@@ -17,6 +17,7 @@ function palette() {
     line: colour("line"),
     surface: colour("surface"),
     font: getComputedStyle(document.body).fontFamily,
+    width: place.clientWidth || 600,
   };
 }
 
@@ -30,7 +31,7 @@ function draw(place) {
     drawn.set(place, chart);
     resized.observe(place);
   }
-  chart.setOption(kind(JSON.parse(source.textContent), palette()), true);
+  chart.setOption(kind(JSON.parse(source.textContent), palette(place)), true);
   place.dataset.drawn = "true";
 }
 

@@ -48,6 +48,36 @@ function countTicks() {
   }
 }
 
+// Makes the columns of a list buttons that sort its rows.
+function makeSortable(table) {
+  for (const cell of table.tHead.rows[0].cells) {
+    if ("fixed" in cell.dataset || cell.querySelector("button")) continue;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "sort";
+    button.append(...cell.childNodes);
+    cell.append(button);
+  }
+}
+
+// Numbers and times sort by data-order, all else by its text; cells without a value come last.
+function sortKey(row, at) {
+  const cell = row.cells[at];
+  const text = cell.dataset.order ?? cell.textContent.trim().toLowerCase();
+  return text === "" ? null : "order" in cell.dataset ? Number(text) : text;
+}
+
+function sortRows(button) {
+  const cell = button.closest("th");
+  const [body] = cell.closest("table").tBodies;
+  const sign = cell.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+  for (const other of cell.parentElement.cells) other.removeAttribute("aria-sort");
+  cell.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+  const keyed = [...body.rows].map((row) => [sortKey(row, cell.cellIndex), row]);
+  keyed.sort(([a], [b]) => (a === null || b === null ? (a === null) - (b === null) : sign * (typeof a === "number" ? a - b : a.localeCompare(b))));
+  body.append(...keyed.map(([, row]) => row));
+}
+
 // Shows the parts of a form that belong to the chosen option. Fields stay enabled until a browser that navigated back has
 // restored them: it drops the file of a disabled field.
 function showChosen(form, restored = true) {
@@ -82,12 +112,10 @@ function followLogs(within) {
   for (const log of within.querySelectorAll("[data-follow]")) log.scrollTop = log.scrollHeight;
 }
 
-// When the awaited capture is done, submits the form as if its button was pressed, but not after navigating back to it.
-let cameBack = performance.getEntriesByType("navigation")[0]?.type === "back_forward";
-
+// Leads on from a page that has nothing more to show, which the history then does not keep.
 function goOn(within) {
-  const button = within.querySelector("[data-go-on]");
-  if (button && !cameBack) button.form.requestSubmit(button);
+  const link = within.querySelector("[data-go-on]");
+  if (link) location.replace(link.href);
 }
 
 function prepare(within) {
@@ -95,12 +123,15 @@ function prepare(within) {
   countTicks();
   followLogs(within);
   for (const form of within.querySelectorAll("form[data-choices]")) showChosen(form, document.readyState === "complete");
+  for (const table of within.querySelectorAll("table[data-sortable]")) makeSortable(table);
 }
 
 document.addEventListener("click", (event) => {
   if (event.target.closest("[data-theme-toggle]")) toggleTheme();
   const copied = event.target.closest("[data-copy]");
   if (copied) copy(copied);
+  const sorted = event.target.closest("button.sort");
+  if (sorted) sortRows(sorted);
   for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
 });
 
@@ -120,8 +151,7 @@ document.addEventListener("change", (event) => {
   countTicks();
 });
 
-addEventListener("pageshow", (event) => {
-  cameBack ||= event.persisted;
+addEventListener("pageshow", () => {
   for (const form of document.querySelectorAll("form[data-choices]")) showChosen(form);
   for (const input of document.querySelectorAll("[data-most-bytes]")) if (input.files.length) checkSize(input);
 });
@@ -157,3 +187,4 @@ document.addEventListener("htmx:responseError", (event) => {
 
 showTheme();
 prepare(document);
+goOn(document);
