@@ -17,19 +17,31 @@ _PANELS: Mapping[str, tuple[str, ...]] = {
         *("bucket_bytes", "deterministic", "data_parallel", "tensor_parallel"),
     ),
     "Search": (
-        *("searcher", "seed", "time_limit", "gap_tolerance", "baselines", "start", "pareto", "trainer", "builder", "chunk"),
+        *(
+            "searcher",
+            "seed",
+            "time_limit",
+            "gap_tolerance",
+            "baselines",
+            "start",
+            "pareto",
+            "trainer",
+            "builder",
+            "chunk",
+        ),
         *("trials", "minutes", "proposer"),
     ),
     "Ranks": ("verify", "baseline", "steps", "warmup", "launcher", "interface", "workdir", "imports", "timeout"),
+    "Trials": ("trial_seconds", "trial_timeout"),
     "Gates": (
         *("max_step_time", "max_regression", "max_prediction_error", "max_loss_difference", "baseline_report"),
         *("label", "baseline_label"),
     ),
     "Measurement": ("backend", "sizes", "repeats", "budget", "variants", "method", "point_s", "op_s"),
     "nccl-tests": ("nccl_log", "nccl_tests", "in_place"),
-    "Data": ("data", "tokenizer", "sequence_length", "eval_data", "eval_every", "shuffle"),
+    "Data": ("data", "tokenizer", "eval_data", "eval_every", "workers"),
     "Training": (
-        *("learning_rate", "schedule_name", "warmup_steps", "clip", "weight_decay", "weights", "export"),
+        *("learning_rate", "clip", "weight_decay", "weights", "export"),
         *("checkpoint_every", "keep", "folder", "resume", "log_every", "tensorboard", "profile"),
     ),
     "Questions": ("program", "rank", "why", "most", "what_if", "factor"),
@@ -40,7 +52,11 @@ _PANELS: Mapping[str, tuple[str, ...]] = {
     "Output": ("output", "report", "junit", "github", "as_json"),
 }
 _PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
-_OF_COMMAND: Mapping[str, Mapping[str, str]] = {"trial": {"seed": "Ranks"}}
+_OF_COMMAND: Mapping[str, Mapping[str, str]] = {
+    "trial": {"seed": "Ranks"},
+    "train": dict.fromkeys(("steps", "warmup", "schedule", "seed"), "Training"),
+    "tune": {"seed": "Search"},
+}
 """Panels of options that mean something else in a command."""
 
 

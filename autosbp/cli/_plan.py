@@ -144,7 +144,9 @@ def plan(
         refuse_unused(plan, "requires --verify", launcher=launcher)
     times = WallTime()
     if server is None:
-        plans = _plan_locally(model, cluster, calibration, options, sizes, pareto, start, trainer, builder, chunk, times)
+        plans = _plan_locally(
+            model, cluster, calibration, options, sizes, pareto, start, trainer, builder, chunk, times
+        )
     elif builder is not None:
         raise InputError("builder", builder, "a service plans without builders; omit this or --server")
     else:
