@@ -20,8 +20,9 @@ from unittest.mock import MagicMock
 
 
 def stand_in_for_kernels() -> None:
-    """torchtitan 0.2 imports kernels of experts, which nothing here runs; they need Triton."""
-    sys.modules.setdefault("torchtitan.models.moe.kernels", MagicMock())
+    """torchtitan imports kernels of experts, which nothing here runs; they need Triton."""
+    for name in ("models.moe", "distributed.minimal_async_ep"):
+        sys.modules.setdefault(f"torchtitan.{name}.kernels", MagicMock())
 
 
 def _check_degrees(parallelism: Any, ranks: int, **more: int) -> None:
