@@ -26,7 +26,7 @@ SOURCES = [ROOT, ROOT / "autosbp", ROOT / "autosbp" / "search"]
 search."""
 MADE_UP = {
     *("service/launchers/_queue.py", "tests/service/launchers/test_queue.py", "shop.py", "declared.py"),
-    *("deepspeed_pipeline.py", "autosbp_torchtitan.py", "parallelize.py"),
+    *("deepspeed_pipeline.py", "autosbp_torchtitan.py", "parallelize.py", "accelerate.yaml"),
 }
 """Files that tutorials have their reader make, and that exports write."""
 

@@ -28,7 +28,7 @@ from autosbp.cli._options import (
     SeqLen,
     Server,
 )
-from autosbp.cli._plan import (
+from autosbp.cli._plan_options import (
     Baselines,
     BucketBytes,
     DataParallel,

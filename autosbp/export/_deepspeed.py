@@ -59,7 +59,7 @@ def export_deepspeed(
     }
     if found.has_float32_master_weights:
         config["communication_data_type"] = "fp32"
-        if found.parallelism.sharded == 1:
+        if found.parallelism.sharded > 1:
             config["data_types"] = {"grad_accum_dtype": "fp32"}
     again = found.checkpointed
     if found.staged.num_stages > 1:

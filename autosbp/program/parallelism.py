@@ -146,11 +146,11 @@ class _Ops:
 
     def role(self, axis: int) -> str:
         """The role with most of the work; ops that leave it open have no vote."""
-        votes: Counter[str] = Counter()
+        votes: dict[str, float] = {}
         for node, flops in self.ops:
             does = self._does(node, axis)
-            votes[does] += flops if does else 0
-        del votes[""]
+            if does:
+                votes[does] = votes.get(does, 0.0) + flops
         return max(votes, key=lambda role: votes[role]) if votes else self._first_split(axis)
 
     def _first_split(self, axis: int) -> str:

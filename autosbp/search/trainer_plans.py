@@ -71,7 +71,7 @@ def plan_for(
         found += Conformer(trainer, planner).conform_each(strategies, problems)
     best = fastest(found)
     if best is None:
-        raise _most_useful(problems, asked)
+        raise _most_useful(problems, name)
     bounds = [each.document["lower_bound_s"] for each in plans]
     bound_s = None if None in bounds else min(bounds)
     evaluations = sum(each.document["evaluations"] for each in plans)
@@ -104,7 +104,7 @@ def _constrained(
 ) -> PlanOptions | None:
     """The options with a trainer's constraints; None if they exclude each other."""
     whole = options.global_batch or 8 * cluster.num_devices
-    given = {
+    given: dict[str, Any] = {
         "stages": constraints.stages if trainer.schedules else 1,
         "storage": constraints.storage,
         "micro_batch": whole if constraints.has_whole_batch else None,
@@ -123,13 +123,13 @@ def _constrained(
     return replace(options, grid=constraints.grid, baselines=options.baselines if with_baselines else (), **wanted)
 
 
-def _most_useful(problems: Sequence[Exception], options: PlanOptions) -> Exception:
+def _most_useful(problems: Sequence[Exception], name: str) -> Exception:
     """The error to raise: a strategy that does not fit says more than one that a trainer cannot express."""
     for kind in (InfeasibleError, UnsupportedError):
         for error in problems:
             if isinstance(error, kind):
                 return error
-    return InputError("for", options.grid, "the options exclude every strategy of this trainer")
+    return InputError("for", name, "the options exclude every strategy of this trainer")
 
 
 def _document(trainer: Trainer, planner: Planner, plan: Plan, best: Candidate, fields: Mapping[str, Any]) -> Plan:

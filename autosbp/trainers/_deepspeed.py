@@ -35,6 +35,11 @@ class DeepSpeed(Trainer):
                 "cannot combine automatic tensor parallelism with pipeline stages; the plan has "
                 f"{grid.tensor} tensor parallel ranks per stage"
             )
+        if plan.has_float32_master_weights and grid.sharded == 1 and plan.strategy.num_micro > 1:
+            self.refuse(
+                f"accumulates gradients in {plan.dtype} without ZeRO; the plan accumulates "
+                f"{plan.strategy.num_micro} microbatches in float32"
+            )
         again = plan.checkpointed
         if stages > 1 and again.layers not in (0, again.count):
             self.refuse(

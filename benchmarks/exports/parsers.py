@@ -20,8 +20,9 @@ from unittest.mock import MagicMock
 
 
 def stand_in_for_kernels() -> None:
-    """torchtitan 0.2 imports kernels of experts, which nothing here runs; they need Triton."""
-    sys.modules.setdefault("torchtitan.models.moe.kernels", MagicMock())
+    """torchtitan imports kernels of experts, which nothing here runs; they need Triton."""
+    for name in ("models.moe", "distributed.minimal_async_ep"):
+        sys.modules.setdefault(f"torchtitan.{name}.kernels", MagicMock())
 
 
 def _check_degrees(parallelism: Any, ranks: int, **more: int) -> None:
@@ -62,7 +63,10 @@ def torchtitan03(folder: Path, ranks: int) -> None:
 
 
 def deepspeed(folder: Path, ranks: int) -> None:
-    from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime import config as configuration
+
+    # It asks for its rank before it asks mpu for the number of replicas, without which it takes one.
+    configuration.dist = SimpleNamespace(get_rank=lambda: 0)
 
     document = json.loads((folder / "deepspeed.json").read_text())
     stages = 1
@@ -75,7 +79,7 @@ def deepspeed(folder: Path, ranks: int) -> None:
         stages = loaded.NUM_STAGES
     tensor = document.get("tensor_parallel", {}).get("autotp_size", 1)
     data = ranks // (tensor * stages)
-    config = DeepSpeedConfig(document, mpu=SimpleNamespace(get_data_parallel_world_size=lambda: data))
+    config = configuration.DeepSpeedConfig(document, mpu=SimpleNamespace(get_data_parallel_world_size=lambda: data))
     assert config.train_batch_size == document["train_batch_size"]
     assert config.gradient_accumulation_steps == document["gradient_accumulation_steps"]
     assert config.zero_optimization_stage == document["zero_optimization"]["stage"]

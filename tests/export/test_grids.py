@@ -256,8 +256,14 @@ def test_the_tools_train_in_the_plan_s_precision(graph: LogicalGraph, cluster: C
     assert tomllib.loads(export_plan("torchtitan", pure, graph)["torchtitan.toml"])["training"]["dtype"] == "bfloat16"
     arguments = export_plan("megatron", half, graph)["megatron_args.sh"]
     assert "--fp16" in arguments and "--accumulate-allreduce-grads-in-fp32" in arguments
-    config = json.loads(export_plan("deepspeed", mixed, graph)["deepspeed.json"])
-    assert config["bf16"] == {"enabled": True} and config["data_types"] == {"grad_accum_dtype": "fp32"}
+    whole, once = (
+        json.loads(export_plan("deepspeed", each, graph)["deepspeed.json"])
+        for each in (mixed, sharded(mixed, graph, "step"))
+    )
+    assert whole["bf16"] == once["bf16"] == {"enabled": True}
+    assert "data_types" not in whole and once["data_types"] == {"grad_accum_dtype": "fp32"}
+    with pytest.raises(UnsupportedError, match="in bfloat16 without ZeRO; the plan accumulates 2 microbatches"):
+        export_plan("deepspeed", changed(mixed, micro_batch=8), graph)
     for target in ("megatron", "deepspeed"):
         with pytest.raises(UnsupportedError, match="bf16 has none"):
             export_plan(target, pure, graph)
