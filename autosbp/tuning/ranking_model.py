@@ -8,7 +8,8 @@ model does, and from there to rank trials as they were measured.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,17 @@ class RankingNetwork(nn.Module):
         return scores
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors this small take longer on several threads, much longer on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class RankingModel:
     """A ``RankingNetwork`` with its training; deterministic for a seed.
 
@@ -95,12 +107,13 @@ class RankingModel:
         inputs = self._tensors(features)
         faster, slower = torch.from_numpy(pairs).unbind(1)
         loss: Any = torch.zeros(())
-        for _ in range(epochs):
-            scores = self.network(*inputs)
-            loss = nn.functional.softplus(scores[slower] - scores[faster]).mean()
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
+        with _one_thread():
+            for _ in range(epochs):
+                scores = self.network(*inputs)
+                loss = nn.functional.softplus(scores[slower] - scores[faster]).mean()
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
         return float(loss.detach())
 
     def _tensors(self, features: Sequence[StrategyFeatures]) -> tuple[torch.Tensor, ...]:
