@@ -1,7 +1,7 @@
 """Cache of discovered layouts on disk: ``$XDG_CACHE_HOME/autosbp/discovery``, one JSON file per call.
 
-A file's name is the hash of the op's schema, the call's attributes, the shapes and dtypes of its stand-ins, and torch's
-version. Files are written atomically. An unreadable one is ignored with a warning, and rewritten. The reader proves the
+A file's name is the hash of the op's schema or of its body, the call's attributes, the shapes and dtypes of its stand-ins, and
+torch's version. Files are written atomically. An unreadable one is ignored with a warning, and rewritten. The reader proves the
 layouts again, because an op may change without its schema.
 """
 
@@ -32,11 +32,13 @@ def cache_dir() -> Path:
 
 
 def key_of(*calls: Call) -> dict[str, Any] | None:
-    """The key of these calls of one op; None for a function, which has no schema."""
-    if not isinstance(calls[0].op, torch._ops.OpOverload):
+    """The key of these calls of one op; None for a function of Python, which neither has a schema nor a hash of its body."""
+    op = calls[0].op
+    name = str(op._schema) if isinstance(op, torch._ops.OpOverload) else getattr(op, "function_name", "")
+    if not name:
         return None
     return {
-        "op": str(calls[0].op._schema),
+        "op": name,
         "torch": torch.__version__,
         "calls": [
             {

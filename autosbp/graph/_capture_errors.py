@@ -26,7 +26,8 @@ def explain_failure(name: str, error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     detail = " ".join(line for line in lines if line.startswith("- "))[:MAX_REASON]
     reason = f"{lines[0][:MAX_REASON]} {detail}".strip() if lines else type(error).__name__
-    hint = next((advice for pattern, advice in _HINTS if re.search(pattern, text)), _DEFAULT)
+    told = f"{type(error).__name__}: {text}"
+    hint = next((advice for pattern, advice in _HINTS if re.search(pattern, told)), _DEFAULT)
     return f"torch.export cannot capture {name}: {type(error).__name__}: {reason}{_where(error)}; {hint}"
 
 

@@ -56,6 +56,7 @@ def function_op(function: CustomFunction, resolve: Resolve) -> Callable[..., Any
         return outputs[0] if len(outputs) == 1 else outputs
 
     call.__name__ = call.__qualname__ = function.name.replace(".", "_")
+    vars(call)["function_name"] = function.name  # has the hash of the body, by which layouts are cached
     return call
 
 
