@@ -103,7 +103,7 @@ def capture(request: Request, state: StateDep, capture_id: PathId) -> Response:
     """Shows the progress of a capture, which the service searches next, and leads to that search."""
     job = _capture_job(state, capture_id)
     shown = {"job": job, "line": job_line(job), "result": job.result or {}}
-    return render_part(request, "capture.html", "The model is being captured", "/plan", **shown)
+    return render_part(request, "capture.html", "Model capture", "/plan", **shown)
 
 
 @routes.get("/searches/{search_id}")
