@@ -92,17 +92,17 @@ def _scrolled(tag: str, label: str) -> str:
 class _Renderer(RendererHTML):
     """Wide tables and blocks of code scroll by themselves."""
 
-    def table_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        return _scrolled(self.renderToken(tokens, at, options, env), "Table")
+    def table_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return _scrolled(self.renderToken(tokens, idx, options, env), "Table")
 
-    def table_close(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        return f"{self.renderToken(tokens, at, options, env)}</div>\n"
+    def table_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return f"{self.renderToken(tokens, idx, options, env)}</div>\n"
 
-    def code_block(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        return f"{_scrolled(super().code_block(tokens, at, options, env).rstrip(), 'Code')}</div>\n"
+    def code_block(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return f"{_scrolled(super().code_block(tokens, idx, options, env).rstrip(), 'Code')}</div>\n"
 
-    def fence(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        return f"{_scrolled(super().fence(tokens, at, options, env).rstrip(), 'Code')}</div>\n"
+    def fence(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return f"{_scrolled(super().fence(tokens, idx, options, env).rstrip(), 'Code')}</div>\n"
 
 
 _PARSER = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer).enable("table")

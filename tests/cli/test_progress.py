@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import typer
@@ -57,10 +58,7 @@ def test_a_wall_time_beyond_the_limit_is_explained_by_its_parts() -> None:
 
 @pytest.mark.parametrize("name", ["plan", "trial", "calibrate", "serve", "estimate", "explain"])
 def test_options_of_help_are_grouped(name: str) -> None:
-    options = [
-        each
-        for each in typer.main.get_command(app).commands[name].params  # type: ignore[attr-defined]
-        if each.param_type_name == "option"
-    ]
+    program: Any = typer.main.get_command(app)
+    options = [each for each in program.commands[name].params if each.param_type_name == "option"]
     assert [each.name for each in options if each.rich_help_panel is None] == []
     assert len({each.rich_help_panel for each in options}) >= 2

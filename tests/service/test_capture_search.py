@@ -55,7 +55,7 @@ def test_a_refused_search_is_the_outcome_that_everybody_sees_and_the_model_is_ke
     model = done["result"]["model_id"]
     assert shared.get(f"/v1/models/{model}").status_code == 200
     page = shared.get(f"/plan/captures/{done['id']}").text
-    assert "at least" in page and "memory limit of a device 100 B" in page and f"/models/{model}" in page
+    assert "at least" in page and "Memory limit of a device 100 B" in page and f"/models/{model}" in page
     assert "search refused" in shared.get("/jobs").text and "hx-get" not in page
     form = shared.get(f"/plan?capture_id={done['id']}").text
     assert f'<option value="{model}" selected>' in form and 'role="alert"' in form

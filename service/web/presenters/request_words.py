@@ -103,7 +103,10 @@ def refusal_words(text: str) -> str:
     if _BYTES.search(text) is None:
         return text
     named = _BYTES.sub(lambda found: f"{option_name(found[1]).lower()} {num_bytes(int(found[2]))}", text)
-    return _NEEDED.sub(lambda found: f"{found[1] or ''}{_enough(int(found[2]))} is {found[3]}", named)
+    named = named.removeprefix("infeasible: ")
+    return _NEEDED.sub(
+        lambda found: f"{found[1] or ''}{_enough(int(found[2]))} is {found[3]}", named[:1].upper() + named[1:]
+    )
 
 
 def _enough(size: int) -> str:

@@ -101,12 +101,12 @@ def _restored_form(request: Request, state: AppState, job_id: str) -> Response:
     return _form(request, state, given, problem=job.problem or result.get("search_problem"))
 
 
-@routes.get("/plan/captures/{job_id}")
-def capture(request: Request, state: StateDep, job_id: PathId) -> Response:
+@routes.get("/plan/captures/{capture_id}")
+def capture(request: Request, state: StateDep, capture_id: PathId) -> Response:
     """Shows the progress of a capture, which the service searches next, and leads to that search."""
-    job = _capture_job(state, job_id)
+    job = _capture_job(state, capture_id)
     shown = {"job": job, "line": job_line(job), "result": job.result or {}}
-    return render_part(request, "capture.html", "The model is being captured", "/plan", **shown)
+    return render_part(request, "capture.html", "Model capture", "/plan", **shown)
 
 
 @routes.get("/searches/{search_id}")

@@ -33,6 +33,7 @@ ANYBODY = {
     "HEAD /openapi.json",
     "GET /sign-in",
     "GET /docs",
+    "GET /docs/{name}",
     "POST /sign-in",
     "POST /sign-out",
     "GET /static/{release}/{name}",
@@ -69,6 +70,7 @@ NAMES = {
     "trial_id": "tri-1",
     "artifact_id": "art-1",
     "job_id": "job-1",
+    "capture_id": "job-2",
     "key_id": "key-1",
     "target": "dtensor",
     "group": "0",
@@ -261,6 +263,7 @@ def owned(locked: TestClient) -> Owned:
     analysis = locked.post(f"/v1/strategies/{strategy}/why", json={"op": "*"}, headers=mine).json()
     trial = locked.post("/v1/trials", json={"strategy_id": strategy}, headers=mine).json()
     locked.post(f"/v1/jobs/{trial['id']}:cancel", headers=mine)
+    capture = locked.post("/v1/models:capture", json={"hf_config": {"model_type": "abacus"}}, headers=mine).json()
     names = {
         **NAMES,
         "model_id": model["id"],
@@ -273,6 +276,7 @@ def owned(locked: TestClient) -> Owned:
         "trial_id": trial["resource"].rpartition("/")[2],
         "artifact_id": artifact_of(locked, job["id"]),
         "job_id": job["id"],
+        "capture_id": capture["id"],
         "key_id": key.row.id,
     }
     return Owned(mine, key, names, asked)

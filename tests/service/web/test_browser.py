@@ -140,6 +140,7 @@ def test_a_trial_shows_how_it_goes_and_then_what_it_measured(seen: Seen) -> None
         found = Axe().run(page, options=RULES)
         assert found.violations_count == 0, (path, found.generate_report())
     opened(page, seen, f"/trials/{trial}")
+    assert all(inside for texts in page.locator("[data-chart]").evaluate_all(TEXTS) for _, inside in texts)
     assert "as predicted" in page.inner_text("main")
     assert len(page.screenshot(full_page=True)) > 20_000
     assert said == []
@@ -270,6 +271,8 @@ def test_two_ticked_strategies_can_be_compared(seen: Seen) -> None:
         box.check()
     button.click()
     expect(page.get_by_role("heading", name="Comparison of two strategies")).to_be_visible()
+    page.set_viewport_size({"width": NARROW, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
     expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=PATIENCE_MS)
     found = Axe().run(page, options=RULES)
     assert found.violations_count == 0, found.generate_report()

@@ -43,9 +43,7 @@ def test_a_refused_search_is_what_its_capture_shows() -> None:
     job.payload = {"search": {}}
     line = job_line(job)
     assert line.state == State("search refused", "failed") and line.href == "/plan/captures/job-1"
-    assert line.message.startswith(
-        "No feasible strategy: infeasible: memory limit of a device 79.65 GiB; at least 95.4"
-    )
+    assert line.message.startswith("No feasible strategy: Memory limit of a device 79.65 GiB; at least 95.4")
 
 
 INFEASIBLE = str(InfeasibleError("memory_limit_bytes", 85520809984, 102432047104, "nothing fits"))
@@ -53,7 +51,7 @@ INFEASIBLE = str(InfeasibleError("memory_limit_bytes", 85520809984, 102432047104
 
 def test_refusals_and_options_are_in_words_and_gib() -> None:
     assert refusal_words(INFEASIBLE) == (
-        "infeasible: memory limit of a device 79.65 GiB; at least 95.40 GiB is required. nothing fits"
+        "Memory limit of a device 79.65 GiB; at least 95.40 GiB is required. nothing fits"
     )
     assert 95.40 * 2**30 >= 102432047104  # what is shown is enough where it is entered
     assert refusal_words("nodes: 3 is invalid") == "nodes: 3 is invalid"

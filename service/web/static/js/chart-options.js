@@ -61,6 +61,10 @@ function axis(paint, more) {
   };
 }
 
+// A vertical axis, whose name is above it: beside it, wide labels would cover it or push it out.
+const upright = (paint, more) => axis(paint, { nameLocation: "end", nameGap: 10, nameTextStyle: { color: paint.soft, fontFamily: paint.font, align: "left" }, ...more });
+const NAME_HEIGHT = 16;
+
 // Stacked horizontal bars.
 function stacked(data, paint) {
   const tones = ["a", "b", "c", "d"].map(paint.colour);
@@ -84,10 +88,10 @@ function curve(data, paint) {
   const least = Math.min(...data.points.map((point) => point[1]), data.bound ?? Infinity);
   return base(paint, {
     legend: undefined,
-    grid: { left: 24, right: 24, top: 16, bottom: 30, containLabel: true },
+    grid: { left: 8, right: 24, top: 10 + NAME_HEIGHT, bottom: 30, containLabel: true },
     tooltip: { ...base(paint).tooltip, trigger: "axis", valueFormatter: digits },
     xAxis: axis(paint, { type: "value", name: data.x, nameGap: 26, min: 0, splitLine: { show: false } }),
-    yAxis: axis(paint, { type: "value", name: data.y, nameGap: 44, scale: true, axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: ticks, showMinLabel: false }, min: (range) => Math.min(range.min, least) - 0.08 * (range.max - Math.min(range.min, least) || range.max) }),
+    yAxis: upright(paint, { type: "value", name: data.y, scale: true, axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: ticks, showMinLabel: false }, min: (range) => Math.min(range.min, least) - 0.08 * (range.max - Math.min(range.min, least) || range.max) }),
     series: [{ name: data.y, type: "line", step: "end", symbol: "circle", symbolSize: 6, data: data.points, lineStyle: { width: 2 }, ...bound }],
   });
 }
@@ -136,9 +140,9 @@ function fit(data, paint) {
   const tip = ({ value }) => `${bytes(value[0])}: ${seconds(value[1])}`;
   return base(paint, {
     tooltip: { ...base(paint).tooltip, formatter: tip },
-    grid: { left: 20, right: 24, top: legendHeight(["Fit", "Spread", "Measured", "Outliers"], paint), bottom: 30, containLabel: true },
+    grid: { left: 8, right: 24, top: NAME_HEIGHT + legendHeight(["Fit", "Spread", "Measured", "Outliers"], paint), bottom: 30, containLabel: true },
     xAxis: axis(paint, { type: "log", logBase: 4, min: Math.min(...sizes), max: Math.max(...sizes), name: "message", nameGap: 26, axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: bytes, hideOverlap: true } }),
-    yAxis: axis(paint, { type: "log", name: "time", nameGap: 52, axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: seconds } }),
+    yAxis: upright(paint, { type: "log", name: "time", axisLabel: { color: paint.soft, fontFamily: paint.font, formatter: seconds } }),
     series: [
       { name: "Fit", type: "line", data: data.line, symbol: "none", lineStyle: { width: 2, color: paint.tones[1] }, itemStyle: { color: paint.tones[1] } },
       { name: "Spread", type: "custom", renderItem: bars, data: dots(data.points), silent: true, encode: { x: 0, y: [2, 3] }, itemStyle: { color: paint.tones[0], opacity: 0.5 } },
@@ -165,9 +169,9 @@ function lines(data, paint) {
   return base(paint, {
     tooltip: { ...base(paint).tooltip, trigger: "axis", valueFormatter: digits },
     legend: data.series.length > 1 ? base(paint).legend : undefined,
-    grid: { left: 24, right: 24, top: data.series.length > 1 ? legendHeight(data.series.map((series) => series.name), paint) : 14, bottom: 30, containLabel: true },
+    grid: { left: 8, right: 24, top: NAME_HEIGHT + (data.series.length > 1 ? legendHeight(data.series.map((series) => series.name), paint) : 10), bottom: 30, containLabel: true },
     xAxis: axis(paint, { type: "value", name: data.x, nameGap: 26, minInterval: 1, min: "dataMin", max: "dataMax", splitLine: { show: false } }),
-    yAxis: axis(paint, { type: "value", name: data.y, nameGap: 44, scale: true }),
+    yAxis: upright(paint, { type: "value", name: data.y, scale: true }),
     series: data.series.map((series, at) => ({ name: series.name, type: "line", data: series.points, symbol: "circle", symbolSize: 5, lineStyle: { width: at ? 2 : 3, type: at ? "dashed" : "solid" }, itemStyle: { color: paint.tones[at] } })),
   });
 }
