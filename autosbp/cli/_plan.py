@@ -49,6 +49,7 @@ from autosbp.cli._plan_options import (
     TensorParallel,
     TimeLimit,
     Verify,
+    baseline_names,
 )
 from autosbp.cli._progress import SearchProgress, WallTime
 from autosbp.cli._text_tables import table
@@ -171,14 +172,6 @@ def plan(
             show_front(plans)
         if verified is not None:
             verified.show()
-
-
-def baseline_names(text: str) -> tuple[str, ...]:
-    """The names of ``--baselines``."""
-    names = tuple(name.strip() for name in text.split(","))
-    if "none" in names and len(names) > 1:
-        raise InputError("baselines", text, "none cannot be combined with other baselines")
-    return () if names == ("none",) else names
 
 
 def _plan_locally(

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from autosbp.errors import InputError
+
 Searcher = Annotated[
     str, typer.Option("--searcher", help="Search algorithm: auto, exact, exhaustive, random, and others.")
 ]
@@ -164,3 +166,11 @@ Verify = Annotated[
         help="Also measure the plan and its baselines on this machine's ranks, in turn, and say how much faster it is.",
     ),
 ]
+
+
+def baseline_names(text: str) -> tuple[str, ...]:
+    """The names of ``--baselines``."""
+    names = tuple(name.strip() for name in text.split(","))
+    if "none" in names and len(names) > 1:
+        raise InputError("baselines", text, "none cannot be combined with other baselines")
+    return () if names == ("none",) else names

@@ -146,7 +146,7 @@ def loss_gate(result: Mapping[str, Any], limit: float | None = None) -> Gate | N
     if limit is None and (bound is None or difference is None):
         return None
     source = "limit" if limit is not None else "the rounding of this precision explains at most"
-    limit = float(bound) if limit is None else limit
+    limit = float(bound or 0.0) if limit is None else limit
     if difference is None:
         return Gate("max_loss_difference", limit, None, False, result["differs_as"][0])
     chance = _CHANCE * result.get("loss_spread", 0.0)

@@ -66,9 +66,8 @@ class Baselines:
     ) -> None:
         self.search, self.options, self.asked, self.roles, self.mesh = search, options, asked, roles, mesh
         self.problems, self.clock, self.can_fill = search.problems, search.clock, fills
-        given = asked.pins or asked.degrees or options.stage_of or options.grid
-        given = given or options.storage not in (None, UNSHARDED)
-        self._may_start_search = not given
+        is_constrained = bool(asked.pins or asked.degrees or options.stage_of or options.grid)
+        self._may_start_search = not is_constrained and options.storage in (None, UNSHARDED)
 
     def all(self, began: float, *, needed: bool = True) -> list[Baseline]:
         """Cost all baselines.
