@@ -5,7 +5,7 @@ The role of a mesh axis is what most of the work of ops with parameters or matri
 | role | such an op | its parameters |
 |---|---|---|
 | data | splits the batch | are whole, or stored split and gathered (ZeRO, FSDP) |
-| tensor | splits its parameters, or heads; ops with vectors only may split the sequence | are split as used |
+| tensor | splits its parameters, or heads; ops with vectors only may split the sequence, or repeat | are split as used |
 | sequence | splits activations along another dim than the batch | are whole (context parallelism) |
 | repeated | splits nothing | are whole |
 
@@ -203,10 +203,12 @@ class _Ops:
             return f"is data parallel while other ops are {role} parallel"
         if does == SEQUENCE:
             return "splits activations but not its parameters"
-        is_whole = does == REPEATED and (flops > 0 or any(sbp != I for _, sbp in owned))
         if role == TENSOR and owned and not self._has_matrix(node) and not flops:
+            # Its gradient is reduced before or after it: the same bytes.
             self.num_sequence_ops += does == ""
             self.num_whole_ops += does == REPEATED
+            return ""
+        is_whole = does == REPEATED and (flops > 0 or any(sbp != I for _, sbp in owned))
         return "repeats its work" if is_whole else ""
 
 

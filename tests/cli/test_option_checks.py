@@ -49,7 +49,11 @@ CASES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ((*WHOLE, "--model", "zoo:mlp", *NOWHERE), "model: 'zoo:mlp'", "not both"),
     (("diff", "{plan}", "{plan}", *NOWHERE), "server: 'http://127.0.0.1:9'", "requires a strategy id"),
     (("estimate", "{graph}", "--calibration", "c.json"), "calibration: 'c.json'", "requires --cluster"),
-    (("export", "{plan}", "--to", "dtensor", "--calibration", "c.json"), "calibration: 'c.json'", "dtensor uses no costs"),
+    (
+        ("export", "{plan}", "--to", "dtensor", "--calibration", "c.json"),
+        "calibration: 'c.json'",
+        "dtensor uses no costs",
+    ),
     (("export", "{plan}", "--to", "dtensor", "--seq-len", "8"), "seq_len: 8", "requires --model hf:CONFIG"),
     ((*TRIAL, "--launcher", "emulated", *NOWHERE), "launcher: 'emulated'", "omit this or --server"),
     ((*TRIAL, "--interface", "eth0", *NOWHERE), "interface: 'eth0'", "omit this or --server"),

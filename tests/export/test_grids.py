@@ -176,7 +176,7 @@ def swap(layout: str) -> str:
         ("linear_4", "S0,I B,I B,I -> S0,I", "linear_4 .* repeats its work"),
         ("linear_4", "S0,S0 B,B B,B -> S0,S0", "linear_4 .* is data parallel while"),
         ("linear_4", "S0,S1 B,B B,B -> S0,S1", "linear_4 .* splits activations but not its parameters"),
-        ("layer_norm_1", "S0,B B,B B,B -> S0,B", "layer_norm_1 .* repeats its work"),
+        ("embedding_0", "B,B S0,B -> S0,B", "embedding_0 .* repeats its work"),
         ("linear_5", "S0,S2 B,S1 B,I -> S0,P", "c_proj.bias"),
     ],
 )

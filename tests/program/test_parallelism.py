@@ -25,7 +25,9 @@ def graph() -> LogicalGraph:
 @pytest.fixture(scope="module")
 def plan(graph: LogicalGraph) -> Plan:
     options = PlanOptions(
-        global_batch=16, micro_batch=8, stages=1, grid="megatron_sp", tensor_parallel=2, baselines=BASELINES
+        **{"global_batch": 16, "micro_batch": 8, "stages": 1, "grid": "megatron_sp", "tensor_parallel": 2},
+        storage="as_used",
+        baselines=BASELINES,
     )
     return make_plan(graph, load_cluster("local:4"), None, options)
 
