@@ -49,7 +49,8 @@ class CommunicationWait:
     def waiting(self) -> Iterator[None]:
         """Context around one wait."""
         if self._is_cuda:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            event: Any = torch.cuda.Event
+            begin, end = event(enable_timing=True), event(enable_timing=True)
             begin.record()
             yield
             end.record()
