@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -22,6 +24,7 @@ from autosbp.executor.training import Trainer, random_batch
 from autosbp.executor.trial_metrics import SavedBytes
 from autosbp.graph.capture import capture
 from autosbp.graph.custom_functions import scan_of
+from autosbp.graph.discovered_rules import DiscoveredRule
 from autosbp.graph.dtype_cast import cast_floats
 from autosbp.graph.huggingface import capture_hf_config
 from autosbp.graph.ir import LogicalGraph, Node
@@ -67,11 +70,22 @@ def test_a_scan_is_one_op_that_equals_the_module(name: str) -> None:
 
 
 def test_tokens_add_no_ops() -> None:
-    assert len(captured("selective", 5).nodes) == len(captured("selective", 300).nodes)
+    assert len(captured("selective", 5).nodes) == len(captured("selective", 50).nodes)
+
+
+@cache
+def discovered() -> LogicalGraph:
+    return discover_rules(captured("selective"), use_cache=False)
+
+
+def with_rule(graph: LogicalGraph, rule: DiscoveredRule) -> LogicalGraph:
+    """The graph with this rule for its scan."""
+    nodes = tuple(replace(node, rule="scan") if node in scan_nodes(graph) else node for node in graph.nodes)
+    return replace(graph, nodes=nodes, rules={"scan": rule})
 
 
 def test_batch_width_and_states_are_split_and_tokens_are_not() -> None:
-    graph = discover_rules(captured("selective"), use_cache=False)
+    graph = discovered()
     (node,) = scan_nodes(graph)
     layouts = {f"{' '.join(option.ins)} -> {' '.join(option.outs)}" for option in graph.rules[node.rule].options}
     split = {"S0 S1 S1 S1 S1 B -> S0 S1", "S1 S2 S2 B B S0 -> S1 S2", "S2 B B S2 S2 S1 -> S2 P"}
@@ -79,9 +93,10 @@ def test_batch_width_and_states_are_split_and_tokens_are_not() -> None:
 
 
 def test_flops_and_kernels_grow_with_the_steps() -> None:
+    (rule,) = discovered().rules.values()
     found = []
     for tokens in (5, 10):
-        graph = discover_rules(captured("selective", tokens), use_cache=False).bind(batch=4)
+        graph = with_rule(captured("selective", tokens), rule).bind(batch=4)
         found.append(sharding_of(graph, scan_nodes(graph)[0]))
     one, two = found
     assert two.flops == 2 * one.flops == 2 * 2 * 5 * 4 * 24 * 6
@@ -93,7 +108,8 @@ def test_flops_and_kernels_grow_with_the_steps() -> None:
 def test_what_is_kept_and_the_peak_are_what_torch_allocates(tokens: int, width: int, states: int) -> None:
     batch = 8
     module = scans.StateSpace(width, states)
-    graph = discover_rules(capture(module, {"x": torch.zeros(4, tokens, width)}, name="model", check=False))
+    captured_model = capture(module, {"x": torch.zeros(4, tokens, width)}, name="model", check=False)
+    graph = with_rule(captured_model, DiscoveredRule((), "runs on one rank here"))
     strategy, device = data_parallel(graph, 1, batch), torch.device("cpu")
     memory = rank_memory(graph.bind(batch=batch), strategy)
     assert memory.peak == pytest.approx(allocated(graph, strategy), rel=0.01)
