@@ -92,11 +92,9 @@ class Trainer(ABC):
         Raises:
             UnsupportedError: names the first op, parameter or choice that the trainer cannot express.
         """
+        dtype = self._checked_dtype(graph, strategy, precision)
         found = parallelism_of(graph, strategy)
         self._check_grid(strategy, found)
-        dtypes = sorted({leaf.meta.dtype for leaf in graph.parameters})
-        if len(dtypes) > 1:
-            self.refuse(f"stores all parameters in one dtype; the model has {', '.join(dtypes)}")
         if strategy.micro_batch % found.data:
             self.refuse(f"cannot split a microbatch of {strategy.micro_batch} evenly over {found.data} replicas")
         plan = ExpressedPlan(
@@ -104,11 +102,13 @@ class Trainer(ABC):
             found,
             layer_stages(graph, strategy, self.name),
             checkpointed_layers(graph, strategy, self.name),
-            dtypes[0],
+            dtype,
             precision,
         )
         self._check_stages(plan)
-        self._check_training(plan)
+        if strategy.offload and not (self.offloads_optimizer and found.sharded > 1):
+            what = "only sharded optimizer state" if self.offloads_optimizer else "no optimizer state alone"
+            self.refuse(f"can offload {what}; the plan shards it over {found.sharded} ranks")
         self.check(plan)
         return plan
 
@@ -149,14 +149,16 @@ class Trainer(ABC):
             shown = ", ".join(map(str, staged.layers))
             self.refuse(f"requires equal numbers of layers per stage; the plan's stages have {shown}")
 
-    def _check_training(self, plan: ExpressedPlan) -> None:
-        if plan.strategy.optimizer not in self.optimizers or plan.dtype not in self.dtypes:
-            self.refuse(f"cannot train {plan.dtype} parameters with {plan.strategy.optimizer}")
-        if plan.precision == "bf16" and not self.trains_pure_bfloat16:
+    def _checked_dtype(self, graph: LogicalGraph, strategy: Strategy, precision: str | None) -> str:
+        """The dtype of all parameters, which the trainer trains with the strategy's optimizer."""
+        dtypes = sorted({leaf.meta.dtype for leaf in graph.parameters})
+        if len(dtypes) > 1:
+            self.refuse(f"stores all parameters in one dtype; the model has {', '.join(dtypes)}")
+        if strategy.optimizer not in self.optimizers or dtypes[0] not in self.dtypes:
+            self.refuse(f"cannot train {dtypes[0]} parameters with {strategy.optimizer}")
+        if precision == "bf16" and not self.trains_pure_bfloat16:
             self.refuse("keeps float32 master weights; the plan's precision bf16 has none")
-        if plan.strategy.offload and not (self.offloads_optimizer and plan.parallelism.sharded > 1):
-            what = "only sharded optimizer state" if self.offloads_optimizer else "no optimizer state alone"
-            self.refuse(f"can offload {what}; the plan shards it over {plan.parallelism.sharded} ranks")
+        return dtypes[0]
 
     def check_checkpointing(self, plan: ExpressedPlan, allowed: Iterable[tuple[int, int]]) -> None:
         """Refuse checkpointing other than the given pairs of a number of layers and of layers per segment."""
