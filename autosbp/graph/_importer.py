@@ -77,9 +77,7 @@ class Importer:
         if changed:
             self._refuse_stale(loss, changed)
             shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-            provenance["not_updated"] = (
-                f"the forward pass also changes {shown}; autosbp's executor does not update them"
-            )
+            provenance["not_updated"] = f"the forward pass also changes {shown}; trials do not update them"
         return LogicalGraph(
             name, {BATCH: _EXAMPLE_BATCH}, parameters, inputs, constants, tuple(self.nodes), loss, provenance,
             functions=self.functions,

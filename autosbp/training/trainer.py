@@ -204,13 +204,12 @@ class Trainer:
 
 
 def _optimizer(model: ParallelModule, settings: TrainerSettings) -> torch.optim.Optimizer:
-    """The plan's optimizer; only parameters of two dims and more decay."""
+    """The plan's optimizer; only parameters of two dims and more decay. A stage may have none."""
     trained = [each for each in model.parameters() if each.requires_grad]
     groups = [
         {"params": [each for each in trained if each.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [each for each in trained if each.dim() < 2], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
     if model.strategy.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=settings.learning_rate)
     return torch.optim.SGD(groups, lr=settings.learning_rate)

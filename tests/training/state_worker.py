@@ -32,7 +32,7 @@ def trained(case: dict[str, Any], file: Path) -> dict[str, Any]:
     """Trains as one device does, and leaves the weights in ``file``."""
     module, example = MODELS[case["model"]](case["dtype"])
     model = autosbp.parallelize(module, case["plan"], example=example)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD([{"params": list(model.parameters())}], lr=0.1)
     average, losses = AverageWeights(model.parameters()), []
     for step in range(STEPS):
         loss = model(**batch(case["model"], step, case["dtype"]))

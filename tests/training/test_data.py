@@ -120,7 +120,7 @@ def test_an_own_data_set_is_called_by_its_name(language: LogicalGraph) -> None:
     dataset = load_dataset([f"{__name__}:sentences"], language)
     assert len(dataset) == 12 and set(dataset[0]) == {"tokens", "labels"}
     with pytest.raises(InputError, match="returns a data set"):
-        load_dataset(["tests.training.user_model:example"], language)
+        load_dataset(["tests.training.user_model:LanguageModel"], language)
 
 
 def test_data_that_the_model_does_not_take_is_refused(language: LogicalGraph, tmp_path: Path) -> None:

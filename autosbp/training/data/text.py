@@ -95,6 +95,8 @@ class TokenWindows(Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, at: int) -> dict[str, torch.Tensor]:
         inputs = self.inputs
+        if not 0 <= at < len(self):
+            raise IndexError(at)
         first = at * inputs.length
         window = torch.from_numpy(self.tokens[first : first + inputs.length + inputs.shift].astype("int64"))
         if inputs.vocabulary is not None and int(window.max()) >= inputs.vocabulary:
