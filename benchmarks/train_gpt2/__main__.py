@@ -148,12 +148,15 @@ class Result:
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """The file, with each case's largest relative difference from one device."""
-        wanted = self.cases[ONE_DEVICE]["losses"]
+        """The file, with each case's largest relative difference from one device, where that is known."""
+        wanted = self.cases.get(ONE_DEVICE, {}).get("losses")
         cases = {}
-        for name, case in self.cases.items():
-            difference = max(abs(loss / wanted[step] - 1) for step, loss in case["losses"].items())
-            cases[name] = {**case, "largest_difference": difference}
+        for name in (each for each in (ONE_DEVICE, *CASES) if each in self.cases):
+            case = self.cases[name]
+            cases[name] = dict(case)
+            if wanted:
+                difference = max(abs(loss / wanted[step] - 1) for step, loss in case["losses"].items())
+                cases[name]["largest_difference"] = difference
         return {"benchmark": "train_gpt2", "machine": _machine(), "steps": STEPS, "cases": cases}
 
 
@@ -197,12 +200,14 @@ def main() -> None:
         shutil.rmtree(arguments.folder, ignore_errors=True)
     document = run(arguments.cases, arguments.folder, arguments.output)
     for name, case in document["cases"].items():
+        if "largest_difference" not in case:
+            continue
         last = case["losses"][STEPS]
         print(f"{name:26} loss {last:.5f}, {case['step_time_s'] * 1e3:6.1f} ms a step, at most "
               f"{case['largest_difference']:.1e} from one device")  # fmt: skip
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(document, indent=1) + "\n")
-    if arguments.chart is not None:
+    if arguments.chart is not None and len(document["cases"]) > 1:
         arguments.chart.write_text(chart(document["cases"]))
     if arguments.json:
         print(json.dumps(document))

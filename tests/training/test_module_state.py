@@ -29,7 +29,7 @@ SCALED: dict[str, dict[str, Any]] = {
     "float16 sharded": {"data_parallel": 4, "storage": "step"},
     "float16 in stages": {"stages": 2, "micro_batch": 4, "schedules": ("1f1b",)},
 }
-SCALE, SCALED_STEPS = 2.0**33, 24
+SCALE, SCALED_STEPS = 2.0**21, 8
 
 
 def planned(model: str, dtype: str, **constraints: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def test_float16_leaves_out_steps_that_overflow_on_every_rank(name: str, ranks: 
     steps = reports[0]["steps"]
     assert all([step["scale"] for step in report["steps"]] == [step["scale"] for step in steps] for report in reports)
     skipped = [at for at in range(SCALED_STEPS) if steps[at]["scale"] < (steps[at - 1]["scale"] if at else SCALE)]
-    assert 0 < len(skipped) < SCALED_STEPS - 5
+    assert 0 < len(skipped) < SCALED_STEPS - 3
     for at, step in enumerate(steps):
         assert [report["steps"][at]["changed"] for report in reports] == [at not in skipped] * 4
         assert (step["norm"] in ("inf", "nan")) == (at in skipped)

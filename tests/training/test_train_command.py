@@ -22,7 +22,7 @@ from examples import train_gpt2
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
-MODEL = "examples.train_gpt2:factory"
+GPT2, OWN = "examples.train_gpt2:factory", "examples.train_own_data:factory"
 STEPS = 8
 
 
@@ -30,26 +30,8 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "autosbp", *arguments]
 
 
-def start(plan: Path, folder: Path, *options: str) -> subprocess.Popen[str]:
-    asked = command(
-        *("train", str(plan), "--model", MODEL, "--data", "examples/data/shakespeare.txt", "--folder", str(folder)),
-        *("--steps", str(STEPS), "--log-every", "1", "--checkpoint-every", "2", *options),
-    )
-    return subprocess.Popen(asked, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def losses(folder: Path) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in lines(folder) if "loss" in line}
-
-
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("plan") / "plan.json"
+def planned(model: str, folder: Path) -> Path:
+    path = folder / "plan.json"
     options = (
         "--cluster",
         "local:2",
@@ -62,17 +44,47 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--baselines",
         "none",
     )
-    subprocess.run(command("plan", MODEL, *options, "-o", str(path)), cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command("plan", model, *options, "-o", str(path)), cwd=ROOT, check=True, capture_output=True)
     return path
 
 
+def start(plan: Path, model: str, data: str, *options: str) -> subprocess.Popen[str]:
+    asked = command("train", str(plan), "--model", model, "--data", data, "--log-every", "1", *options)
+    return subprocess.Popen(asked, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in lines(folder) if "loss" in line}
+
+
 @pytest.fixture(scope="module")
-def whole(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     """A run to its end: its folder, what it printed, and what it said."""
     folder = tmp_path_factory.mktemp("whole")
-    model = str(folder / "model.safetensors")
-    options = ("--eval-data", "LICENSE", "--eval-every", "4", "--tensorboard", "--profile", "3", "--export", model)
-    out, said = (running := start(plan, folder, "--json", *options)).communicate(timeout=170)
+    running = start(
+        planned(GPT2, folder),
+        GPT2,
+        "examples/data/shakespeare.txt",
+        *(
+            "--folder",
+            str(folder),
+            "--steps",
+            str(STEPS),
+            "--checkpoint-every",
+            "2",
+            "--eval-data",
+            "LICENSE",
+            "--json",
+        ),
+        *("--eval-every", "4", "--tensorboard", "--profile", "3", "--export", str(folder / "model.safetensors")),
+    )
+    out, said = running.communicate(timeout=170)
     assert running.returncode == 0, said
     return folder, json.loads(out), said
 
@@ -116,33 +128,45 @@ def test_transformers_loads_what_a_run_exports(whole: Any) -> None:
     assert loss == pytest.approx(result["evaluation_loss"], rel=1e-5)
 
 
-def test_a_run_that_is_killed_goes_on_with_the_same_losses_bit_for_bit(plan: Path, whole: Any, tmp_path: Path) -> None:
-    running = start(plan, tmp_path)
-    while len(losses(tmp_path)) < 5:
+def killed(plan: Path, folder: Path, steps: int) -> str:
+    """Start a run, kill its launcher once it has trained beyond step ``steps`` and a checkpoint; what it had said."""
+    running = start(plan, OWN, "LICENSE", "--folder", str(folder), "--steps", "100000", "--checkpoint-every", "5")
+    while max(losses(folder), default=0) < max(steps, newest(folder)) + 2:
         assert running.poll() is None, running.communicate()
-        time.sleep(0.02)
+        time.sleep(0.01)
     ranks = [int(pid) for pid in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()]
+    assert len(ranks) >= 2
     os.kill(running.pid, signal.SIGKILL)
-    running.communicate()
     deadline_s = time.monotonic() + 20
     while any(start_ticks(pid) is not None for pid in ranks):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
-    assert not (tmp_path / f"step-{STEPS}").exists()
-    again = start(plan, tmp_path)
-    _, said = again.communicate(timeout=170)
-    assert again.returncode == 0 and "resumed from step" in said, said
-    assert losses(tmp_path) == losses(whole[0])
+    return running.communicate()[1]
 
 
-def test_mistakes_are_named_before_and_after_ranks_start(plan: Path, whole: Any, tmp_path: Path) -> None:
+def newest(folder: Path) -> int:
+    """Step of the newest complete checkpoint."""
+    found = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
+    return max((int(step) for step in found if step.isdigit()), default=0)
+
+
+def test_a_run_that_is_killed_goes_on_with_the_same_losses_bit_for_bit(tmp_path: Path) -> None:
+    plan, folder = planned(OWN, tmp_path), tmp_path / "run"
+    killed(plan, folder, 5)
+    before, done = losses(folder), newest(folder)
+    assert list(before) == list(range(1, len(before) + 1)) and done >= 5
+    said = killed(plan, folder, len(before))
+    after = losses(folder)
+    assert f"resumed from step {done} in" in said and list(after) == list(range(1, len(after) + 1))
+    assert len(after) > len(before) and {step: after[step] for step in before} == before
+
+
+def test_mistakes_are_named_before_and_after_ranks_start(whole: Any, tmp_path: Path) -> None:
     for options, limit in (
         (("--schedule", "step"), "expected one of cosine, linear, constant"),
         (("--export", str(tmp_path / "none" / "model.safetensors")), "existing, writable folder"),
+        (("--folder", str(whole[0]), "--no-resume"), "it has checkpoints of steps [4, 6, 8]"),
     ):
-        refused = start(plan, tmp_path, *options)
-        _, said = refused.communicate(timeout=60)
+        refused = start(whole[0] / "plan.json", GPT2, "LICENSE", *options)
+        _, said = refused.communicate(timeout=120)
         assert refused.returncode == 2 and limit in said, said
-    refused = start(plan, whole[0], "--no-resume")
-    _, said = refused.communicate(timeout=120)
-    assert refused.returncode == 2 and "it has checkpoints of steps" in said, said
