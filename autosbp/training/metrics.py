@@ -167,7 +167,7 @@ class TensorBoardWriter:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as missing:
             raise InputError("tensorboard", True, "it needs the package: pip install tensorboard") from missing
-        self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
 
     def write(self, step: int, metrics: Metrics) -> None:
         for name, value in metrics.items():

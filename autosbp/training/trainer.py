@@ -174,7 +174,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss, scaler = self.model(**batch), self.model.grad_scaler
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss).backward()
         scaler.unscale_(self.optimizer)
         norm = self.model.clip_grad_norm_(self.settings.clip)
         scaler.step(self.optimizer)

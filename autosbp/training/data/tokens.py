@@ -21,7 +21,7 @@ _UINT16_VOCABULARY = 2**16
 def open_tokens(path: Path, vocabulary: int | None, tokenizer: Path | None, cache: Path | None) -> Tokens:
     """The token ids of a file, one dim, memory-mapped; see ``autosbp.training.data``."""
     if path.suffix == ".npy":
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise InputError("data", str(path), f"expected integers in one dim; got {array.dtype} {list(array.shape)}")
         return array
