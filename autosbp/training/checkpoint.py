@@ -64,6 +64,7 @@ class Checkpoints:
         self.folder, self.model, self.optimizer, self.others, self.keep = Path(folder), model, optimizer, others, keep
         self._group = dist.new_group(backend="gloo")  # its collectives run while training issues its own
         self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._steps_parameters = any(group["params"] for group in optimizer.param_groups)  # a stage may have none
         self._saving: tuple[int, Future[Any]] | None = None
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +116,8 @@ class Checkpoints:
         state = self._state(step)
         load(state, checkpoint_id=self.folder / f"step-{step}", process_group=self._group)
         self.model.load_state_dict(state["model"])
-        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=_OPTIONS)
+        if self._steps_parameters:
+            set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=_OPTIONS)
         run: Mapping[str, Any] = state["run"]
         self.model.rng_step = run["rng_step"]
         if self.model.grad_scaler.is_enabled():
@@ -127,7 +129,9 @@ class Checkpoints:
     def _state(self, step: int) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
-            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_OPTIONS),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_OPTIONS)
+            if self._steps_parameters
+            else {},
             "run": {
                 "step": step,
                 "rng_step": self.model.rng_step,

@@ -210,9 +210,9 @@ def _optimizer(model: ParallelModule, settings: TrainerSettings) -> torch.optim.
         {"params": [each for each in trained if each.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [each for each in trained if each.dim() < 2], "weight_decay": 0.0},
     ]
-    if model.strategy.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=settings.learning_rate)
-    return torch.optim.SGD(groups, lr=settings.learning_rate)
+    groups = [group for group in groups if group["params"]] or groups[:1]
+    kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    return kinds[model.strategy.optimizer](groups, lr=settings.learning_rate)
 
 
 def _floats(numbers: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
