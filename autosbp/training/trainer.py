@@ -206,13 +206,14 @@ class Trainer:
 def _optimizer(model: ParallelModule, settings: TrainerSettings) -> torch.optim.Optimizer:
     """The plan's optimizer; only parameters of two dims and more decay. A stage may have none."""
     trained = [each for each in model.parameters() if each.requires_grad]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [each for each in trained if each.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [each for each in trained if each.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]] or groups[:1]
-    kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    return kinds[model.strategy.optimizer](groups, lr=settings.learning_rate)
+    kinds: Mapping[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    made: torch.optim.Optimizer = kinds[model.strategy.optimizer](groups, lr=settings.learning_rate)
+    return made
 
 
 def _floats(numbers: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
