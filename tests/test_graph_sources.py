@@ -9,7 +9,7 @@ import pytest
 from autosbp import graph_sources
 from autosbp.errors import GraphError, InputError
 from autosbp.graph.serialize import from_dict
-from autosbp.graph_sources import load_model
+from autosbp.graph_sources import load_model, trainable_module
 from benchmarks.fuzz._corpus import onnx_models
 from tests.graph.documents import document
 from tests.graph.test_capture import LLAMA
@@ -128,3 +128,18 @@ def test_a_config_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) 
     path.write_text(text)
     with pytest.raises(InputError, match="JSON"):
         load_model(f"hf:{path}")
+
+
+def test_a_config_and_a_factory_give_the_module_that_trains_and_a_graph_none(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = f"hf:{tmp_path / 'config.json'}"
+    module = trainable_module(model)
+    assert module is not None and module.training
+    named = dict(module.named_parameters())
+    assert {leaf.source for leaf in load_model(model, check=False).parameters} == set(named)
+    assert not any(each.is_meta for each in named.values())
+    assert float(named["transformer.wte.weight"].detach().std()) == pytest.approx(0.02, rel=0.1)
+    own = trainable_module("examples.train_own_data:factory")
+    assert own is not None and not any(each.is_meta for each in own.parameters())
+    assert trainable_module("zoo:gpt2-demo") is None and trainable_module("graph.json") is None
