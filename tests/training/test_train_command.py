@@ -129,9 +129,9 @@ def test_transformers_loads_what_a_run_exports(whole: Any) -> None:
 
 
 def killed(plan: Path, folder: Path, steps: int) -> str:
-    """Start a run, kill its launcher once it has trained beyond step ``steps`` and a checkpoint; what it had said."""
+    """Start a run, kill its launcher once it is beyond step ``steps`` and its newest checkpoint; what it had said."""
     running = start(plan, OWN, "LICENSE", "--folder", str(folder), "--steps", "100000", "--checkpoint-every", "5")
-    while max(losses(folder), default=0) < max(steps, newest(folder)) + 2:
+    while not newest(folder) or max(losses(folder), default=0) < max(steps, newest(folder)) + 2:
         assert running.poll() is None, running.communicate()
         time.sleep(0.01)
     ranks = [int(pid) for pid in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()]
