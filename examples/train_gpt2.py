@@ -33,7 +33,7 @@ def factory() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """The model and its inputs, for ``autosbp plan`` and ``autosbp train``."""
     config = GPT2Config(
         vocab_size=256, n_positions=LENGTH, n_embd=128, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, loss_type="ForCausalLM",
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
     )  # fmt: skip
     return GPT2LMHeadModel(config), {name: torch.zeros(2, LENGTH, dtype=torch.long) for name in ("input_ids", "labels")}
 

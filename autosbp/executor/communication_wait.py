@@ -41,7 +41,7 @@ class CommunicationWait:
         """Seconds since the last call; on a GPU it waits for the device."""
         if self._events:
             torch.cuda.synchronize()
-        found = self._host_s + sum(begin.elapsed_time(end) for begin, end in self._events) * 1e-3
+        found: float = self._host_s + sum(begin.elapsed_time(end) for begin, end in self._events) * 1e-3
         self._host_s, self._events = 0.0, []
         return found
 
@@ -49,7 +49,8 @@ class CommunicationWait:
     def waiting(self) -> Iterator[None]:
         """Context around one wait."""
         if self._is_cuda:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            event: Any = torch.cuda.Event
+            begin, end = event(enable_timing=True), event(enable_timing=True)
             begin.record()
             yield
             end.record()

@@ -129,4 +129,5 @@ def evaluated_batch_norm(
     wide = x.to(torch.promote_types(x.dtype, statistics.mean.dtype))
     out = (wide - statistics.mean.view(shape)) * (statistics.variance.view(shape) + eps).rsqrt()
     out = out if weight is None else out * weight.view(shape)
-    return (out if bias is None else out + bias.view(shape)).to(x.dtype)
+    result: torch.Tensor = (out if bias is None else out + bias.view(shape)).to(x.dtype)
+    return result

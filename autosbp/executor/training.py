@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -129,7 +129,7 @@ class Trainer(TrainingLoop):
         )
         self.statistics = local_statistics(self.graph, strategy, buffers or {}, self.runtime.coordinate, device)
         self.runtime.running_statistics = self.statistics
-        self._lowering: dict[str, Collection[str]] = {
+        self._lowering: dict[str, Any] = {
             "denominators": self.denominators.names,
             "statistics": self.statistics,
         }

@@ -53,7 +53,7 @@ def run_ranks_here(arguments: Sequence[str], num_ranks: int) -> int:
             max_restarts=0,
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "autosbp", *arguments)  # type: ignore[no-untyped-call]
+            elastic_launch(config, sys.executable)("-m", "autosbp", *arguments)
         except SignalException as ended:
             return 128 + int(ended.sigval)
         except ChildFailedError as failed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +66,7 @@ class ChunkProgram:
             chunk.graph, parts.denominators, strategy.micro_batch, strategy.num_micro, runtime.device
         )
         here = {node.name for node in chunk.graph.nodes}
-        self._lowering: dict[str, Collection[str]] = {
+        self._lowering: dict[str, Any] = {
             "denominators": self.denominators.names,
             "statistics": here.intersection(runtime.running_statistics),
         }
