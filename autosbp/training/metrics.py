@@ -116,7 +116,7 @@ _SHOWN: Mapping[str, Callable[[float], str]] = {
     "learning_rate": lambda value: f"lr {value:.3g}",
     "loss_scale": lambda value: f"loss scale {value:g}",
     "step_time_s": lambda value: f"{seconds(value)} a step",
-    "tokens_per_s": lambda value: f"{count(value)}tokens/s",
+    "tokens_per_s": lambda value: f"{count(value).strip()} tokens/s",
     "mfu": lambda value: f"MFU {100 * value:.1f} %",
     "exposed_comm_s": lambda value: f"exposed {seconds(value)}",
     "memory_bytes": num_bytes,
