@@ -2,7 +2,7 @@
 
     autosbp plan examples.train_gpt2:factory --cluster local:2x2 --global-batch 16 -o plan.json
     torchrun --nproc-per-node 4 examples/train_gpt2.py plan.json                  # on examples/data/shakespeare.txt
-    torchrun --nproc-per-node 4 examples/train_gpt2.py plan.json my-text.txt my-run
+    torchrun --nproc-per-node 4 examples/train_gpt2.py plan.json my-text.txt my-run 1000
 
 Without a script, the same is
 
@@ -14,6 +14,7 @@ Tokens are bytes. A run that is killed goes on from its newest checkpoint when i
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,12 +39,13 @@ def factory() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     return GPT2LMHeadModel(config), {name: torch.zeros(2, LENGTH, dtype=torch.long) for name in ("input_ids", "labels")}
 
 
-def main(plan_file: str, text: str = str(TEXT), folder: str = "run-gpt2") -> None:
+def main(plan_file: str, text: str = str(TEXT), folder: str = "run-gpt2", steps: int | str = STEPS) -> None:
     plan = Plan.from_dict(read_file(Path(plan_file)))
     torch.manual_seed(SETTINGS.seed)
     module, example = factory()
     model = autosbp.parallelize(module, plan, example=example)
-    trainer = Trainer(model, plan.document, load_dataset([text], model.graph, module), folder, SETTINGS)
+    settings = replace(SETTINGS, steps=int(steps), warmup=min(SETTINGS.warmup, int(steps)))
+    trainer = Trainer(model, plan.document, load_dataset([text], model.graph, module), folder, settings)
     trainer.run()
     export_safetensors(model, Path(folder) / "model.safetensors")
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The example script, as its first lines say."""
+"""The example scripts, as their first lines say."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.integration
 
@@ -43,3 +44,14 @@ def test_the_script_learns_from_its_own_text_under_a_plan(tmp_path: Path) -> Non
     said = run("torch.distributed.run", "--nproc-per-node", "4", "examples/train_own_data.py", str(plan))
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
     assert len(losses) == 6 and losses[-1] < 2.6 < losses[0]
+
+
+def test_the_gpt2_trains_on_a_text_and_leaves_its_weights(tmp_path: Path) -> None:
+    plan, folder = tmp_path / "plan.json", tmp_path / "run"
+    asked = ("--cluster", "local:2", "--global-batch", "8", "--baselines", "none", "-o", str(plan))
+    run("autosbp", "plan", "examples.train_gpt2:factory", *asked)
+    script = ("examples/train_gpt2.py", str(plan), "LICENSE", str(folder), "3")
+    run("torch.distributed.run", "--nproc-per-node", "2", *script)
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1  # of the last step
+    weights = load_file(folder / "model.safetensors")
+    assert weights["transformer.wte.weight"].shape == (256, 128) and "lm_head.weight" not in weights
