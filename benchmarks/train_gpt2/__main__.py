@@ -25,13 +25,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from autosbp.api import PlanOptions, capture_module, load_cluster, make_plan
+from autosbp.api import PlanOptions, capture, capture_module, load_cluster, make_plan
 from autosbp.training import GlobalBatchSampler, TrainerSettings, load_dataset
 from benchmarks.train_gpt2._chart import chart
 from examples.train_gpt2 import SETTINGS, STEPS, TEXT, factory
 
 GLOBAL_BATCH, CHECKPOINT_EVERY, RESUMED_AT = 16, 50, 150
-ONE_DEVICE = "one device"
+ONE_DEVICE, MODEL = "one device", "examples.train_gpt2:factory"
 Losses = list[float]
 
 
@@ -109,15 +109,13 @@ def under_a_plan(name: str, case: Case, folder: Path) -> dict[str, Any]:
 
 
 def _plan(case: Case) -> dict[str, Any]:
-    module, example = factory()
-    graph = capture_module(module, example, name="gpt2", check=False)
     options = PlanOptions(global_batch=GLOBAL_BATCH, baselines=(), precision="fp32", **case.constraints)
-    return make_plan(graph, load_cluster(case.cluster), None, options).document
+    return make_plan(capture(MODEL, check=False), load_cluster(case.cluster), None, options).document
 
 
 def _train(plan: Path, folder: Path) -> subprocess.Popen[str]:
     command = [
-        *(sys.executable, "-m", "autosbp", "train", str(plan), "--model", "examples.train_gpt2:factory"),
+        *(sys.executable, "-m", "autosbp", "train", str(plan), "--model", MODEL),
         *("--data", str(TEXT), "--folder", str(folder), "--steps", str(STEPS), "--log-every", "1", "--keep", "9"),
         *("--learning-rate", str(SETTINGS.learning_rate), "--warmup", str(SETTINGS.warmup)),
         *("--checkpoint-every", str(CHECKPOINT_EVERY)),
