@@ -127,7 +127,9 @@ def _hugging_face(path: str, seq_len: int | None, image_size: int | None, check:
     from autosbp.graph.huggingface import capture_hf_config
 
     if _HUB_NAME.fullmatch(path) and not Path(path).exists():
-        limit = f"expected a config.json on this machine, nothing is downloaded; hf download {path} config.json brings it"
+        limit = (
+            f"expected a config.json on this machine, nothing is downloaded; hf download {path} config.json brings it"
+        )
         raise InputError("model", f"hf:{path}", limit)
     config = loads(_read(Path(path)), path)
     if not isinstance(config, dict):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from autosbp.cluster.memory_reserve import usable_memory_bytes
 from autosbp.cluster.hardware import presets
+from autosbp.cluster.memory_reserve import usable_memory_bytes
 from autosbp.cluster.spec import Cluster, load_cluster
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.calibration import Calibration
