@@ -2,7 +2,7 @@
 
 Forward saves the carried states before each step, and the arguments that backward reads. Backward goes through the steps in
 reverse, computes the values of each anew from these, and adds up the gradients of what every step reads whole. The memory
-model (``autosbp.costmodel.memory.scans``) counts the same tensors.
+model (``autosbp.costmodel.memory.saved_tensors``) counts the same tensors.
 """
 
 from __future__ import annotations

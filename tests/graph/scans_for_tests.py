@@ -33,7 +33,8 @@ class StateSpace(nn.Module):
         first = x.new_zeros(x.shape[0], x.shape[2], self.states)
         slices = (self.inner(x), nn.functional.softplus(self.delta(x)), b, c)
         last, found = scan(step, first, slices, dim=1, reverse=self.reverse)
-        return self.out(found).square().mean() + last.square().mean()
+        loss: Tensor = self.out(found).square().mean() + last.square().mean()
+        return loss
 
 
 class TwoStates(nn.Module):
@@ -55,7 +56,8 @@ class TwoStates(nn.Module):
 
         first = (torch.zeros_like(x[:, 0]), torch.ones(x.shape[0], dtype=torch.int64))
         _, found = scan(step, first, self.into(x), dim=1)
-        return found.square().sum()
+        loss: Tensor = found.square().sum()
+        return loss
 
 
 class Averages(nn.Module):
