@@ -64,7 +64,7 @@ _ROUTES = (  # the router tries them in this order: most requested first
         audit.routes,
     ),
 )
-API_VERSION = "2.2"
+API_VERSION = "2.1"
 """Version of the HTTP API: the first number grows with breaking changes, the second with additions."""
 _TAGS = [
     {"name": "models", "description": "Model graphs, content-addressed."},

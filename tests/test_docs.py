@@ -13,6 +13,7 @@ import typer
 import yaml
 
 from autosbp.cli import app
+from autosbp.executor.rank_monitor import VARIABLE as RANK_SILENCE
 from autosbp.service.settings import Settings
 from tests.docs_pages import GENERATED
 
@@ -109,7 +110,7 @@ def unknown_options(page: Path) -> list[str]:
 
 def unknown_settings(page: Path) -> list[str]:
     """Variables of ours on a page that nothing reads."""
-    known = {f"AUTOSBP_{name.upper()}" for name in Settings.model_fields} | {"AUTOSBP_API_KEY"}
+    known = {f"AUTOSBP_{name.upper()}" for name in Settings.model_fields} | {"AUTOSBP_API_KEY", RANK_SILENCE}
     names = re.findall(r"AUTOSBP_[A-Z][A-Z_]*[A-Z]", page.read_text())
     workflow = {"AUTOSBP_SERVER", "AUTOSBP_REPOSITORY"}
     return [name for name in names if name not in known | workflow]
