@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autosbp.costmodel.calibration import Calibration
-from autosbp.errors import InputError
+from autosbp.errors import InputError, UnsupportedError
 from autosbp.export._accelerate import export_accelerate
 from autosbp.export._base import Exporter
 from autosbp.export._deepspeed import export_deepspeed
@@ -31,7 +31,14 @@ EXPORTERS: Mapping[str, Exporter] = {
 def export_plan(
     target: str, plan: Plan, graph: LogicalGraph | None = None, calibration: Calibration | None = None
 ) -> dict[str, str]:
-    """Write the plan as the files of ``target`` (see ``Exporter``); raise ``InputError`` for an unknown target."""
+    """Write the plan as the files of ``target`` (see ``Exporter``).
+
+    Raises:
+        InputError: an unknown target.
+        UnsupportedError: the target cannot express the plan, or the plan synchronizes gradients by a builder.
+    """
     if target not in EXPORTERS:
         raise InputError("to", target, f"expected one of {', '.join(EXPORTERS)}")
+    if plan.strategy.sync is not None and target != "perfetto":
+        raise UnsupportedError(f"{target} cannot express how the plan synchronizes gradients; plan without --builder")
     return EXPORTERS[target](plan, graph, calibration)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autosbp.cluster.spec import Cluster
+from autosbp.cluster.spec import Cluster, load_cluster
 from autosbp.costmodel.recompute import checkpointing_segments, recomputable_blocks
 from autosbp.errors import InputError, UnsupportedError
 from autosbp.export import EXPORTERS, export_plan
@@ -22,6 +22,8 @@ from autosbp.plan.plan import Plan, plan_id_of
 from autosbp.program.parameter_sharding import shard_parameters
 from autosbp.search.plan_options import PlanOptions
 from autosbp.search.planner import make_plan
+from autosbp.search.sync_search import with_builder
+from autosbp.zoo import zoo_graph
 
 pytestmark = pytest.mark.integration
 
@@ -271,3 +273,12 @@ def test_the_tools_train_in_the_plan_s_precision(graph: LogicalGraph, cluster: C
     assert [yaml.safe_load(text)["mixed_precision"] for text in texts] == ["bf16", "no", "fp16"]
     with pytest.raises(UnsupportedError, match="float16"):
         export_plan("torchtitan", half, graph)
+
+
+def test_a_plan_with_a_builder_is_exported_as_a_trace_only() -> None:
+    graph = zoo_graph("mlp-small")
+    asked = PlanOptions(global_batch=16, storage="as_used", data_parallel=4, baselines=())
+    plan = with_builder(make_plan(graph, load_cluster("local:4"), None, asked), graph, None, "ps", None)
+    with pytest.raises(UnsupportedError, match="deepspeed cannot express how the plan synchronizes gradients"):
+        export_plan("deepspeed", plan, graph)
+    assert list(export_plan("perfetto", plan, graph)) == ["trace.json"]
