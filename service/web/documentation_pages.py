@@ -15,6 +15,8 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
+_ALIGNMENT = re.compile(r'style="text-align:(left|right|center)"')
+"""Alignment of a table's cells as markdown-it writes it, which the pages' security policy blocks."""
 _ROOT = Path(__file__).parent / "documentation"
 _ADDRESS = "/docs/"
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
@@ -56,7 +58,8 @@ def document(name: str) -> Document:
             title = text.replace("`", "") if token.tag == "h1" else title
         for child in token.children or ():
             _adapt(child, name)
-    return Document(title, _PARSER.renderer.render(tokens, _PARSER.options, {}))
+    html = _PARSER.renderer.render(tokens, _PARSER.options, {})
+    return Document(title, _ALIGNMENT.sub(r'align="\1"', html))
 
 
 def _anchor(heading: str) -> str:

@@ -34,7 +34,7 @@ def strategy(run: Run, folder: Path, server: str) -> str:
     asked = ("--cluster", "local:2", "--global-batch", 64, "--server", server)
     done = run("plan", folder / "graph.json", *asked)
     assert done.exit_code == 0, done.stderr
-    return done.stdout.partition(":")[0]
+    return next(line for line in done.stdout.splitlines() if line.startswith("plan-")).partition(":")[0]
 
 
 class Gateway(ThreadingHTTPServer):

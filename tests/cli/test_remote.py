@@ -260,7 +260,7 @@ def test_the_service_remembers_what_a_regression_is_measured_against(
     assert "::error title=autosbp%3A max_step_time_s failed::" in again.stderr
     assert "| `max_step_time_s` | **FAILED** |" in summary.read_text()
     suite = ElementTree.parse(tmp_path / "out.xml").getroot()  # noqa: S314  # our own file
-    assert (suite.get("tests"), suite.get("failures")) == ("3", "1")
+    assert (suite.get("tests"), suite.get("failures")) == ("4", "1")
     (source,) = (each for each in suite.iter("property") if each.get("name") == "compared_with")
     assert first["trial_id"] in str(source.get("value"))
     with Client(server) as client:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from autosbp.launch import fork_server
 from autosbp.launch.local import rank_environment, run_ranks
@@ -124,7 +125,7 @@ def test_ranks_that_fail_at_the_same_time_are_all_waited_for() -> None:
     for child in children:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     ranks = {child.pid: rank for rank, child in enumerate(children)}
-    assert fork_server._watch(ranks, None) == 1 and ranks == {}
+    assert fork_server._watch(ranks, None, dist.HashStore()) == 1 and ranks == {}
     fork_server._stop_ranks(ranks)
     for child in children:
         child.returncode = 3  # it was waited for

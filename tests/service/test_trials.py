@@ -87,6 +87,7 @@ def test_a_trial_is_judged_once_and_listed_by_its_label_and_outcome(shared: Test
     assert {name: gate["passed"] for name, gate in gates.items()} == {
         "collectives_match": True,
         "max_step_time_s": False,
+        "max_loss_difference": True,
         "max_regression": True,
     }
     assert gates["max_step_time_s"]["value"] == trial["measured_step_time_s"], "whatever the caller says"
