@@ -98,7 +98,7 @@ def test_a_trial_is_judged_once_and_listed_by_its_label_and_outcome(shared: Test
     assert judged.headers["etag"] == shared.get(path).headers["etag"] != version
     assert shared.post(f"{path}:judge", json=limits).json() == judged.json(), "the same again changes nothing"
     page = shared.get(f"/trials/{trial['id']}", headers={"accept": "text/html"}).text
-    assert "failed: max_step_time_s" in page and ">main<" in page
+    assert "failed: step time" in page and ">main<" in page
     better = shared.post(f"{path}:judge", json={"max_step_time_s": 1e9})
     assert (better.status_code, shared.get(path).json()["passed"]) == (409, False)
     stale = shared.post(f"{path}:judge", json=limits, headers={"if-match": version})

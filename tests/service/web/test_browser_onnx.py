@@ -61,7 +61,7 @@ def expect_kept(page: Page, *cluster: tuple[str, str]) -> None:
     expect(page.get_by_role("radio", name="ONNX file")).to_be_checked()
     chosen = cluster or (("Preset", "local"), ("Nodes", "2"))
     for label, value in (*chosen, ("Samples per step", "8"), ("Search for at most", "5")):
-        expect(page.get_by_label(label, exact=label == "Preset")).to_have_value(value)
+        expect(page.get_by_label(label, exact=label in ("Preset", "Cluster"))).to_have_value(value)
     found = Axe().run(page, options=RULES)
     assert found.violations_count == 0, found.generate_report()
 
