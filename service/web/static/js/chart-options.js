@@ -119,7 +119,7 @@ function gantt(data, paint) {
   return base(paint, {
     tooltip: { ...base(paint).tooltip, formatter: ({ value }) => `${value[5]}\n${digits(value[1])} to ${digits(value[2])} ${data.unit}  (${digits(value[2] - value[1])} ${data.unit})` },
     grid: { left: 8, right: 20, top: legendHeight(tones.map((tone) => tone.name), paint), bottom: 62, containLabel: true },
-    dataZoom: [{ type: "slider", filterMode: "weakFilter", bottom: 4, height: 20, borderColor: paint.line, fillerColor: "rgba(120,140,170,.18)", handleStyle: { color: paint.soft }, textStyle: { color: paint.soft }, labelFormatter: (value) => digits(value), showDataShadow: false, brushSelect: false }, { type: "inside", filterMode: "weakFilter", zoomOnMouseWheel: "ctrl" }],
+    dataZoom: [{ type: "slider", showDetail: false, filterMode: "weakFilter", bottom: 4, height: 20, borderColor: paint.line, fillerColor: "rgba(120,140,170,.18)", handleStyle: { color: paint.soft }, textStyle: { color: paint.soft }, labelFormatter: (value) => digits(value), showDataShadow: false, brushSelect: false }, { type: "inside", filterMode: "weakFilter", zoomOnMouseWheel: "ctrl" }],
     xAxis: axis(paint, { type: "value", name: data.unit, nameGap: 24, min: 0, max: data.end, axisLabel: { alignMaxLabel: "right", color: paint.soft, fontFamily: paint.font, formatter: digits } }),
     yAxis: axis(paint, { type: "category", data: data.lanes, inverse: true, axisLabel: { color: paint.text, fontFamily: paint.font }, splitLine: { show: false } }),
     series,
