@@ -66,11 +66,18 @@ def test_the_first_lossy_gradient_is_within_its_bound(reports: Reports, name: st
     assert 0.0 < max(errors) < bound
 
 
-@pytest.mark.parametrize("name", ["bf16", "power_sgd", "top_k", "power_sgd hierarchical", "fp16 server"])
+@pytest.mark.parametrize("name", ["power_sgd", "top_k", "power_sgd hierarchical", "fp16 server"])
 def test_error_feedback_makes_the_mean_gradient_exact(reports: Reports, name: str) -> None:
     for rank in reports[f"lossy {name}"]:
         first, mean = rank["feedback"]
         assert mean < first / 2
+
+
+def test_error_feedback_leaves_the_rounding_of_sums_in_bfloat16(reports: Reports) -> None:
+    """Each rank corrects its own rounding; that of the sum, the same every time, is nobody's."""
+    for rank in reports["lossy bf16"]:
+        first, mean = rank["feedback"]
+        assert 2**-11 < mean < first
 
 
 @pytest.mark.parametrize("name", ["power_sgd", "top_k"])
