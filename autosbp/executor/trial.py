@@ -102,7 +102,7 @@ def run_trial(
         reason = outcome.reason or f"the ranks wrote no result ({error.strerror})"
     else:
         # Written once everything is measured, and again once the losses are compared with one device.
-        if outcome.reason and result["loss_difference"] is None:
+        if outcome.reason and result.get("loss_difference") is None:
             result["differs_as"] = [f"The losses were not compared with one device: {outcome.reason}."]
         if outcome.reason != CANCELLED:
             return result

@@ -89,6 +89,7 @@ class Gate:
 
 
 _NOTHING = NoReference()
+_NOT_COMPARED = "the losses were not compared with one device"
 
 
 def fraction(text: str | None, field: str) -> float | None:
@@ -148,7 +149,7 @@ def loss_gate(result: Mapping[str, Any], limit: float | None = None) -> Gate | N
     source = "limit" if limit is not None else "the rounding of this precision explains at most"
     limit = float(bound or 0.0) if limit is None else limit
     if difference is None:
-        return Gate("max_loss_difference", limit, None, False, result["differs_as"][0])
+        return Gate("max_loss_difference", limit, None, False, next(iter(result.get("differs_as") or ()), _NOT_COMPARED))
     chance = _CHANCE * result.get("loss_spread", 0.0)
     words = f"losses differ from single-device losses by {difference:.2g}, {source} {limit:.2g}"
     words += f" and {chance:.2g} by chance, {_CHANCE} standard deviations over seeds of dropout" if chance else ""
