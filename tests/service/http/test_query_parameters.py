@@ -47,4 +47,4 @@ def test_operations_have_plain_names(shared: TestClient) -> None:
     assert {"list_jobs", "get_job", "cancel_job", "create_search", "delete_model", "get_health"} <= set(names)
     assert all(name.replace("_", "").isalpha() and name.islower() and "_v1_" not in name for name in names), names
     kinds = shared.get("/openapi.json").json()["components"]["schemas"]["Job"]["properties"]["kind"]["enum"]
-    assert kinds == ["capture", "calibrate", "search", "trial", "why", "what-if"]
+    assert kinds == ["capture", "calibrate", "search", "trial", "tune", "why", "what-if"]
