@@ -1,8 +1,8 @@
 """A small network that ranks strategies: the simulator of AutoDist's Algorithm 1, trained with a ranking loss.
 
-Its score is the cost model's ranking plus what a recurrent network over the parameters adds to it. At first the network
-adds nothing, so that the model starts as the cost model; it is then trained to rank sampled strategies as the cost
-model does, and from there to rank trials as they were measured.
+Its score is the cost model's ranking plus a correction by a recurrent network over the parameters. The correction is zero
+at first, so that the model starts as the cost model. Training on trials also penalises corrections of sampled strategies,
+the less the more trials there are: a few trials alone would spoil the ranking of all others.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ WEIGHT_DECAY = 1e-3
 SCALE = 10.0
 """Score of a factor e in time: a difference of 10 % makes a rank likely, one of 50 % nearly sure."""
 EPOCHS = 100
+PENALTY = 0.1
+"""Weight of the squared correction of one trial's worth of sampled strategies, in squared units of the score."""
 
 
 class RankingNetwork(nn.Module):
@@ -70,7 +72,8 @@ class RankingModel:
     """A ``RankingNetwork`` with its training; deterministic for a seed.
 
     Args:
-        examples: features that set the scale of all; at least one.
+        examples: features of sampled strategies, at least one: they set the scale of all features, and their ranking by the
+            cost model is what training departs from.
     """
 
     def __init__(self, examples: Sequence[StrategyFeatures], seed: int = 0) -> None:
@@ -82,6 +85,7 @@ class RankingModel:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.network = RankingNetwork(whole.shape[1], rows.shape[1])
+        self._examples = self._tensors(examples)
         self.optimizer = torch.optim.Adam(self.network.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
 
     def copy(self) -> RankingModel:
@@ -96,7 +100,7 @@ class RankingModel:
             return [float(score) for score in self.network(*self._tensors(features))]
 
     def train(self, features: Sequence[StrategyFeatures], seconds: Sequence[float], epochs: int = EPOCHS) -> float:
-        """Train on all pairs whose times differ; the final loss.
+        """Train on all pairs of trials whose times differ; the final loss.
 
         Args:
             seconds: measured step times; infinite for failed trials.
@@ -111,10 +115,16 @@ class RankingModel:
             for _ in range(epochs):
                 scores = self.network(*inputs)
                 loss = nn.functional.softplus(scores[slower] - scores[faster]).mean()
+                loss = loss + PENALTY / len(features) * self._corrections().var(unbiased=False)
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()
         return float(loss.detach())
+
+    def _corrections(self) -> torch.Tensor:
+        """What the network adds to the scores of the examples; a constant changes no ranking."""
+        corrections: torch.Tensor = self.network(*self._examples) + SCALE * self._examples[0]
+        return corrections
 
     def _tensors(self, features: Sequence[StrategyFeatures]) -> tuple[torch.Tensor, ...]:
         lengths = [len(each.parameters) for each in features]

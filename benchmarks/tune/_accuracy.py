@@ -35,7 +35,6 @@ def accuracy_by_trials(space: StrategySpace, seen: Sequence[Trial], held_out: Se
     sampled = Sampler(space).sample(NUM_SAMPLES, Random("accuracy"), set())
     examples = [extractor.extract(each.candidate.strategy, each.candidate.costs.to_dict()) for each in sampled]
     start = RankingModel(examples)
-    start.train(examples, [each.candidate.costs.step_time_s for each in sampled])
     seen_features, test_features = features(seen), features(tests)
     rows = []
     for phase in range(PHASES + 1):

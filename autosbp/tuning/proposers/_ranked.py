@@ -16,8 +16,8 @@ from autosbp.tuning.trial_store import Trial
 
 SAMPLES = 8
 """Sampled strategies for each that is tried."""
-WARM_START = 64
-"""Sampled strategies that the model first ranks as the cost model does."""
+EXAMPLES = 64
+"""Sampled strategies whose ranking by the cost model the ranking model departs from."""
 MUTATED_SHARE = 0.6
 """Share of samples that mutate one of the fastest trials."""
 PARENTS = 8
@@ -45,7 +45,7 @@ class RankedProposer:
     def propose(self, count: int, trials: Sequence[Trial]) -> list[Proposal]:
         rng = Random(f"ranked {self.seed} {len(trials)}")
         if self._model is None:
-            self._model = self._warm_started()
+            self._model = self._cost_model()
         if self._model is None:
             return []
         model = self._model.copy()
@@ -65,15 +65,10 @@ class RankedProposer:
         current = model.scores([self._of_trial(trial) for _, trial in recent])
         return fidelity_level([score for score, _ in recent], [measured_s(trial) for _, trial in recent], current)
 
-    def _warm_started(self) -> RankingModel | None:
-        """A model that ranks sampled strategies as the cost model does; None if there are none."""
-        sampled = self.sampler.sample(WARM_START, Random(f"warm start {self.seed}"), set())
-        if not sampled:
-            return None
-        features = [self._of_proposal(each) for each in sampled]
-        model = RankingModel(features, self.seed)
-        model.train(features, [each.candidate.costs.step_time_s for each in sampled])
-        return model
+    def _cost_model(self) -> RankingModel | None:
+        """A model that ranks as the cost model does; None if nothing can be sampled."""
+        sampled = self.sampler.sample(EXAMPLES, Random(f"examples {self.seed}"), set())
+        return RankingModel([self._of_proposal(each) for each in sampled], self.seed) if sampled else None
 
     def _of_trial(self, trial: Trial) -> StrategyFeatures:
         key = trial.strategy_id
