@@ -1,8 +1,8 @@
-"""A small network that ranks strategies: the simulator of AutoDist's Algorithm 1, trained with a ranking loss.
+"""Neural ranking model: the simulator of AutoDist's Algorithm 1, trained with a pairwise ranking loss.
 
-Its score is the cost model's ranking plus what a recurrent network over the parameters adds to it. At first the network
-adds nothing, so that the model starts as the cost model; it is then trained to rank sampled strategies as the cost
-model does, and from there to rank trials as they were measured.
+The score is the negative log of the predicted step time plus a correction by a recurrent network over the parameters.
+The correction starts at zero, so the untrained model ranks like the cost model. It is first trained to rank sampled
+strategies like the cost model, and then to rank trials by their measured times.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ HIDDEN = 24
 LEARNING_RATE = 1e-2
 WEIGHT_DECAY = 1e-3
 SCALE = 10.0
-"""Score of a factor e in time: a difference of 10 % makes a rank likely, one of 50 % nearly sure."""
+"""Difference in score of two strategies whose times differ by a factor of e.
+
+So a difference of 10 % in time makes an order likely, and one of 50 % nearly certain.
+"""
 EPOCHS = 100
 
 
 class RankingNetwork(nn.Module):
-    """Score of each strategy of a batch, higher is faster.
+    """Network that scores a batch of n strategies; higher is faster.
 
-    ``forward`` takes predicted log seconds (n), features of the whole (n, w), of parameters (n, p, k), and the number
-    of each strategy's rows (n); it returns scores (n).
+    ``forward`` takes the log of predicted step times (n), features of whole strategies (n, num_whole), features of
+    parameters (n, p, num_parameter) padded to p rows, and the number of rows of each strategy (n). It returns scores (n).
     """
 
     def __init__(self, num_whole: int, num_parameter: int) -> None:
@@ -57,7 +60,7 @@ class RankingNetwork(nn.Module):
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Tensors this small take longer on several threads, much longer on a busy machine."""
+    """Run torch on one thread: for tensors this small, more threads are slower, especially on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -67,10 +70,11 @@ def _one_thread() -> Iterator[None]:
 
 
 class RankingModel:
-    """A ``RankingNetwork`` with its training; deterministic for a seed.
+    """A ``RankingNetwork`` with its optimizer and normalization; deterministic for a seed.
 
     Args:
-        examples: features that set the scale of all; at least one.
+        examples: features of at least one strategy, from which means and standard deviations are taken.
+        seed: seed of the initial weights.
     """
 
     def __init__(self, examples: Sequence[StrategyFeatures], seed: int = 0) -> None:
@@ -89,17 +93,22 @@ class RankingModel:
         return copy.deepcopy(self)
 
     def scores(self, features: Sequence[StrategyFeatures]) -> list[float]:
-        """Scores, higher is faster: about -10 for each factor e in time."""
+        """Scores, higher is faster; a strategy that takes e times as long scores about ``SCALE`` lower."""
         if not features:
             return []
         with torch.no_grad():
             return [float(score) for score in self.network(*self._tensors(features))]
 
     def train(self, features: Sequence[StrategyFeatures], seconds: Sequence[float], epochs: int = EPOCHS) -> float:
-        """Train on all pairs whose times differ; the final loss.
+        """Train on all pairs of strategies whose times differ.
 
         Args:
-            seconds: measured step times; infinite for failed trials.
+            features: features of the strategies.
+            seconds: their step times; infinite for failed trials.
+            epochs: number of optimizer steps, each on all pairs.
+
+        Returns:
+            The loss of the last epoch; 0 if no times differ.
         """
         pairs = ordered_pairs(seconds)
         if not len(pairs):
