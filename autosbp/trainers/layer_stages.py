@@ -25,7 +25,7 @@ class LayerStages:
         layers: number of layers of each chunk, in the model's order.
         schedule: pipeline schedule.
         shared: names of parameters that several stages read, such as tied embeddings.
-        weights_lag: see ``plan.PipelineSpec``; None for the schedule's default.
+        weights_lag: see ``plan.pipeline.Pipeline``; None for the schedule's default.
     """
 
     num_stages: int
